@@ -1,0 +1,199 @@
+"""CTranslate2 as a peer: the same encoder-decoder weights, decoded greedily by another engine.
+
+    python benchmarks/ctranslate2_peer.py        # ten seconds; tokens/s with random weights
+
+The model is the Transformer of Vaswani et al. 2017 (arXiv:1706.03762): embeddings times sqrt(D),
+plus PE(p,2i) = sin(p / 10000^(2i/D)), PE(p,2i+1) = cos of the same angle, p from 0; relu; layer
+norm epsilon 1e-5; head h owns the columns h*D/H ... (h+1)*D/H - 1 of query, key and value.
+Weights are a nested dict of float32 arrays; kernels are (inputs, outputs), as in Keras `Dense`:
+
+    source_embedding (V_source,D), target_embedding (V,D), output (D,V)
+    encoder, decoder    lists of layers, each with
+        self_attention, in the decoder cross_attention: query, ..., output (D,D); query_bias, ...
+        feed_forward: inner (D,F), inner_bias (F,), outer (F,D), outer_bias (D,)
+        self_attention_norm, cross_attention_norm, feed_forward_norm: gamma, beta (D,)
+    encoder_norm, decoder_norm    gamma, beta (D,), or None
+
+Tokens are the decimal strings of their ids.  Nothing is added to the source and nothing in it is
+masked (CTranslate2 masks by length): a padding id counts as an ordinary token.
+"""
+
+import functools
+import json
+import statistics
+import tempfile
+import timeit
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+from ctranslate2.converters import utils
+from ctranslate2.specs import common_spec, transformer_spec
+
+MAX_POSITIONS = 2048
+LAYER_NORM_EPSILON = 1e-5
+
+
+def sinusoidal_positions(num_positions, dim):
+    """The interleaved sinusoidal table (num_positions, dim), float32."""
+    angle = np.arange(num_positions)[:, None] / 10000.0 ** (np.arange(0, dim, 2) / dim)
+    return _copy(np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(num_positions, dim))
+
+
+def _copy(array):
+    # C order, and never the caller's array: int8 quantization scales the spec's arrays in place.
+    return np.array(array, "float32", order="C")
+
+
+def _set_linear(spec, weights, name):
+    spec.weight = _copy(weights[name].T)
+    if f"{name}_bias" in weights:
+        spec.bias = _copy(weights[f"{name}_bias"])
+
+
+def _set_norm(spec, norm):
+    spec.gamma, spec.beta = _copy(norm["gamma"]), _copy(norm["beta"])
+
+
+def _set_attention(spec, layer, name):
+    """Fills `spec.linear`: [query+key+value, output], or [query, key+value, output] for cross."""
+    projections = [common_spec.LinearSpec() for _ in range(3)]
+    for projection, part in zip(projections, ("query", "key", "value"), strict=True):
+        _set_linear(projection, layer[name], part)
+    if len(spec.linear) == 3:
+        spec.linear[0] = projections.pop(0)
+    utils.fuse_linear(spec.linear[-2], projections)
+    _set_linear(spec.linear[-1], layer[name], "output")
+    _set_norm(spec.layer_norm, layer[f"{name}_norm"])
+
+
+def _set_stack(spec, embeddings, table, layers, final_norm):
+    embeddings.weight = _copy(table)
+    spec.position_encodings.encodings = sinusoidal_positions(MAX_POSITIONS, table.shape[1])
+    for layer_spec, layer in zip(spec.layer, layers, strict=True):
+        _set_attention(layer_spec.self_attention, layer, "self_attention")
+        if "cross_attention" in layer:
+            _set_attention(layer_spec.attention, layer, "cross_attention")
+        _set_linear(layer_spec.ffn.linear_0, layer["feed_forward"], "inner")
+        _set_linear(layer_spec.ffn.linear_1, layer["feed_forward"], "outer")
+        _set_norm(layer_spec.ffn.layer_norm, layer["feed_forward_norm"])
+    if final_norm is not None:
+        _set_norm(spec.layer_norm, final_norm)
+
+
+def write_model(weights, path, *, num_heads, normalize_first, quantization=None, start_id=1):
+    """Writes `weights` (see the module) as a CTranslate2 model to the new or empty folder `path`.
+
+    quantization None stores float32; "int8" stores int8.  Either can be loaded under any compute
+    type: CTranslate2 converts on load.  `start_id` is the token that the decoder is fed first.
+    """
+    encoder_norm, decoder_norm = weights["encoder_norm"], weights["decoder_norm"]
+    if not normalize_first and (encoder_norm or decoder_norm):  # The specs have no place for them.
+        raise ValueError("normalize_first=False expects encoder_norm and decoder_norm to be None")
+    source, target = weights["source_embedding"], weights["target_embedding"]
+    if not 0 <= start_id < len(target):  # CTranslate2 would take an unknown token for id 0.
+        raise ValueError(f"expected start_id in [0, {len(target)}), received {start_id}")
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):  # A left-over vocabulary file would take part in the new model.
+        raise FileExistsError(f"expected a new or an empty folder, received {path}")
+
+    # Not TransformerSpec.from_config: it has one no_final_norm for both stacks.
+    encoder = transformer_spec.TransformerEncoderSpec(
+        len(weights["encoder"]), num_heads, normalize_first, no_final_norm=encoder_norm is None
+    )
+    decoder = transformer_spec.TransformerDecoderSpec(
+        len(weights["decoder"]), num_heads, normalize_first, no_final_norm=decoder_norm is None
+    )
+    _set_stack(encoder, encoder.embeddings[0], source, weights["encoder"], encoder_norm)
+    _set_stack(decoder, decoder.embeddings, target, weights["decoder"], decoder_norm)
+    _set_linear(decoder.projection, weights, "output")
+
+    spec = transformer_spec.TransformerSpec(encoder, decoder)
+    spec.register_source_vocabulary([str(i) for i in range(len(source))])
+    spec.register_target_vocabulary([str(i) for i in range(len(target))])
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    spec.config.decoder_start_token = str(start_id)
+    # bos_token and eos_token stay "<s>" and "</s>", which are in no vocabulary: no id is special,
+    # and neither is added to the source.  An absent unk_token would be appended to the vocabulary.
+    spec.config.unk_token = "0"
+    spec.config.add_attribute("source_vocabulary_size", len(source))  # For CTranslate2Decoder.
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(path))
+
+
+class CTranslate2Decoder:
+    """Greedy decoding of one sequence at a time; compute_type is "float32" or "int8"."""
+
+    def __init__(self, path, compute_type: str, threads: int = 1):
+        config = json.loads(Path(path, "config.json").read_text())
+        self.vocabulary_size = config["source_vocabulary_size"]
+        self.translator = ctranslate2.Translator(
+            str(path), compute_type=compute_type, inter_threads=1, intra_threads=threads
+        )
+
+    def __call__(self, source_ids: list[int], num_tokens: int) -> list[int]:
+        """source_ids (S,) -> the num_tokens ids after the start token; it never stops early."""
+        # CTranslate2 would read an unknown token as id 0, and skip an empty source.
+        if not (source_ids and 0 <= min(source_ids) <= max(source_ids) < self.vocabulary_size):
+            raise ValueError(f"expected ids in [0, {self.vocabulary_size}), received {source_ids}")
+        (result,) = self.translator.translate_batch(
+            [[str(i) for i in source_ids]],
+            beam_size=1,
+            end_token=[],  # Nothing stops the search, no logit is masked: a plain argmax.
+            max_decoding_length=num_tokens,
+            max_input_length=0,  # Never truncate.
+        )
+        return [int(token) for token in result.hypotheses[0]]
+
+
+def random_weights(rng, *, num_layers, model_dim, intermediate_dim, vocabulary_size):
+    """A pre-norm model of `num_layers` encoder and as many decoder layers."""
+
+    def normal(*shape, mean=0.0, deviation=0.1):
+        return rng.normal(mean, deviation, shape).astype("float32")
+
+    def dense(inputs, outputs, *names):
+        kernels = {name: normal(inputs, outputs, deviation=inputs**-0.5) for name in names}
+        return kernels | {f"{name}_bias": normal(outputs) for name in names}
+
+    def norm():
+        return {"gamma": normal(model_dim, mean=1.0), "beta": normal(model_dim)}
+
+    def layer(*attentions):
+        names = "query", "key", "value", "output"
+        parts = {name: dense(model_dim, model_dim, *names) for name in attentions}
+        parts["feed_forward"] = dense(model_dim, intermediate_dim, "inner")
+        parts["feed_forward"] |= dense(intermediate_dim, model_dim, "outer")
+        return parts | {f"{name}_norm": norm() for name in parts}
+
+    return {
+        "source_embedding": normal(vocabulary_size, model_dim, deviation=model_dim**-0.5),
+        "target_embedding": normal(vocabulary_size, model_dim, deviation=model_dim**-0.5),
+        "output": normal(model_dim, vocabulary_size, deviation=model_dim**-0.5),
+        "encoder": [layer("self_attention") for _ in range(num_layers)],
+        "decoder": [layer("self_attention", "cross_attention") for _ in range(num_layers)],
+        "encoder_norm": norm(),
+        "decoder_norm": norm(),
+    }
+
+
+def main(num_tokens=64, repeats=50):
+    rng = np.random.default_rng(0)
+    weights = random_weights(
+        rng, num_layers=4, model_dim=256, intermediate_dim=1024, vocabulary_size=8000
+    )
+    source_ids = rng.integers(0, 8000, 32).tolist()
+    print("4+4 layers, D=256, H=8, F=1024, V=8000, source 32, one thread")
+    with tempfile.TemporaryDirectory() as path:
+        write_model(weights, path, num_heads=8, normalize_first=True)
+        for compute_type in ("float32", "int8"):
+            decoder = CTranslate2Decoder(path, compute_type)
+            call = functools.partial(decoder, source_ids, num_tokens)
+            seconds = timeit.repeat(call, number=1, repeat=repeats + 1)[1:]  # The first warms up.
+            print(f"{compute_type:8} {num_tokens / statistics.median(seconds):6.0f} tokens/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The pure core: the only softmax(QK^T)V in the project."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+# Finite, so that a masked row stays finite, and far inside float16's 65,504, so that a delegate
+# that computes in half precision may add scores to it.
+MASKED = -3e4
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Scaled dot-product attention, softmax(QK^T scale + bias) V.
+
+    "Attention Is All You Need" (arXiv:1706.03762), equation 1. With fewer key than query heads
+    (G < H, G dividing H) query head h reads key head h // (H/G), without repeating keys
+    (grouped-query attention, arXiv:2305.13245).
+
+    Args:
+        query: (B, H, T, K).
+        key: (B, G, S, K).
+        value: (B, G, S, V).
+        mask: boolean, broadcastable to (B, H, T, S); True = attend. A query whose every key is
+            masked gets zeros.
+        bias: float, broadcastable to (B, H, T, S), added to the scaled scores.
+        scale: factor of the scores; 1/sqrt(K) by default.
+        dropout: applied to the attention weights, a `keras.layers.Dropout` for instance.
+
+    Returns:
+        (B, H, T, V) in the dtype of `value`. The softmax is taken in float32.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import attention
+    >>> query = np.ones((1, 1, 1, 4), "float32")
+    >>> key = np.ones((1, 1, 2, 4), "float32")
+    >>> value = np.array([[[[1.0], [3.0]]]], "float32")
+    >>> float(attention(query, key, value)[0, 0, 0, 0])
+    2.0
+    >>> float(attention(query, key, value, mask=np.array([True, False]))[0, 0, 0, 0])
+    1.0
+    """
+    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    batch, num_heads, query_length, head_dim = ops.shape(query)
+    num_key_value_heads = key.shape[1]
+    if num_heads % num_key_value_heads:
+        raise ValueError(
+            f"the number of key heads ({num_key_value_heads}) must divide "
+            f"the number of query heads ({num_heads})"
+        )
+    grouped = num_key_value_heads != num_heads
+    dtype = value.dtype
+
+    query = query * ops.cast(head_dim**-0.5 if scale is None else scale, query.dtype)
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        # Activations near 1e3 make scores beyond 65,504, the end of float16.
+        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
+    if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
+        query = ops.reshape(query, (batch, num_key_value_heads, -1, head_dim))
+    scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), "float32")
+    if grouped:
+        scores = ops.reshape(scores, (batch, num_heads, query_length, ops.shape(key)[2]))
+    if bias is not None:
+        scores = scores + ops.cast(bias, "float32")
+    if mask is not None:
+        mask = ops.cast(mask, "float32")
+        scores = scores + (mask - 1.0) * -MASKED
+
+    weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
+    if dropout is not None:
+        weights = dropout(weights)
+    if grouped:
+        weights = ops.reshape(weights, (batch, num_key_value_heads, -1, ops.shape(key)[2]))
+    output = ops.matmul(weights, value)
+    if grouped:
+        output = ops.reshape(output, (batch, num_heads, query_length, value.shape[-1]))
+    if mask is not None:
+        output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True), dtype)
+    return output
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, T, H*K) -> (B, H, T, K)."""
+    batch, length, width = ops.shape(x)
+    return ops.transpose(
+        ops.reshape(x, (batch, length, num_heads, width // num_heads)), (0, 2, 1, 3)
+    )
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, T, K) -> (B, T, H*K)."""
+    batch, num_heads, length, head_dim = ops.shape(x)
+    return ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (batch, length, num_heads * head_dim))

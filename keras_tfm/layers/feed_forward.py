@@ -1,0 +1,97 @@
+"""The position-wise network of a Transformer block."""
+
+from typing import Any
+
+import keras
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class FeedForward(keras.layers.Layer):
+    """Two dense layers applied to each position alone.
+
+    y = activation(x W_1 + b_1) W_2 + b_2. "Attention Is All You Need" (arXiv:1706.03762),
+    section 3.3.
+
+    Args:
+        intermediate_dim: F, the width between the two.
+        activation: of the first layer.
+        dropout: rate of the dropout after the activation (0 in the paper).
+        use_bias: whether the layers add a bias.
+        kernel_initializer, bias_initializer: of both layers.
+
+    Call arguments:
+        x: (B, T, D).
+
+    Returns:
+        (B, T, D).
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import FeedForward
+    >>> tuple(FeedForward(intermediate_dim=16)(np.ones((2, 5, 4), "float32")).shape)
+    (2, 5, 4)
+    """
+
+    def __init__(
+        self,
+        intermediate_dim: int,
+        activation: Any = "relu",
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        if intermediate_dim < 1:
+            raise ValueError(f"intermediate_dim must be at least 1, got {intermediate_dim}")
+        self.intermediate_dim = intermediate_dim
+        self.activation = keras.activations.get(activation)
+        self.dropout = dropout
+        self.use_bias = use_bias
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def build(self, x_shape: Any) -> None:
+        """Creates both layers for inputs of width D."""
+        self.inner = self._dense("inner", self.intermediate_dim, self.activation)
+        self.inner.build(x_shape)
+        self.outer = self._dense("outer", x_shape[-1], None)
+        self.outer.build((*x_shape[:-1], self.intermediate_dim))
+        self.built = True
+
+    def call(self, x: Tensor, training: bool | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return self.outer(self.dropout_layer(self.inner(x), training=training))
+
+    def _dense(self, name: str, units: int, activation: Any) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            units,
+            activation=activation,
+            use_bias=self.use_bias,
+            kernel_initializer=self.kernel_initializer.clone(),
+            bias_initializer=self.bias_initializer.clone(),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+
+    def compute_output_shape(self, x_shape: Any) -> Any:
+        """The input's."""
+        return x_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "intermediate_dim": self.intermediate_dim,
+            "activation": keras.activations.serialize(self.activation),
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+        }

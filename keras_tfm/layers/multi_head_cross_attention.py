@@ -1,0 +1,98 @@
+"""Attention from one sequence to another."""
+
+from typing import Any
+
+import keras
+
+from keras_tfm.layers import masks
+from keras_tfm.layers.attention import split_heads
+from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.multi_head_attention import (
+    MultiHeadAttention,
+    attention_mask_of,
+    check_sequence,
+    key_mask,
+)
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class MultiHeadCrossAttention(MultiHeadAttention):
+    """Multi-head attention whose queries come from `x`, keys and values from `context`.
+
+    y = concat(head_1, ..., head_H) W_o, head_h = softmax(q_h k_h^T / sqrt(K)) v_h with q = x W_q,
+    k = context W_k, v = context W_v. "Attention Is All You Need" (arXiv:1706.03762), section 3.2.3.
+
+    Args:
+        num_heads: H.
+        head_dim: K, the width of a query and of a key; D / H by default.
+        value_dim: the width of a head's values; `head_dim` by default.
+        num_key_value_heads: G; H by default. Must divide H.
+        dropout: rate of the dropout of the attention weights.
+        use_bias: whether the projections add a bias.
+        kernel_initializer, bias_initializer: of the projections.
+
+    Call arguments:
+        x: (B, T, D).
+        context: (B, S, C), an encoder's output or any other sequence.
+        context_mask: (B, S), boolean, True = a real position. By default the mask that `context`
+            carries; an explicit one wins.
+        attention_mask: (B, T, S), boolean, True = the query sees the key. Applied on top.
+
+    Returns:
+        (B, T, D). A query that sees no key attends to nothing and gets the output bias alone.
+
+    Inside a `DecodingScope` the context is projected on the first step only; later steps read the
+    keys, values and mask from the scope's cache, and nothing reads `context`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import MultiHeadCrossAttention
+    >>> layer = MultiHeadCrossAttention(num_heads=3)
+    >>> x, context = np.ones((2, 5, 12), "float32"), np.ones((2, 7, 10), "float32")
+    >>> tuple(layer(x, context).shape)
+    (2, 5, 12)
+    """
+
+    def build(self, x_shape: Any, context_shape: Any) -> None:
+        """Creates the projections for queries of width D and a context of width C."""
+        check_sequence(self, "x", x_shape)
+        check_sequence(self, "context", context_shape)
+        query_width, key_width, value_width = self._widths(x_shape[-1])
+        self.query = self._projection("query", query_width)
+        self.query.build(x_shape)
+        # Two projections, not one that is cut: the keys and values of a whole context are large.
+        self.key = self._projection("key", key_width)
+        self.key.build(context_shape)
+        self.value = self._projection("value", value_width)
+        self.value.build(context_shape)
+        self._build_output(x_shape, value_width)
+        self.built = True
+
+    def call(
+        self,
+        x: Tensor,
+        context: Tensor,
+        context_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """(B, T, D), (B, S, C) -> (B, T, D)."""
+        mask = key_mask("context_mask", context_mask, context)
+        query = split_heads(self.query(x), self.num_heads)
+        scope = DecodingScope.current()
+        if scope is None:
+            key, value = self._project(context)
+        else:
+            key, value, mask = scope.recall(self.name, mask, lambda: self._project(context))
+        keep = masks.combine(
+            None if mask is None else masks.from_keys(mask),
+            attention_mask_of(attention_mask, query, key),
+        )
+        return self._attend(query, key, value, keep, training)
+
+    def _project(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        shared = self.num_key_value_heads or self.num_heads
+        return split_heads(self.key(context), shared), split_heads(self.value(context), shared)

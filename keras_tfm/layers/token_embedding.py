@@ -1,0 +1,148 @@
+"""Token ids to vectors, and vectors back to logits over the same table."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class TokenEmbedding(keras.layers.Layer):
+    """Looks up a vector for each token id; with `reverse=True`, logits from the same table.
+
+    lookup: E[id], times sqrt(D) with `scale=True`; reverse: x E^T. "Attention Is All You Need"
+    (arXiv:1706.03762), section 3.4, after "Using the Output Embedding to Improve Language Models"
+    (arXiv:1608.05859).
+
+    Args:
+        vocabulary_size: V, the number of ids; valid ids are 0 to V - 1.
+        dim: D, the width of a vector.
+        scale: multiply the vectors by sqrt(D) on lookup (not on reverse).
+        mask_zero: id 0 is padding, which the layers that follow do not attend to.
+        embeddings_initializer: by default normal with standard deviation D^-0.5, so that scaled
+            vectors have unit variance and tied logits start near it.
+
+    Call arguments:
+        inputs: ids (B, T), integers; with `reverse=True`, features (B, T, D).
+        reverse: return logits over the vocabulary.
+
+    Returns:
+        (B, T, D), or logits (B, T, V) with `reverse=True`.
+
+    Raises:
+        ValueError: an id outside 0 to V - 1 where the values can be seen (eager calls). Inside a
+            compiled graph TensorFlow on the CPU raises InvalidArgumentError and names both.
+        TypeError: ids that are not integers.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import TokenEmbedding
+    >>> embedding = TokenEmbedding(vocabulary_size=11, dim=4, scale=True, mask_zero=True)
+    >>> x = embedding(np.array([[3, 7, 0]]))
+    >>> tuple(x.shape), tuple(embedding(x, reverse=True).shape)
+    ((1, 3, 4), (1, 3, 11))
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        dim: int,
+        scale: bool = False,
+        mask_zero: bool = False,
+        embeddings_initializer: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        if vocabulary_size < 1 or dim < 1:
+            raise ValueError(
+                "vocabulary_size and dim must be at least 1, "
+                f"got {vocabulary_size} and {dim}"
+            )
+        self.vocabulary_size = vocabulary_size
+        self.dim = dim
+        self.scale = scale
+        self.mask_zero = mask_zero
+        if embeddings_initializer is None:
+            embeddings_initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.supports_masking = True
+        if not self.built:
+            self.build()
+
+    def build(self, inputs_shape: Any = None) -> None:
+        """Creates the table: its shape does not depend on the input."""
+        self.embeddings = self.add_weight(
+            name="embeddings",
+            shape=(self.vocabulary_size, self.dim),
+            initializer=self.embeddings_initializer,
+        )
+        self.built = True
+
+    def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
+        """Ids (B, T) -> (B, T, D), or features (B, T, D) -> logits (B, T, V)."""
+        if reverse:
+            if inputs.shape[-1] != self.dim:
+                raise ValueError(
+                    f"reverse=True expects features of width {self.dim}, "
+                    f"got shape {tuple(inputs.shape)}"
+                )
+            table = ops.cast(self.embeddings, self.compute_dtype)
+            return ops.matmul(inputs, ops.transpose(table))
+        self._check_ids(inputs)
+        x = ops.cast(ops.take(self.embeddings, inputs, axis=0), self.compute_dtype)
+        if self.scale:
+            x = x * ops.cast(self.dim**0.5, x.dtype)
+        return x
+
+    def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
+        """Ids make a mask with `mask_zero`; features keep the one they bring."""
+        if not _is_integer(inputs):
+            return previous_mask
+        return ops.not_equal(inputs, 0) if self.mask_zero else None
+
+    def compute_output_spec(self, inputs: Tensor, reverse: bool = False) -> keras.KerasTensor:
+        """Shape and dtype of the result, from those of `inputs`."""
+        if reverse:
+            shape = (*inputs.shape[:-1], self.vocabulary_size)
+        else:
+            _check_integers(inputs)
+            shape = (*inputs.shape, self.dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def _check_ids(self, ids: Tensor) -> None:
+        _check_integers(ids)
+        try:
+            values = ops.convert_to_numpy(ids)
+        except (NotImplementedError, TypeError):  # inside a graph: TensorFlow's error, and JAX's
+            return
+        if values.size and (values.min() < 0 or values.max() >= self.vocabulary_size):
+            raise ValueError(
+                f"{self.name}: token ids must be in 0..{self.vocabulary_size - 1}, "
+                f"got {values.min()}..{values.max()}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "dim": self.dim,
+            "scale": self.scale,
+            "mask_zero": self.mask_zero,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+        }
+
+
+def _is_integer(x: Tensor) -> bool:
+    return "int" in keras.backend.standardize_dtype(x.dtype)
+
+
+def _check_integers(ids: Tensor) -> None:
+    if not _is_integer(ids):
+        raise TypeError(
+            "TokenEmbedding expects integer ids, got "
+            f'{keras.backend.standardize_dtype(ids.dtype)}: declare keras.Input(..., dtype="int32")'
+        )
