@@ -79,7 +79,10 @@ def attention(
         mask = ops.cast(mask, "float32")
         scores = scores + (mask - 1.0) * -MASKED
 
-    weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
+    if scores.shape[-1] == 1:
+        weights = ops.ones_like(scores, dtype=dtype)  # what Keras's softmax warns it would return
+    else:
+        weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
     if dropout is not None:
         weights = dropout(weights)
     if grouped:

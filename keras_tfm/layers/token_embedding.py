@@ -1,9 +1,12 @@
 """Token ids to vectors, and vectors back to logits over the same table."""
 
+import functools
 from typing import Any
 
 import keras
 from keras import ops
+
+from keras_tfm.layers.decoding_scope import DecodingScope
 
 Tensor = Any
 
@@ -92,7 +95,7 @@ class TokenEmbedding(keras.layers.Layer):
             table = ops.cast(self.embeddings, self.compute_dtype)
             return ops.matmul(inputs, ops.transpose(table))
         self._check_ids(inputs)
-        x = ops.cast(ops.take(self.embeddings, inputs, axis=0), self.compute_dtype)
+        x = ops.cast(lookup(self.embeddings, inputs), self.compute_dtype)
         if self.scale:
             x = x * ops.cast(self.dim**0.5, x.dtype)
         return x
@@ -134,6 +137,32 @@ class TokenEmbedding(keras.layers.Layer):
             "mask_zero": self.mask_zero,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
         }
+
+
+def lookup(table: Tensor, ids: Tensor) -> Tensor:
+    """The rows of `table` (V, D) at integer `ids`, any shape: (*ids.shape, D)."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.take(table, ids, axis=0)
+    # On TensorFlow `ops.take` counts negative ids from the end, in three more operations a lookup
+    # and with a wrong vector where an error is due.
+    import tensorflow as tf
+
+    if DecodingScope.current() is None:
+        return tf.gather(table, ids)
+    # Stepped, the lookup carries a name by which the TFLite converter knows it. It becomes
+    # EMBEDDING_LOOKUP, which reads the table that the tied output holds, in int8 too; a GATHER
+    # would get a copy of its own. Not in training: through a function the gradient is dense.
+    rows = _embedding_matmul(tf)(tf.convert_to_tensor(table), tf.reshape(ids, (-1,)))
+    return tf.reshape(rows, (*ops.shape(ids), table.shape[-1]))
+
+
+@functools.cache
+def _embedding_matmul(tf: Any) -> Any:
+    @tf.function(experimental_implements="embedding_matmul", autograph=False)
+    def embedding_matmul(table: Tensor, ids: Tensor) -> Tensor:
+        return tf.gather(table, ids)
+
+    return embedding_matmul
 
 
 def _is_integer(x: Tensor) -> bool:

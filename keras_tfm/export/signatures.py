@@ -1,0 +1,163 @@
+"""What an exported file offers: functions over the one model, with their inputs spelled out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_tfm.generation.generator import check_ids
+from keras_tfm.generation.loop import generation_loop
+from keras_tfm.generation.model_inputs import (
+    call_model,
+    find_target,
+    input_names,
+    input_specs,
+    vocabulary_sizes,
+)
+from keras_tfm.generation.stepping import check_stepping
+
+NAMES = ("generate", "predict")
+
+
+@dataclass
+class Signature:
+    """A named function of tensors, ready for `keras.export.ExportArchive`."""
+
+    name: str
+    function: Callable[..., dict[str, Any]]
+    inputs: dict[str, tf.TensorSpec]
+    vocabulary_sizes: dict[str, int]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def manifest(self) -> dict[str, Any]:
+        """The signature for the manifest of a file."""
+        described = {}
+        for name, spec in self.inputs.items():
+            described[name] = {"shape": list(spec.shape), "dtype": spec.dtype.name}
+            if name in self.vocabulary_sizes:
+                described[name]["vocabulary_size"] = self.vocabulary_sizes[name]
+        return {"inputs": described, **self.settings}
+
+
+def make_signatures(
+    model: keras.Model,
+    names: Sequence[str] | None,
+    batch_size: int | None,
+    source_length: int | None,
+    max_length: int | None,
+    start_id: int | None,
+    end_id: int | None,
+    target: str | None,
+    static: bool,
+) -> list[Signature]:
+    """The signatures asked for, checked; nothing is traced yet.
+
+    Args:
+        model: functional.
+        names: of "generate" and "predict"; None: "generate" where a `start_id` is given, otherwise
+            "predict".
+        batch_size, source_length, max_length: the static sizes; None leaves an axis open.
+        start_id, end_id, target: as in `generation.Generator`.
+        static: whether every axis must have a size.
+    """
+    input_names(model)  # refuses what is not functional
+    if names is None:
+        names = ["generate"] if start_id is not None else ["predict"]
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        raise ValueError(f"signatures must be among {list(NAMES)}, got {list(names)}")
+    for name, value in (("batch_size", batch_size), ("source_length", source_length)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+    sizes = vocabulary_sizes(model)
+    result = []
+    for name in names:
+        if name == "generate":
+            stepped = find_target(model, target)
+            if max_length is None or start_id is None:
+                raise ValueError(
+                    "a generate signature needs max_length and start_id, "
+                    f"got max_length={max_length}, start_id={start_id}"
+                )
+            check_ids(model, max_length, start_id, end_id)
+            specs = _specs(model, batch_size, source_length, {}, static, leave_out=stepped)
+            if not specs:
+                raise ValueError(
+                    f"{model.name} has no input but {stepped!r}: a generate signature that begins "
+                    "with start_id would always give the same tokens"
+                )
+            check_stepping(model, stepped)
+            settings = {
+                "max_length": max_length, "start_id": start_id, "end_id": end_id, "pad_id": 0,
+            }  # fmt: skip
+            result.append(
+                Signature(name, _generate(model, stepped, settings), specs, sizes, settings)
+            )
+        else:
+            lengths = {}
+            if max_length is not None and len(input_names(model)) > 1:
+                lengths = {find_target(model, target): max_length}
+            specs = _specs(model, batch_size, source_length, lengths, static)
+            result.append(Signature(name, _predict(model), specs, sizes))
+    return result
+
+
+def _specs(
+    model: keras.Model,
+    batch_size: int | None,
+    length: int | None,
+    lengths: dict[str, int],
+    static: bool,
+    leave_out: str | None = None,
+) -> dict[str, tf.TensorSpec]:
+    """A tensor specification for each input; unknown axes after the batch get `length`."""
+    specs = {}
+    for name, x in input_specs(model).items():
+        if name == leave_out:
+            continue
+        here = lengths.get(name, length)
+        shape = [batch_size, *(here if d is None else d for d in x.shape[1:])]
+        if static and None in shape:
+            raise ValueError(
+                f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length it is "
+                "exported for" + (" (and max_length, the target's)" if len(model.inputs) > 1 else "")
+            )
+        specs[name] = tf.TensorSpec(shape, x.dtype, name=name)
+    return specs
+
+
+def _generate(
+    model: keras.Model, target: str, settings: dict[str, Any]
+) -> Callable[..., dict[str, Any]]:
+    def generate(**inputs: Any) -> dict[str, Any]:
+        first = next(iter(inputs.values()))
+        batch = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+        prompt = tf.fill((batch, 1), tf.constant(settings["start_id"], tf.int32))
+        return generation_loop(
+            model,
+            inputs,
+            target,
+            prompt,
+            settings["max_length"],
+            settings["end_id"],
+            score=False,
+        )
+
+    return generate
+
+
+def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
+    def predict(**inputs: Any) -> dict[str, Any]:
+        outputs = call_model(model, inputs)
+        if isinstance(outputs, dict):
+            return outputs
+        flat = keras.tree.flatten(outputs)
+        names = model.output_names
+        if len(flat) == 1:
+            return {"output": flat[0]}
+        return dict(zip(names, flat, strict=True))
+
+    return predict

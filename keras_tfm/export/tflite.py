@@ -1,0 +1,165 @@
+"""One .tflite file from a trained model."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_tfm.export.report import Report, custom_operators, make_report
+from keras_tfm.export.saved_model import check_writable, write_saved_model
+from keras_tfm.export.signatures import Signature, make_signatures
+from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime import native_log
+from keras_tfm.version import __version__
+
+QUANTIZATIONS = ("float32", "int8")
+
+
+def export_tflite(
+    model: keras.Model,
+    path: str | Path,
+    signatures: Sequence[str] | None = None,
+    quantization: str = "float32",
+    *,
+    source_length: int | None = None,
+    max_length: int | None = None,
+    start_id: int | None = None,
+    end_id: int | None = None,
+    batch_size: int = 1,
+    target: str | None = None,
+) -> Report:
+    """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
+
+    The file is the model that was trained: `generate` is the loop of `generation.generate`, traced.
+    It carries a manifest and a checksum, which `runtime.load` reads; any LiteRT runs it.
+
+    Args:
+        model: functional.
+        path: the file; it appears when it is complete, and replaces an earlier one.
+        signatures: of "generate" (ids in, tokens out) and "predict" (one full pass); by default
+            "generate" where `start_id` is given, otherwise "predict". They share the weights.
+        quantization: "float32", or "int8" (weights in 8 bits, computed with int8 activations that
+            are scaled on the fly; no calibration data needed).
+        source_length: S, the length of every input whose length is open. Shorter ids are padded with
+            0, which the model must mask (`mask_zero`).
+        max_length: T, the most tokens a row gets, start token included; in "predict" the length of
+            the stepped input.
+        start_id: the token every row begins with ("generate").
+        end_id: the token that ends a row; None never stops early.
+        batch_size: rows a call.
+        target: the input that is stepped; "target", or the only one, by default.
+
+    Returns:
+        A report: size, signatures, operators, and what runs on XNNPACK in how many partitions.
+
+    Raises:
+        ValueError: an argument is out of range, the model cannot be stepped (the error names the
+            layer), or the graph needs an operator that plain LiteRT does not have.
+        FileNotFoundError, PermissionError: `path` cannot be written.
+        ModuleNotFoundError: LiteRT is missing; the message names the extra that brings it.
+        In every case nothing is left behind, and an earlier file is untouched.
+
+    Example:
+
+    >>> import tempfile
+    >>> from keras_tfm import runtime
+    >>> from keras_tfm.export import export_tflite
+    >>> from keras_tfm.models import transformer
+    >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(
+    ...         model, folder + "/model.tflite", source_length=6, max_length=5, start_id=1, end_id=2
+    ...     )
+    ...     tokens = runtime.load(report.path).generate([3, 4, 5]).tokens
+    >>> tokens.shape
+    (1, 5)
+    """
+    path = Path(path)
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: save the model, "
+            "and load it with KERAS_BACKEND=tensorflow"
+        )
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {quantization!r}")
+    manifests.import_litert("interpreter")
+    check_writable(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    made = make_signatures(
+        model, signatures, batch_size, source_length, max_length, start_id, end_id, target, True
+    )
+    content = _convert(model, made, quantization)
+    manifest = {
+        "keras_tfm": __version__,
+        "keras": keras.__version__,
+        "tensorflow": tf.__version__,
+        "quantization": quantization,
+        "signatures": _describe(content, made),
+    }
+    _write(path, manifests.add(content, manifest))
+    return make_report(path, manifest)
+
+
+def _convert(model: keras.Model, signatures: Sequence[Signature], quantization: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "saved_model"
+        write_saved_model(model, signatures, saved)
+        # Named, because the SavedModel holds a second copy of the first, `serving_default`.
+        converter = tf.lite.TFLiteConverter.from_saved_model(
+            str(saved), signature_keys=[signature.name for signature in signatures]
+        )
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if quantization == "int8":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        with native_log.captured():
+            try:
+                content = converter.convert()
+            except Exception as error:  # the converter has several, with the graph as their text
+                raise ValueError(f"{model.name} cannot be converted: {_reason(error)}") from error
+    foreign = custom_operators(content)
+    if foreign:
+        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    """The lines of a converter's error that say what is wrong, without the graph."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if "error:" in line or line.startswith("Flex ops:")]
+    return " ".join(telling or lines[:1])[:500]
+
+
+def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
+    """The signatures for the manifest, with the outputs as they are in the file."""
+    interpreter_module = manifests.import_litert("interpreter")
+    with native_log.captured():
+        interpreter = interpreter_module.Interpreter(model_content=content)
+        described = {}
+        for signature in signatures:
+            details = interpreter.get_signature_runner(signature.name).get_output_details()
+            outputs = {
+                name: {"shape": detail["shape"].tolist(), "dtype": detail["dtype"].__name__}
+                for name, detail in details.items()
+            }
+            described[signature.name] = {**signature.manifest(), "outputs": outputs}
+    return described
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of the file or nothing: a temporary file beside it, then a rename."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

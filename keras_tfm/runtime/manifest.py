@@ -1,0 +1,97 @@
+"""What an exported file says of itself, and the checksum by which damage is seen.
+
+The manifest is JSON in the metadata of the .tflite file (`Model.metadata` of the schema), under the
+name "keras_tfm". A file with flipped bytes often still runs, and answers wrongly; the checksum
+covers every byte of the file but its own 64 digits.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+METADATA_NAME = b"keras_tfm"
+_IDENTIFIER = b"TFL3"
+_NO_CHECKSUM = "0" * 64
+
+
+def add(content: bytes, manifest: dict[str, Any]) -> bytes:
+    """The .tflite file `content` with `manifest` in its metadata, and its checksum in that."""
+    schema = import_litert("schema_py_generated")
+    import flatbuffers
+
+    raw = json.dumps({**manifest, "sha256": _NO_CHECKSUM}, ensure_ascii=True).encode()
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+    entry, buffer = schema.MetadataT(), schema.BufferT()
+    entry.name, entry.buffer, buffer.data = METADATA_NAME, len(model.buffers), list(raw)
+    model.buffers.append(buffer)
+    model.metadata = [*(model.metadata or []), entry]
+    builder = flatbuffers.Builder(len(content) + 2 * len(raw))
+    builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
+    unsigned = bytes(builder.Output())
+    digest = hashlib.sha256(unsigned).hexdigest()
+    start = unsigned.index(raw)
+    signed = raw.replace(_NO_CHECKSUM.encode(), digest.encode())
+    return unsigned[:start] + signed + unsigned[start + len(raw) :]
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The manifest of a file, after comparing its checksum.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: not a .tflite file, one that keras_tfm did not write, or a damaged one.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    content = path.read_bytes()
+    if content[4:8] != _IDENTIFIER:
+        raise ValueError(
+            f"{path} is not a .tflite file: expected the identifier {_IDENTIFIER!r} at byte 4, "
+            f"got {content[4:8]!r} in {len(content)} bytes"
+        )
+    try:
+        raw = _raw(content)
+        manifest = None if raw is None else json.loads(raw)
+        expected = None if manifest is None else manifest["sha256"]
+    except Exception as error:  # whatever damaged offsets or text make flatbuffers and json raise
+        raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
+    if raw is None or manifest is None:
+        raise ValueError(
+            f"{path} has no keras_tfm manifest: it was not written by keras_tfm.export, or is damaged"
+        )
+    start = content.index(raw)
+    digest = hashlib.sha256(content[:start])
+    digest.update(raw.replace(expected.encode(), _NO_CHECKSUM.encode()))
+    digest.update(content[start + len(raw) :])
+    if digest.hexdigest() != expected:
+        raise ValueError(
+            f"{path} is damaged: expected the checksum {expected}, got {digest.hexdigest()}"
+        )
+    return manifest
+
+
+def _raw(content: bytes) -> bytes | None:
+    schema = import_litert("schema_py_generated")
+    model = schema.Model.GetRootAsModel(content, 0)
+    for i in range(model.MetadataLength()):
+        entry = model.Metadata(i)
+        if entry.Name() == METADATA_NAME:
+            return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes()
+    return None
+
+
+def import_litert(module: str) -> Any:
+    """A module of ai_edge_litert, or an error that names the extra."""
+    import importlib
+
+    try:
+        return importlib.import_module(f"ai_edge_litert.{module}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("ai_edge_litert"):
+            raise
+        raise ModuleNotFoundError(
+            'running and writing .tflite files needs LiteRT: pip install "keras-tfm[edge]"',
+            name=error.name,
+        ) from None

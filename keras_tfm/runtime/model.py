@@ -1,0 +1,147 @@
+"""An exported file, loaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime import native_log
+
+
+class Generated(NamedTuple):
+    """What was generated: `tokens` (B, T), int32, the start token first, 0 after the end."""
+
+    tokens: np.ndarray
+
+
+class Model:
+    """A file written by `keras_tfm.export.export_tflite`, ready to run; made by `load`.
+
+    Attributes:
+        path: the file.
+        manifest: what it says of itself, a dictionary.
+        signatures: by name, the inputs and outputs with their shapes and dtypes.
+    """
+
+    def __init__(self, path: str | Path, threads: int = 1):
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        self.path = Path(path)
+        self.manifest = manifests.read(path)
+        self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
+        interpreter = manifests.import_litert("interpreter")
+        with native_log.captured():
+            self._interpreter = interpreter.Interpreter(str(path), num_threads=threads)
+            self._runners = {
+                name: self._interpreter.get_signature_runner(name) for name in self.signatures
+            }
+
+    def generate(self, inputs: Any) -> Generated:
+        """Generates a row of tokens for each row of `inputs`.
+
+        Args:
+            inputs: ids (B, S) or (S,), as an array or as lists of any length; or, by name, all
+                inputs of the signature. Ids shorter than the exported length are padded with 0.
+
+        Raises:
+            ValueError: ids longer than the file was exported for, or outside the vocabulary.
+        """
+        return Generated(self._run("generate", inputs)["tokens"])
+
+    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of one full pass, by name.
+
+        Args:
+            inputs: an array for a model of one input, or arrays by name. Ids may be shorter than
+                the exported length: they are padded with 0, and outputs are of the exported length.
+        """
+        return self._run("predict", inputs)
+
+    def _run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+        if name not in self.signatures:
+            raise ValueError(
+                f"{self.path} has no signature {name!r}, it has {list(self.signatures)}"
+            )
+        expected = self.signatures[name]["inputs"]
+        if not isinstance(inputs, dict):
+            inputs = {next(iter(expected)): inputs}
+        if set(inputs) != set(expected):
+            raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
+        arrays = {key: _fit(key, inputs[key], expected[key]) for key in expected}
+        lengths = {key: len(array) for key, array in arrays.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"all inputs must have the same number of rows, got {lengths}")
+        rows, batch = lengths[next(iter(expected))], next(iter(expected.values()))["shape"][0]
+        if rows == 0:
+            raise ValueError("got no rows")
+        results = []
+        for start in range(0, rows, batch):
+            chunk = {key: array[start : start + batch] for key, array in arrays.items()}
+            results.append(self._runners[name](**{k: _fill(x, batch) for k, x in chunk.items()}))
+        return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
+
+
+def load(path: str | Path, threads: int = 1) -> Model:
+    """Loads a file written by `keras_tfm.export.export_tflite` and checks its checksum.
+
+    Args:
+        path: the .tflite file.
+        threads: how many threads LiteRT uses.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or keras_tfm did not write it.
+        ModuleNotFoundError: LiteRT is missing; the message names the extra that brings it.
+    """
+    return Model(path, threads)
+
+
+def _fit(name: str, values: Any, expected: dict[str, Any]) -> np.ndarray:
+    """`values` as an array (N, ...) of the shape and dtype that the file takes."""
+    shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
+    if dtype.kind == "i":
+        array = _pad(name, values, shape[1] if len(shape) > 1 else None, dtype)
+        size = expected.get("vocabulary_size")
+        if size is not None and array.size and (array.min() < 0 or array.max() >= size):
+            raise ValueError(
+                f"{name}: ids must be in 0..{size - 1}, got {array.min()}..{array.max()}"
+            )
+    else:
+        array = np.asarray(values, dtype)
+        if array.ndim == len(shape) - 1:
+            array = array[np.newaxis]
+    if array.ndim != len(shape) or array.shape[1:] != shape[1:]:
+        raise ValueError(f"{name} must have shape (B, {str(shape[1:])[1:]}, got {array.shape}")
+    return array
+
+
+def _pad(name: str, values: Any, length: int | None, dtype: np.dtype) -> np.ndarray:
+    """Rows of ids, of any length up to `length`, padded with 0 on the right."""
+    rows: Sequence[Any] = values
+    if len(rows) and np.ndim(rows[0]) == 0:
+        rows = [values]
+    arrays = []
+    for row in rows:
+        array = np.asarray(row)
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(f"{name} must be integer ids, got {array.dtype}")
+        arrays.append(array.astype(dtype))
+    if length is None or any(array.ndim != 1 for array in arrays):
+        return np.stack(arrays)
+    longest = max((len(array) for array in arrays), default=0)
+    if longest > length:
+        raise ValueError(
+            f"{name} has {longest} ids, but the file was exported for at most {length}"
+        )
+    result = np.zeros((len(arrays), length), dtype)
+    for i, array in enumerate(arrays):
+        result[i, : len(array)] = array
+    return result
+
+
+def _fill(array: np.ndarray, batch: int) -> np.ndarray:
+    """A last, smaller chunk, filled up by its own last row."""
+    missing = batch - len(array)
+    return array if missing == 0 else np.concatenate([array, np.repeat(array[-1:], missing, 0)])
