@@ -103,7 +103,7 @@ def custom_operators(content: bytes) -> list[str]:
 
 
 def _first(content: bytes, index: int, schema: Any) -> bytes:
-    """The same file with subgraph `index` as its main one, which is where LiteRT tells its nodes."""
+    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists."""
     import flatbuffers
 
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
@@ -131,7 +131,10 @@ def _delegation(content: bytes) -> tuple[int, int]:
     nodes = interpreter._get_ops_details()  # not public, and the only account of delegation
     delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
     producer = {
-        output: node for node in nodes if node["op_name"] != "DELEGATE" for output in node["outputs"]
+        output: node
+        for node in nodes
+        if node["op_name"] != "DELEGATE"
+        for output in node["outputs"]
     }
     taken: set[int] = set()
     for delegate in delegates:

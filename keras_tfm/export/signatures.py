@@ -123,7 +123,8 @@ def _specs(
         if static and None in shape:
             raise ValueError(
                 f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length it is "
-                "exported for" + (" (and max_length, the target's)" if len(model.inputs) > 1 else "")
+                "exported for"
+                + (" (and max_length, the target's)" if len(model.inputs) > 1 else "")
             )
         specs[name] = tf.TensorSpec(shape, x.dtype, name=name)
     return specs

@@ -44,8 +44,8 @@ def export_tflite(
             "generate" where `start_id` is given, otherwise "predict". They share the weights.
         quantization: "float32", or "int8" (weights in 8 bits, computed with int8 activations that
             are scaled on the fly; no calibration data needed).
-        source_length: S, the length of every input whose length is open. Shorter ids are padded with
-            0, which the model must mask (`mask_zero`).
+        source_length: S, the length of every input whose length is open. Shorter ids are padded
+            with 0, which the model must mask (`mask_zero`).
         max_length: T, the most tokens a row gets, start token included; in "predict" the length of
             the stepped input.
         start_id: the token every row begins with ("generate").
@@ -81,8 +81,8 @@ def export_tflite(
     path = Path(path)
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
-            f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: save the model, "
-            "and load it with KERAS_BACKEND=tensorflow"
+            f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
+            "save the model, and load it with KERAS_BACKEND=tensorflow"
         )
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {quantization!r}")

@@ -39,8 +39,8 @@ class Generator:
         target: the name of the input that is stepped; "target", or the only one, by default.
 
     Raises:
-        ValueError: the model cannot be stepped (the error names the layer), or an argument is out of
-            range.
+        ValueError: the model cannot be stepped (the error names the layer), or an argument is out
+            of range.
 
     Example:
 
@@ -158,13 +158,17 @@ def check_ids(
 ) -> None:
     """Raises unless lengths and special tokens can be right for the model's logits."""
     if max_length < 2:
-        raise ValueError(f"max_length must be at least 2, the start token included, got {max_length}")
-    vocabulary_size = model.output.shape[-1] if hasattr(model.output, "shape") else None
+        raise ValueError(
+            f"max_length must be at least 2, the start token included, got {max_length}"
+        )
+    if len(model.outputs) != 1:
+        raise ValueError(
+            f"a model that generates has one output, its logits; got {len(model.outputs)}"
+        )
+    size = model.outputs[0].shape[-1]
     for name, value in (("start_id", start_id), ("end_id", end_id)):
-        if value is None:
-            continue
-        if value < 0 or (vocabulary_size is not None and value >= vocabulary_size):
-            raise ValueError(f"{name} must be in 0..{vocabulary_size - 1}, got {value}")
+        if value is not None and not 0 <= value < size:
+            raise ValueError(f"{name} must be in 0..{size - 1}, got {value}")
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,8 +35,8 @@ def generation_loop(
         score: whether to add up log-probabilities, which costs a softmax a token.
 
     Returns:
-        "tokens" (B, T), int32, the prompt first, and with `score` "scores" (B,), float32, the sum of
-        the log-probabilities of what was generated.
+        "tokens" (B, T), int32, the prompt first, and with `score` "scores" (B,), float32, the sum
+        of the log-probabilities of what was generated.
     """
     strategy = strategy or Greedy()
     batch, prompt_length = ops.shape(prompt)
@@ -49,9 +49,7 @@ def generation_loop(
     # and the graph keeps the encoder and the projections of its output only.
     cache = scope.initial_cache if prompt_length == 1 else scope.cache
 
-    tokens = ops.slice_update(
-        ops.zeros((batch, max_length), dtype="int32"), (0, 0), prompt
-    )
+    tokens = ops.slice_update(ops.zeros((batch, max_length), dtype="int32"), (0, 0), prompt)
     state: dict[str, Any] = {
         "position": ops.convert_to_tensor(prompt_length - 1, dtype="int32"),
         "token": prompt[:, prompt_length - 1 :],

@@ -31,7 +31,8 @@ def find_target(model: keras.Model, target: str | None = None) -> str:
         target = "target" if "target" in names or len(names) > 1 else names[0]
     if target not in names:
         raise ValueError(
-            f"the model has no input {target!r} to step, its inputs are {names}: name one with target="
+            f"the model has no input {target!r} to step, its inputs are {names}: "
+            "name one with target="
         )
     return target
 

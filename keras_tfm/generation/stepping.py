@@ -23,8 +23,8 @@ def check_stepping(
         model: functional.
         target: the name of the input that is stepped.
         length: how many tokens are compared.
-        tolerance: largest difference allowed, relative to the largest logit, at least 1. Rounding in
-            float32 makes 1e-6, in bfloat16 1e-2.
+        tolerance: largest difference allowed, relative to the largest logit, at least 1. Rounding
+            in float32 makes 1e-6, in bfloat16 1e-2.
 
     Raises:
         ValueError: with the name of the first layer that differs.
@@ -34,10 +34,8 @@ def check_stepping(
     if "float16" in str(model.compute_dtype):  # and bfloat16
         tolerance = max(tolerance, 5e-2)
     whole, stepped = _both(model, inputs, target, length)
-    if len(whole) == 1 and _agree(whole[0], stepped[0], tolerance):
+    if all(_agree(y, steps, tolerance) for y, steps in zip(whole, stepped, strict=True)):
         return
-    if len(whole) != 1:
-        raise ValueError(f"a model that generates has one output, its logits; got {len(whole)}")
     name = _first_difference(model, inputs, target, length, tolerance) or model.layers[-1].name
     raise ValueError(
         f"{model.name} cannot be stepped: a token at a time, layer {name!r} gives another result "

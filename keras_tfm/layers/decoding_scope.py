@@ -116,7 +116,9 @@ class DecodingScope:
         if isinstance(self.position, int) and isinstance(new_length, int):
             end = self.position + new_length
             if end > self.length:
-                raise ValueError(f"{end} positions do not fit a DecodingScope of length {self.length}")
+                raise ValueError(
+                    f"{end} positions do not fit a DecodingScope of length {self.length}"
+                )
         entry = self._take(name)
         if entry is None:
             entry = {"key": self._empty(key, 2), "value": self._empty(value, 2)}

@@ -22,7 +22,11 @@ class Residual(keras.layers.Layer):
     """
 
     def __init__(
-        self, normalize_first: bool = False, epsilon: float = 1e-5, dropout: float = 0.0, **kwargs: Any
+        self,
+        normalize_first: bool = False,
+        epsilon: float = 1e-5,
+        dropout: float = 0.0,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.normalize_first = normalize_first

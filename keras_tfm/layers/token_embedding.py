@@ -61,8 +61,7 @@ class TokenEmbedding(keras.layers.Layer):
         super().__init__(**kwargs)
         if vocabulary_size < 1 or dim < 1:
             raise ValueError(
-                "vocabulary_size and dim must be at least 1, "
-                f"got {vocabulary_size} and {dim}"
+                f"vocabulary_size and dim must be at least 1, got {vocabulary_size} and {dim}"
             )
         self.vocabulary_size = vocabulary_size
         self.dim = dim

@@ -1,5 +1,6 @@
 """A block of a Transformer's decoder."""
 
+import functools
 from typing import Any
 
 import keras
@@ -56,9 +57,7 @@ class TransformerDecoderBlock(TransformerBlock):
         self, intermediate_dim: int, num_heads: int, cross_attention: bool = True, **kwargs: Any
     ):
         super().__init__(intermediate_dim, num_heads, **kwargs)
-        self.self_attention = self._attention(
-            MultiHeadSelfAttention, "self_attention", causal=True
-        )
+        self.self_attention = self._attention(MultiHeadSelfAttention, "self_attention", causal=True)
         self.self_attention_residual = self._residual("self_attention_residual")
         self.cross_attention = None
         if cross_attention:
@@ -95,16 +94,14 @@ class TransformerDecoderBlock(TransformerBlock):
         """(B, T, D), (B, S, C) -> (B, T, D)."""
         mask = x_mask if mask is None else mask
 
-        def attend(y: Tensor) -> Tensor:
-            return self.self_attention(
-                y, mask=mask, attention_mask=attention_mask, training=training
-            )
-
-        def attend_to_context(y: Tensor) -> Tensor:
-            return self.cross_attention(y, context, context_mask=context_mask, training=training)
-
+        attend = functools.partial(
+            self.self_attention, mask=mask, attention_mask=attention_mask, training=training
+        )
         x = self.self_attention_residual(x, sublayer=attend, training=training)
         if self.cross_attention is not None:
+            attend_to_context = functools.partial(
+                self.cross_attention, context=context, context_mask=context_mask, training=training
+            )
             x = self.cross_attention_residual(x, sublayer=attend_to_context, training=training)
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
 

@@ -1,5 +1,6 @@
 """A block of a Transformer's encoder."""
 
+import functools
 from typing import Any
 
 import keras
@@ -72,10 +73,8 @@ class TransformerEncoderBlock(TransformerBlock):
         """(B, T, D) -> (B, T, D)."""
         mask = x_mask if mask is None else mask
 
-        def attend(y: Tensor) -> Tensor:
-            return self.self_attention(
-                y, mask=mask, attention_mask=attention_mask, training=training
-            )
-
+        attend = functools.partial(
+            self.self_attention, mask=mask, attention_mask=attention_mask, training=training
+        )
         x = self.self_attention_residual(x, sublayer=attend, training=training)
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)

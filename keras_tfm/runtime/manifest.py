@@ -53,13 +53,13 @@ def read(path: str | Path) -> dict[str, Any]:
         )
     try:
         raw = _raw(content)
-        manifest = None if raw is None else json.loads(raw)
-        expected = None if manifest is None else manifest["sha256"]
+        manifest: dict[str, Any] = json.loads(raw or b"{}")
+        expected: str = manifest.get("sha256", "")
     except Exception as error:  # whatever damaged offsets or text make flatbuffers and json raise
         raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
-    if raw is None or manifest is None:
+    if raw is None:
         raise ValueError(
-            f"{path} has no keras_tfm manifest: it was not written by keras_tfm.export, or is damaged"
+            f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
     start = content.index(raw)
     digest = hashlib.sha256(content[:start])
