@@ -1,6 +1,6 @@
 """CTranslate2 as a peer: the same encoder-decoder weights, decoded greedily by another engine.
 
-    python benchmarks/ctranslate2_peer.py        # ten seconds; tokens/s with random weights
+A contestant of benchmarks/generation.py.
 
 The model is the Transformer of Vaswani et al. 2017 (arXiv:1706.03762): embeddings times sqrt(D),
 plus PE(p,2i) = sin(p / 10000^(2i/D)), PE(p,2i+1) = cos of the same angle, p from 0; relu; layer
@@ -18,11 +18,7 @@ Tokens are the decimal strings of their ids.  Nothing is added to the source and
 masked (CTranslate2 masks by length): a padding id counts as an ordinary token.
 """
 
-import functools
 import json
-import statistics
-import tempfile
-import timeit
 from pathlib import Path
 
 import ctranslate2
@@ -30,14 +26,10 @@ import numpy as np
 from ctranslate2.converters import utils
 from ctranslate2.specs import common_spec, transformer_spec
 
+from keras_tfm.layers.positional_encoding import sinusoids
+
 MAX_POSITIONS = 2048
 LAYER_NORM_EPSILON = 1e-5
-
-
-def sinusoidal_positions(num_positions, dim):
-    """The interleaved sinusoidal table (num_positions, dim), float32."""
-    angle = np.arange(num_positions)[:, None] / 10000.0 ** (np.arange(0, dim, 2) / dim)
-    return _copy(np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(num_positions, dim))
 
 
 def _copy(array):
@@ -69,7 +61,7 @@ def _set_attention(spec, layer, name):
 
 def _set_stack(spec, embeddings, table, layers, final_norm):
     embeddings.weight = _copy(table)
-    spec.position_encodings.encodings = sinusoidal_positions(MAX_POSITIONS, table.shape[1])
+    spec.position_encodings.encodings = _copy(sinusoids(np.arange(MAX_POSITIONS), table.shape[1]))
     for layer_spec, layer in zip(spec.layer, layers, strict=True):
         _set_attention(layer_spec.self_attention, layer, "self_attention")
         if "cross_attention" in layer:
@@ -79,6 +71,59 @@ def _set_stack(spec, embeddings, table, layers, final_norm):
         _set_norm(layer_spec.ffn.layer_norm, layer["feed_forward_norm"])
     if final_norm is not None:
         _set_norm(spec.layer_norm, final_norm)
+
+
+def weights_of(model):
+    """The weights of a `keras_tfm.models.transformer`, as `write_model` takes them."""
+
+    def dense(layer, name):
+        return {name: np.array(layer.kernel), f"{name}_bias": np.array(layer.bias)}
+
+    def norm(layer):
+        return {"gamma": np.array(layer.gamma), "beta": np.array(layer.beta)}
+
+    def block(layer):
+        attention = layer.self_attention
+        kernels = np.split(np.array(attention.query_key_value.kernel), 3, axis=1)
+        biases = np.split(np.array(attention.query_key_value.bias), 3)
+        parts = {"self_attention": dense(attention.output_projection, "output")}
+        for name, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
+            parts["self_attention"] |= {name: kernel, f"{name}_bias": bias}
+        parts["self_attention_norm"] = norm(layer.self_attention_residual.norm)
+        if hasattr(layer, "cross_attention"):
+            cross = layer.cross_attention
+            parts["cross_attention"] = dense(cross.output_projection, "output")
+            for name in ("query", "key", "value"):
+                parts["cross_attention"] |= dense(getattr(cross, name), name)
+            parts["cross_attention_norm"] = norm(layer.cross_attention_residual.norm)
+        feed_forward = layer.feed_forward
+        parts["feed_forward"] = dense(feed_forward.inner, "inner")
+        parts["feed_forward"] |= dense(feed_forward.outer, "outer")
+        parts["feed_forward_norm"] = norm(layer.feed_forward_residual.norm)
+        return parts
+
+    names = [layer.name for layer in model.layers]
+    source, target = (
+        np.array(model.get_layer(name if name in names else "embedding").embeddings)
+        for name in ("source_embedding", "target_embedding")
+    )
+    return {
+        "source_embedding": source,
+        "target_embedding": target,
+        "output": target.T,
+        **{
+            stack: [
+                block(layer)
+                for layer in model.layers
+                if layer.name.startswith(f"{stack}_") and not layer.name.endswith("norm")
+            ]
+            for stack in ("encoder", "decoder")
+        },
+        **{
+            name: norm(model.get_layer(name)) if name in names else None
+            for name in ("encoder_norm", "decoder_norm")
+        },
+    }
 
 
 def write_model(weights, path, *, num_heads, normalize_first, quantization=None, start_id=1):
@@ -146,54 +191,3 @@ class CTranslate2Decoder:
             max_input_length=0,  # Never truncate.
         )
         return [int(token) for token in result.hypotheses[0]]
-
-
-def random_weights(rng, *, num_layers, model_dim, intermediate_dim, vocabulary_size):
-    """A pre-norm model of `num_layers` encoder and as many decoder layers."""
-
-    def normal(*shape, mean=0.0, deviation=0.1):
-        return rng.normal(mean, deviation, shape).astype("float32")
-
-    def dense(inputs, outputs, *names):
-        kernels = {name: normal(inputs, outputs, deviation=inputs**-0.5) for name in names}
-        return kernels | {f"{name}_bias": normal(outputs) for name in names}
-
-    def norm():
-        return {"gamma": normal(model_dim, mean=1.0), "beta": normal(model_dim)}
-
-    def layer(*attentions):
-        names = "query", "key", "value", "output"
-        parts = {name: dense(model_dim, model_dim, *names) for name in attentions}
-        parts["feed_forward"] = dense(model_dim, intermediate_dim, "inner")
-        parts["feed_forward"] |= dense(intermediate_dim, model_dim, "outer")
-        return parts | {f"{name}_norm": norm() for name in parts}
-
-    return {
-        "source_embedding": normal(vocabulary_size, model_dim, deviation=model_dim**-0.5),
-        "target_embedding": normal(vocabulary_size, model_dim, deviation=model_dim**-0.5),
-        "output": normal(model_dim, vocabulary_size, deviation=model_dim**-0.5),
-        "encoder": [layer("self_attention") for _ in range(num_layers)],
-        "decoder": [layer("self_attention", "cross_attention") for _ in range(num_layers)],
-        "encoder_norm": norm(),
-        "decoder_norm": norm(),
-    }
-
-
-def main(num_tokens=64, repeats=50):
-    rng = np.random.default_rng(0)
-    weights = random_weights(
-        rng, num_layers=4, model_dim=256, intermediate_dim=1024, vocabulary_size=8000
-    )
-    source_ids = rng.integers(0, 8000, 32).tolist()
-    print("4+4 layers, D=256, H=8, F=1024, V=8000, source 32, one thread")
-    with tempfile.TemporaryDirectory() as path:
-        write_model(weights, path, num_heads=8, normalize_first=True)
-        for compute_type in ("float32", "int8"):
-            decoder = CTranslate2Decoder(path, compute_type)
-            call = functools.partial(decoder, source_ids, num_tokens)
-            seconds = timeit.repeat(call, number=1, repeat=repeats + 1)[1:]  # The first warms up.
-            print(f"{compute_type:8} {num_tokens / statistics.median(seconds):6.0f} tokens/s")
-
-
-if __name__ == "__main__":
-    main()
