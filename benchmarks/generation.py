@@ -79,7 +79,7 @@ def make_contestants(folder: Path) -> dict:
 
 
 def randomise(model) -> None:
-    """Biases and norms off 0 and 1, and a decoder strong enough not to repeat its input for ever."""
+    """Biases and norms off 0 and 1, and a decoder strong enough not to repeat its input."""
     generator = np.random.default_rng(0)
     for variable in model.trainable_variables:
         values = variable.numpy()

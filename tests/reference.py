@@ -88,28 +88,33 @@ def _dense(x, kernel, bias):
     return x @ kernel if bias is None else x @ kernel + bias
 
 
-def multi_head_attention(x, context, weights, num_heads, mask=None, num_key_value_heads=None):
+def multi_head_attention(x, context, weights, num_heads, mask=None):
     """Concat(head_1, ..., head_H) W_O, head_h = Attention(x W_Q[h], c W_K[h], c W_V[h]).
 
     x (B, T, D) gives the queries, the context c (B, S, C) the keys and values -> (B, T, D).
-    `weights`: "query" (D, H*K), "key" and "value" (C, Hkv*K), "output" (H*K, D), and for each a
-    "..._bias" that may be None or absent. Head h owns the columns h*K to (h+1)*K. With grouped
-    heads, query head h uses the key/value head h // (H / Hkv).
+    `weights`: "query" (D, H*K), "key" (C, G*K), "value" (C, G*Kv), "output" (H*Kv, D), and for each
+    a "..._bias" that may be None or absent. Head h owns the columns h*K to (h+1)*K. With grouped
+    heads, G < H, query head h uses the key/value head h // (H/G); G follows from the widths.
     """
-    if num_key_value_heads is None:
-        num_key_value_heads = num_heads
     query = _dense(x, weights["query"], weights.get("query_bias"))
     key = _dense(context, weights["key"], weights.get("key_bias"))
     value = _dense(context, weights["value"], weights.get("value_bias"))
     head_dim = query.shape[-1] // num_heads
+    num_key_value_heads = key.shape[-1] // head_dim
+    value_dim = value.shape[-1] // num_key_value_heads
     group_size = num_heads // num_key_value_heads
 
     heads = []
     for head in range(num_heads):
-        key_head = head // group_size
-        own = slice(head * head_dim, (head + 1) * head_dim)
-        shared = slice(key_head * head_dim, (key_head + 1) * head_dim)
-        heads.append(attention(query[..., own], key[..., shared], value[..., shared], mask))
+        shared = head // group_size
+        heads.append(
+            attention(
+                query[..., head * head_dim : (head + 1) * head_dim],
+                key[..., shared * head_dim : (shared + 1) * head_dim],
+                value[..., shared * value_dim : (shared + 1) * value_dim],
+                mask,
+            )
+        )
     return _dense(np.concatenate(heads, axis=-1), weights["output"], weights.get("output_bias"))
 
 

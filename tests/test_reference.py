@@ -4,13 +4,11 @@
 """
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import reference
-
-FIXTURE = Path(__file__).parent / "parity" / "torch_transformer.npz"
+import torch_weights
 
 # Float64 throughout: two orders of summation differ by some 1e-15 of values of 1 to 100, and five
 # layers in a row amplify that by less than a thousand.
@@ -25,8 +23,7 @@ def rng():
 
 @pytest.fixture(scope="module")
 def fixture():
-    with np.load(FIXTURE) as arrays:
-        return dict(arrays)
+    return torch_weights.fixture()
 
 
 # Positions
@@ -193,9 +190,7 @@ def test_grouped_heads_by_hand():
         "output": np.eye(4),
     }
     context = np.array([[[3.0, 5.0]]])
-    actual = reference.multi_head_attention(
-        np.ones((1, 1, 1)), context, weights, num_heads=4, num_key_value_heads=2
-    )
+    actual = reference.multi_head_attention(np.ones((1, 1, 1)), context, weights, num_heads=4)
     np.testing.assert_allclose(actual, [[[3.0, 3.0, 5.0, 5.0]]], **EXACT)
 
 
@@ -208,7 +203,7 @@ def test_grouped_heads_are_full_heads_with_repeated_keys_and_values(rng):
     for name in ("key", "key_bias", "value", "value_bias"):
         first, second = grouped[name][..., :head_dim], grouped[name][..., head_dim:]
         full[name] = np.concatenate([first, first, second, second], axis=-1)
-    actual = reference.multi_head_attention(x, context, grouped, 4, mask, num_key_value_heads=2)
+    actual = reference.multi_head_attention(x, context, grouped, 4, mask)
     expected = reference.multi_head_attention(x, context, full, 4, mask)
     np.testing.assert_allclose(actual, expected, **EXACT)
 
@@ -373,67 +368,9 @@ def test_transformer_schedule_by_hand(step, dim, warmup_steps, expected):
 # torch.nn.Transformer
 
 
-def torch_linear(parameters, name):
-    """A kernel (in, out) and a bias from torch's weight (out, in)."""
-    return parameters[f"{name}.weight"].T, parameters[f"{name}.bias"]
-
-
-def torch_norm(parameters, name):
-    return {"gamma": parameters[f"{name}.weight"], "beta": parameters[f"{name}.bias"]}
-
-
-def torch_attention(parameters, name):
-    """in_proj stacks the rows of query, key and value; each is (out, in)."""
-    kernels = np.split(parameters[f"{name}.in_proj_weight"], 3)
-    biases = np.split(parameters[f"{name}.in_proj_bias"], 3)
-    weights = {}
-    for part, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
-        weights |= {part: kernel.T, f"{part}_bias": bias}
-    kernel, bias = torch_linear(parameters, f"{name}.out_proj")
-    return weights | {"output": kernel, "output_bias": bias}
-
-
-def torch_block(parameters, name):
-    """The weights of an encoder or decoder layer; torch numbers the norms in order of use."""
-    inner, inner_bias = torch_linear(parameters, f"{name}.linear1")
-    outer, outer_bias = torch_linear(parameters, f"{name}.linear2")
-    weights = {
-        "self_attention": torch_attention(parameters, f"{name}.self_attn"),
-        "self_attention_norm": torch_norm(parameters, f"{name}.norm1"),
-        "feed_forward": {
-            "inner": inner,
-            "inner_bias": inner_bias,
-            "outer": outer,
-            "outer_bias": outer_bias,
-        },
-    }
-    if name.startswith("encoder"):
-        return weights | {"feed_forward_norm": torch_norm(parameters, f"{name}.norm2")}
-    return weights | {
-        "cross_attention": torch_attention(parameters, f"{name}.multihead_attn"),
-        "cross_attention_norm": torch_norm(parameters, f"{name}.norm2"),
-        "feed_forward_norm": torch_norm(parameters, f"{name}.norm3"),
-    }
-
-
-def torch_weights(fixture, case):
-    """The weights of `reference.transformer` but for the embeddings."""
-    parameters = {
-        key.removeprefix(f"{case}/"): value.astype(np.float64)
-        for key, value in fixture.items()
-        if key.startswith(f"{case}/")
-    }
-    return {
-        "encoder": [torch_block(parameters, f"encoder.layers.{i}") for i in range(2)],
-        "decoder": [torch_block(parameters, f"decoder.layers.{i}") for i in range(3)],
-        "encoder_norm": torch_norm(parameters, "encoder.norm"),
-        "decoder_norm": torch_norm(parameters, "decoder.norm"),
-    }
-
-
 @pytest.mark.parametrize("case", ["post", "pre"])
 def test_blocks_equal_torch(fixture, case):
-    weights = torch_weights(fixture, case)
+    weights = torch_weights.transformer(fixture, case)
     num_heads, epsilon = int(fixture["num_heads"]), float(fixture["epsilon"])
     options = {"epsilon": epsilon, "normalize_first": case == "pre"}
     mask = fixture["source_mask"]
@@ -468,7 +405,7 @@ def test_transformer_equals_torch(fixture, case):
     source, source_embedding = ids_and_embedding(fixture["source"], fixture["source_mask"])
     everything = np.ones(fixture["target"].shape[:2], dtype=bool)
     target, target_embedding = ids_and_embedding(fixture["target"], everything)
-    weights = torch_weights(fixture, case) | {
+    weights = torch_weights.transformer(fixture, case) | {
         "source_embedding": source_embedding,
         "target_embedding": target_embedding,
         "output": np.eye(fixture["target"].shape[-1]),

@@ -77,9 +77,8 @@ def write_saved_model(model: keras.Model, signatures: Sequence[Signature], path:
     archive.track(model)
     for signature in signatures:
         function = tf.function(signature.function, autograph=False)
-        concrete = function.get_concrete_function(**signature.inputs)
-        # Given a function that takes keywords, the archive wants it traced already.
-        del concrete
+        # Traced here: the archive cannot trace a function that takes its inputs by name.
+        function.get_concrete_function(**signature.inputs)
         archive.add_endpoint(signature.name, function)
     with native_log.captured():
         archive.write_out(str(path), verbose=False)

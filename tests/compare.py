@@ -1,0 +1,18 @@
+"""How far apart two arrays may be."""
+
+import numpy as np
+from keras import ops
+
+
+def to_numpy(x):
+    """Any tensor or array as float64, or as it is where it holds no floats."""
+    x = np.asarray(ops.convert_to_numpy(x))
+    return x if x.dtype.kind in "biu" else x.astype("float64")
+
+
+def assert_close(actual, expected, tolerance):
+    """|actual - expected| <= tolerance max(1, |expected|_max), in shape alike, nowhere NaN."""
+    actual, expected = to_numpy(actual), to_numpy(expected)
+    assert actual.shape == expected.shape
+    scale = max(1.0, np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(actual, expected, rtol=0.0, atol=tolerance * scale)
