@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Reads dates in 29 languages; see the file.")
     parser.add_argument("--ask", metavar="TEXT", help="a date to read; trains first if need be")
     parser.add_argument("--tag", default=data.ANY, help="its language or locale: de, en_GB, ...")
-    parser.add_argument("--examples", type=int, default=160_000, help="how many to train on")
+    parser.add_argument("--examples", type=int, default=120_000, help="how many to train on")
     parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
     arguments = parser.parse_args()
     if arguments.tag not in (data.ANY, *data.LOCALES):

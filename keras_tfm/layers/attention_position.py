@@ -1,0 +1,50 @@
+"""What a part passed to self-attention as `position=` may do."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+Tensor = Any
+
+
+class AttentionPosition(keras.layers.Layer):
+    """The base of the parts that tell self-attention where queries and keys stand.
+
+    `MultiHeadSelfAttention(position=...)` calls the methods below; a part overrides those it needs.
+    One part may be given to several layers, which then share its weights.
+    """
+
+    def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
+        """Creates the weights, for H heads of width K and values of width V."""
+        self.built = True
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Queries, or keys before they are cached: (B, H, T, K) -> (B, H, T, K)."""
+        return x
+
+    def bias(self, query: Tensor, distances: Tensor, causal: bool) -> Tensor | None:
+        """What is added to the scaled scores: (B | 1, H, T, S), or None.
+
+        Args:
+            query: (B, H, T, K), not scaled.
+            distances: (T, S), int32, the key's position minus the query's.
+            causal: whether keys after the query are masked.
+        """
+        return None
+
+    def values(self, weights: Tensor, distances: Tensor) -> Tensor | None:
+        """What is added to the result: attention weights (B, H, T, S) -> (B, H, T, V), or None."""
+        return None
+
+
+def distances(query_length: Any, key_length: Any, position: Any) -> Tensor:
+    """s - (position + t), the key's position minus the query's: (T, S), int32."""
+    if all(isinstance(x, int) for x in (query_length, key_length, position)):
+        keys = np.arange(key_length, dtype="int32")
+        queries = np.arange(position, position + query_length, dtype="int32")
+        return ops.convert_to_tensor(keys - queries[:, np.newaxis])
+    keys = ops.arange(key_length, dtype="int32")
+    queries = ops.arange(query_length, dtype="int32") + position
+    return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)

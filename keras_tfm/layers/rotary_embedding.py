@@ -1,0 +1,177 @@
+"""Rotary positions, and three ways to stretch them."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.layers.attention_position import AttentionPosition
+from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by `factor`: "Extending Context Window ..." (arXiv:2306.15595)."""
+
+    factor: float
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`."""
+        return angular_frequencies(dim, max_wavelength) / self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return asdict(self)
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class NTKScaling:
+    """A longer base: the slowest frequency is divided by `factor`, the fastest stays.
+
+    w' = w factor^(D / (D - 2)), "NTK-aware" scaling as in YaRN (arXiv:2309.00071), section 3.1.
+    """
+
+    factor: float
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`."""
+        return angular_frequencies(dim, max_wavelength * self.factor ** (dim / (dim - 2)))
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return asdict(self)
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class YaRNScaling:
+    """Slow frequencies divided by `factor`, fast ones kept, a ramp between: arXiv:2309.00071.
+
+    A frequency that turns more than `beta_fast` times in `original_length` positions is kept, one
+    that turns less than `beta_slow` times is divided. Queries and keys are multiplied by
+    0.1 ln(factor) + 1, the temperature of equation 22.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`."""
+
+        def index(turns: float) -> float:
+            """The pair that turns so often in the original length."""
+            wavelength = self.original_length / (turns * 2 * math.pi)
+            return dim * math.log(wavelength) / (2 * math.log(max_wavelength))
+
+        low = max(math.floor(index(self.beta_fast)), 0)
+        high = min(math.ceil(index(self.beta_slow)), dim - 1)
+        ramp = np.clip((np.arange((dim + 1) // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+        plain = angular_frequencies(dim, max_wavelength)
+        return plain * (1.0 - ramp) + plain / self.factor * ramp
+
+    @property
+    def magnitude(self) -> float:
+        """What queries and keys are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1.0 else 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return asdict(self)
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class RotaryEmbedding(AttentionPosition):
+    """Rotates queries and keys by their positions, so that scores depend on distances alone.
+
+    (x_i, x_{i+K/2}) -> (x_i cos - x_{i+K/2} sin, x_{i+K/2} cos + x_i sin), angle p w^(-2i/K):
+    RoFormer (arXiv:2104.09864). Pass it as `MultiHeadSelfAttention(position=RotaryEmbedding())`.
+    Angles come from float64; the rotation is done in float32 and rounded last.
+
+    Args:
+        max_wavelength: w.
+        rotary_dim: how many of a head's K dimensions are rotated, the first; all by default
+            (GPT-J and GPT-NeoX rotate a part). Even.
+        interleaved: pair neighbours (x_2i, x_2i+1), as the paper and GPT-J do, rather than halves
+            (x_i, x_{i+K/2}), as Llama and GPT-NeoX do. Weights of one kind do not fit the other.
+        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for sequences longer than those
+            trained on.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import MultiHeadSelfAttention, RotaryEmbedding
+    >>> layer = MultiHeadSelfAttention(num_heads=2, causal=True, position=RotaryEmbedding())
+    >>> tuple(layer(np.ones((1, 5, 8), "float32")).shape)
+    (1, 5, 8)
+    """
+
+    def __init__(
+        self,
+        max_wavelength: float = 10000.0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        if max_wavelength <= 0:
+            raise ValueError(f"max_wavelength must be positive, got {max_wavelength}")
+        if isinstance(scaling, dict):
+            scaling = keras.saving.deserialize_keras_object(scaling)
+        self.max_wavelength = max_wavelength
+        self.rotary_dim = rotary_dim
+        self.interleaved = interleaved
+        self.scaling = scaling
+
+    def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
+        """Checks the widths; there are no weights."""
+        dim = self.rotary_dim or head_dim
+        if dim % 2 or dim > head_dim:
+            raise ValueError(
+                f"{self.name}: rotary_dim must be even and at most head_dim ({head_dim}), got {dim}"
+            )
+        self.built = True
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """(B, H, T, K) -> (B, H, T, K), rotated by the positions of the sequence."""
+        batch, num_heads, length, head_dim = ops.shape(x)
+        dim = self.rotary_dim or head_dim
+        if self.scaling is None:
+            frequencies = angular_frequencies(dim, self.max_wavelength)
+        else:
+            frequencies = self.scaling.frequencies(dim, self.max_wavelength)
+        pairs = sinusoids_of_sequence(length, frequencies)  # (T, K/2, 2), float32
+        pairs = pairs * getattr(self.scaling, "magnitude", 1.0)
+        sine, cosine = pairs[..., 0], pairs[..., 1]
+        turned = ops.cast(x[..., :dim], "float32")
+        if self.interleaved:
+            turned = ops.reshape(turned, (batch, num_heads, length, dim // 2, 2))
+            first, second = turned[..., 0], turned[..., 1]
+        else:
+            first, second = turned[..., : dim // 2], turned[..., dim // 2 :]
+        rotated = [first * cosine - second * sine, second * cosine + first * sine]
+        if self.interleaved:
+            y = ops.reshape(ops.stack(rotated, axis=-1), (batch, num_heads, length, dim))
+        else:
+            y = ops.concatenate(rotated, axis=-1)
+        y = ops.cast(y, x.dtype)
+        return y if dim == head_dim else ops.concatenate([y, x[..., dim:]], axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "max_wavelength": self.max_wavelength,
+            "rotary_dim": self.rotary_dim,
+            "interleaved": self.interleaved,
+            "scaling": keras.saving.serialize_keras_object(self.scaling),
+        }
