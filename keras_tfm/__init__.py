@@ -17,10 +17,31 @@ __all__ = [
     "export",
     "generation",
     "layers",
+    "load_model",
     "models",
     "runtime",
     "training",
 ]
+
+
+def load_model(path: Any, compile: bool = True) -> Any:
+    """Loads a `.keras` file of a model made of these layers: `keras.models.load_model`, safe mode.
+
+    Keras finds a class only once its module was imported; this imports all of keras_tfm's first.
+
+    >>> import tempfile
+    >>> import keras_tfm
+    >>> model = keras_tfm.models.transformer(11, dim=8, num_layers=1, num_heads=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save(folder + "/model.keras")
+    ...     keras_tfm.load_model(folder + "/model.keras").count_params() == model.count_params()
+    True
+    """
+    import keras
+
+    for name in ("layers", "training"):
+        importlib.import_module(f"keras_tfm.{name}")
+    return keras.models.load_model(path, compile=compile)
 
 
 def __getattr__(name: str) -> Any:
