@@ -149,9 +149,8 @@ def _delegation(content: bytes) -> tuple[int, int]:
     return len(taken), len(delegates)
 
 
-def make_report(path: Path, manifest: dict[str, Any]) -> Report:
-    """The report of a file that was written."""
-    content = path.read_bytes()
+def make_report(path: Path, content: bytes, manifest: dict[str, Any]) -> Report:
+    """The report of a file whose bytes are `content`."""
     return Report(
         path=str(path),
         bytes=len(content),

@@ -65,9 +65,15 @@ def export_saved_model(
     )
     with _beside(path) as folder:
         write_saved_model(model, made, folder / "new")
-        if path.exists():
+        earlier = path.exists()
+        if earlier:
             os.replace(path, folder / "old")
-        os.replace(folder / "new", path)
+        try:
+            os.replace(folder / "new", path)
+        except BaseException:
+            if earlier:
+                os.replace(folder / "old", path)
+            raise
     return path
 
 

@@ -1,10 +1,12 @@
 """What an exported file offers: functions over the one model, with their inputs spelled out."""
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_tfm.generation.generator import check_ids
@@ -17,6 +19,7 @@ from keras_tfm.generation.model_inputs import (
     vocabulary_sizes,
 )
 from keras_tfm.generation.stepping import check_stepping
+from keras_tfm.layers.token_embedding import named_lookups
 
 NAMES = ("generate", "predict")
 
@@ -30,12 +33,14 @@ class Signature:
     inputs: dict[str, tf.TensorSpec]
     vocabulary_sizes: dict[str, int]
     settings: dict[str, Any] = field(default_factory=dict)
+    padded: frozenset[str] = frozenset()
 
     def manifest(self) -> dict[str, Any]:
         """The signature for the manifest of a file."""
         described = {}
         for name, spec in self.inputs.items():
             described[name] = {"shape": list(spec.shape), "dtype": spec.dtype.name}
+            described[name]["padded"] = name in self.padded
             if name in self.vocabulary_sizes:
                 described[name]["vocabulary_size"] = self.vocabulary_sizes[name]
         return {"inputs": described, **self.settings}
@@ -66,13 +71,19 @@ def make_signatures(
     if names is None:
         names = ["generate"] if start_id is not None else ["predict"]
     unknown = [name for name in names if name not in NAMES]
-    if unknown or not names:
+    if unknown or not names or len(set(names)) < len(names):
         raise ValueError(f"signatures must be among {list(NAMES)}, got {list(names)}")
+    # NumPy's integers become Python's: the manifest is JSON.
+    batch_size, source_length, max_length, start_id, end_id = (
+        None if value is None else operator.index(value)
+        for value in (batch_size, source_length, max_length, start_id, end_id)
+    )
     for name, value in (("batch_size", batch_size), ("source_length", source_length)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
 
     sizes = vocabulary_sizes(model)
+    padded = frozenset(name for name in sizes if padding_is_invisible(model, name, sizes))
     result = []
     for name in names:
         if name == "generate":
@@ -82,27 +93,63 @@ def make_signatures(
                     "a generate signature needs max_length and start_id, "
                     f"got max_length={max_length}, start_id={start_id}"
                 )
-            check_ids(model, max_length, start_id, end_id)
+            check_ids(model, stepped, max_length, start_id, end_id)
             specs = _specs(model, batch_size, source_length, {}, static, leave_out=stepped)
             if not specs:
                 raise ValueError(
                     f"{model.name} has no input but {stepped!r}: a generate signature that begins "
                     "with start_id would always give the same tokens"
                 )
-            check_stepping(model, stepped)
+            check_stepping(model, stepped, length=max_length)
             settings = {
                 "max_length": max_length, "start_id": start_id, "end_id": end_id, "pad_id": 0,
             }  # fmt: skip
             result.append(
-                Signature(name, _generate(model, stepped, settings), specs, sizes, settings)
+                Signature(name, _generate(model, stepped, settings), specs, sizes, settings, padded)
             )
         else:
             lengths = {}
-            if max_length is not None and len(input_names(model)) > 1:
+            if static and max_length is not None and len(input_names(model)) > 1:
                 lengths = {find_target(model, target): max_length}
             specs = _specs(model, batch_size, source_length, lengths, static)
-            result.append(Signature(name, _predict(model), specs, sizes))
+            result.append(Signature(name, _predict(model), specs, sizes, padded=padded))
     return result
+
+
+def padding_is_invisible(model: keras.Model, name: str, sizes: dict[str, int]) -> bool:
+    """Whether zeros after the ids of input `name` change none of the model's outputs for them."""
+    if input_specs(model)[name].shape[1:] != (None,):
+        return False
+    generator = np.random.default_rng(0)
+
+    def outputs(padding: int) -> list[np.ndarray]:
+        inputs = dict(shared)
+        inputs[name] = np.pad(shared[name], ((0, 0), (0, padding)))
+        flat = keras.tree.flatten(call_model(model, inputs))
+        return [keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in flat]
+
+    shared = {}
+    for i, (key, x) in enumerate(input_specs(model).items()):
+        shape = (2, *(5 + i if d is None else d for d in x.shape[1:]))
+        values = (
+            generator.integers(min(1, sizes[key] - 1), sizes[key], shape)
+            if key in sizes
+            else generator.normal(size=shape)
+        )
+        shared[key] = values.astype(x.dtype)
+    try:
+        pairs = list(zip(outputs(0), outputs(3), strict=True))
+    except Exception:  # other inputs must have the same length
+        return False
+    return all(
+        np.allclose(
+            short,
+            long if short.shape == long.shape else long[:, : short.shape[1]],
+            rtol=1e-2,
+            atol=1e-3,
+        )
+        for short, long in pairs
+    )
 
 
 def _specs(
@@ -152,11 +199,16 @@ def _generate(
 
 def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
     def predict(**inputs: Any) -> dict[str, Any]:
-        outputs = call_model(model, inputs)
+        with named_lookups():
+            outputs = call_model(model, inputs)
         if isinstance(outputs, dict):
             return outputs
         flat = keras.tree.flatten(outputs)
-        names = model.output_names
+        names: list[str] = []
+        for name in model.output_names:  # one layer's outputs have one name
+            names.append(
+                name if name not in names else f"{name}_{model.output_names.count(name) - 1}"
+            )
         if len(flat) == 1:
             return {"output": flat[0]}
         return dict(zip(names, flat, strict=True))

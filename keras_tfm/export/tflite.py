@@ -1,6 +1,7 @@
 """One .tflite file from a trained model."""
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,8 +102,10 @@ def export_tflite(
         "quantization": quantization,
         "signatures": _describe(content, made),
     }
-    _write(path, manifests.add(content, manifest))
-    return make_report(path, manifest)
+    content = manifests.add(content, manifest)
+    report = make_report(path, content, manifest)
+    _write(path, content)
+    return report
 
 
 def _convert(model: keras.Model, signatures: Sequence[Signature], quantization: str) -> bytes:
@@ -128,10 +131,14 @@ def _convert(model: keras.Model, signatures: Sequence[Signature], quantization: 
 
 
 def _reason(error: Exception) -> str:
-    """The lines of a converter's error that say what is wrong, without the graph."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if "error:" in line or line.startswith("Flex ops:")]
-    return " ".join(telling or lines[:1])[:500]
+    """What of a converter's error says what is wrong, without the graph."""
+    text = str(error)
+    lacking = sorted(set(re.findall(r"'(\w+\.\w+)' op is neither a custom op nor a flex op", text)))
+    if lacking:
+        return f"LiteRT has no {', '.join(lacking)}"
+    failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (failed or lines or [type(error).__name__])[0][:300]
 
 
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:

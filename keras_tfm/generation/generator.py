@@ -64,8 +64,8 @@ class Generator:
     ):
         self.model = model
         self.target = find_target(model, target)
-        check_ids(model, max_length, start_id, end_id)
-        check_stepping(model, self.target)
+        check_ids(model, self.target, max_length, start_id, end_id)
+        check_stepping(model, self.target, length=max_length)
         self.max_length = max_length
         self.start_id = start_id
         self.end_id = end_id
@@ -87,6 +87,8 @@ class Generator:
         if prompt is None:
             if self.start_id is None:
                 raise ValueError(f"give a start_id, or a prompt as the input {self.target!r}")
+            if not arrays:
+                raise ValueError(f"inputs must have a prompt, {self.target!r}: got none")
             batch = len(next(iter(arrays.values())))
             prompt = np.full((batch, 1), self.start_id, "int32")
         if prompt.ndim != 2 or not 0 < prompt.shape[1] < self.max_length:
@@ -94,6 +96,9 @@ class Generator:
                 f"a prompt must have shape (B, P) with 0 < P < max_length ({self.max_length}), "
                 f"got {prompt.shape}"
             )
+        rows = {name: len(array) for name, array in {**arrays, self.target: prompt}.items()}
+        if len(set(rows.values())) != 1:
+            raise ValueError(f"all inputs must have the same number of rows, got {rows}")
         result = self._loop(arrays, prompt)
         return Generated(*(ops.convert_to_numpy(result[name]) for name in ("tokens", "scores")))
 
@@ -121,6 +126,13 @@ class Generator:
             array, wanted = np.asarray(ops.convert_to_numpy(x)), self._specs[name].dtype
             if "int" in wanted and not np.issubdtype(array.dtype, np.integer):
                 raise TypeError(f"input {name!r} must be integers, got {array.dtype}")
+            if wanted == "bool" and array.dtype.kind not in "biu":
+                raise TypeError(f"input {name!r} must be bool, got {array.dtype}")
+            if name != self.target and array.ndim != len(self._specs[name].shape):
+                raise ValueError(
+                    f"input {name!r} must have shape {tuple(self._specs[name].shape)}, "
+                    f"got {array.shape}"
+                )
             size = self._vocabulary_sizes.get(name)
             if size is not None and array.size and (array.min() < 0 or array.max() >= size):
                 raise ValueError(
@@ -154,7 +166,7 @@ def generate(
 
 
 def check_ids(
-    model: keras.Model, max_length: int, start_id: int | None, end_id: int | None
+    model: keras.Model, target: str, max_length: int, start_id: int | None, end_id: int | None
 ) -> None:
     """Raises unless lengths and special tokens can be right for the model's logits."""
     if max_length < 2:
@@ -166,6 +178,11 @@ def check_ids(
             f"a model that generates has one output, its logits; got {len(model.outputs)}"
         )
     size = model.outputs[0].shape[-1]
+    taken = vocabulary_sizes(model).get(target, size)
+    if taken < size:
+        raise ValueError(
+            f"the logits are over {size} ids, but the input {target!r} takes only {taken}"
+        )
     for name, value in (("start_id", start_id), ("end_id", end_id)):
         if value is not None and not 0 <= value < size:
             raise ValueError(f"{name} must be in 0..{size - 1}, got {value}")

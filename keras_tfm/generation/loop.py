@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.generation.model_inputs import call_model
+from keras_tfm.generation.model_inputs import call_for_logits, call_model
 from keras_tfm.generation.strategies import Greedy
 from keras_tfm.layers import DecodingScope
 
@@ -71,7 +71,7 @@ def generation_loop(
     def step(state: dict[str, Any]) -> dict[str, Any]:
         position = state["position"]
         with DecodingScope(state["cache"], position=position, length=max_length) as scope:
-            logits = call_model(model, {**inputs, target: state["token"]})
+            logits = call_for_logits(model, {**inputs, target: state["token"]})
         logits = ops.reshape(logits, (batch, logits.shape[-1]))
         token = ops.expand_dims(strategy.choose(logits), 1)
         after = {"position": position + 1, "cache": scope.cache}
@@ -83,7 +83,8 @@ def generation_loop(
                 ops.log_softmax(ops.cast(logits, "float32"), axis=-1), token, axis=-1
             )
             if end_id is not None:
-                gained = gained * ops.cast(state["running"], "float32")
+                # Not a product: a forbidden token's -inf times 0 is no number.
+                gained = ops.where(ops.greater(state["running"], 0), gained, 0.0)
             after["scores"] = state["scores"] + ops.squeeze(gained, 1)
         after["token"] = token
         after["tokens"] = ops.slice_update(state["tokens"], (0, position + 1), token)

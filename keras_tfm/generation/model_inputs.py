@@ -24,6 +24,12 @@ def call_model(model: keras.Model, inputs: dict[str, Any]) -> Any:
     return model(next(iter(inputs.values())) if single else inputs, training=False)
 
 
+def call_for_logits(model: keras.Model, inputs: dict[str, Any]) -> Any:
+    """The model's only output, whatever its structure."""
+    (logits,) = keras.tree.flatten(call_model(model, inputs))
+    return logits
+
+
 def find_target(model: keras.Model, target: str | None = None) -> str:
     """The name of the input that is stepped: `target`, or "target", or the only one."""
     names = input_names(model)
@@ -39,7 +45,10 @@ def find_target(model: keras.Model, target: str | None = None) -> str:
 
 def input_specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
     """The symbolic inputs by name."""
-    return dict(zip(input_names(model), keras.tree.flatten(model.input), strict=True))
+    struct = model.input
+    if isinstance(struct, dict):  # not flattened, which would sort it
+        return dict(struct)
+    return dict(zip(input_names(model), model.inputs, strict=True))
 
 
 def vocabulary_sizes(model: keras.Model) -> dict[str, int]:

@@ -91,7 +91,7 @@ def attention(
     if grouped:
         output = ops.reshape(output, (batch, num_heads, query_length, value.shape[-1]))
     if mask is not None:
-        output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True), dtype)
+        output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, initial=0.0), dtype)
     return output
 
 

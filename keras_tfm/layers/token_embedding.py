@@ -1,6 +1,9 @@
 """Token ids to vectors, and vectors back to logits over the same table."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -80,6 +83,7 @@ class TokenEmbedding(keras.layers.Layer):
             name="embeddings",
             shape=(self.vocabulary_size, self.dim),
             initializer=self.embeddings_initializer,
+            autocast=False,  # looked up in float32, in LiteRT too, and cast last
         )
         self.built = True
 
@@ -116,10 +120,9 @@ class TokenEmbedding(keras.layers.Layer):
 
     def _check_ids(self, ids: Tensor) -> None:
         _check_integers(ids)
-        try:
-            values = ops.convert_to_numpy(ids)
-        except (NotImplementedError, TypeError):  # inside a graph: TensorFlow's error, and JAX's
+        if _is_traced(ids):
             return
+        values = ops.convert_to_numpy(ids)
         if values.size and (values.min() < 0 or values.max() >= self.vocabulary_size):
             raise ValueError(
                 f"{self.name}: token ids must be in 0..{self.vocabulary_size - 1}, "
@@ -146,13 +149,26 @@ def lookup(table: Tensor, ids: Tensor) -> Tensor:
     # and with a wrong vector where an error is due.
     import tensorflow as tf
 
-    if DecodingScope.current() is None:
+    if DecodingScope.current() is None and not _named.get():
         return tf.gather(table, ids)
     # Stepped, the lookup carries a name by which the TFLite converter knows it. It becomes
     # EMBEDDING_LOOKUP, which reads the table that the tied output holds, in int8 too; a GATHER
     # would get a copy of its own. Not in training: through a function the gradient is dense.
     rows = _embedding_matmul(tf)(tf.convert_to_tensor(table), tf.reshape(ids, (-1,)))
     return tf.reshape(rows, (*ops.shape(ids), table.shape[-1]))
+
+
+_named: ContextVar[bool] = ContextVar("named_lookups", default=False)
+
+
+@contextmanager
+def named_lookups() -> Iterator[None]:
+    """Gives every lookup the converter's name, outside a `DecodingScope` too: for export."""
+    token = _named.set(True)
+    try:
+        yield
+    finally:
+        _named.reset(token)
 
 
 @functools.cache
@@ -162,6 +178,19 @@ def _embedding_matmul(tf: Any) -> Any:
         return tf.gather(table, ids)
 
     return embedding_matmul
+
+
+def _is_traced(x: Tensor) -> bool:
+    """Whether the values of `x` are not known yet, inside a graph."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.is_symbolic_tensor(x))
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return isinstance(x, jax.core.Tracer)
+    return False
 
 
 def _is_integer(x: Tensor) -> bool:

@@ -51,10 +51,11 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} is not a .tflite file: expected the identifier {_IDENTIFIER!r} at byte 4, "
             f"got {content[4:8]!r} in {len(content)} bytes"
         )
+    schema = import_litert("schema_py_generated")
     try:
-        raw = _raw(content)
+        raw = _raw(content, schema)
         manifest: dict[str, Any] = json.loads(raw or b"{}")
-        expected: str = manifest.get("sha256", "")
+        expected = str(manifest.get("sha256", ""))
     except Exception as error:  # whatever damaged offsets or text make flatbuffers and json raise
         raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
     if raw is None:
@@ -72,8 +73,7 @@ def read(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def _raw(content: bytes) -> bytes | None:
-    schema = import_litert("schema_py_generated")
+def _raw(content: bytes, schema: Any) -> bytes | None:
     model = schema.Model.GetRootAsModel(content, 0)
     for i in range(model.MetadataLength()):
         entry = model.Metadata(i)

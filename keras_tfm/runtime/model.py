@@ -1,5 +1,6 @@
 """An exported file, loaded."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,9 +35,12 @@ class Model:
         interpreter = manifests.import_litert("interpreter")
         with native_log.captured():
             self._interpreter = interpreter.Interpreter(str(path), num_threads=threads)
+            self._interpreter.allocate_tensors()  # or the first answer would log the delegate
             self._runners = {
                 name: self._interpreter.get_signature_runner(name) for name in self.signatures
             }
+        # LiteRT's interpreter is one set of buffers: two threads would mix their answers.
+        self._lock = threading.Lock()
 
     def generate(self, inputs: Any) -> Generated:
         """Generates a row of tokens for each row of `inputs`.
@@ -79,7 +83,9 @@ class Model:
         results = []
         for start in range(0, rows, batch):
             chunk = {key: array[start : start + batch] for key, array in arrays.items()}
-            results.append(self._runners[name](**{k: _fill(x, batch) for k, x in chunk.items()}))
+            filled = {key: _fill(array, batch) for key, array in chunk.items()}
+            with self._lock:
+                results.append(self._runners[name](**filled))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 
 
@@ -101,41 +107,55 @@ def load(path: str | Path, threads: int = 1) -> Model:
 def _fit(name: str, values: Any, expected: dict[str, Any]) -> np.ndarray:
     """`values` as an array (N, ...) of the shape and dtype that the file takes."""
     shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
-    if dtype.kind == "i":
-        array = _pad(name, values, shape[1] if len(shape) > 1 else None, dtype)
-        size = expected.get("vocabulary_size")
-        if size is not None and array.size and (array.min() < 0 or array.max() >= size):
-            raise ValueError(
-                f"{name}: ids must be in 0..{size - 1}, got {array.min()}..{array.max()}"
-            )
+    if dtype.kind in "iu":
+        array = _ids(name, values, shape, expected)
     else:
-        array = np.asarray(values, dtype)
+        array = np.asarray(values)
+        if dtype.kind == "b" and array.dtype.kind not in "biu":
+            raise TypeError(f"{name} must be bool, True = attend, got {array.dtype}")
+        array = array.astype(dtype)
         if array.ndim == len(shape) - 1:
             array = array[np.newaxis]
     if array.ndim != len(shape) or array.shape[1:] != shape[1:]:
-        raise ValueError(f"{name} must have shape (B, {str(shape[1:])[1:]}, got {array.shape}")
-    return array
+        wanted = ", ".join(["B", *map(str, shape[1:])])
+        raise ValueError(f"{name} must have shape ({wanted}), got {array.shape}")
+    return array.astype(dtype)
 
 
-def _pad(name: str, values: Any, length: int | None, dtype: np.dtype) -> np.ndarray:
-    """Rows of ids, of any length up to `length`, padded with 0 on the right."""
+def _ids(name: str, values: Any, shape: tuple[int, ...], expected: dict[str, Any]) -> np.ndarray:
+    """Integers, in range; rows of unequal length padded with 0 on the right, where that may be."""
+    if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
+        raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
     rows: Sequence[Any] = values
-    if len(rows) and np.ndim(rows[0]) == 0:
+    if len(shape) > 1 and len(rows) and np.ndim(rows[0]) == 0:
         rows = [values]
-    arrays = []
-    for row in rows:
-        array = np.asarray(row)
+    arrays = [np.asarray(row) for row in rows]
+    for array in arrays:
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{name} must be integer ids, got {array.dtype}")
-        arrays.append(array.astype(dtype))
-    if length is None or any(array.ndim != 1 for array in arrays):
-        return np.stack(arrays)
-    longest = max((len(array) for array in arrays), default=0)
-    if longest > length:
+    # Before they are cast: 2**32 + 3 in 32 bits is 3.
+    size = expected.get("vocabulary_size", np.iinfo(expected["dtype"]).max)
+    low = 0 if "vocabulary_size" in expected else np.iinfo(expected["dtype"]).min
+    found = [
+        bound for array in arrays if array.size for bound in (int(array.min()), int(array.max()))
+    ]
+    if found and (min(found) < low or max(found) >= size):
         raise ValueError(
-            f"{name} has {longest} ids, but the file was exported for at most {length}"
+            f"{name}: ids must be in {low}..{size - 1}, got {min(found)}..{max(found)}"
         )
-    result = np.zeros((len(arrays), length), dtype)
+    if len(shape) != 2 or any(array.ndim != 1 for array in arrays):
+        return np.stack(arrays)
+    lengths = {len(array) for array in arrays}
+    if max(lengths, default=0) > shape[1]:
+        raise ValueError(
+            f"{name} has {max(lengths)} ids, but the file was exported for at most {shape[1]}"
+        )
+    if lengths - {shape[1]} and not expected.get("padded", True):
+        raise ValueError(
+            f"{name} must have shape (B, {shape[1]}), got rows of {sorted(lengths)} ids; "
+            "the model sees padding as ids like others (no mask_zero)"
+        )
+    result = np.zeros((len(arrays), shape[1]), expected["dtype"])
     for i, array in enumerate(arrays):
         result[i, : len(array)] = array
     return result

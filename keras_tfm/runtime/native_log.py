@@ -3,8 +3,10 @@
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 
 class NativeLog:
@@ -13,12 +15,22 @@ class NativeLog:
     text: str = ""
 
 
+class _Redirection:
+    """Standard error, while any block holds it back: a file that blocks share."""
+
+    lock = threading.Lock()
+    blocks = 0
+    saved = -1
+    file: IO[bytes]
+
+
 @contextmanager
 def captured() -> Iterator[NativeLog]:
     """Holds back what is written to file descriptor 2, and prints it if the block fails.
 
     TensorFlow and LiteRT log through C++, past `sys.stderr`: banners at import, hundreds of lines
-    in a conversion. `TF_CPP_MIN_LOG_LEVEL` does not reach all of them.
+    in a conversion. `TF_CPP_MIN_LOG_LEVEL` does not reach all of them. Blocks may overlap, in one
+    thread or in several: standard error is itself again when the last one ends.
 
     >>> import os
     >>> from keras_tfm.runtime import native_log
@@ -28,19 +40,43 @@ def captured() -> Iterator[NativeLog]:
     'a banner'
     """
     log = NativeLog()
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield log
-        except BaseException:
-            os.dup2(saved, 2)
-            file.seek(0)
-            os.write(2, file.read())
-            raise
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            file.seek(0)
-            log.text = file.read().decode("utf-8", "replace")
+    start = _begin()
+    if start is None:
+        yield log
+        return
+    failed = True
+    try:
+        yield log
+        failed = False
+    finally:
+        _end(log, start, failed)
+
+
+def _begin() -> int | None:
+    """Where in the shared file this block's text begins; None: there is no standard error."""
+    with _Redirection.lock:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        if _Redirection.blocks == 0:
+            try:
+                _Redirection.saved = os.dup(2)
+            except OSError:
+                return None
+            _Redirection.file = tempfile.TemporaryFile()
+            os.dup2(_Redirection.file.fileno(), 2)
+        _Redirection.blocks += 1
+        return os.fstat(_Redirection.file.fileno()).st_size
+
+
+def _end(log: NativeLog, start: int, failed: bool) -> None:
+    with _Redirection.lock:
+        _Redirection.blocks -= 1
+        if _Redirection.blocks == 0:
+            os.dup2(_Redirection.saved, 2)
+        text = os.pread(_Redirection.file.fileno(), 1 << 24, start)
+        log.text = text.decode("utf-8", "replace")
+        if failed:
+            os.write(_Redirection.saved, text)
+        if _Redirection.blocks == 0:
+            os.close(_Redirection.saved)
+            _Redirection.file.close()
