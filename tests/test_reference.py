@@ -194,6 +194,19 @@ def test_grouped_heads_by_hand():
     np.testing.assert_allclose(actual, [[[3.0, 3.0, 5.0, 5.0]]], **EXACT)
 
 
+def test_values_may_be_wider_than_keys_by_hand():
+    # K = 1, two columns of value a head. One key: each head returns its two columns, in order.
+    weights = {
+        "query": np.ones((1, 2)),
+        "key": np.ones((4, 2)),
+        "value": np.eye(4),
+        "output": np.eye(4),
+    }
+    context = np.array([[[3.0, 5.0, 7.0, 11.0]]])
+    actual = reference.multi_head_attention(np.ones((1, 1, 1)), context, weights, num_heads=2)
+    np.testing.assert_allclose(actual, [[[3.0, 5.0, 7.0, 11.0]]], **EXACT)
+
+
 def test_grouped_heads_are_full_heads_with_repeated_keys_and_values(rng):
     x, context = rng.normal(size=(2, 5, 13)), rng.normal(size=(2, 7, 11))
     mask = rng.random(size=(2, 5, 7)) < 0.7

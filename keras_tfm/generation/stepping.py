@@ -1,5 +1,6 @@
 """Whether a model may be stepped: the same logits a token at a time as all at once."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,7 +119,7 @@ def _first_line(error: Exception) -> str:
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
     """Single steps at both ends, all between at once."""
     ends = sorted({*range(min(3, length) + 1), *range(max(length - 2, 0), length + 1)})
-    return zip(ends[:-1], ends[1:], strict=True)
+    return itertools.pairwise(ends)
 
 
 def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool:

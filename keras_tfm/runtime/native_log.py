@@ -62,7 +62,7 @@ def _begin() -> int | None:
                 _Redirection.saved = os.dup(2)
             except OSError:
                 return None
-            _Redirection.file = tempfile.TemporaryFile()
+            _Redirection.file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _end)
             os.dup2(_Redirection.file.fileno(), 2)
         _Redirection.blocks += 1
         return os.fstat(_Redirection.file.fileno()).st_size

@@ -1,0 +1,111 @@
+"""The report: its numbers against other accounts of the same file."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from keras import layers, ops
+from small_exports import MAX_LENGTH, SOURCE_LENGTH, real_file, small_file
+
+from keras_tfm import runtime
+from keras_tfm.export import export_tflite
+
+
+@pytest.fixture(scope="module")
+def report():
+    return small_file(num_layers=2)
+
+
+def test_it_is_of_the_file(report):
+    content = Path(report.path).read_bytes()
+    assert report.bytes == len(content)
+    assert report.quantization == "float32"
+    assert real_file("int8").quantization == "int8"
+
+
+def test_signatures_are_the_manifests(report):
+    assert report.signatures == runtime.load(report.path).signatures
+
+
+def test_every_graph_is_there(report):
+    names = [graph.name for graph in report.subgraphs]
+    assert sorted(names) == ["generate", "predict", "while_body", "while_cond"]
+
+
+def test_nodes_are_litert_s_own(report):
+    """LiteRT lists the nodes of the main graph, here without a delegate."""
+    interpreter = Interpreter(
+        report.path,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    interpreter.allocate_tensors()
+    counted = Counter(node["op_name"] for node in interpreter._get_ops_details())
+    assert report.subgraphs[0].operators == counted
+    assert report.subgraphs[0].nodes == counted.total()
+
+
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+def test_numbers_fit_together(quantization):
+    for graph in real_file(quantization).subgraphs:
+        assert graph.nodes == sum(graph.operators.values()) > 0
+        assert 0 <= graph.partitions <= graph.delegated <= graph.nodes
+        assert (graph.partitions == 0) == (graph.delegated == 0)
+
+
+def test_most_of_a_model_is_on_xnnpack(report):
+    """All but lookups, masks and the cache: DESIGN, "static where it can be"."""
+    for graph in report.subgraphs:
+        if graph.name != "while_cond":
+            assert graph.delegated >= 0.8 * graph.nodes
+
+
+def test_partitions_by_hand(tmp_path):
+    """XNNPACK takes no cumulative sum: dense, sum, dense is one node, a gap, one node."""
+    x = keras.Input((5,), name="x")
+    y = layers.Dense(7)(ops.cumsum(layers.Dense(3)(x), axis=-1))
+    report = export_tflite(keras.Model(x, y), tmp_path / "model.tflite")
+    (graph,) = report.subgraphs
+    assert graph.operators == {"FULLY_CONNECTED": 2, "CUMSUM": 1}
+    assert (graph.nodes, graph.delegated, graph.partitions) == (3, 2, 2)
+
+
+def test_a_branch_counts_as_it_is(tmp_path):
+    """Graphs refer to one another by number, and each in turn is made the main one."""
+    x = keras.Input((5,), name="x")
+
+    class Branch(layers.Layer):
+        def call(self, x):
+            return ops.cond(ops.sum(x) > 0.0, lambda: x * 2.0 + 1.0, lambda: ops.cumsum(x, axis=-1))
+
+    report = export_tflite(keras.Model(x, Branch()(x)), tmp_path / "model.tflite")
+    branches = {tuple(graph.operators): graph for graph in report.subgraphs[1:]}
+    assert branches.keys() == {("CUMSUM",), ("MUL", "ADD")}
+    assert branches["CUMSUM",].delegated == 0
+    assert (branches["MUL", "ADD"].delegated, branches["MUL", "ADD"].partitions) == (2, 1)
+    file = runtime.load(report.path)
+    np.testing.assert_array_equal(file.predict([[1, 1, 1, 1, 1]])["output"], [[3, 3, 3, 3, 3]])
+    np.testing.assert_array_equal(
+        file.predict([[-1, -1, 0, 0, 0]])["output"], [[-1, -2, -2, -2, -2]]
+    )
+
+
+def test_a_table_for_people(report):
+    lines = str(report).splitlines()
+    assert lines[0] == f"{report.path}: {report.bytes / 1e6:.2f} MB, float32"
+    assert lines[1] == (
+        f"  generate(source (1, {SOURCE_LENGTH}) int32) -> tokens (1, {MAX_LENGTH}) int32"
+    )
+    rows = {line.split()[0]: line.split()[1:] for line in lines[4:-1]}
+    for graph in report.subgraphs:
+        numbers = [graph.nodes, graph.delegated, graph.partitions]
+        assert rows[graph.name] == [str(number) for number in numbers]
+    assert lines[-1] == "  Flex and custom operators: none"
+
+
+def test_asdict(report):
+    assert report.asdict() == asdict(report)
+    assert report.asdict()["subgraphs"][0]["operators"]["WHILE"] == 1

@@ -1,0 +1,311 @@
+"""`Generator` and `generate`: the right tokens and scores, and what they refuse."""
+
+import keras
+import numpy as np
+import pytest
+from small_models import (
+    BLOCK,
+    DIM,
+    SOURCE_SIZE,
+    SOURCES,
+    START,
+    TARGET_SIZE,
+    brute_force,
+    decoder_only,
+    encoder_decoder,
+    log_softmax,
+    logits_of,
+    randomize,
+    unpadded,
+)
+
+from keras_tfm.generation import Generator, Greedy, generate
+from keras_tfm.layers import MultiHeadCrossAttention, TokenEmbedding, TransformerDecoderBlock
+from keras_tfm.models import transformer
+
+MAX_LENGTH = 9
+# Logits of order 1 differ by 1e-6 between a full pass and steps; eight log-probabilities add up.
+SCORE = 1e-5
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["post_norm", "pre_norm"])
+def model(request):
+    return encoder_decoder(request.param, num_layers=1 if request.param else 2)
+
+
+@pytest.fixture(scope="module")
+def generator(model):
+    return Generator(model, MAX_LENGTH, START)
+
+
+def expect(model, end_id=None, prompts=None):
+    """What brute force makes of each source, by itself and without its padding."""
+    prompts = [[START]] * len(SOURCES) if prompts is None else prompts
+    rows = zip(SOURCES, prompts, strict=True)
+    return [brute_force(model, unpadded(row), prompt, MAX_LENGTH, end_id) for row, prompt in rows]
+
+
+def assert_generated(generated, expected):
+    tokens, scores, margins = zip(*expected, strict=True)
+    assert min(margins) > 1e-4  # far above rounding: no tie decides a token
+    assert generated.tokens.tolist() == list(tokens)
+    assert generated.tokens.dtype == np.int32
+    np.testing.assert_allclose(generated.scores, scores, rtol=0.0, atol=SCORE)
+
+
+def test_greedy_is_brute_force_whatever_the_padding(model, generator):
+    expected = expect(model)
+    rows = [tokens for tokens, _, _ in expected]
+    assert len({tuple(row) for row in rows}) >= 3  # the sources are told apart
+    assert len({token for row in rows for token in row}) >= 5
+    assert_generated(generator({"source": SOURCES}), expected)
+
+
+def test_a_batch_is_its_rows_one_by_one(generator):
+    rows = np.concatenate([generator(row[np.newaxis]).tokens for row in SOURCES])
+    assert generator(SOURCES).tokens.tolist() == rows.tolist()
+
+
+def test_scores_are_log_probabilities_of_the_full_pass(model, generator):
+    tokens, scores = generator(SOURCES)
+    steps = log_softmax(logits_of(model, SOURCES, tokens[:, :-1]))
+    gained = np.take_along_axis(steps, tokens[:, 1:, np.newaxis].astype("int64"), axis=2)[..., 0]
+    np.testing.assert_allclose(scores, gained.sum(axis=1), rtol=0.0, atol=SCORE)
+    assert scores.dtype == np.float32
+
+
+def test_rows_that_end_are_filled_with_zeros(model, generator):
+    rows = [row.tolist() for row in generator(SOURCES).tokens]
+
+    def lengths(end_id):
+        return {row.index(end_id, 1) if end_id in row[1:] else MAX_LENGTH for row in rows}
+
+    end_id = max(range(1, TARGET_SIZE), key=lambda end_id: len(lengths(end_id)))
+    assert len(lengths(end_id)) >= 3  # rows end at different steps
+    assert_generated(generate(model, SOURCES, MAX_LENGTH, START, end_id), expect(model, end_id))
+
+
+def test_all_rows_may_end_at_once(model, generator):
+    end_id = int(generator(SOURCES[:1]).tokens[0, 1])
+    generated = generate(model, SOURCES[:1], MAX_LENGTH, START, end_id)
+    assert generated.tokens.tolist() == [[START, end_id] + [0] * (MAX_LENGTH - 2)]
+
+
+def test_the_start_token_may_be_the_end_token(model, generator):
+    """As in translation models that begin with the end of a sentence."""
+
+    def returns(start):
+        prompts = np.full((len(SOURCES), 1), start)
+        return (generator({"source": SOURCES, "target": prompts}).tokens[:, 1:] == start).any()
+
+    start = next(start for start in range(1, TARGET_SIZE) if returns(start))
+    expected = expect(model, start, [[start]] * len(SOURCES))
+    assert_generated(generate(model, SOURCES, MAX_LENGTH, start, end_id=start), expected)
+
+
+@pytest.mark.parametrize("max_length", [2, 5])
+def test_max_length_counts_the_start_token(model, generator, max_length):
+    tokens = generate(model, SOURCES, max_length, START).tokens
+    assert tokens.tolist() == generator(SOURCES).tokens[:, :max_length].tolist()
+
+
+@pytest.mark.parametrize("length", [2, 3, MAX_LENGTH - 1])
+def test_prompts_are_continued(model, generator, length):
+    prompts = np.random.default_rng(5).integers(1, TARGET_SIZE, (len(SOURCES), length)).tolist()
+    generated = generator({"source": SOURCES, "target": prompts})
+    assert_generated(generated, expect(model, prompts=prompts))
+
+
+@pytest.mark.parametrize("prompt", [[1, 0, 7], [0, 0, 7], [3, 5, 0]])
+def test_zeros_in_a_prompt_are_padding(model, generator, prompt):
+    """No key, at whatever place, but a place of its own: as in the full pass."""
+    generated = generator({"source": SOURCES, "target": [prompt] * len(SOURCES)})
+    assert_generated(generated, expect(model, prompts=[prompt] * len(SOURCES)))
+
+
+@pytest.mark.parametrize("normalize_first", [False, True])
+@pytest.mark.parametrize("length", [1, 3])
+def test_decoder_only(normalize_first, length):
+    model = decoder_only(normalize_first)
+    prompts = np.random.default_rng(7).integers(1, TARGET_SIZE, (3, length))
+    expected = [brute_force(model, None, prompt, MAX_LENGTH) for prompt in prompts.tolist()]
+    assert_generated(generate(model, prompts, MAX_LENGTH), expected)
+    assert_generated(generate(model, {"tokens": prompts}, MAX_LENGTH), expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_builder_has_tied_logits(shared):
+    sizes = (TARGET_SIZE, TARGET_SIZE) if shared else (SOURCE_SIZE, TARGET_SIZE)
+    options = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 17}
+    model = transformer(*sizes, normalize_first=True, **options)
+    randomize(model, 17)
+    assert_generated(generate(model, SOURCES, MAX_LENGTH, START), expect(model))
+
+
+def test_weights_that_change_are_seen():
+    """As when a generator is made before training, or kept through it."""
+    model = encoder_decoder()
+    generator = Generator(model, MAX_LENGTH, START)
+    before = generator(SOURCES).tokens
+    randomize(model, seed=8)
+    assert_generated(generator(SOURCES), expect(model))
+    assert not np.array_equal(before, generator(SOURCES).tokens)
+
+
+def test_a_strategy_chooses():
+    class Least(Greedy):
+        def choose(self, logits):
+            return super().choose(-logits)
+
+    model = encoder_decoder()
+    tokens, scores = generate(model, SOURCES[:1], 3, START, strategy=Least())
+    first = logits_of(model, SOURCES[:1], [[START]])[0, -1]
+    assert tokens[0, 1] == np.argmin(first)
+    second = logits_of(model, SOURCES[:1], tokens[:, :2])[0, -1]
+    assert tokens[0, 2] == np.argmin(second)
+    expected = log_softmax(first).min() + log_softmax(second).min()
+    np.testing.assert_allclose(scores, [expected], rtol=0.0, atol=SCORE)
+
+
+def test_ties_go_to_the_lowest_id():
+    model = encoder_decoder()
+    model.get_layer("head").kernel.assign(np.zeros((7, TARGET_SIZE)))
+    model.get_layer("head").bias.assign(np.eye(TARGET_SIZE)[5] + np.eye(TARGET_SIZE)[8])
+    assert generate(model, SOURCES[:1], 4, START).tokens.tolist() == [[START, 5, 5, 5]]
+
+
+def test_no_rows_in_no_rows_out():
+    generated = generate(encoder_decoder(), SOURCES[:0], MAX_LENGTH, START, end_id=2)
+    assert generated.tokens.shape == (0, MAX_LENGTH)
+    assert generated.scores.shape == (0,)
+
+
+def test_a_source_of_length_0_is_one_of_padding_alone(generator):
+    """As the runtime has it, which pads what is short."""
+    padding, empty = (generator(np.zeros((1, n), "int32")) for n in (3, 0))
+    assert np.isfinite(padding.scores).all()
+    assert empty.tokens.tolist() == padding.tokens.tolist()
+
+
+def test_ids_may_be_lists_and_of_any_integer_type(generator):
+    tokens = generator(SOURCES).tokens.tolist()
+    assert generator(SOURCES.tolist()).tokens.tolist() == tokens
+    assert generator(SOURCES.astype("uint8")).tokens.tolist() == tokens
+    assert generator(keras.ops.convert_to_tensor(SOURCES, "int64")).tokens.tolist() == tokens
+
+
+# Refused
+
+
+@pytest.fixture(scope="module")
+def small():
+    return Generator(encoder_decoder(), 5, START)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ([[11, 3]], ValueError, r"source: ids must be in 0\.\.10, got 3\.\.11"),
+        ([[-1, 3]], ValueError, r"source: ids must be in 0\.\.10, got -1\.\.3"),
+        # 3 in 32 bits
+        ([[2**32 + 3]], ValueError, r"source: ids must be in 0\.\.10, got 4294967299"),
+        ([[3.0, 4.0]], TypeError, r"input 'source' must be integers, got float64"),
+        ([[True, False]], TypeError, r"input 'source' must be integers, got bool"),
+        ({"source": [[3]], "target": [[13]]}, ValueError, r"target: ids must be in 0\.\.12"),
+        ({"source": [[3]], "target": [[1.0]]}, TypeError, r"'target' must be integers"),
+        ({"sauce": [[3]]}, ValueError, r"missing: \['source'\], unknown: \['sauce'\]"),
+        ({}, ValueError, r"missing: \['source'\], unknown: \[\]"),
+        ({"target": [[1]]}, ValueError, r"missing: \['source'\]"),
+        ({"source": [[3]], "x": [[1]]}, ValueError, r"missing: \[\], unknown: \['x'\]"),
+    ],
+)
+def test_bad_inputs(small, inputs, error, message):
+    with pytest.raises(error, match=message):
+        small(inputs)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 0), (1, 5), (1, 7), (1, 2, 2)])
+def test_bad_prompts(small, shape):
+    prompt = np.ones(shape, "int32")
+    with pytest.raises(
+        ValueError, match=r"prompt must have shape \(B, P\) with 0 < P < max_length"
+    ):
+        small({"source": SOURCES[:1], "target": prompt})
+
+
+@pytest.mark.parametrize(("sources", "prompts"), [(1, 2), (2, 1), (2, 3)])
+def test_inputs_of_unequal_rows(small, sources, prompts):
+    inputs = {"source": SOURCES[:sources], "target": np.ones((prompts, 1), "int32")}
+    with pytest.raises(ValueError, match="rows"):
+        small(inputs)
+
+
+@pytest.mark.parametrize("source", [3, [3, 4], [[[3, 4]]]])
+def test_sources_of_another_rank(small, source):
+    with pytest.raises(ValueError, match=r"source.* shape"):
+        small(source)
+
+
+def test_ragged_sources(small):
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        small([[3, 4], [5]])
+
+
+def test_neither_start_nor_prompt():
+    with pytest.raises(ValueError, match="give a start_id, or a prompt as the input 'target'"):
+        generate(encoder_decoder(), SOURCES, 5)
+
+
+@pytest.mark.parametrize("inputs", [{}, {"tokens": [[]]}])
+def test_no_prompt_for_a_model_of_its_target_alone(inputs):
+    with pytest.raises(ValueError, match="prompt"):
+        Generator(decoder_only(num_layers=1), 5)(inputs)
+
+
+def test_one_array_for_several_inputs():
+    names = ("a", "b", "target")
+    a, b, target = (keras.Input((None,), dtype="int32", name=name) for name in names)
+    embedding = TokenEmbedding(TARGET_SIZE, DIM)
+    context = keras.layers.Add()([embedding(a), embedding(b)])
+    x = TransformerDecoderBlock(**BLOCK)(embedding(target), context)
+    generator = Generator(keras.Model([a, b, target], embedding(x, reverse=True)), 5, START)
+    assert generator({"a": [[3]], "b": [[4]]}).tokens.shape == (1, 5)
+    with pytest.raises(ValueError, match=r"the model has inputs \['a', 'b'\]: give a dictionary"):
+        generator(SOURCES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_length": 1}, r"max_length must be at least 2, the start token included, got 1"),
+        ({"start_id": 13}, r"start_id must be in 0\.\.12, got 13"),
+        ({"start_id": -1}, r"start_id must be in 0\.\.12, got -1"),
+        ({"end_id": 13}, r"end_id must be in 0\.\.12, got 13"),
+        ({"target": "sauce"}, r"no input 'sauce' to step, its inputs are \['source', 'target'\]"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        Generator(encoder_decoder(), **{"max_length": 5, "start_id": 1, **options})
+
+
+def test_logits_over_more_ids_than_the_target_takes():
+    """Such a model would choose an id, 15 say, that its own embedding does not have."""
+    model = encoder_decoder(head=keras.layers.Dense(TARGET_SIZE + 4))
+    with pytest.raises(ValueError, match=r"17.*13|13.*17"):
+        Generator(model, 5, START)
+
+
+def test_a_mask_of_floats_is_refused():
+    """0 and -1e9 as booleans mean the opposite."""
+    keep = keras.Input((None,), dtype="bool", name="keep")
+    source, target = (keras.Input((None,), dtype="int32", name=n) for n in ("source", "target"))
+    context = TokenEmbedding(SOURCE_SIZE, DIM)(source)
+    x = MultiHeadCrossAttention(num_heads=2, head_dim=3)(
+        TokenEmbedding(TARGET_SIZE, DIM)(target), context, context_mask=keep
+    )
+    inputs = {"keep": keep, "source": source, "target": target}
+    generator = Generator(keras.Model(inputs, keras.layers.Dense(TARGET_SIZE)(x)), 5, START)
+    assert generator({"source": [[3, 4]], "keep": [[True, False]]}).tokens.shape == (1, 5)
+    with pytest.raises(TypeError, match=r"keep.*bool.*float"):
+        generator({"source": [[3, 4]], "keep": [[0.0, -1e9]]})

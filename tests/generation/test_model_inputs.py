@@ -1,0 +1,148 @@
+"""The inputs of a model: their names, the one that is stepped, the ids they take."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from small_models import (
+    SOURCE_SIZE,
+    SOURCES,
+    START,
+    TARGET_SIZE,
+    brute_force,
+    encoder_decoder,
+    unpadded,
+)
+
+from keras_tfm.generation import Generator
+from keras_tfm.generation.model_inputs import (
+    call_model,
+    find_target,
+    input_names,
+    input_specs,
+    vocabulary_sizes,
+)
+from keras_tfm.layers import TokenEmbedding
+
+STRUCTURES = {
+    "dict": dict,
+    "dict in another order": lambda inputs: dict(reversed(inputs.items())),
+    "list": lambda inputs: list(inputs.values()),
+    "list in another order": lambda inputs: list(reversed(inputs.values())),
+    "tuple": lambda inputs: tuple(inputs.values()),
+}
+
+
+@pytest.fixture(scope="module", params=STRUCTURES)
+def model(request):
+    return encoder_decoder(structure=STRUCTURES[request.param])
+
+
+def test_each_name_has_its_own_vocabulary(model):
+    assert vocabulary_sizes(model) == {"source": SOURCE_SIZE, "target": TARGET_SIZE}
+
+
+def test_each_name_has_its_own_tensor(model):
+    specs = input_specs(model)
+    assert {name: x.name for name, x in specs.items()} == {"source": "source", "target": "target"}
+
+
+def test_a_model_generates_whatever_its_structure(model):
+    prompt = [START, 12]  # 12 is in the target's vocabulary alone
+    expected = brute_force(encoder_decoder(), unpadded(SOURCES[0]), prompt, 5)[0]
+    inputs = {"source": SOURCES[:1], "target": [prompt]}
+    assert Generator(model, 5)(inputs).tokens.tolist() == [expected]
+
+
+def test_call_model_takes_names(model):
+    inputs = {"target": np.array([[1, 12, 3]]), "source": SOURCES[:1]}
+    expected = encoder_decoder()(inputs)
+    np.testing.assert_array_equal(call_model(model, inputs), expected)
+
+
+@pytest.mark.parametrize("structure", [lambda x: x, lambda x: [x], lambda x: {"ids": x}])
+def test_a_model_of_one_input(structure):
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    x = TokenEmbedding(TARGET_SIZE, 7)(ids)
+    model = keras.Model(structure(ids), layers.Dense(TARGET_SIZE)(x))
+    assert input_names(model) == ["ids"]
+    assert find_target(model) == "ids"
+    assert vocabulary_sizes(model) == {"ids": TARGET_SIZE}
+    assert Generator(model, 5)(np.array([[3, 4]])).tokens[:, :2].tolist() == [[3, 4]]
+
+
+def two_inputs(names):
+    inputs = [keras.Input((None,), dtype="int32", name=name) for name in names]
+    return keras.Model(inputs, layers.Add()([TokenEmbedding(5, 3)(x) for x in inputs]))
+
+
+def test_the_target_by_default():
+    assert find_target(two_inputs(["source", "target"])) == "target"
+    assert find_target(two_inputs(["a", "b"]), "b") == "b"
+    with pytest.raises(ValueError, match=r"no input 'target' to step, its inputs are \['a', 'b'\]"):
+        find_target(two_inputs(["a", "b"]))
+    with pytest.raises(ValueError, match=r"no input 'c' to step"):
+        find_target(two_inputs(["a", "b"]), "c")
+
+
+class Subclassed(keras.Model):
+    def call(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "model", [Subclassed(), keras.Sequential([layers.Dense(3)]), layers.Dense(3), None]
+)
+def test_only_functional_models(model):
+    with pytest.raises(TypeError, match=r"expected a functional keras.Model .* got "):
+        input_names(model)
+
+
+# Vocabularies. What they rest on, `_inbound_nodes`, is not public: these tests guard it.
+
+
+def ids(name):
+    return keras.Input((None,), dtype="int32", name=name)
+
+
+def test_a_shared_embedding_counts_for_both_inputs():
+    source, target, embedding = ids("source"), ids("target"), TokenEmbedding(11, 7)
+    x = layers.Add()([embedding(source), embedding(target)])
+    model = keras.Model([source, target], embedding(x, reverse=True))
+    assert vocabulary_sizes(model) == {"source": 11, "target": 11}
+
+
+def test_an_embedding_shared_with_another_model_counts_where_it_is_used():
+    embedding = TokenEmbedding(11, 7)
+    other = ids("other")
+    keras.Model(other, embedding(other))
+    source = ids("source")
+    assert vocabulary_sizes(keras.Model(source, embedding(source))) == {"source": 11}
+
+
+@pytest.mark.parametrize("sizes", [(11, 5), (5, 11)])
+def test_two_embeddings_of_one_input_allow_what_both_have(sizes):
+    source = ids("source")
+    x = layers.Concatenate()([TokenEmbedding(size, 7)(source) for size in sizes])
+    assert vocabulary_sizes(keras.Model(source, x)) == {"source": 5}
+
+
+def test_keras_embeddings_count():
+    source = ids("source")
+    assert vocabulary_sizes(keras.Model(source, layers.Embedding(11, 7)(source))) == {"source": 11}
+
+
+def test_what_is_not_looked_up_has_no_vocabulary():
+    source, features = ids("source"), keras.Input((None, 7), name="features")
+    x = layers.Add()([TokenEmbedding(11, 7)(source), features])
+    assert vocabulary_sizes(keras.Model([source, features], x)) == {"source": 11}
+
+
+# Keras's own saving makes NumPy arrays of variables.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_model_that_was_saved_and_loaded(tmp_path):
+    model = encoder_decoder()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert input_names(loaded) == ["source", "target"]
+    assert vocabulary_sizes(loaded) == {"source": SOURCE_SIZE, "target": TARGET_SIZE}

@@ -1,0 +1,399 @@
+"""What every public layer promises, layer by layer."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from execution import GRAPHS, execute, saving
+from keras_weights import randomize
+
+import keras_tfm.layers
+from keras_tfm.layers import (
+    FeedForward,
+    MultiHeadCrossAttention,
+    MultiHeadSelfAttention,
+    PositionalEncoding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+    TransformerEncoderBlock,
+)
+
+B, T, S, D, C, F, V = 2, 5, 7, 6, 11, 13, 17
+rng = np.random.default_rng(23)
+X = rng.normal(size=(B, T, D)).astype("float32")
+CONTEXT = rng.normal(size=(B, S, C)).astype("float32")
+IDS = rng.integers(1, V, size=(B, T)).astype("int32")
+MASK = np.array([[True, True, False, True, True], [False, True, True, False, False]])
+CONTEXT_MASK = np.array([[True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+PAIRS = rng.random((B, T, T)) < 0.7
+GLOROT = keras.initializers.GlorotNormal(seed=3)
+BIAS = keras.initializers.Constant(0.25)
+PROJECTIONS = {"kernel_initializer": GLOROT, "bias_initializer": BIAS}
+HEADS = {"num_heads": 4, "head_dim": 3, "value_dim": 5, "num_key_value_heads": 2}
+
+
+@dataclasses.dataclass
+class Case:
+    """A layer, arguments that are not the defaults, and what it is called with."""
+
+    layer: type[keras.layers.Layer]
+    options: dict[str, Any]
+    inputs: tuple[np.ndarray, ...]
+    keywords: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def make(self, **options):
+        """A layer with random weights, the same each time."""
+        layer = self.layer(**{**self.options, **options})
+        layer(*self.inputs, **self.keywords)
+        return randomize(layer)
+
+    def call(self, layer):
+        return layer(*self.inputs, **self.keywords)
+
+    def model(self, layer):
+        """A functional model of the layer, its arrays in the order of its inputs, masks last."""
+        inputs = [keras.Input(x.shape[1:], dtype=str(x.dtype)) for x in self.inputs]
+        keywords = {
+            name: keras.Input(x.shape[1:], dtype=str(x.dtype)) for name, x in self.keywords.items()
+        }
+        return keras.Model([*inputs, *keywords.values()], layer(*inputs, **keywords))
+
+    @property
+    def arrays(self):
+        return [*self.inputs, *self.keywords.values()]
+
+
+BLOCK = {
+    "intermediate_dim": F, "dropout": 0.3, "attention_dropout": 0.2, "activation": "gelu",
+    "layer_norm_epsilon": 1e-3, "normalize_first": True, **HEADS, **PROJECTIONS,
+}  # fmt: skip
+CASES = {
+    "TokenEmbedding": Case(
+        TokenEmbedding,
+        {
+            "vocabulary_size": V,
+            "dim": D,
+            "scale": True,
+            "mask_zero": True,
+            "embeddings_initializer": GLOROT,
+        },
+        (IDS,),
+    ),
+    "PositionalEncoding": Case(PositionalEncoding, {"max_wavelength": 50.0, "dropout": 0.3}, (X,)),
+    "FeedForward": Case(
+        FeedForward,
+        {"intermediate_dim": F, "activation": "gelu", "dropout": 0.3, **PROJECTIONS},
+        (X,),
+    ),
+    "MultiHeadSelfAttention": Case(
+        MultiHeadSelfAttention, {"causal": True, "dropout": 0.3, **HEADS, **PROJECTIONS}, (X,)
+    ),
+    "MultiHeadSelfAttention, masked": Case(
+        MultiHeadSelfAttention,
+        {"num_heads": 3, "use_bias": False},
+        (X,),
+        {"mask": MASK, "attention_mask": PAIRS},
+    ),
+    "MultiHeadCrossAttention": Case(
+        MultiHeadCrossAttention,
+        {"dropout": 0.3, **HEADS, **PROJECTIONS},
+        (X, CONTEXT),
+        {"context_mask": CONTEXT_MASK},
+    ),
+    "TransformerEncoderBlock": Case(TransformerEncoderBlock, BLOCK, (X,), {"mask": MASK}),
+    "TransformerEncoderBlock, defaults": Case(
+        TransformerEncoderBlock, {"intermediate_dim": F, "num_heads": 2}, (X,)
+    ),
+    "TransformerDecoderBlock": Case(
+        TransformerDecoderBlock,
+        BLOCK,
+        (X, CONTEXT),
+        {"mask": MASK, "context_mask": CONTEXT_MASK, "attention_mask": PAIRS},
+    ),
+    "TransformerDecoderBlock, decoder only": Case(
+        TransformerDecoderBlock,
+        {"intermediate_dim": F, "num_heads": 3, "cross_attention": False, "use_bias": False},
+        (X,),
+    ),
+}
+
+LEARNING = {name: case for name, case in CASES.items() if case.layer is not PositionalEncoding}
+INITIALIZED = {
+    name: case for name, case in CASES.items() if any("initializer" in key for key in case.options)
+}
+every_layer = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def test_every_public_layer_has_a_case():
+    public = {
+        name
+        for name in keras_tfm.layers.__all__
+        if isinstance(getattr(keras_tfm.layers, name), type)
+        and issubclass(getattr(keras_tfm.layers, name), keras.layers.Layer)
+    }
+    assert public == {case.layer.__name__ for case in CASES.values()}
+
+
+# Configuration and files
+
+
+@every_layer
+def test_the_configuration_makes_the_layer_again(case):
+    layer = case.make(name="here", dtype="mixed_bfloat16", trainable=False)
+    config = layer.get_config()
+    wanted = {name: case.options[name] for name in case.options if "initializer" not in name}
+    assert {name: config[name] for name in wanted} == wanted
+    for again in (
+        case.layer.from_config(config),
+        keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer)),
+    ):
+        assert type(again) is case.layer
+        assert again.get_config() == config
+        assert (again.name, again.trainable) == ("here", False)
+        case.call(again)
+        again.set_weights(layer.get_weights())
+        assert_close(case.call(again), case.call(layer), 0.0)
+
+
+@every_layer
+def test_every_argument_is_in_the_configuration(case):
+    """Also those of which the case gives no value."""
+    import inspect
+
+    arguments = set()
+    for cls in case.layer.__mro__:
+        if cls is keras.layers.Layer:
+            break
+        arguments |= set(inspect.signature(cls.__init__).parameters)
+    assert arguments - {"self", "kwargs"} <= set(case.make().get_config())
+
+
+@saving
+@every_layer
+def test_fault_42_a_keras_file_holds_the_layer(case, tmp_path):
+    model = case.model(case.make())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")  # safe_mode, as is the default
+    assert_close(loaded(case.arrays), model(case.arrays), 0.0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = case.model(randomize(case.make(), seed=1))
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_close(other(case.arrays), model(case.arrays), 0.0)
+
+
+# The ways to run it
+
+
+@every_layer
+def test_symbolic_equals_eager(case):
+    layer = case.make()
+    y = case.call(layer)
+    model = case.model(layer)
+    assert model.output.shape == (None, *y.shape[1:])
+    assert model.output.dtype == keras.backend.standardize_dtype(y.dtype)
+    assert_close(model(case.arrays), y, 0.0)
+    shapes = [x.shape for x in case.inputs]
+    assert tuple(layer.compute_output_shape(*shapes)) == tuple(y.shape)
+
+
+@every_layer
+def test_lengths_may_be_unknown(case):
+    layer = case.make()
+    inputs = [keras.Input((None, *x.shape[2:]), dtype=str(x.dtype)) for x in case.inputs]
+    y = layer(*inputs)
+    assert y.shape == (None, None, D)
+    model = keras.Model(inputs, y)
+    expected = layer(*case.inputs)
+    # As the same sums in another order.
+    assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)
+
+
+@every_layer
+@pytest.mark.parametrize("mode", GRAPHS)
+def test_fault_03_graph_and_xla_equal_eager(case, mode):
+    layer = case.make()
+    count = len(case.inputs)
+
+    def run(*arrays):
+        return layer(*arrays[:count], **dict(zip(case.keywords, arrays[count:], strict=True)))
+
+    actual = execute(mode, run, *case.arrays)
+    # XLA fuses and reorders: some roundings of 6e-8 through three sublayers.
+    assert_close(actual, case.call(layer), 1e-5 if mode == "xla" else 1e-6)
+
+
+@every_layer
+@pytest.mark.parametrize(
+    ("policy", "tolerance"),
+    [
+        # Some ten roundings of values of both signs, each of 4e-3 in bfloat16 and 5e-4 in float16.
+        ("mixed_bfloat16", 2e-2),
+        ("mixed_float16", 4e-3),
+    ],
+)
+def test_fault_01_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
+    layer = case.make(dtype=policy)
+    y = case.call(layer)
+    assert keras.backend.standardize_dtype(y.dtype) == policy.removeprefix("mixed_")
+    assert all(weight.dtype == "float32" for weight in layer.weights)
+    assert_close(y, case.call(case.make()), tolerance)
+
+
+@every_layer
+def test_float64_is_not_worse_than_float32(case):
+    layer = case.make(dtype="float64")
+    y = case.call(layer)
+    assert keras.backend.standardize_dtype(y.dtype) == "float64"
+    # float32's roundings of 6e-8, and positions and the softmax in float32 in both.
+    assert_close(y, case.call(case.make()), 1e-5)
+
+
+@every_layer
+def test_training_is_random_where_there_is_dropout_and_inference_is_not(case):
+    layer = case.make()
+    still = [to_numpy(case.call(layer)) for _ in range(2)]
+    np.testing.assert_array_equal(*still)
+    if case.options.get("dropout"):
+        moved = [to_numpy(layer(*case.inputs, **case.keywords, training=True)) for _ in range(2)]
+        assert np.any(moved[0] != moved[1])
+        assert np.any(moved[0] != still[0])
+
+
+# Masks
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES.values() if "mask" in case.keywords],
+    ids=lambda case: case.layer.__name__,
+)
+def test_an_explicit_mask_goes_on_to_the_next_layer(case, implicit):
+    """Whether or not the input carries another one."""
+    x, *others = case.inputs
+    if implicit:
+        x = keras.layers.Masking(99.0)(np.where(np.arange(T)[:, None] == 3, 99.0, x))
+        np.testing.assert_array_equal(x._keras_mask, np.arange(T) + np.zeros((B, 1)) != 3)
+    y = case.make()(x, *others, **case.keywords)
+    np.testing.assert_array_equal(y._keras_mask, MASK)
+
+
+# Weights
+
+
+def shapes_of(layer):
+    """The shape of every weight by its path within the layer."""
+    return {weight.path.split("/", 1)[1]: tuple(weight.shape) for weight in layer.weights}
+
+
+def test_widths_by_hand():
+    """H = 4, K = 3, V = 5, G = 2: queries 12 wide, keys 6, values 10, what they make 20."""
+    fused, output = {"kernel": (D, 12 + 6 + 10), "bias": (28,)}, {"kernel": (20, D), "bias": (D,)}
+    attend = {
+        **{f"query_key_value/{name}": shape for name, shape in fused.items()},
+        **{f"output_projection/{name}": shape for name, shape in output.items()},
+    }
+    cross = {
+        "query/kernel": (D, 12), "query/bias": (12,),
+        "key/kernel": (C, 6), "key/bias": (6,),
+        "value/kernel": (C, 10), "value/bias": (10,),
+        **{f"output_projection/{name}": shape for name, shape in output.items()},
+    }  # fmt: skip
+    feed = {
+        "inner/kernel": (D, F), "inner/bias": (F,), "outer/kernel": (F, D), "outer/bias": (D,)
+    }  # fmt: skip
+    norm = {"norm/gamma": (D,), "norm/beta": (D,)}
+
+    def within(**parts):
+        return {f"{part}/{name}": s for part, names in parts.items() for name, s in names.items()}
+
+    encoder = within(
+        self_attention=attend,
+        self_attention_residual=norm,
+        feed_forward=feed,
+        feed_forward_residual=norm,
+    )
+    decoder = encoder | within(cross_attention=cross, cross_attention_residual=norm)
+    for name, expected in (
+        ("MultiHeadSelfAttention", attend),
+        ("MultiHeadCrossAttention", cross),
+        ("FeedForward", feed),
+        ("TransformerEncoderBlock", encoder),
+        ("TransformerDecoderBlock", decoder),
+        ("TokenEmbedding", {"embeddings": (V, D)}),
+        ("PositionalEncoding", {}),
+    ):
+        assert shapes_of(CASES[name].make()) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FeedForward",
+        "MultiHeadSelfAttention",
+        "MultiHeadCrossAttention",
+        "TransformerEncoderBlock",
+        "TransformerDecoderBlock",
+    ],
+)
+def test_without_biases_there_are_none(name):
+    """But for those of the norms, which are called beta."""
+    case = CASES[name]
+    assert any("bias" in path for path in shapes_of(case.make(use_bias=True)))
+    assert not any("bias" in path for path in shapes_of(case.make(use_bias=False)))
+
+
+@pytest.mark.parametrize("case", INITIALIZED.values(), ids=INITIALIZED)
+def test_the_initializers_are_used(case):
+    layer = case.layer(**case.options)
+    case.call(layer)
+    for weight in layer.weights:
+        kind = weight.path.rsplit("/", 1)[-1]
+        if kind == "bias":
+            np.testing.assert_array_equal(weight, 0.25)
+        elif kind in ("kernel", "embeddings"):
+            np.testing.assert_array_equal(weight, GLOROT.clone()(weight.shape))
+
+
+@pytest.mark.parametrize("case", LEARNING.values(), ids=LEARNING)
+def test_a_fit_step_changes_every_weight(case):
+    layer = case.make()
+    model = case.model(layer)
+    target = rng.normal(size=to_numpy(case.call(layer)).shape)
+    before = {weight.path: to_numpy(weight) for weight in layer.trainable_weights}
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    history = model.fit(case.arrays, target, epochs=1, batch_size=B, verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    for weight in layer.trainable_weights:
+        if weight.path.endswith("/key/bias"):
+            continue  # adds the same to all scores of a query: the softmax takes it away again
+        changed = to_numpy(weight) != before[weight.path]
+        # Of a table, the rows of the ids; of a fused bias, all but the keys'; and dropout.
+        assert np.mean(changed) > 0.2, weight.path
+
+
+@every_layer
+def test_paths_of_weights_are_unique_and_stable(case):
+    """However the layer is built: outright, when it is called, or by a functional model."""
+    built = case.layer(**case.options, name="layer")
+    built.build(*(x.shape for x in case.inputs))
+    called = case.layer(**case.options, name="layer")
+    case.call(called)
+    symbolic = case.layer(**case.options, name="layer")
+    case.model(symbolic)
+    paths = [[weight.path for weight in layer.weights] for layer in (built, called, symbolic)]
+    assert len(set(paths[0])) == len(paths[0])
+    assert paths[0] == paths[1] == paths[2]
+    assert all(path.startswith("layer/") for path in paths[0])
+
+
+@every_layer
+def test_names_do_not_matter(case):
+    """Two layers side by side in one model keep their weights apart."""
+    first, second = case.make(), randomize(case.make(), seed=1)
+    assert_close(case.call(first), case.call(case.make()), 0.0)
+    if first.weights:
+        assert np.any(to_numpy(case.call(first)) != to_numpy(case.call(second)))

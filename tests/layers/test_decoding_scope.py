@@ -1,0 +1,541 @@
+import keras
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from execution import MODES, compiled, tensorflow_only
+from keras import ops
+from keras_weights import built, randomize
+
+from keras_tfm.layers import (
+    DecodingScope,
+    MultiHeadCrossAttention,
+    MultiHeadSelfAttention,
+    PositionalEncoding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+    TransformerEncoderBlock,
+)
+
+# Float32 rounds at 6e-8; the same sums in another order, through up to five blocks.
+FLOAT32 = 1e-5
+
+B, T, S, D, V = 2, 7, 5, 6, 11
+# How many tokens each step is given.
+STEPS = {
+    "ones": [1] * 7, "twos": [2, 2, 2, 1], "threes": [3, 3, 1], "prefill": [5, 1, 1], "whole": [7]
+}  # fmt: skip
+# Rows that end, that begin with padding, and that have a gap.
+TARGET = np.array([[3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 0, 0, 0, 0]])
+LEFT = np.array([[0, 0, 3, 4, 5, 6, 7], [0, 1, 2, 0, 3, 0, 4]])
+SOURCE = np.array([[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]])
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(7).normal(size=(B, T, D)).astype("float32")
+
+
+@pytest.fixture
+def context():
+    return np.random.default_rng(8).normal(size=(B, S, D)).astype("float32")
+
+
+def stepped(function, steps, length=T, position=lambda p: p):
+    """The outputs of `function(start, end)`, called step by step, joined; and the last cache."""
+    outputs, cache, start = [], None, 0
+    for n in steps:
+        with DecodingScope(cache, position=position(start) if start else 0, length=length) as scope:
+            outputs.append(to_numpy(function(start, start + n)))
+        cache, start = scope.cache, start + n
+    return np.concatenate(outputs, axis=1), cache
+
+
+def decoder_only(num_layers=2, first=False, **options):
+    """Ids (B, T) to logits, tied, positions and all."""
+    embedding = TokenEmbedding(V, D, scale=True, mask_zero=True)
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = PositionalEncoding()(embedding(target))
+    for _ in range(num_layers):
+        block = TransformerDecoderBlock(
+            13, 2, cross_attention=False, normalize_first=first, **options
+        )
+        x = block(x)
+    return randomize(keras.Model(target, embedding(x, reverse=True)))
+
+
+def encoder_decoder(first=False):
+    """The encoder has an embedding of its own; its norm is one of Keras's."""
+    source = keras.Input((None,), dtype="int32", name="source")
+    positions = PositionalEncoding()
+    context = positions(TokenEmbedding(V, D, mask_zero=True)(source))
+    context = TransformerEncoderBlock(13, 2, normalize_first=first)(context)
+    context = keras.layers.LayerNormalization()(context)
+    target = keras.Input((None,), dtype="int32", name="target")
+    embedding = TokenEmbedding(V, D, scale=True, mask_zero=True)
+    x = positions(embedding(target))
+    for _ in range(2):
+        x = TransformerDecoderBlock(13, 2, normalize_first=first)(x, context)
+    return randomize(keras.Model([source, target], embedding(x, reverse=True)))
+
+
+# Stepped = full pass
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_heads": 2},
+        {"num_heads": 3, "head_dim": 7, "value_dim": 11},
+        {"num_heads": 4, "num_key_value_heads": 2, "head_dim": 3},
+    ],
+    ids=["plain", "widths", "grouped"],
+)
+def test_fault_19_self_attention(x, options, steps, padded):
+    layer = built(MultiHeadSelfAttention(**options, causal=True), (B, T, D))
+    masks = LEFT != 0 if padded else None
+
+    def step(start, end):
+        return layer(x[:, start:end], mask=None if masks is None else masks[:, start:end])
+
+    actual, _ = stepped(step, steps)
+    assert_close(actual, layer(x, mask=masks), FLOAT32)
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_fault_19_a_mask_of_pairs_spans_the_cache(x, steps):
+    """On the first step, which begins an empty cache, it spans the tokens given."""
+    layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
+    pairs = np.random.default_rng(3).random((B, T, T)) < 0.6
+
+    def step(start, end):
+        seen = T if start else end
+        return layer(x[:, start:end], attention_mask=pairs[:, start:end, :seen])
+
+    actual, _ = stepped(step, steps)
+    assert_close(actual, layer(x, attention_mask=pairs), FLOAT32)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize("target", [TARGET, LEFT], ids=["right", "left"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_fault_19_decoder_only(steps, target, first):
+    model = decoder_only(first=first)
+    actual, _ = stepped(lambda start, end: model(target[:, start:end]), steps)
+    assert_close(actual, model(target), FLOAT32)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
+@pytest.mark.parametrize("target", [TARGET, LEFT], ids=["right", "left"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_fault_19_encoder_decoder(steps, target, first):
+    model = encoder_decoder(first)
+    actual, _ = stepped(lambda start, end: model([SOURCE, target[:, start:end]]), steps)
+    assert_close(actual, model([SOURCE, target]), FLOAT32)
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_fault_19_a_layer_called_twice_has_two_entries(steps):
+    embedding = TokenEmbedding(V, D, mask_zero=True)
+    block = TransformerDecoderBlock(13, 2, cross_attention=False, name="shared")
+    ids = keras.Input((None,), dtype="int32")
+    x = block(block(block(PositionalEncoding()(embedding(ids)))))
+    model = randomize(keras.Model(ids, embedding(x, reverse=True)))
+    actual, cache = stepped(lambda start, end: model(TARGET[:, start:end]), steps)
+    assert_close(actual, model(TARGET), FLOAT32)
+    assert list(cache) == [f"{i:03d}_self_attention" for i in range(3)]
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_fault_19_equal_names_in_nested_models(steps):
+    def part(name):
+        x = keras.Input((None, D))
+        y = TransformerDecoderBlock(13, 2, cross_attention=False, name="block")(x)
+        return keras.Model(x, MultiHeadSelfAttention(3, causal=True, name="attend")(y), name=name)
+
+    # Without a padding mask: of a nested model that is given one, Keras warns that it loses it.
+    embedding = TokenEmbedding(V, D)
+    ids = keras.Input((None,), dtype="int32")
+    x = part("second")(part("first")(PositionalEncoding()(embedding(ids))))
+    model = randomize(keras.Model(ids, embedding(x, reverse=True)))
+    actual, cache = stepped(lambda start, end: model(TARGET[:, start:end]), steps)
+    assert_close(actual, model(TARGET), FLOAT32)
+    assert list(cache) == ["000_self_attention", "001_attend", "002_self_attention", "003_attend"]
+
+
+@pytest.mark.parametrize("length", [T, T + 1, 64])
+def test_fault_19_a_cache_longer_than_the_tokens_changes_nothing(length):
+    model = encoder_decoder()
+    actual, cache = stepped(
+        lambda start, end: model([SOURCE, TARGET[:, start:end]]), STEPS["twos"], length
+    )
+    assert_close(actual, model([SOURCE, TARGET]), FLOAT32)
+    assert cache["000_self_attention"]["key"].shape == (B, 2, length, 3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fault_03_19_a_position_may_be_a_tensor(mode):
+    model = encoder_decoder()
+    with DecodingScope(length=T) as scope:
+        outputs = [to_numpy(model([SOURCE, TARGET[:, :1]]))]
+
+    def step(cache, source, token, position):
+        with DecodingScope(cache, position=position, length=T) as scope:
+            logits = model([source, token])
+        return logits, scope.cache
+
+    step, cache = compiled(mode, step), scope.cache
+    for position in range(1, T):
+        token = TARGET[:, position : position + 1].astype("int32")
+        arguments = (ops.convert_to_tensor(x) for x in (SOURCE, token, np.int32(position)))
+        logits, cache = step(cache, *arguments)
+        outputs.append(to_numpy(logits))
+    assert_close(np.concatenate(outputs, axis=1), model([SOURCE, TARGET]), FLOAT32)
+
+
+@tensorflow_only
+def test_fault_19_lengths_known_at_run_time_only():
+    """One graph of unknown batch and lengths makes the first step, another every later one."""
+    import tensorflow as tf
+
+    model = encoder_decoder()
+    ids, scalar = tf.TensorSpec((None, None), "int32"), tf.TensorSpec((), "int32")
+
+    @tf.function(input_signature=[ids, ids], autograph=False)
+    def prefill(source, tokens):
+        with DecodingScope(length=T) as scope:
+            logits = model([source, tokens])
+        return logits, scope.cache
+
+    def decode(cache, source, tokens, position):
+        with DecodingScope(cache, position=position, length=T) as scope:
+            logits = model([source, tokens])
+        return logits, scope.cache
+
+    decode = tf.function(decode, autograph=False)
+    source, target = (tf.constant(x, "int32") for x in (SOURCE, TARGET))
+    logits, cache = prefill(source, target[:, :3])
+    outputs = [logits]
+    specs = {
+        name: {
+            part: tf.TensorSpec((None, *value.shape[1:2], None, 3)[: len(value.shape)], value.dtype)
+            for part, value in entry.items()
+        }
+        for name, entry in cache.items()
+    }
+    decode = decode.get_concrete_function(specs, ids, ids, scalar)
+    for start, end in ((3, 5), (5, 6), (6, 7)):
+        logits, cache = decode(cache, source, target[:, start:end], tf.constant(start))
+        outputs.append(logits)
+    assert_close(np.concatenate(outputs, axis=1), model([SOURCE, TARGET]), FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_fault_19_half_precision(x, dtype):
+    block = TransformerDecoderBlock(13, 2, cross_attention=False, dtype=dtype)
+    built(block, (B, T, D))
+    actual, cache = stepped(lambda start, end: block(x[:, start:end]), STEPS["twos"])
+    # One rounding of bfloat16 is 4e-3; the sums are the same but for zeros of the cache's rest.
+    assert_close(actual, block(x), 1e-2)
+    key = cache["000_self_attention"]["key"]
+    assert keras.backend.standardize_dtype(key.dtype) == dtype.removeprefix("mixed_")
+
+
+def test_fault_19_a_causal_encoder():
+    """Its source comes whole with every step, and the caches must have room for that."""
+    source, target = (keras.Input((None,), dtype="int32") for _ in range(2))
+    embedding, positions = TokenEmbedding(V, D, mask_zero=True), PositionalEncoding()
+    context = positions(embedding(source))
+    context = TransformerDecoderBlock(13, 2, cross_attention=False)(context)
+    x = TransformerDecoderBlock(13, 2)(positions(embedding(target)), context)
+    model = randomize(keras.Model([source, target], embedding(x, reverse=True)))
+    actual, _ = stepped(
+        lambda start, end: model([SOURCE, TARGET[:, start:end]]), STEPS["ones"], length=T + S
+    )
+    assert_close(actual, model([SOURCE, TARGET]), FLOAT32)
+
+
+# Cross-attention
+
+
+def test_cross_attention_reads_only_the_cache_after_the_first_step(x, context):
+    layer = built(MultiHeadCrossAttention(2), (B, T, D), (B, S, D))
+    garbage = np.full((B, S, D), np.nan, "float32")
+
+    def step(start, end):
+        first = start == 0
+        return layer(
+            x[:, start:end],
+            context if first else garbage,
+            context_mask=SOURCE != 0 if first else np.zeros((B, S), bool),
+        )
+
+    actual, _ = stepped(step, STEPS["threes"])
+    assert_close(actual, layer(x, context, context_mask=SOURCE != 0), FLOAT32)
+
+
+def test_the_encoder_is_not_read_after_the_first_step():
+    """Other source tokens, as many: the logits are those of the first source."""
+    model = encoder_decoder()
+    other = np.full((B, S), 7)
+
+    def step(start, end):
+        return model([SOURCE if start == 0 else other, TARGET[:, start:end]])
+
+    actual, _ = stepped(step, STEPS["ones"])
+    assert_close(actual, model([SOURCE, TARGET]), FLOAT32)
+    assert np.any(np.abs(to_numpy(model([other, TARGET])) - actual) > 1e-2)
+
+
+@pytest.mark.parametrize("on", ["first", "later"])
+def test_a_context_mask_on_some_steps_only_is_refused(x, context, on):
+    """The context's padding would be seen from there on, or a mask be looked for that is not."""
+    layer = built(MultiHeadCrossAttention(2, name="attend"), (B, T, D), (B, S, D))
+    masks = {0: None, 4: None, {"first": 0, "later": 4}[on]: SOURCE != 0}
+    with pytest.raises(ValueError, match="attend: a mask must come with every step or with none"):
+        stepped(
+            lambda start, end: layer(x[:, start:end], context, context_mask=masks[start]), [4, 3]
+        )
+
+
+@pytest.mark.parametrize("on", ["first", "later"])
+def test_a_target_mask_on_some_steps_only_is_refused(x, on):
+    """Earlier padding would be seen again, or earlier tokens be hidden."""
+    layer = built(MultiHeadSelfAttention(2, causal=True, name="attend"), (B, T, D))
+    masks = {0: np.ones((B, 4), bool), 4: np.ones((B, 3), bool)}
+    masks[{"first": 4, "later": 0}[on]] = None
+    with pytest.raises(ValueError, match="attend: a mask must come with every step or with none"):
+        stepped(lambda start, end: layer(x[:, start:end], mask=masks[start]), [4, 3])
+
+
+def test_one_mask_may_serve_target_and_context(x, context):
+    """As many tokens as the context has, and one tensor as the mask of both."""
+    layer = TransformerDecoderBlock(13, 2)
+    built(layer, (B, S, D), (B, S, D))
+    mask = ops.convert_to_tensor(SOURCE != 0)
+    whole = layer(x[:, :S], context, mask=mask, context_mask=mask)
+    with DecodingScope(length=S + 1):
+        assert_close(layer(x[:, :S], context, mask=mask, context_mask=mask), whole, FLOAT32)
+
+
+# The cache
+
+
+def test_entries_are_in_the_order_of_the_calls_and_masks_are_stored_once():
+    model = encoder_decoder()
+    for _ in range(2):
+        with DecodingScope(length=T) as scope:
+            model([SOURCE, TARGET[:, :3]])
+    names = [
+        "000_self_attention",
+        "001_cross_attention",
+        "002_self_attention",
+        "003_cross_attention",
+    ]
+    assert list(scope.cache) == list(scope.initial_cache) == names
+    kinds = [sorted(entry) for entry in scope.cache.values()]
+    assert kinds == [["key", "mask", "value"]] * 2 + [["key", "value"]] * 2
+    np.testing.assert_array_equal(scope.cache[names[1]]["mask"], SOURCE != 0)
+    target_mask = np.zeros((B, T), bool)
+    target_mask[:, :3] = TARGET[:, :3] != 0
+    np.testing.assert_array_equal(scope.cache[names[0]]["mask"], target_mask)
+    assert [entry["key"].shape for entry in scope.cache.values()] == [
+        (B, 2, T, 3), (B, 2, S, 3), (B, 2, T, 3), (B, 2, S, 3)
+    ]  # fmt: skip
+
+
+def test_a_step_writes_its_own_positions_only(x):
+    layer = built(MultiHeadSelfAttention(2, causal=True, name="attend"), (B, T, D))
+    caches = []
+    cache = None
+    for start, end in ((0, 2), (2, 5)):
+        with DecodingScope(cache, position=start, length=T) as scope:
+            layer(x[:, start:end])
+        cache = scope.cache
+        caches.append({name: to_numpy(part) for name, part in cache["000_attend"].items()})
+    with DecodingScope(length=T) as scope:
+        layer(x[:, :5])
+    for name, whole in scope.cache["000_attend"].items():
+        assert_close(caches[1][name], whole, 1e-6)  # one projection, of more rows at a time
+        np.testing.assert_array_equal(caches[1][name][:, :, :2], caches[0][name][:, :, :2])
+        np.testing.assert_array_equal(caches[0][name][:, :, 2:], 0.0)
+        np.testing.assert_array_equal(caches[1][name][:, :, 5:], 0.0)
+
+
+def test_a_cache_is_a_value():
+    """A step leaves the cache that it was given as it was: two steps may start from one."""
+    model = encoder_decoder()
+    with DecodingScope(length=T) as scope:
+        model([SOURCE, TARGET[:, :2]])
+    cache = scope.cache
+    before = {name: {k: to_numpy(v) for k, v in part.items()} for name, part in cache.items()}
+    results = []
+    for _ in range(2):
+        with DecodingScope(cache, position=2, length=T):
+            results.append(to_numpy(model([SOURCE, TARGET[:, 2:3]])))
+    np.testing.assert_array_equal(results[0], results[1])
+    for name, part in before.items():
+        for key, value in part.items():
+            np.testing.assert_array_equal(cache[name][key], value)
+
+
+def test_initial_cache_is_where_a_loop_starts_that_feeds_the_first_token_itself():
+    model = encoder_decoder()
+    with DecodingScope(length=T) as scope:
+        model([SOURCE, TARGET[:, :1]])
+    initial, after = scope.initial_cache, scope.cache
+    for name, part in initial.items():
+        for key, value in part.items():
+            assert value.shape == after[name][key].shape
+            wanted = to_numpy(after[name][key]) * ("cross" in name)
+            np.testing.assert_array_equal(value, wanted)
+    with DecodingScope(initial, position=0, length=T) as scope:
+        actual = model([np.ones_like(SOURCE), TARGET[:, :3]])
+    assert_close(actual, to_numpy(model([SOURCE, TARGET]))[:, :3], FLOAT32)
+
+
+@tensorflow_only
+def test_initial_cache_of_a_later_step_is_the_one_given(x):
+    layer = built(MultiHeadSelfAttention(2, causal=True, name="attend"), (B, T, D))
+    with DecodingScope(length=T) as scope:
+        layer(x[:, :2])
+    given = scope.cache
+    with DecodingScope(given, position=2, length=T) as scope:
+        layer(x[:, 2:3])
+    for name in ("key", "value"):
+        np.testing.assert_array_equal(
+            scope.initial_cache["000_attend"][name], given["000_attend"][name]
+        )
+
+
+# The scope
+
+
+def test_current_is_the_innermost_and_closes_on_an_exception():
+    assert DecodingScope.current() is None
+    with DecodingScope(length=3) as outer:
+        assert DecodingScope.current() is outer
+        with pytest.raises(RuntimeError, match="within"), DecodingScope(length=5) as inner:
+            assert DecodingScope.current() is inner
+            raise RuntimeError("within")
+        assert DecodingScope.current() is outer
+    assert DecodingScope.current() is None
+
+
+def test_a_failed_call_leaves_the_layer_as_it_was(x):
+    layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
+    expected = to_numpy(layer(x))
+    with pytest.raises(ValueError, match="do not fit"), DecodingScope(length=T - 1):
+        layer(x)
+    np.testing.assert_array_equal(layer(x), expected)
+
+
+def test_bidirectional_attention_is_left_alone(x):
+    layer = built(MultiHeadSelfAttention(2), (B, T, D))
+    with DecodingScope(length=3) as scope:
+        actual = layer(x)
+    assert scope.cache == {}
+    assert_close(actual, layer(x), 0.0)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("position", [1, -1, 2])
+def test_a_position_needs_a_cache(position):
+    with pytest.raises(ValueError, match=f"without a cache, position must be 0, got {position}"):
+        DecodingScope(position=position, length=5)
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_a_length_is_positive(length):
+    with pytest.raises(ValueError, match=f"length must be at least 1, got {length}"):
+        DecodingScope(length=length)
+
+
+@pytest.mark.parametrize("integer", [np.int32, np.int64])
+def test_a_position_may_be_one_of_numpys_integers(x, integer):
+    layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
+    with DecodingScope(position=integer(0), length=T) as scope:
+        layer(x[:, :3])
+    with DecodingScope(scope.cache, position=integer(3), length=T) as scope:
+        actual = layer(x[:, 3:])
+    assert_close(actual, to_numpy(layer(x))[:, 3:], FLOAT32)
+    message = "8 positions do not fit a DecodingScope of length 7"
+    with (
+        pytest.raises(ValueError, match=message),
+        DecodingScope(scope.cache, position=integer(5), length=T),
+    ):
+        layer(x[:, :3])
+
+
+@pytest.mark.parametrize(("position", "n"), [(2, 6), (7, 1), (9, 1)])
+def test_tokens_beyond_the_length_are_refused(x, position, n):
+    layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
+    with DecodingScope(length=T) as scope:
+        layer(x[:, :2])
+    message = f"{position + n} positions do not fit a DecodingScope of length 7"
+    with (
+        pytest.raises(ValueError, match=message),
+        DecodingScope(scope.cache, position=position, length=T),
+    ):
+        layer(x[:, :n])
+
+
+def test_a_negative_position_is_refused(x):
+    layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
+    with DecodingScope(length=T) as scope:
+        layer(x[:, :2])
+    message = "position must be at least 0, got -1"
+    with (
+        pytest.raises(ValueError, match=message),
+        DecodingScope(scope.cache, position=-1, length=T),
+    ):
+        layer(x[:, 2:3])
+
+
+@pytest.mark.parametrize("length", [T - 2, T + 2])
+def test_a_cache_of_another_length_is_refused(x, length):
+    """Beyond the end of a shorter cache, writing would be clamped in silence."""
+    layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
+    with DecodingScope(length=T) as scope:
+        layer(x[:, :2])
+    message = rf"\b{T}\b.*\b{length}\b|\b{length}\b.*\b{T}\b"
+    with (
+        pytest.raises(ValueError, match=message),
+        DecodingScope(scope.cache, position=2, length=length),
+    ):
+        layer(x[:, 2:3])
+
+
+def test_the_cache_of_another_model_is_refused():
+    one, two, three = (decoder_only(num_layers=n) for n in (1, 2, 3))
+    with DecodingScope(length=T) as scope:
+        two(TARGET[:, :1])
+    message = "the cache has no entry '002_self_attention': it was made by another model"
+    with (
+        pytest.raises(ValueError, match=message),
+        DecodingScope(scope.cache, position=1, length=T),
+    ):
+        three(TARGET[:, 1:2])
+    with DecodingScope(scope.cache, position=1, length=T) as second:
+        one(TARGET[:, 1:2])
+    message = (
+        r"the cache has entries \['000_self_attention', '001_self_attention'\], but the model "
+        r"called inside the scope used \['000_self_attention'\]: it was made by another model"
+    )
+    with pytest.raises(ValueError, match=message):
+        _ = second.cache
+
+
+def test_a_cache_with_other_heads_is_refused():
+    """Entries alike in name: what differs is the shape within."""
+    plain, grouped = decoder_only(), decoder_only(num_key_value_heads=1)
+    with DecodingScope(length=T) as scope:
+        plain(TARGET[:, :1])
+    with (
+        pytest.raises(ValueError, match="it was made by another model"),
+        DecodingScope(scope.cache, position=1, length=T),
+    ):
+        grouped(TARGET[:, 1:2])

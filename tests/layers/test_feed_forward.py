@@ -1,0 +1,74 @@
+import keras
+import numpy as np
+import pytest
+import reference
+from compare import assert_close
+from keras_weights import built, feed_forward
+
+from keras_tfm.layers import FeedForward
+
+B, T, D, F = 2, 5, 7, 11
+# Float32 rounds at 6e-8 and a sum has 11 terms of size 1.
+FLOAT32 = 1e-5
+# Bfloat16 rounds at 4e-3: inputs, kernels, the inner layer, the outer one.
+BFLOAT16 = 2e-2
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(7).normal(size=(B, T, D)).astype("float32")
+
+
+def test_by_hand():
+    layer = FeedForward(3)
+    layer.build((1, 1, 2))
+    layer.inner.kernel.assign([[1.0, -1.0, 2.0], [0.0, 1.0, 1.0]])
+    layer.inner.bias.assign([0.0, 0.5, -9.0])
+    layer.outer.kernel.assign([[1.0, 0.0], [10.0, 1.0], [100.0, 1.0]])
+    layer.outer.bias.assign([0.25, -1.0])
+    # (2, 3): inner (2, 1, 7) + bias = (2, 1.5, -2), relu (2, 1.5, 0).
+    assert_close(layer(np.array([[[2.0, 3.0]]])), [[[17.25, 0.5]]], FLOAT32)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "mixed_float16"])
+def test_fault_01_equals_the_float64_reference(x, dtype, activation, use_bias):
+    # Keras's name "gelu" means the tanh approximation; the reference is exact.
+    function = {"relu": "relu", "gelu": lambda x: keras.ops.gelu(x, approximate=False)}[activation]
+    layer = built(FeedForward(F, activation=function, use_bias=use_bias, dtype=dtype), (B, T, D))
+    expected = reference.feed_forward(x, feed_forward(layer), getattr(reference, activation))
+    assert_close(layer(x), expected, FLOAT32 if dtype == "float32" else BFLOAT16)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
+def test_fault_05_float16_activations_of_1e3_are_right(x, dtype):
+    layer = built(FeedForward(F, dtype=dtype), (B, T, D))
+    expected = reference.feed_forward(1e3 * x, feed_forward(layer))
+    assert_close(layer(1e3 * x), expected, 5e-3)  # float16 rounds at 5e-4, four times
+
+
+def test_dropout_is_of_the_inner_layer():
+    layer = built(FeedForward(1000, activation="linear", dropout=0.25), (1, 1, 1))
+    layer.inner.kernel.assign(np.ones((1, 1000)))
+    layer.inner.bias.assign(np.zeros(1000))
+    layer.outer.kernel.assign(np.ones((1000, 1)))
+    layer.outer.bias.assign([5.0])
+    x = np.ones((1, 1, 1), "float32")
+    assert_close(layer(x), [[[1005.0]]], FLOAT32)
+    # 750 of 1000 kept, give or take 14, each times 4/3: five deviations, and never all of them.
+    dropped = float(layer(x, training=True)[0, 0, 0]) - 5.0
+    assert 0.0 < abs(dropped - 1000.0) < 5 * 14 * 4 / 3
+    assert round(dropped * 3 / 4, 2).is_integer()
+
+
+@pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D), (1, 1, D)])
+def test_fault_23_short_and_empty_inputs(x, shape):
+    layer = built(FeedForward(F), (B, T, D))
+    x = x[: shape[0], : shape[1]]
+    assert_close(layer(x), reference.feed_forward(x, feed_forward(layer)), FLOAT32)
+
+
+def test_impossible_widths_are_refused():
+    with pytest.raises(ValueError, match="intermediate_dim must be at least 1, got 0"):
+        FeedForward(0)

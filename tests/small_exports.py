@@ -1,0 +1,92 @@
+"""Files that several tests run, each converted once a session."""
+
+import atexit
+import functools
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from small_models import SOURCE_SIZE, SOURCES, START, encoder_decoder
+
+from keras_tfm.export import Report, export_tflite
+from keras_tfm.generation import generate
+from keras_tfm.models import transformer
+
+SOURCE_LENGTH, MAX_LENGTH = 5, 9
+BOTH = ("generate", "predict")
+# `SOURCES`, of several lengths, and as many again at random.
+QUESTIONS = np.concatenate(
+    [SOURCES, np.random.default_rng(1).integers(1, SOURCE_SIZE, (19, SOURCE_LENGTH))]
+).astype("int32")
+
+
+@functools.cache
+def folder() -> Path:
+    """A folder that goes when Python does."""
+    kept = tempfile.TemporaryDirectory(prefix="keras_tfm_tests_")
+    atexit.register(kept.cleanup)
+    return Path(kept.name)
+
+
+def small(normalize_first=False, seed=None, num_layers=1) -> keras.Model:
+    """The same model again and again: nobody may change its weights."""
+    return _small(normalize_first, seed, num_layers)
+
+
+_small = functools.cache(encoder_decoder)
+
+
+def small_tokens(normalize_first=False, seed=None, num_layers=1, end_id=None) -> np.ndarray:
+    """What Keras generates for `QUESTIONS`."""
+    return _small_tokens(normalize_first, seed, num_layers, end_id)
+
+
+@functools.cache
+def _small_tokens(normalize_first, seed, num_layers, end_id):
+    model = small(normalize_first, seed, num_layers)
+    return generate(model, QUESTIONS, MAX_LENGTH, START, end_id).tokens
+
+
+def small_file(
+    normalize_first=False, seed=None, num_layers=1, end_id=None, signatures=BOTH, batch_size=1
+) -> Report:
+    """`small`, exported in float32."""
+    return _small_file(normalize_first, seed, num_layers, end_id, signatures, batch_size)
+
+
+@functools.cache
+def _small_file(normalize_first, seed, num_layers, end_id, signatures, batch_size):
+    return export_tflite(
+        small(normalize_first, seed, num_layers),
+        new_path(),
+        signatures,
+        source_length=SOURCE_LENGTH,
+        max_length=MAX_LENGTH,
+        start_id=START,
+        end_id=end_id,
+        batch_size=batch_size,
+    )
+
+
+@functools.cache
+def real() -> keras.Model:
+    """A model of a size that is used, 3.2 MB in float32, of which one table is 1.5."""
+    keras.utils.set_random_seed(0)
+    return transformer(3000, dim=128, num_layers=1, num_heads=2, intermediate_dim=512)
+
+
+def real_file(quantization: str, signatures=("generate",)) -> Report:
+    """`real`, exported."""
+    return _real_file(quantization, signatures)
+
+
+@functools.cache
+def _real_file(quantization, signatures):
+    lengths = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH}
+    return export_tflite(real(), new_path(), signatures, quantization, start_id=START, **lengths)
+
+
+def new_path() -> Path:
+    """Of a file that is not there yet."""
+    return folder() / f"{len(list(folder().iterdir()))}.tflite"

@@ -1,0 +1,212 @@
+import math
+
+import keras
+import numpy as np
+import pytest
+import reference
+from compare import assert_close, to_numpy
+from execution import MODES, execute, gradients, saving, tensorflow_only
+from keras import ops
+
+from keras_tfm.layers import TokenEmbedding
+from keras_tfm.training import LabelSmoothedCrossEntropy
+
+B, T, V = 2, 5, 7
+LABELS = np.array([[3, 6, 1, 0, 0], [2, 0, 0, 0, 0]])
+# Float32 rounds at 6e-8; a sum over 7 classes and one over 10 labels.
+FLOAT32 = 1e-6
+
+
+@pytest.fixture
+def logits():
+    return 3.0 * np.random.default_rng(5).normal(size=(B, T, V)).astype("float32")
+
+
+def each(labels, logits, label_smoothing):
+    """The loss of each label by itself, none ignored."""
+    return np.array(
+        [
+            [
+                reference.label_smoothed_cross_entropy([a], [b], label_smoothing, None)
+                for a, b in zip(*row, strict=True)
+            ]
+            for row in zip(labels, logits, strict=True)
+        ]
+    )
+
+
+def test_by_hand():
+    # Probabilities 1/4, 1/2, 1/4; smoothed by 0.3, q = (0.1, 0.8, 0.1).
+    logits = math.log(2) * np.array([[[-2.0, -1.0, -2.0], [9.0, 9.0, 9.0]]])
+    loss = LabelSmoothedCrossEntropy(0.3)
+    expected = (0.1 * 2 + 0.8 * 1 + 0.1 * 2) * math.log(2)
+    assert_close(loss(np.array([[1, 0]]), logits), expected, FLOAT32)
+
+
+@pytest.mark.parametrize("ignore_class", [0, 3, -100, None])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
+@pytest.mark.parametrize("mode", MODES)
+def test_fault_01_03_equals_the_float64_reference(logits, mode, label_smoothing, ignore_class):
+    labels = np.where(LABELS == 6, ignore_class, LABELS) if ignore_class else LABELS
+    loss = LabelSmoothedCrossEntropy(label_smoothing, ignore_class=ignore_class)
+    actual = execute(mode, loss, labels.astype("int32"), logits)
+    expected = reference.label_smoothed_cross_entropy(labels, logits, label_smoothing, ignore_class)
+    assert_close(actual, expected, FLOAT32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fault_24_the_label_minus_100_may_be_the_one_that_is_ignored(logits, mode):
+    loss = LabelSmoothedCrossEntropy(ignore_class=-100)
+    labels = np.where(LABELS == 0, -100, LABELS)
+    actual = execute(mode, loss, labels, logits)
+    expected = LabelSmoothedCrossEntropy()(LABELS, logits)
+    assert_close(actual, expected, FLOAT32)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("bad", [-1, -V, -100, V, V + 1])
+def test_fault_24_other_labels_out_of_range_are_an_error(logits, bad):
+    """-1 is not the last class."""
+    import tensorflow as tf
+
+    labels = np.where(LABELS == 6, bad, LABELS)
+    expected = ValueError, tf.errors.InvalidArgumentError
+    with pytest.raises(expected, match=r"in 0\.\.6|is not in \[0, 7\)"):
+        LabelSmoothedCrossEntropy()(labels, logits)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("weights", [None, np.ones((B, T), "float32")], ids=["", "weights"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("ignore_class", [0, -100])
+def test_fault_09_all_ignored_is_a_loss_of_0_with_finite_gradients(
+    logits, ignore_class, dtype, weights
+):
+    loss = LabelSmoothedCrossEntropy(ignore_class=ignore_class)
+    labels = np.full((B, T), ignore_class)
+    logits = ops.cast(logits, dtype)
+    assert float(loss(labels, logits, weights)) == 0.0
+    _, (gradient,) = gradients(lambda x: loss(labels, x, weights), [], logits)
+    np.testing.assert_array_equal(to_numpy(gradient), 0.0)
+
+
+@pytest.mark.parametrize("ignore_class", [0, None])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        np.array([2.0, 0.5]),
+        np.array([[2.0], [0.5]]),
+        np.array([[1.0, 0.0, 2.0, 3.0, 1.0], [0.5, 4.0, 0.0, 1.0, 1.0]]),
+        np.array([[1, 0, 2, 3, 1], [1, 4, 0, 1, 1]]),
+        np.zeros((B, T)),
+    ],
+    ids=["rows", "columns", "labels", "integers", "zeros"],
+)
+def test_sample_weights(logits, weights, ignore_class):
+    loss = LabelSmoothedCrossEntropy(0.1, ignore_class=ignore_class)
+    actual = loss(LABELS, logits, sample_weight=weights)
+    full = np.broadcast_to(weights if weights.ndim == 2 else weights[:, None], (B, T))
+    if ignore_class is not None:
+        full = full * np.not_equal(LABELS, ignore_class)
+    total = np.sum(full * each(LABELS, logits, 0.1))
+    assert_close(actual, total / full.sum() if full.any() else 0.0, FLOAT32)
+
+
+@pytest.mark.parametrize("reduction", [None, "sum", "sum_over_batch_size"])
+def test_other_reductions(logits, reduction):
+    actual = LabelSmoothedCrossEntropy(0.1, reduction=reduction)(LABELS, logits)
+    expected = each(LABELS, logits, 0.1) * (LABELS != 0)
+    if reduction is not None:
+        expected = expected.sum() / (1 if reduction == "sum" else B * T)
+    assert_close(actual, expected, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        ("float16", 6e4),  # the last exponential of float16 is of 11
+        ("bfloat16", 1e6),
+        ("float32", 1e6),
+        ("float16", 3.0),
+        ("bfloat16", 3.0),
+    ],
+)
+def test_fault_05_07_half_precision_logits_are_computed_in_float32(logits, dtype, size):
+    logits = ops.cast(size * logits / np.abs(logits).max(), dtype)
+    actual = LabelSmoothedCrossEntropy()(LABELS, logits)
+    assert keras.backend.standardize_dtype(actual.dtype) == "float32"
+    expected = reference.label_smoothed_cross_entropy(LABELS, to_numpy(logits))
+    assert_close(actual, expected, FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("labels_dtype", ["int32", "uint16", "int64"])
+def test_label_ids_are_exact(labels_dtype, dtype):
+    """Float16 ends at 65,504 and counts by 32 from 32,768 on; bfloat16 by 256."""
+    size = 40_003
+    labels = np.array([[257, 32_769, 39_999, size - 1]], labels_dtype)
+    logits = np.zeros((1, 4, size), "float32")
+    logits[0, np.arange(4), labels[0]] = 20.0
+    loss = LabelSmoothedCrossEntropy(0.0, dtype=dtype)(labels, logits)
+    # log(1 + 40,002 e^-20), where any other label would have 20.
+    assert_close(loss, 8.245e-05, 1e-6)
+
+
+def test_the_label_may_be_one_axis_and_the_batch_none(logits):
+    loss = LabelSmoothedCrossEntropy()
+    expected = reference.label_smoothed_cross_entropy(LABELS[0], logits[0])
+    assert_close(loss(LABELS[0], logits[0]), expected, FLOAT32)
+    assert float(loss(LABELS[:0], logits[:0])) == 0.0  # fault 23
+    assert float(loss(LABELS[:, :0], logits[:, :0])) == 0.0
+
+
+def logits_model():
+    """Ids to logits that carry the mask of the ids."""
+    ids = keras.Input((None,), dtype="int32")
+    x = TokenEmbedding(11, V, mask_zero=True)(ids)
+    return keras.Model(ids, keras.layers.Dense(V)(x))
+
+
+IDS = np.array([[3, 4, 0, 5, 6], [7, 8, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fit_and_evaluate_with_an_implicit_mask(weighted, jit_compile):
+    """What counts is neither masked in the input nor ignored as a label."""
+    model = logits_model()
+    model.compile(
+        keras.optimizers.SGD(0.0), LabelSmoothedCrossEntropy(0.1), jit_compile=jit_compile
+    )
+    weights = np.array([2.0, 0.5]) if weighted else np.ones(2)
+    full = (LABELS != 0) * (IDS != 0) * weights[:, None]
+    assert full.sum() != (LABELS != 0).sum()  # the mask of the input takes some away
+    losses = each(LABELS, to_numpy(model(IDS)), 0.1)
+    expected = np.sum(full * losses) / full.sum()
+    keywords = {"sample_weight": weights} if weighted else {}
+    actual = model.evaluate(IDS, LABELS, verbose=0, **keywords)
+    assert_close(actual, expected, FLOAT32)
+    history = model.fit(IDS, LABELS, verbose=0, **keywords).history
+    assert_close(history["loss"][0], expected, FLOAT32)
+
+
+@saving
+def test_fault_42_a_compiled_model_keeps_the_loss(tmp_path):
+    model = logits_model()
+    loss = LabelSmoothedCrossEntropy(0.25, ignore_class=3, reduction="sum", name="here")
+    model.compile("sgd", loss)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.loss) is LabelSmoothedCrossEntropy
+    assert loaded.loss.get_config() == loss.get_config()
+    assert (loaded.loss.label_smoothing, loaded.loss.ignore_class) == (0.25, 3)
+    assert_close(
+        loaded.evaluate(IDS, LABELS, verbose=0), model.evaluate(IDS, LABELS, verbose=0), 0.0
+    )
+
+
+@pytest.mark.parametrize("label_smoothing", [-0.1, 1.0, 1.5])
+def test_impossible_smoothing_is_refused(label_smoothing):
+    message = rf"label_smoothing must be in \[0, 1\), got {label_smoothing}"
+    with pytest.raises(ValueError, match=message):
+        LabelSmoothedCrossEntropy(label_smoothing)

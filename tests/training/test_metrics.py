@@ -1,0 +1,109 @@
+import keras
+import numpy as np
+import pytest
+from execution import saving
+
+from keras_tfm.layers import TokenEmbedding
+from keras_tfm.training import MaskedAccuracy
+
+# Predictions 1, 2, 1 and 0, 2, 0.
+LOGITS = np.eye(3, dtype="float32")[np.array([[1, 2, 1], [0, 2, 0]])]
+
+
+def accuracy(labels, weights=None, logits=LOGITS, **options):
+    metric = MaskedAccuracy(**options)
+    metric.update_state(np.array(labels), logits, sample_weight=weights)
+    return float(metric.result())
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "expected"),
+    [
+        ([[1, 2, 2], [0, 0, 0]], {}, 2 / 3),
+        ([[1, 2, 1], [1, 2, 1]], {}, 4 / 6),
+        ([[1, 2, 2], [0, 0, 0]], {"ignore_class": None}, 4 / 6),
+        ([[1, -100, 2], [-100, 2, -100]], {"ignore_class": -100}, 2 / 3),
+        ([[1, 2, 2], [0, 0, 0]], {"ignore_class": 2}, 3 / 4),
+    ],
+)
+def test_by_hand(labels, options, expected):
+    assert accuracy(labels, **options) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_logits_of_any_precision(dtype):
+    labels = [[1, 2, 2], [0, 0, 0]]
+    assert accuracy(labels, logits=LOGITS.astype(dtype)) == pytest.approx(2 / 3)
+
+
+def test_fault_09_nothing_counted_is_0():
+    assert accuracy([[0, 0, 0], [0, 0, 0]]) == 0.0
+    assert accuracy([[1, 2, 1], [1, 1, 1]], weights=np.zeros(2)) == 0.0
+    assert float(MaskedAccuracy().result()) == 0.0
+
+
+@pytest.mark.parametrize("ignore_class", [0, None])
+@pytest.mark.parametrize("weights", [[3.0, 1.0], [[3.0], [1.0]], [[3.0] * 3, [1.0] * 3]])
+def test_sample_weights(weights, ignore_class):
+    # Right, right, wrong, each 3; right, wrong, and one that is not ignored but wrong, each 1.
+    labels = [[1, 2, 2], [0, 1, 1]]
+    expected = 6 / 11 if ignore_class == 0 else 7 / 12
+    actual = accuracy(labels, weights=np.array(weights), ignore_class=ignore_class)
+    assert actual == pytest.approx(expected)
+
+
+def test_batches_add_up_by_labels_and_not_by_batches():
+    metric = MaskedAccuracy()
+    metric.update_state(np.array([[1, 0, 0]]), LOGITS[:1])
+    metric.update_state(np.array([[2, 1, 1], [1, 2, 0]]), LOGITS)
+    assert float(metric.result()) == pytest.approx((1 + 1 + 1) / (1 + 3 + 2))
+    metric.reset_state()
+    metric.update_state(np.array([[2, 2, 2]]), LOGITS[:1])
+    assert float(metric.result()) == pytest.approx(1 / 3)
+
+
+def test_argmax_is_of_large_vocabularies_too():
+    """Float32 would be exact to 16 million; float16 and bfloat16 labels would not."""
+    size = 40_003
+    labels = np.array([[39_999, 40_001, 32_769, size - 1]])
+    logits = np.zeros((1, 4, size), "float32")
+    logits[0, np.arange(4), [39_999, 40_000, 32_769, size - 1]] = 1.0
+    assert accuracy(labels, logits=logits, dtype="float32") == 0.75
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit_reports_it(jit_compile):
+    ids = keras.Input((None,), dtype="int32")
+    embedding = TokenEmbedding(3, 3, mask_zero=True)
+    model = keras.Model(ids, embedding(ids))
+    embedding.embeddings.assign(np.eye(3))  # predicts the id itself
+    inputs, labels = np.array([[1, 2, 2], [2, 1, 0]]), np.array([[1, 2, 1], [1, 2, 0]])
+    model.compile(
+        keras.optimizers.SGD(0.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[MaskedAccuracy(name="plain")],
+        weighted_metrics=[MaskedAccuracy(name="weighted")],
+        jit_compile=jit_compile,
+    )
+    history = model.fit(
+        inputs, labels, sample_weight=np.array([3.0, 1.0]), batch_size=1, verbose=0
+    ).history
+    assert history["plain"][0] == pytest.approx(2 / 5)
+    assert history["weighted"][0] == pytest.approx(6 / 11)
+
+
+@saving
+def test_the_configuration_makes_the_metric_again(tmp_path):
+    metric = MaskedAccuracy(ignore_class=-100, name="here", dtype="float32")
+    assert metric.get_config() == {"name": "here", "dtype": "float32", "ignore_class": -100}
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric))
+    assert type(again) is MaskedAccuracy
+    assert again.get_config() == metric.get_config()
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, TokenEmbedding(3, 3)(ids))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True), metrics=[metric])
+    model.fit(np.array([[1, 2]]), np.array([[1, -100]]) % 3, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.fit(np.array([[1, 2]]), np.array([[1, 2]]), verbose=0)
+    assert "here" in [m.name for m in loaded.metrics[1].metrics]
