@@ -1,12 +1,15 @@
 """How far apart two arrays may be."""
 
+import keras
 import numpy as np
 from keras import ops
 
 
 def to_numpy(x):
     """Any tensor or array as float64, or as it is where it holds no floats."""
-    x = np.asarray(ops.convert_to_numpy(x))
+    if ops.is_tensor(x) and "float" in keras.backend.standardize_dtype(x.dtype):
+        x = ops.cast(x, "float32")  # NumPy 2 warns about what Keras does to TensorFlow's bfloat16
+    x = ops.convert_to_numpy(x)
     return x if x.dtype.kind in "biu" else x.astype("float64")
 
 

@@ -7,18 +7,26 @@ tensorflow_only = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="uses TensorFlow directly"
 )
 
+# NumPy 2 warns about how Keras reads TensorFlow's variables when it saves them.
+saving = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
 GRAPHS = [pytest.param(mode, marks=tensorflow_only) for mode in ("graph", "xla")]
 MODES = ["eager", *GRAPHS]
 
 
-def execute(mode, function, *arguments):
-    """`function(*arguments)`, run as one of MODES."""
+def compiled(mode, function):
+    """`function`, to be run as one of MODES."""
     if mode == "eager":
-        return function(*arguments)
+        return function
     import tensorflow as tf
 
-    arguments = tf.nest.map_structure(tf.convert_to_tensor, arguments)
-    return tf.function(function, jit_compile=mode == "xla", autograph=False)(*arguments)
+    return tf.function(function, jit_compile=mode == "xla", autograph=False)
+
+
+def execute(mode, function, *arguments):
+    """`function(*arguments)` with the arguments as tensors, run as one of MODES."""
+    arguments = keras.tree.map_structure(keras.ops.convert_to_tensor, arguments)
+    return compiled(mode, function)(*arguments)
 
 
 def gradients(function, variables, *arguments):

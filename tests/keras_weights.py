@@ -11,13 +11,13 @@ from compare import to_numpy
 def randomize(layer, seed=0):
     """Gives a built layer weights of which none is left at 0 or 1; returns the layer.
 
-    Kernels are wide enough that attention is far from uniform.
+    Kernels keep the variance, and biases of 0.3 add to it, so that attention is far from uniform.
     """
     rng = np.random.default_rng(seed)
     for weight in layer.weights:
         kind = weight.path.rsplit("/", 1)[-1]
         if kind == "kernel":
-            values = rng.normal(scale=1.5 * weight.shape[0] ** -0.5, size=weight.shape)
+            values = rng.normal(scale=weight.shape[0] ** -0.5, size=weight.shape)
         elif kind == "embeddings":
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "beta", "bias"):
@@ -89,7 +89,7 @@ def block(layer, read=to_numpy):
     return weights
 
 
-def transformer(model):
+def transformer_weights(model):
     """Of a model that `models.transformer` made."""
     layers = {layer.name: layer for layer in model.layers}
 

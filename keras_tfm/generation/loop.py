@@ -39,8 +39,9 @@ def generation_loop(
         of the log-probabilities of what was generated.
     """
     strategy = strategy or Greedy()
-    batch, prompt_length = ops.shape(prompt)
+    inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
     prompt = ops.cast(prompt, "int32")
+    batch, prompt_length = ops.shape(prompt)
 
     # All of the prompt but its last token fills the caches; the loop begins by feeding that one.
     with DecodingScope(length=max_length) as scope:

@@ -22,4 +22,4 @@ class Greedy:
         """Logits (B, V) -> tokens (B,), int32."""
         # Not ops.argmax: on TensorFlow it compares bits to tell 0.0 from -0.0, with operations that
         # no .tflite file may hold.
-        return ops.squeeze(ops.top_k(logits, k=1)[1], -1)
+        return ops.cast(ops.squeeze(ops.top_k(logits, k=1)[1], -1), "int32")

@@ -123,7 +123,10 @@ class MultiHeadAttention(keras.layers.Layer):
         if attention_mask is not None:
             attention_mask = masks.as_boolean(attention_mask, "attention_mask")
             masks.check_shape(attention_mask, "attention_mask", shape, "(B, T, S)")
-        dropout = self._dropout(training)
+        cuts = [WHOLE]
+        if AttentionProbe.current() is None:
+            cuts = spans(*shape[1:], self.causal, self.window, start)
+        dropout = self._dropout(training, len(cuts))
 
         def attend(query: Tensor, key: Tensor, value: Tensor, *, span: Span, number: int) -> Tensor:
             return attention(
@@ -136,9 +139,6 @@ class MultiHeadAttention(keras.layers.Layer):
                 **self._visible(query, key, span, key_mask, attention_mask, attention_bias, start),
             )
 
-        cuts = [WHOLE]
-        if AttentionProbe.current() is None:
-            cuts = spans(*shape[1:], self.causal, self.window, start)
         if len(cuts) == 1:
             y = attend(query, key, value, span=cuts[0], number=0)
         else:
@@ -182,11 +182,11 @@ class MultiHeadAttention(keras.layers.Layer):
         )
         return {"mask": mask, "bias": bias, "extra_values": extra_values}
 
-    def _dropout(self, training: bool | None) -> Callable[..., Tensor]:
+    def _dropout(self, training: bool | None, blocks: int) -> Callable[..., Tensor]:
         """What is done to the weights of block `number`: recorded by a probe, then dropped out."""
         probe = AttentionProbe.current()
         seed = None
-        if self.dropout and training:
+        if self.dropout and training and blocks > 1:
             # Drawn once, here: a block that is recomputed must drop the same weights again.
             seed = self.dropout_layer.seed_generator.next()
 
@@ -194,7 +194,7 @@ class MultiHeadAttention(keras.layers.Layer):
             if probe is not None:
                 probe.record(self.name, weights)
             if seed is None:
-                return weights
+                return self.dropout_layer(weights, training=training)
             return keras.random.dropout(weights, self.dropout, seed=_Drawn(seed + number))
 
         return dropout
@@ -226,6 +226,7 @@ class _Drawn(keras.random.SeedGenerator):
 
     def __init__(self, seed: Tensor):  # no state: the base class would make a variable
         self._seed = seed
+        self._initial_seed = seed  # which PyTorch's dropout looks at: None would mean unseeded
 
     def next(self, ordered: bool = True) -> Tensor:
         return self._seed
