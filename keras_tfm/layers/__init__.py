@@ -1,23 +1,47 @@
 """Layers: token ids in, features out. `keras.ops` only, so they run on every Keras backend."""
 
 from keras_tfm.layers.attention import attention
+from keras_tfm.layers.attention_position import AttentionPosition
+from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding_scope import DecodingScope
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.position_embedding import PositionEmbedding
 from keras_tfm.layers.positional_encoding import PositionalEncoding
+from keras_tfm.layers.relative_position import (
+    ALiBi,
+    RelativePositionBias,
+    RelativePositionEmbedding,
+)
+from keras_tfm.layers.rotary_embedding import (
+    LinearScaling,
+    NTKScaling,
+    RotaryEmbedding,
+    YaRNScaling,
+)
 from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
 from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
 
 __all__ = [
+    "ALiBi",
+    "AttentionPosition",
+    "AttentionProbe",
     "DecodingScope",
     "FeedForward",
+    "LinearScaling",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
+    "NTKScaling",
+    "PositionEmbedding",
     "PositionalEncoding",
+    "RelativePositionBias",
+    "RelativePositionEmbedding",
+    "RotaryEmbedding",
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
+    "YaRNScaling",
     "attention",
 ]

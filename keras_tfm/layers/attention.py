@@ -20,7 +20,9 @@ def attention(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
+    soft_cap: float | None = None,
     dropout: Callable[[Tensor], Tensor] | None = None,
+    extra_values: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
 
@@ -36,7 +38,12 @@ def attention(
             masked gets zeros.
         bias: float, broadcastable to (B, H, T, S), added to the scaled scores.
         scale: factor of the scores; 1/sqrt(K) by default.
-        dropout: applied to the attention weights, a `keras.layers.Dropout` for instance.
+        soft_cap: c in c tanh(score / c), which keeps scores within (-c, c), before the bias
+            (Gemma 2, arXiv:2408.00118).
+        dropout: applied to the attention weights (B, H, T, S), a `keras.layers.Dropout` for
+            instance.
+        extra_values: given the attention weights after dropout, what to add to the result
+            (B, H, T, V), or None.
 
     Returns:
         (B, H, T, V) in the dtype of `value`. The softmax is taken in float32.
@@ -55,13 +62,13 @@ def attention(
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     batch, num_heads, query_length, head_dim = ops.shape(query)
-    num_key_value_heads = key.shape[1]
-    if num_heads % num_key_value_heads:
+    num_key_heads, key_length = key.shape[1], ops.shape(key)[2]
+    if num_heads % num_key_heads:
         raise ValueError(
-            f"the number of key heads ({num_key_value_heads}) must divide "
+            f"the number of key heads ({num_key_heads}) must divide "
             f"the number of query heads ({num_heads})"
         )
-    grouped = num_key_value_heads != num_heads
+    grouped = num_key_heads != num_heads
     dtype = value.dtype
 
     query = query * ops.cast(head_dim**-0.5 if scale is None else scale, query.dtype)
@@ -69,10 +76,12 @@ def attention(
         # Activations near 1e3 make scores beyond 65,504, the end of float16.
         query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
-        query = ops.reshape(query, (batch, num_key_value_heads, -1, head_dim))
+        query = ops.reshape(query, (batch, num_key_heads, -1, head_dim))
     scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), "float32")
     if grouped:
-        scores = ops.reshape(scores, (batch, num_heads, query_length, ops.shape(key)[2]))
+        scores = ops.reshape(scores, (batch, num_heads, query_length, key_length))
+    if soft_cap is not None:
+        scores = soft_cap * ops.tanh(scores / soft_cap)
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     if mask is not None:
@@ -85,11 +94,14 @@ def attention(
         weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
     if dropout is not None:
         weights = dropout(weights)
+    extra = None if extra_values is None else extra_values(weights)
     if grouped:
-        weights = ops.reshape(weights, (batch, num_key_value_heads, -1, ops.shape(key)[2]))
+        weights = ops.reshape(weights, (batch, num_key_heads, -1, key_length))
     output = ops.matmul(weights, value)
     if grouped:
         output = ops.reshape(output, (batch, num_heads, query_length, value.shape[-1]))
+    if extra is not None:
+        output = output + extra
     if mask is not None:
         output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, initial=0.0), dtype)
     return output

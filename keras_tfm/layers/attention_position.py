@@ -3,8 +3,6 @@
 from typing import Any
 
 import keras
-import numpy as np
-from keras import ops
 
 Tensor = Any
 
@@ -37,14 +35,3 @@ class AttentionPosition(keras.layers.Layer):
     def values(self, weights: Tensor, distances: Tensor) -> Tensor | None:
         """What is added to the result: attention weights (B, H, T, S) -> (B, H, T, V), or None."""
         return None
-
-
-def distances(query_length: Any, key_length: Any, position: Any) -> Tensor:
-    """s - (position + t), the key's position minus the query's: (T, S), int32."""
-    if all(isinstance(x, int) for x in (query_length, key_length, position)):
-        keys = np.arange(key_length, dtype="int32")
-        queries = np.arange(position, position + query_length, dtype="int32")
-        return ops.convert_to_tensor(keys - queries[:, np.newaxis])
-    keys = ops.arange(key_length, dtype="int32")
-    queries = ops.arange(query_length, dtype="int32") + position
-    return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)

@@ -3,6 +3,9 @@
 from typing import Any
 
 import keras
+from keras import ops
+
+from keras_tfm.layers.multi_head_attention import check_sequence
 
 Tensor = Any
 
@@ -12,11 +15,14 @@ class FeedForward(keras.layers.Layer):
     """Two dense layers applied to each position alone.
 
     y = activation(x W_1 + b_1) W_2 + b_2. "Attention Is All You Need" (arXiv:1706.03762),
-    section 3.3.
+    section 3.3. With `gated`, y = (activation(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2, "GLU
+    Variants Improve Transformer" (arXiv:2002.05202): activation "silu" makes it SwiGLU, "gelu"
+    GEGLU, "sigmoid" GLU. W_g and W_1 are one kernel, gate first.
 
     Args:
         intermediate_dim: F, the width between the two.
-        activation: of the first layer.
+        activation: of the first layer, or of the gate.
+        gated: whether a gate multiplies the first layer.
         dropout: rate of the dropout after the activation (0 in the paper).
         use_bias: whether the layers add a bias.
         kernel_initializer, bias_initializer: of both layers.
@@ -39,6 +45,7 @@ class FeedForward(keras.layers.Layer):
         self,
         intermediate_dim: int,
         activation: Any = "relu",
+        gated: bool = False,
         dropout: float = 0.0,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
@@ -50,6 +57,7 @@ class FeedForward(keras.layers.Layer):
             raise ValueError(f"intermediate_dim must be at least 1, got {intermediate_dim}")
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
+        self.gated = gated
         self.dropout = dropout
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -59,20 +67,27 @@ class FeedForward(keras.layers.Layer):
 
     def build(self, x_shape: Any) -> None:
         """Creates both layers for inputs of width D."""
-        self.inner = self._dense("inner", self.intermediate_dim, self.activation)
+        check_sequence(self, "x", x_shape)
+        widths = 2 if self.gated else 1
+        self.inner = self._dense("inner", widths * self.intermediate_dim)
         self.inner.build(x_shape)
-        self.outer = self._dense("outer", x_shape[-1], None)
+        self.outer = self._dense("outer", x_shape[-1])
         self.outer.build((*x_shape[:-1], self.intermediate_dim))
         self.built = True
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        return self.outer(self.dropout_layer(self.inner(x), training=training))
+        y = self.inner(x)
+        if self.gated:
+            gate, y = ops.split(y, 2, axis=-1)
+            y = self.activation(gate) * y
+        else:
+            y = self.activation(y)
+        return self.outer(self.dropout_layer(y, training=training))
 
-    def _dense(self, name: str, units: int, activation: Any) -> keras.layers.Dense:
+    def _dense(self, name: str, units: int) -> keras.layers.Dense:
         return keras.layers.Dense(
             units,
-            activation=activation,
             use_bias=self.use_bias,
             kernel_initializer=self.kernel_initializer.clone(),
             bias_initializer=self.bias_initializer.clone(),
@@ -90,6 +105,7 @@ class FeedForward(keras.layers.Layer):
             **super().get_config(),
             "intermediate_dim": self.intermediate_dim,
             "activation": keras.activations.serialize(self.activation),
+            "gated": self.gated,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),

@@ -6,6 +6,7 @@ Every mask in the library broadcasts against the scores (B, H, T, S) of the atte
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 Tensor = Any
@@ -26,9 +27,9 @@ def as_boolean(mask: Tensor, name: str) -> Tensor:
     raise TypeError(f"{name} must be boolean (True = attend), got {dtype}")
 
 
-def check_shape(mask: Tensor, name: str, expected: tuple[Any, ...], axes: str) -> None:
-    """Raises unless the static shape of `mask` is `expected` (tensors and None match anything)."""
-    shape = tuple(mask.shape)
+def check_shape(x: Tensor, name: str, expected: tuple[Any, ...], axes: str) -> None:
+    """Raises unless the static shape of `x` is `expected` (tensors and None match anything)."""
+    shape = tuple(x.shape)
     fits = len(shape) == len(expected) and all(
         want == got
         for want, got in zip(expected, shape, strict=True)
@@ -49,11 +50,17 @@ def from_pairs(mask: Tensor) -> Tensor:
     return ops.expand_dims(mask, 1)
 
 
-def causal(query_length: Any, key_length: Any, position: Any = 0) -> Tensor:
-    """(1, 1, T, S): query t, at `position + t`, sees key s where s <= position + t."""
-    queries = ops.expand_dims(ops.arange(query_length, dtype="int32"), 1) + position
-    keys = ops.expand_dims(ops.arange(key_length, dtype="int32"), 0)
-    return ops.expand_dims(ops.less_equal(keys, queries), (0, 1))
+def from_distances(distances: Tensor, causal: bool, window: int | None) -> Tensor | None:
+    """(T, S), the key's position minus the query's -> (1, 1, T, S), or None where all is seen.
+
+    `causal` hides what comes after the query, `window` what is `window` or more positions away.
+    """
+    seen = combine(
+        ops.less_equal(distances, 0) if causal else None,
+        None if window is None else ops.greater(distances, -window),
+        None if window is None or causal else ops.less(distances, window),
+    )
+    return None if seen is None else ops.expand_dims(seen, (0, 1))
 
 
 def combine(*masks: Tensor | None) -> Tensor | None:
@@ -65,3 +72,14 @@ def combine(*masks: Tensor | None) -> Tensor | None:
     for mask in present[1:]:
         result = ops.logical_and(result, mask)
     return result
+
+
+def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
+    """The key's position minus the query's, s - (offset + t): (T, S), int32."""
+    if all(isinstance(x, int) for x in (query_length, key_length, offset)):
+        keys = np.arange(key_length, dtype="int32")
+        queries = np.arange(query_length, dtype="int32") + np.int32(offset)
+        return ops.convert_to_tensor(keys - queries[:, np.newaxis])
+    keys = ops.arange(key_length, dtype="int32")
+    queries = ops.arange(query_length, dtype="int32") + offset
+    return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)

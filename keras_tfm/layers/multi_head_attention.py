@@ -1,5 +1,7 @@
-"""What self-attention and cross-attention share: arguments, projections, mask handling."""
+"""What self-attention and cross-attention share: arguments, projections, masks, blocks."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -7,12 +9,20 @@ from keras import ops
 
 from keras_tfm.layers import masks
 from keras_tfm.layers.attention import attention, merge_heads
+from keras_tfm.layers.attention_position import AttentionPosition
+from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.blockwise import WHOLE, Span, spans
 
 Tensor = Any
 
 
 class MultiHeadAttention(keras.layers.Layer):
     """The base of `MultiHeadSelfAttention` and `MultiHeadCrossAttention`; not used by itself."""
+
+    # What self-attention overrides.
+    causal = False
+    window: int | None = None
+    position: AttentionPosition | None = None
 
     def __init__(
         self,
@@ -22,6 +32,9 @@ class MultiHeadAttention(keras.layers.Layer):
         num_key_value_heads: int | None = None,
         dropout: float = 0.0,
         use_bias: bool = True,
+        query_key_norm: bool = False,
+        soft_cap: float | None = None,
+        scale: float | None = None,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         **kwargs: Any,
@@ -35,31 +48,49 @@ class MultiHeadAttention(keras.layers.Layer):
             raise ValueError(
                 f"num_key_value_heads ({num_key_value_heads}) must divide num_heads ({num_heads})"
             )
+        for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
+            if dim is not None and dim < 1:
+                raise ValueError(f"{name} must be at least 1, got {dim}")
+        if soft_cap is not None and soft_cap <= 0:
+            raise ValueError(f"soft_cap must be positive, got {soft_cap}")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.value_dim = value_dim
         self.num_key_value_heads = num_key_value_heads
         self.dropout = dropout
         self.use_bias = use_bias
+        self.query_key_norm = query_key_norm
+        self.soft_cap = soft_cap
+        self.scale = scale
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def _widths(self, dim: int) -> tuple[int, int, int]:
-        """The widths of all queries, all keys and all values for a model of width D."""
+    def _build_heads(self, x_shape: Any) -> tuple[int, int, int]:
+        """Builds all but the input projections; the widths of all queries, keys and values."""
+        dim = x_shape[-1]
         if self.head_dim is None and dim % self.num_heads:
             raise ValueError(
                 f"num_heads ({self.num_heads}) must divide dim ({dim}), or head_dim be given"
             )
         head_dim = self.head_dim or dim // self.num_heads
+        value_dim = self.value_dim or head_dim
         shared = self.num_key_value_heads or self.num_heads
-        return self.num_heads * head_dim, shared * head_dim, shared * (self.value_dim or head_dim)
-
-    def _build_output(self, x_shape: Any, value_width: int) -> None:
-        heads_a_value = self.num_heads // (self.num_key_value_heads or self.num_heads)
-        self.output_projection = self._projection("output_projection", x_shape[-1])
-        self.output_projection.build((*x_shape[:-1], heads_a_value * value_width))
+        if self.query_key_norm:
+            self.query_norm = keras.layers.RMSNormalization(
+                epsilon=1e-6, dtype=self.dtype_policy, name="query_norm"
+            )
+            self.key_norm = keras.layers.RMSNormalization(
+                epsilon=1e-6, dtype=self.dtype_policy, name="key_norm"
+            )
+            self.query_norm.build((None, self.num_heads, None, head_dim))
+            self.key_norm.build((None, shared, None, head_dim))
+        if self.position is not None:
+            self.position.build_for(self.num_heads, head_dim, value_dim)
+        self.output_projection = self._projection("output_projection", dim)
+        self.output_projection.build((*x_shape[:-1], self.num_heads * value_dim))
+        return self.num_heads * head_dim, shared * head_dim, shared * value_dim
 
     def _projection(self, name: str, units: int) -> keras.layers.Dense:
         # An initializer object draws the same numbers each time it is called: one a projection.
@@ -73,13 +104,100 @@ class MultiHeadAttention(keras.layers.Layer):
         )
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, training: bool | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        training: bool | None,
+        start: Any = 0,
     ) -> Tensor:
-        """(B, H, T, K), (B, G, S, K), (B, G, S, V), mask (B, 1, T, S) -> (B, T, D)."""
-        dropout = (lambda w: self.dropout_layer(w, training=training)) if self.dropout else None
-        return self.output_projection(
-            merge_heads(attention(query, key, value, mask=mask, dropout=dropout))
+        """Masks, attention, output projection.
+
+        (B, H, T, K), (B, G, S, K), (B, G, S, V), masks (B, S) and (B, T, S), a bias (B | 1, H | 1,
+        T, S), the position of the first query -> (B, T, D).
+        """
+        shape = (ops.shape(query)[0], ops.shape(query)[2], ops.shape(key)[2])
+        if attention_mask is not None:
+            attention_mask = masks.as_boolean(attention_mask, "attention_mask")
+            masks.check_shape(attention_mask, "attention_mask", shape, "(B, T, S)")
+        cuts = [WHOLE]
+        if AttentionProbe.current() is None:
+            cuts = spans(*shape[1:], self.causal, self.window, start)
+        dropout = self._dropout(training, len(cuts))
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, *, span: Span, number: int) -> Tensor:
+            return attention(
+                query,
+                key,
+                value,
+                dropout=functools.partial(dropout, number=number),
+                scale=self.scale,
+                soft_cap=self.soft_cap,
+                **self._visible(query, key, span, key_mask, attention_mask, attention_bias, start),
+            )
+
+        if len(cuts) == 1:
+            y = attend(query, key, value, span=cuts[0], number=0)
+        else:
+            blocks = []
+            for number, span in enumerate(cuts):
+                # Kept for the backward pass: the slices. Recomputed there: scores and weights.
+                block = keras.remat(functools.partial(attend, span=span, number=number))
+                rows, columns = span.rows, span.columns
+                blocks.append(block(query[:, :, rows], key[:, :, columns], value[:, :, columns]))
+            y = ops.concatenate(blocks, axis=2)
+        return self.output_projection(merge_heads(y))
+
+    def _visible(
+        self,
+        query: Tensor,
+        key: Tensor,
+        span: Span,
+        key_mask: Tensor | None,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        start: Any,
+    ) -> dict[str, Any]:
+        """The mask, the bias and the extra values of the queries and keys of one span."""
+        rows, columns = span.rows, span.columns
+        distances = None
+        if self.causal or self.window is not None or self.position is not None:
+            offset = start + (rows.start or 0) - (columns.start or 0)
+            distances = masks.distances(ops.shape(query)[2], ops.shape(key)[2], offset)
+        bias = None if attention_bias is None else attention_bias[:, :, rows, columns]
+        extra_values = None
+        if self.position is not None:
+            relative = self.position.bias(query, distances, self.causal)
+            bias = relative if bias is None or relative is None else bias + relative
+            extra_values = functools.partial(self.position.values, distances=distances)
+        mask = masks.combine(
+            None
+            if distances is None
+            else masks.from_distances(distances, self.causal, self.window),
+            None if key_mask is None else masks.from_keys(key_mask[:, columns]),
+            None if attention_mask is None else masks.from_pairs(attention_mask[:, rows, columns]),
         )
+        return {"mask": mask, "bias": bias, "extra_values": extra_values}
+
+    def _dropout(self, training: bool | None, blocks: int) -> Callable[..., Tensor]:
+        """What is done to the weights of block `number`: recorded by a probe, then dropped out."""
+        probe = AttentionProbe.current()
+        seed = None
+        if self.dropout and training and blocks > 1:
+            # Drawn once, here: a block that is recomputed must drop the same weights again.
+            seed = self.dropout_layer.seed_generator.next()
+
+        def dropout(weights: Tensor, number: int) -> Tensor:
+            if probe is not None:
+                probe.record(self.name, weights)
+            if seed is None:
+                return self.dropout_layer(weights, training=training)
+            return keras.random.dropout(weights, self.dropout, seed=_Drawn(seed + number))
+
+        return dropout
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The first input's."""
@@ -95,9 +213,23 @@ class MultiHeadAttention(keras.layers.Layer):
             "num_key_value_heads": self.num_key_value_heads,
             "dropout": self.dropout,
             "use_bias": self.use_bias,
+            "query_key_norm": self.query_key_norm,
+            "soft_cap": self.soft_cap,
+            "scale": self.scale,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
+
+
+class _Drawn(keras.random.SeedGenerator):
+    """A seed that was drawn already, in the form that `keras.random` takes."""
+
+    def __init__(self, seed: Tensor):  # no state: the base class would make a variable
+        self._seed = seed
+        self._initial_seed = seed  # which PyTorch's dropout looks at: None would mean unseeded
+
+    def next(self, ordered: bool = True) -> Tensor:
+        return self._seed
 
 
 def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:
@@ -115,13 +247,3 @@ def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
     mask = masks.as_boolean(mask, name)
     masks.check_shape(mask, name, tuple(ops.shape(keys)[:2]), "(B, S)")
     return mask
-
-
-def attention_mask_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """An explicit mask of pairs (B, T, S), checked: (B, 1, T, S), boolean, or None."""
-    if mask is None:
-        return None
-    mask = masks.as_boolean(mask, "attention_mask")
-    expected = (ops.shape(query)[0], ops.shape(query)[2], ops.shape(key)[2])
-    masks.check_shape(mask, "attention_mask", expected, "(B, T, S)")
-    return masks.from_pairs(mask)

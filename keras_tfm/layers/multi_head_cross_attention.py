@@ -4,15 +4,9 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers import masks
 from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.decoding_scope import DecodingScope
-from keras_tfm.layers.multi_head_attention import (
-    MultiHeadAttention,
-    attention_mask_of,
-    check_sequence,
-    key_mask,
-)
+from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
 
 Tensor = Any
 
@@ -31,6 +25,9 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         num_key_value_heads: G; H by default. Must divide H.
         dropout: rate of the dropout of the attention weights.
         use_bias: whether the projections add a bias.
+        query_key_norm: RMS normalisation of each head's queries and keys (arXiv:2010.04245).
+        soft_cap: c in c tanh(score / c).
+        scale: factor of the scores; 1/sqrt(K) by default.
         kernel_initializer, bias_initializer: of the projections.
 
     Call arguments:
@@ -39,6 +36,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         context_mask: (B, S), boolean, True = a real position. By default the mask that `context`
             carries; an explicit one wins.
         attention_mask: (B, T, S), boolean, True = the query sees the key. Applied on top.
+        attention_bias: (B | 1, H | 1, T, S), float, added to the scaled scores.
 
     Returns:
         (B, T, D). A query that sees no key attends to nothing and gets the output bias alone.
@@ -60,7 +58,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         """Creates the projections for queries of width D and a context of width C."""
         check_sequence(self, "x", x_shape)
         check_sequence(self, "context", context_shape)
-        query_width, key_width, value_width = self._widths(x_shape[-1])
+        query_width, key_width, value_width = self._build_heads(x_shape)
         self.query = self._projection("query", query_width)
         self.query.build(x_shape)
         # Two projections, not one that is cut: the keys and values of a whole context are large.
@@ -68,7 +66,6 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         self.key.build(context_shape)
         self.value = self._projection("value", value_width)
         self.value.build(context_shape)
-        self._build_output(x_shape, value_width)
         self.built = True
 
     def call(
@@ -77,22 +74,25 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         context: Tensor,
         context_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
         """(B, T, D), (B, S, C) -> (B, T, D)."""
         mask = key_mask("context_mask", context_mask, context)
         query = split_heads(self.query(x), self.num_heads)
+        if self.query_key_norm:
+            query = self.query_norm(query)
         scope = DecodingScope.current()
         if scope is None:
             key, value = self._project(context)
         else:
             key, value, mask = scope.recall(self.name, mask, lambda: self._project(context))
-        keep = masks.combine(
-            None if mask is None else masks.from_keys(mask),
-            attention_mask_of(attention_mask, query, key),
-        )
-        return self._attend(query, key, value, keep, training)
+        return self._attend(query, key, value, mask, attention_mask, attention_bias, training)
 
     def _project(self, context: Tensor) -> tuple[Tensor, Tensor]:
         shared = self.num_key_value_heads or self.num_heads
-        return split_heads(self.key(context), shared), split_heads(self.value(context), shared)
+        key, value = (
+            split_heads(self.key(context), shared),
+            split_heads(self.value(context), shared),
+        )
+        return (self.key_norm(key) if self.query_key_norm else key), value

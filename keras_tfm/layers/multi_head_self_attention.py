@@ -5,15 +5,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers import masks
 from keras_tfm.layers.attention import split_heads
+from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.decoding_scope import DecodingScope
-from keras_tfm.layers.multi_head_attention import (
-    MultiHeadAttention,
-    attention_mask_of,
-    check_sequence,
-    key_mask,
-)
+from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
 
 Tensor = Any
 
@@ -29,12 +24,19 @@ class MultiHeadSelfAttention(MultiHeadAttention):
 
     Args:
         num_heads: H.
+        causal: a position sees itself and those before it.
+        position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`, `ALiBi` or
+            another `AttentionPosition`; None: positions come with `x`, or not at all.
+        window: a position sees those less than `window` away (sliding window, arXiv:2004.05150).
         head_dim: K, the width of a query and of a key; D / H by default.
         value_dim: the width of a head's values; `head_dim` by default.
         num_key_value_heads: G; H by default. Must divide H.
-        causal: a position sees itself and those before it.
         dropout: rate of the dropout of the attention weights.
         use_bias: whether the projections add a bias.
+        query_key_norm: RMS normalisation of each head's queries and keys, before they are rotated
+            (arXiv:2010.04245, as in Qwen 3 and Gemma 3).
+        soft_cap: c in c tanh(score / c).
+        scale: factor of the scores; 1/sqrt(K) by default.
         kernel_initializer, bias_initializer: of the two projections.
 
     Call arguments:
@@ -43,12 +45,15 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             (`mask_zero`); an explicit one wins.
         attention_mask: (B, T, T), boolean, True = the query sees the key. Applied on top of `mask`
             and of causality.
+        attention_bias: (B | 1, H | 1, T, T), float, added to the scaled scores.
         x_mask: filled by Keras with the mask that `x` carries when the call has several tensors.
 
     Returns:
         (B, T, D). A query that sees no key attends to nothing and gets the output bias alone.
 
-    Inside a `DecodingScope` a causal layer keeps its keys and values in the scope's cache.
+    Inside a `DecodingScope` a causal layer keeps its keys and values in the scope's cache. Beyond
+    two million scores a head, where lengths are known when the graph is made, attention is computed
+    in blocks that are recomputed in the backward pass: memory grows with T and not with T^2.
 
     Example:
 
@@ -59,18 +64,35 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     (2, 5, 12)
     """
 
-    def __init__(self, num_heads: int, causal: bool = False, **kwargs: Any):
+    def __init__(
+        self,
+        num_heads: int,
+        causal: bool = False,
+        position: AttentionPosition | None = None,
+        window: int | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(num_heads, **kwargs)
+        if isinstance(position, dict):
+            position = keras.saving.deserialize_keras_object(position)
+        if position is not None and not isinstance(position, AttentionPosition):
+            raise TypeError(
+                "position must be an AttentionPosition such as RotaryEmbedding(), "
+                f"got {type(position).__name__}"
+            )
+        if window is not None and window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
         self.causal = causal
+        self.position = position
+        self.window = window
 
     def build(self, x_shape: Any) -> None:
         """Creates the projections for inputs of width D."""
         check_sequence(self, "x", x_shape)
-        query_width, key_width, value_width = self._widths(x_shape[-1])
+        query_width, key_width, value_width = self._build_heads(x_shape)
         self._cuts = (query_width, query_width + key_width)
         self.query_key_value = self._projection("query_key_value", self._cuts[1] + value_width)
         self.query_key_value.build(x_shape)
-        self._build_output(x_shape, value_width)
         self.built = True
 
     def call(
@@ -78,6 +100,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         x: Tensor,
         mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
@@ -87,22 +110,24 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         shared = self.num_key_value_heads or self.num_heads
         query = split_heads(query, self.num_heads)
         key, value = split_heads(key, shared), split_heads(value, shared)
-
-        causal = None
-        if self.causal:
-            position: Any = 0
-            scope = DecodingScope.current()
-            if scope is not None:
-                position = scope.position
-                key, value, mask = scope.extend(self.name, key, value, mask)
-            causal = masks.causal(ops.shape(query)[2], ops.shape(key)[2], position)
-        keep = masks.combine(
-            causal,
-            None if mask is None else masks.from_keys(mask),
-            attention_mask_of(attention_mask, query, key),
+        if self.query_key_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.position is not None:
+            query, key = self.position.rotate(query), self.position.rotate(key)
+        start: Any = 0
+        scope = DecodingScope.current()
+        if self.causal and scope is not None:
+            start = scope.position
+            key, value, mask = scope.extend(self.name, key, value, mask)
+        return self._attend(
+            query, key, value, mask, attention_mask, attention_bias, training, start
         )
-        return self._attend(query, key, value, keep, training)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {**super().get_config(), "causal": self.causal}
+        return {
+            **super().get_config(),
+            "causal": self.causal,
+            "position": keras.saving.serialize_keras_object(self.position),
+            "window": self.window,
+        }

@@ -7,44 +7,89 @@ import keras
 
 Tensor = Any
 
+NORMS = ("layer_norm", "rms_norm")
+ORDERS = ("post", "pre", "sandwich")
+
+
+def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.Layer:
+    """A normalisation layer of the last axis: "layer_norm" or "rms_norm"."""
+    if kind == "layer_norm":
+        return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
+    if kind == "rms_norm":
+        return keras.layers.RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
+    raise ValueError(f"norm must be one of {list(NORMS)}, got {kind!r}")
+
 
 class Residual(keras.layers.Layer):
-    """x + dropout(sublayer(x)), with a layer normalisation before or after.
+    """x + dropout(sublayer(x)), normalised before, after, or both.
 
-    post-norm: LayerNorm(x + Dropout(Sublayer(x))), "Attention Is All You Need" (arXiv:1706.03762),
-    section 5.4; pre-norm: x + Dropout(Sublayer(LayerNorm(x))), arXiv:2002.04745. A stack of
-    pre-norm blocks wants one more normalisation after its last.
+    - "post": norm(a x + f(x)), "Attention Is All You Need" (arXiv:1706.03762), section 5.4; with
+      `residual_scale` a, DeepNorm (arXiv:2203.00555).
+    - "pre": a x + f(norm(x)), arXiv:2002.04745. A stack of such blocks wants one more normalisation
+      after its last.
+    - "sandwich": a x + norm'(f(norm(x))), arXiv:2105.13290, as in Gemma 2.
 
     Args:
-        normalize_first: pre-norm.
+        order: "post", "pre" or "sandwich".
+        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
         epsilon: of the normalisation.
-        dropout: rate of the dropout of the sublayer's output.
+        dropout: rate of the dropout of the sublayer's output f(x).
+        drop_path: rate at which the whole of f(x) is dropped for a row of the batch, in training
+            (stochastic depth, arXiv:1603.09382).
+        residual_scale: a.
+        layer_scale: if given, f(x) is multiplied by a learned vector (D,) that starts at this value
+            (arXiv:2103.17239).
     """
 
     def __init__(
         self,
-        normalize_first: bool = False,
+        order: str = "post",
+        norm: str = "layer_norm",
         epsilon: float = 1e-5,
         dropout: float = 0.0,
+        drop_path: float = 0.0,
+        residual_scale: float = 1.0,
+        layer_scale: float | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.normalize_first = normalize_first
-        self.norm = keras.layers.LayerNormalization(
-            epsilon=epsilon, dtype=self.dtype_policy, name="norm"
-        )
+        if order not in ORDERS:
+            raise ValueError(f"order must be one of {list(ORDERS)}, got {order!r}")
+        self.order = order
+        self.residual_scale = residual_scale
+        self.layer_scale = layer_scale
+        self.norm = make_norm(norm, epsilon, self.dtype_policy, "norm")
+        if order == "sandwich":
+            self.output_norm = make_norm(norm, epsilon, self.dtype_policy, "output_norm")
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.drop_path_layer = keras.layers.Dropout(
+            drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy
+        )
         self.supports_masking = True
 
     def build(self, x_shape: Any) -> None:
-        """Creates the normalisation's weights."""
+        """Creates the normalisations' weights."""
         self.norm.build(x_shape)
+        if self.order == "sandwich":
+            self.output_norm.build(x_shape)
+        if self.layer_scale is not None:
+            self.scale = self.add_weight(
+                name="scale",
+                shape=(x_shape[-1],),
+                initializer=keras.initializers.Constant(self.layer_scale),
+            )
         self.built = True
 
     def call(
         self, x: Tensor, *, sublayer: Callable[[Tensor], Tensor], training: bool | None = None
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-        if self.normalize_first:
-            return x + self.dropout_layer(sublayer(self.norm(x)), training=training)
-        return self.norm(x + self.dropout_layer(sublayer(x), training=training))
+        y = sublayer(x if self.order == "post" else self.norm(x))
+        if self.order == "sandwich":
+            y = self.output_norm(y)
+        y = self.dropout_layer(y, training=training)
+        if self.layer_scale is not None:
+            y = y * self.scale
+        y = self.drop_path_layer(y, training=training)
+        y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
+        return self.norm(y) if self.order == "post" else y

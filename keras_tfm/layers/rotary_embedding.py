@@ -14,44 +14,67 @@ from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequenc
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable("keras_tfm")
 @dataclass(frozen=True)
-class LinearScaling:
-    """Positions divided by `factor`: "Extending Context Window ..." (arXiv:2306.15595)."""
+class RotaryScaling:
+    """The base of the ways to stretch rotary positions to sequences longer than those trained on.
 
-    factor: float
-
-    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
-        """The angular frequencies of a rotation of width `dim`."""
-        return angular_frequencies(dim, max_wavelength) / self.factor
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return asdict(self)
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-@dataclass(frozen=True)
-class NTKScaling:
-    """A longer base: the slowest frequency is divided by `factor`, the fastest stays.
-
-    w' = w factor^(D / (D - 2)), "NTK-aware" scaling as in YaRN (arXiv:2309.00071), section 3.1.
+    Args:
+        factor: how many times longer; at least 1.
     """
 
     factor: float
 
+    def __post_init__(self) -> None:
+        if self.factor < 1.0:
+            raise ValueError(f"factor must be at least 1, got {self.factor}")
+
     def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
-        """The angular frequencies of a rotation of width `dim`."""
-        return angular_frequencies(dim, max_wavelength * self.factor ** (dim / (dim - 2)))
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
+        return angular_frequencies(dim, max_wavelength)
+
+    @property
+    def magnitude(self) -> float:
+        """What queries and keys are multiplied by."""
+        return 1.0
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return asdict(self)
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "RotaryScaling":
+        """The inverse of `get_config`."""
+        return cls(**config)
+
 
 @keras.saving.register_keras_serializable("keras_tfm")
 @dataclass(frozen=True)
-class YaRNScaling:
+class LinearScaling(RotaryScaling):
+    """Positions divided by `factor`: "position interpolation" (arXiv:2306.15595)."""
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
+        return angular_frequencies(dim, max_wavelength) / self.factor
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class NTKScaling(RotaryScaling):
+    """A longer base: the slowest frequency is divided by `factor`, the fastest stays.
+
+    w' = w factor^(D / (D - 2)): "NTK-aware" interpolation, YaRN (arXiv:2309.00071), section 3.1.
+    """
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
+        if dim == 2:  # one frequency, which is the fastest
+            return angular_frequencies(dim, max_wavelength)
+        return angular_frequencies(dim, max_wavelength * self.factor ** (dim / (dim - 2)))
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class YaRNScaling(RotaryScaling):
     """Slow frequencies divided by `factor`, fast ones kept, a ramp between: arXiv:2309.00071.
 
     A frequency that turns more than `beta_fast` times in `original_length` positions is kept, one
@@ -59,13 +82,12 @@ class YaRNScaling:
     0.1 ln(factor) + 1, the temperature of equation 22.
     """
 
-    factor: float
     original_length: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
     def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
-        """The angular frequencies of a rotation of width `dim`."""
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
 
         def index(turns: float) -> float:
             """The pair that turns so often in the original length."""
@@ -81,11 +103,7 @@ class YaRNScaling:
     @property
     def magnitude(self) -> float:
         """What queries and keys are multiplied by."""
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1.0 else 1.0
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return asdict(self)
+        return 0.1 * math.log(self.factor) + 1.0
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -119,7 +137,7 @@ class RotaryEmbedding(AttentionPosition):
         max_wavelength: float = 10000.0,
         rotary_dim: int | None = None,
         interleaved: bool = False,
-        scaling: Any = None,
+        scaling: RotaryScaling | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -150,7 +168,8 @@ class RotaryEmbedding(AttentionPosition):
         else:
             frequencies = self.scaling.frequencies(dim, self.max_wavelength)
         pairs = sinusoids_of_sequence(length, frequencies)  # (T, K/2, 2), float32
-        pairs = pairs * getattr(self.scaling, "magnitude", 1.0)
+        if self.scaling is not None:
+            pairs = pairs * self.scaling.magnitude
         sine, cosine = pairs[..., 0], pairs[..., 1]
         turned = ops.cast(x[..., :dim], "float32")
         if self.interleaved:

@@ -4,15 +4,49 @@ from typing import Any
 
 import keras
 
+from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence
+from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.residual import Residual
 
 Tensor = Any
 
 
 class TransformerBlock(keras.layers.Layer):
-    """The base of `TransformerEncoderBlock` and `TransformerDecoderBlock`; not used by itself."""
+    """The base of `TransformerEncoderBlock` and `TransformerDecoderBlock`; not used by itself.
+
+    Args:
+        intermediate_dim: F, the inner width of the feed-forward network.
+        num_heads: H.
+        dropout: rate after each sublayer, and of the attention weights.
+        activation: of the feed-forward network.
+        layer_norm_epsilon: of every normalisation.
+        normalize_first: normalise a sublayer's input rather than the sum (pre-norm,
+            arXiv:2002.04745).
+        sandwich_norm: with `normalize_first`, normalise a sublayer's output too (arXiv:2105.13290).
+        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
+        gated: a gated feed-forward network; with activation "silu" SwiGLU (arXiv:2002.05202).
+        position: a part of the self-attention, `RotaryEmbedding` for instance.
+        window: self-attention sees positions less than `window` away.
+        head_dim: K, the width of a query and of a key; D / H by default.
+        value_dim: the width of a head's values; `head_dim` by default.
+        num_key_value_heads: G; H by default.
+        query_key_norm: RMS normalisation of each head's queries and keys.
+        soft_cap: c in c tanh(score / c).
+        attention_scale: factor of the scores; 1/sqrt(K) by default.
+        attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
+        feed_forward_dropout: rate of the dropout inside the feed-forward network.
+        drop_path: rate at which a whole sublayer is dropped for a row (arXiv:1603.09382).
+        residual_scale: factor of the residual (DeepNorm, arXiv:2203.00555).
+        layer_scale: where a learned factor of each sublayer's output starts (arXiv:2103.17239);
+            None: there is none.
+        use_bias: whether the projections add a bias.
+        kernel_initializer, bias_initializer: of every projection.
+    """
+
+    # What a decoder block overrides.
+    causal = False
 
     def __init__(
         self,
@@ -22,34 +56,71 @@ class TransformerBlock(keras.layers.Layer):
         activation: Any = "relu",
         layer_norm_epsilon: float = 1e-5,
         normalize_first: bool = False,
+        sandwich_norm: bool = False,
+        norm: str = "layer_norm",
+        gated: bool = False,
+        position: AttentionPosition | None = None,
+        window: int | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
         num_key_value_heads: int | None = None,
+        query_key_norm: bool = False,
+        soft_cap: float | None = None,
+        attention_scale: float | None = None,
         attention_dropout: float | None = None,
+        feed_forward_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        residual_scale: float = 1.0,
+        layer_scale: float | None = None,
         use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        if sandwich_norm and not normalize_first:
+            raise ValueError("sandwich_norm=True needs normalize_first=True")
+        if isinstance(position, dict):
+            position = keras.saving.deserialize_keras_object(position)
         self.intermediate_dim = intermediate_dim
         self.num_heads = num_heads
         self.dropout = dropout
         self.activation = keras.activations.get(activation)
         self.layer_norm_epsilon = layer_norm_epsilon
         self.normalize_first = normalize_first
+        self.sandwich_norm = sandwich_norm
+        self.norm = norm
+        self.gated = gated
+        self.window = window
         self.head_dim = head_dim
         self.value_dim = value_dim
         self.num_key_value_heads = num_key_value_heads
+        self.query_key_norm = query_key_norm
+        self.soft_cap = soft_cap
+        self.attention_scale = attention_scale
         self.attention_dropout = attention_dropout
+        self.feed_forward_dropout = feed_forward_dropout
+        self.drop_path = drop_path
+        self.residual_scale = residual_scale
+        self.layer_scale = layer_scale
         self.use_bias = use_bias
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.supports_masking = True
 
+        self.self_attention = self._attention(
+            MultiHeadSelfAttention,
+            "self_attention",
+            causal=self.causal,
+            position=position,
+            window=window,
+        )
+        self.self_attention_residual = self._residual("self_attention_residual")
         self.feed_forward = FeedForward(
             intermediate_dim,
             activation=self.activation,
+            gated=gated,
+            dropout=feed_forward_dropout,
             use_bias=use_bias,
             kernel_initializer=self.kernel_initializer,
             bias_initializer=self.bias_initializer,
@@ -67,6 +138,9 @@ class TransformerBlock(keras.layers.Layer):
             num_key_value_heads=self.num_key_value_heads,
             dropout=dropout,
             use_bias=self.use_bias,
+            query_key_norm=self.query_key_norm,
+            soft_cap=self.soft_cap,
+            scale=self.attention_scale,
             kernel_initializer=self.kernel_initializer,
             bias_initializer=self.bias_initializer,
             dtype=self.dtype_policy,
@@ -75,18 +149,27 @@ class TransformerBlock(keras.layers.Layer):
         )
 
     def _residual(self, name: str) -> Residual:
+        pre = "sandwich" if self.sandwich_norm else "pre"
         return Residual(
-            self.normalize_first,
+            pre if self.normalize_first else "post",
+            norm=self.norm,
             epsilon=self.layer_norm_epsilon,
             dropout=self.dropout,
+            drop_path=self.drop_path,
+            residual_scale=self.residual_scale,
+            layer_scale=self.layer_scale,
             dtype=self.dtype_policy,
             name=name,
         )
 
-    def _build_shared(self, x_shape: Any) -> None:
+    def build(self, x_shape: Any) -> None:
+        """Creates the weights for inputs of width D."""
         check_sequence(self, "x", x_shape)
+        self.self_attention.build(x_shape)
+        self.self_attention_residual.build(x_shape)
         self.feed_forward.build(x_shape)
         self.feed_forward_residual.build(x_shape)
+        self.built = True
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The first input's."""
@@ -102,10 +185,22 @@ class TransformerBlock(keras.layers.Layer):
             "activation": keras.activations.serialize(self.activation),
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "normalize_first": self.normalize_first,
+            "sandwich_norm": self.sandwich_norm,
+            "norm": self.norm,
+            "gated": self.gated,
+            "position": keras.saving.serialize_keras_object(self.self_attention.position),
+            "window": self.window,
             "head_dim": self.head_dim,
             "value_dim": self.value_dim,
             "num_key_value_heads": self.num_key_value_heads,
+            "query_key_norm": self.query_key_norm,
+            "soft_cap": self.soft_cap,
+            "attention_scale": self.attention_scale,
             "attention_dropout": self.attention_dropout,
+            "feed_forward_dropout": self.feed_forward_dropout,
+            "drop_path": self.drop_path,
+            "residual_scale": self.residual_scale,
+            "layer_scale": self.layer_scale,
             "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),

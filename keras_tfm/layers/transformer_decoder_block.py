@@ -6,7 +6,6 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
-from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.transformer_block import TransformerBlock
 
 Tensor = Any
@@ -26,11 +25,25 @@ class TransformerDecoderBlock(TransformerBlock):
         dropout: rate after each sublayer, and of the attention weights.
         activation: of the feed-forward network.
         layer_norm_epsilon: of every normalisation.
-        normalize_first: normalise a sublayer's input rather than the sum.
+        normalize_first: normalise a sublayer's input rather than the sum (pre-norm,
+            arXiv:2002.04745).
+        sandwich_norm: with `normalize_first`, normalise a sublayer's output too (arXiv:2105.13290).
+        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
+        gated: a gated feed-forward network; with activation "silu" SwiGLU (arXiv:2002.05202).
+        position: a part of the self-attention, `RotaryEmbedding` for instance.
+        window: self-attention sees positions less than `window` away.
         head_dim: K, the width of a query and of a key; D / H by default.
         value_dim: the width of a head's values; `head_dim` by default.
         num_key_value_heads: G; H by default.
+        query_key_norm: RMS normalisation of each head's queries and keys.
+        soft_cap: c in c tanh(score / c).
+        attention_scale: factor of the scores; 1/sqrt(K) by default.
         attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
+        feed_forward_dropout: rate of the dropout inside the feed-forward network.
+        drop_path: rate at which a whole sublayer is dropped for a row (arXiv:1603.09382).
+        residual_scale: factor of the residual (DeepNorm, arXiv:2203.00555).
+        layer_scale: where a learned factor of each sublayer's output starts (arXiv:2103.17239);
+            None: there is none.
         use_bias: whether the projections add a bias.
         kernel_initializer, bias_initializer: of every projection.
 
@@ -40,6 +53,7 @@ class TransformerDecoderBlock(TransformerBlock):
         mask: (B, T), boolean, True = a real position; by default the mask that `x` carries.
         context_mask: (B, S), boolean; by default the mask that `context` carries.
         attention_mask: (B, T, T), boolean, True = the query sees the key, on top of causality.
+        attention_bias: (B | 1, H | 1, T, T), float, added to the scores of the self-attention.
 
     Returns:
         (B, T, D).
@@ -53,12 +67,12 @@ class TransformerDecoderBlock(TransformerBlock):
     (None, None, 12)
     """
 
+    causal = True
+
     def __init__(
         self, intermediate_dim: int, num_heads: int, cross_attention: bool = True, **kwargs: Any
     ):
         super().__init__(intermediate_dim, num_heads, **kwargs)
-        self.self_attention = self._attention(MultiHeadSelfAttention, "self_attention", causal=True)
-        self.self_attention_residual = self._residual("self_attention_residual")
         self.cross_attention = None
         if cross_attention:
             self.cross_attention = self._attention(MultiHeadCrossAttention, "cross_attention")
@@ -73,13 +87,10 @@ class TransformerDecoderBlock(TransformerBlock):
             )
         if self.cross_attention is None and context_shape is not None:
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
-        self._build_shared(x_shape)
-        self.self_attention.build(x_shape)
-        self.self_attention_residual.build(x_shape)
+        super().build(x_shape)
         if self.cross_attention is not None:
             self.cross_attention.build(x_shape, context_shape)
             self.cross_attention_residual.build(x_shape)
-        self.built = True
 
     def call(
         self,
@@ -88,6 +99,7 @@ class TransformerDecoderBlock(TransformerBlock):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
@@ -95,7 +107,11 @@ class TransformerDecoderBlock(TransformerBlock):
         mask = x_mask if mask is None else mask
 
         attend = functools.partial(
-            self.self_attention, mask=mask, attention_mask=attention_mask, training=training
+            self.self_attention,
+            mask=mask,
+            attention_mask=attention_mask,
+            attention_bias=attention_bias,
+            training=training,
         )
         x = self.self_attention_residual(x, sublayer=attend, training=training)
         if self.cross_attention is not None:

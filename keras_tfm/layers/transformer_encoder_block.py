@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.transformer_block import TransformerBlock
 
 Tensor = Any
@@ -23,12 +22,26 @@ class TransformerEncoderBlock(TransformerBlock):
         num_heads: H.
         dropout: rate after each sublayer, and of the attention weights.
         activation: of the feed-forward network.
-        layer_norm_epsilon: of both normalisations.
-        normalize_first: normalise a sublayer's input rather than the sum.
+        layer_norm_epsilon: of every normalisation.
+        normalize_first: normalise a sublayer's input rather than the sum (pre-norm,
+            arXiv:2002.04745).
+        sandwich_norm: with `normalize_first`, normalise a sublayer's output too (arXiv:2105.13290).
+        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
+        gated: a gated feed-forward network; with activation "silu" SwiGLU (arXiv:2002.05202).
+        position: a part of the self-attention, `RotaryEmbedding` for instance.
+        window: self-attention sees positions less than `window` away.
         head_dim: K, the width of a query and of a key; D / H by default.
         value_dim: the width of a head's values; `head_dim` by default.
         num_key_value_heads: G; H by default.
+        query_key_norm: RMS normalisation of each head's queries and keys.
+        soft_cap: c in c tanh(score / c).
+        attention_scale: factor of the scores; 1/sqrt(K) by default.
         attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
+        feed_forward_dropout: rate of the dropout inside the feed-forward network.
+        drop_path: rate at which a whole sublayer is dropped for a row (arXiv:1603.09382).
+        residual_scale: factor of the residual (DeepNorm, arXiv:2203.00555).
+        layer_scale: where a learned factor of each sublayer's output starts (arXiv:2103.17239);
+            None: there is none.
         use_bias: whether the projections add a bias.
         kernel_initializer, bias_initializer: of every projection.
 
@@ -36,6 +49,7 @@ class TransformerEncoderBlock(TransformerBlock):
         x: (B, T, D).
         mask: (B, T), boolean, True = a real position; by default the mask that `x` carries.
         attention_mask: (B, T, T), boolean, True = the query sees the key.
+        attention_bias: (B | 1, H | 1, T, T), float, added to the scaled scores.
 
     Returns:
         (B, T, D).
@@ -50,23 +64,12 @@ class TransformerEncoderBlock(TransformerBlock):
     (None, None, 12)
     """
 
-    def __init__(self, intermediate_dim: int, num_heads: int, **kwargs: Any):
-        super().__init__(intermediate_dim, num_heads, **kwargs)
-        self.self_attention = self._attention(MultiHeadSelfAttention, "self_attention")
-        self.self_attention_residual = self._residual("self_attention_residual")
-
-    def build(self, x_shape: Any) -> None:
-        """Creates the weights for inputs of width D."""
-        self._build_shared(x_shape)
-        self.self_attention.build(x_shape)
-        self.self_attention_residual.build(x_shape)
-        self.built = True
-
     def call(
         self,
         x: Tensor,
         mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
@@ -74,7 +77,11 @@ class TransformerEncoderBlock(TransformerBlock):
         mask = x_mask if mask is None else mask
 
         attend = functools.partial(
-            self.self_attention, mask=mask, attention_mask=attention_mask, training=training
+            self.self_attention,
+            mask=mask,
+            attention_mask=attention_mask,
+            attention_bias=attention_bias,
+            training=training,
         )
         x = self.self_attention_residual(x, sublayer=attend, training=training)
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)

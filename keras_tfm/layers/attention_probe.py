@@ -1,0 +1,52 @@
+"""Reading attention maps without changing what a layer returns."""
+
+from contextvars import ContextVar, Token
+from typing import Any
+
+Tensor = Any
+
+_current: ContextVar["AttentionProbe | None"] = ContextVar("attention_probe", default=None)
+
+
+class AttentionProbe:
+    """Collects the attention weights of every attention layer that is called inside it.
+
+    Attributes:
+        maps: by call, numbered in order and named by layer ("000_self_attention"), the weights
+            (B, H, T, S), each row summing to 1, before dropout. Eager calls give values; inside
+            `tf.function` or `jax.jit` they are that graph's tensors. While a probe is open,
+            attention is never computed block by block.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import AttentionProbe, MultiHeadSelfAttention
+    >>> layer = MultiHeadSelfAttention(num_heads=2, causal=True, name="attention")
+    >>> with AttentionProbe() as probe:
+    ...     y = layer(np.ones((1, 3, 4), "float32"))
+    >>> probe.maps["000_attention"][0, 0, 1].numpy().tolist()
+    [0.5, 0.5, 0.0]
+    """
+
+    def __init__(self) -> None:
+        self.maps: dict[str, Tensor] = {}
+        self._token: Token[AttentionProbe | None] | None = None
+
+    @staticmethod
+    def current() -> "AttentionProbe | None":
+        """The innermost probe that is open, or None."""
+        return _current.get()
+
+    def record(self, name: str, weights: Tensor) -> None:
+        """Keeps the weights of one call of the layer `name`."""
+        self.maps[f"{len(self.maps):03d}_{name}"] = weights
+
+    def __enter__(self) -> "AttentionProbe":
+        """Opens the probe."""
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes the probe; `maps` stays."""
+        assert self._token is not None
+        _current.reset(self._token)

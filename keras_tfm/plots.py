@@ -1,0 +1,114 @@
+"""Pictures of what a model does: attention maps and positional encodings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def plot_attention(
+    weights: Any,
+    queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    title: str | None = None,
+) -> Any:
+    """Draws the attention maps of one row of a batch, a panel a head.
+
+    Args:
+        weights: (H, T, S), from an `AttentionProbe` for instance; dark is 1.
+        queries: T labels.
+        keys: S labels.
+        title: of the figure.
+
+    Returns:
+        A `matplotlib.figure.Figure`; save it with `figure.savefig(path)`.
+
+    Raises:
+        ValueError: weights or labels of another shape.
+        ModuleNotFoundError: matplotlib is missing; the message names the extra that brings it.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.plots import plot_attention
+    >>> len(plot_attention(np.full((2, 3, 4), 0.25)).axes)
+    2
+    """
+    weights = np.asarray(weights)
+    if weights.ndim != 3:
+        raise ValueError(f"weights must have shape (H, T, S), got {weights.shape}")
+    for name, labels, size in (("queries", queries, 1), ("keys", keys, 2)):
+        if labels is not None and len(labels) != weights.shape[size]:
+            raise ValueError(
+                f"{name} must have {weights.shape[size]} labels, one a row or column of the maps, "
+                f"got {len(labels)}"
+            )
+    heads, rows, columns = weights.shape
+    across = min(heads, 4)
+    down = -(-heads // across)
+    size = (1.2 + across * max(1.6, 0.22 * columns), 0.8 + down * max(1.6, 0.22 * rows))
+    figure = _figure(size)
+    for head in range(heads):
+        axes = figure.add_subplot(down, across, head + 1)
+        axes.imshow(weights[head], cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
+        axes.set_title(f"head {head}", fontsize=9)
+        first = head % across == 0
+        last = head >= heads - across
+        axes.set_xticks(range(columns) if keys is not None and last else [])
+        axes.set_yticks(range(rows) if queries is not None and first else [])
+        if keys is not None and last:
+            axes.set_xticklabels(keys, rotation=90, fontsize=8)
+        if queries is not None and first:
+            axes.set_yticklabels(queries, fontsize=8)
+    figure.supxlabel("keys", fontsize=9)
+    figure.supylabel("queries", fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def plot_positions(encoding: Any, title: str | None = None) -> Any:
+    """Draws a table of position vectors as a heat map.
+
+    Args:
+        encoding: (T, D): a positional encoding, sinusoidal or learned.
+        title: of the figure.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import PositionalEncoding
+    >>> from keras_tfm.plots import plot_positions
+    >>> encoding = PositionalEncoding()(np.zeros((1, 50, 16), "float32"))[0]
+    >>> figure = plot_positions(encoding)
+    """
+    encoding = np.asarray(encoding)
+    if encoding.ndim != 2:
+        raise ValueError(f"encoding must have shape (T, D), got {encoding.shape}")
+    figure = _figure((7.0, 4.0))
+    axes = figure.add_subplot()
+    limit = float(np.abs(encoding).max()) or 1.0
+    image = axes.imshow(
+        encoding.T, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest"
+    )
+    axes.set_xlabel("position")
+    axes.set_ylabel("dimension")
+    axes.set_title(title or "")
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    """A figure that belongs to no window, so that it works without a screen."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("matplotlib"):
+            raise
+        raise ModuleNotFoundError(
+            'plots need matplotlib: pip install "keras-tfm[plots]"', name=error.name
+        ) from None
+    return Figure(figsize=size, layout="constrained")
