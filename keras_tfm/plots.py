@@ -37,13 +37,10 @@ def plot_attention(
     weights = np.asarray(weights)
     if weights.ndim != 3:
         raise ValueError(f"weights must have shape (H, T, S), got {weights.shape}")
-    for name, labels, size in (("queries", queries, 1), ("keys", keys, 2)):
-        if labels is not None and len(labels) != weights.shape[size]:
-            raise ValueError(
-                f"{name} must have {weights.shape[size]} labels, one a row or column of the maps, "
-                f"got {len(labels)}"
-            )
     heads, rows, columns = weights.shape
+    for name, labels, count in (("queries", queries, rows), ("keys", keys, columns)):
+        if labels is not None and len(labels) != count:
+            raise ValueError(f"{name} must have {count} labels, got {len(labels)}")
     across = min(heads, 4)
     down = -(-heads // across)
     size = (1.2 + across * max(1.6, 0.22 * columns), 0.8 + down * max(1.6, 0.22 * rows))

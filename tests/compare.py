@@ -7,8 +7,11 @@ from keras import ops
 
 def to_numpy(x):
     """Any tensor or array as float64, or as it is where it holds no floats."""
-    if ops.is_tensor(x) and "float" in keras.backend.standardize_dtype(x.dtype):
-        x = ops.cast(x, "float32")  # NumPy 2 warns about what Keras does to TensorFlow's bfloat16
+    if not isinstance(x, np.ndarray):
+        # Cast, as NumPy 2 warns about how Keras reads TensorFlow's variables and bfloat16.
+        x = ops.convert_to_tensor(x)
+        dtype = keras.backend.standardize_dtype(x.dtype)
+        x = ops.cast(x, "float32" if dtype == "bfloat16" else dtype)
     x = ops.convert_to_numpy(x)
     return x if x.dtype.kind in "biu" else x.astype("float64")
 
@@ -18,4 +21,4 @@ def assert_close(actual, expected, tolerance):
     actual, expected = to_numpy(actual), to_numpy(expected)
     assert actual.shape == expected.shape
     scale = max(1.0, np.abs(expected).max(initial=0.0))
-    np.testing.assert_allclose(actual, expected, rtol=0.0, atol=tolerance * scale)
+    np.testing.assert_allclose(actual, expected, rtol=0.0, atol=tolerance * scale, equal_nan=False)

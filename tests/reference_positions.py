@@ -109,7 +109,9 @@ def t5_bucket(distance, causal, num_buckets=32, max_distance=128):
     if behind < exact:
         return bucket + behind
     k, steps = 0, num_buckets - exact
-    while k < steps and Fraction(behind, exact) ** steps >= Fraction(max_distance, exact) ** (k + 1):
+    while k < steps and Fraction(behind, exact) ** steps >= Fraction(max_distance, exact) ** (
+        k + 1
+    ):
         k += 1
     return bucket + min(exact + k, num_buckets - 1)
 

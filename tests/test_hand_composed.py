@@ -10,7 +10,7 @@ import pytest
 from small_models import brute_force
 
 from keras_tfm import runtime
-from keras_tfm.export import export_saved_model, export_tflite
+from keras_tfm.export import export_tflite
 from keras_tfm.generation import Generator, check_stepping
 from keras_tfm.layers import (
     FeedForward,
@@ -126,16 +126,6 @@ def test_the_translator_runs_in_the_runtime(translator, tmp_path):
     assert report.custom_operators == []
     tokens = runtime.load(path).generate(QUESTIONS).tokens
     np.testing.assert_array_equal(tokens, Generator(model, 6, START, END)(QUESTIONS).tokens)
-
-
-def test_the_translator_is_served(translator, tmp_path):
-    import tensorflow as tf
-
-    model, _ = translator
-    path = export_saved_model(model, tmp_path / "model", max_length=6, start_id=START, end_id=END)
-    generate = tf.saved_model.load(str(path)).signatures["generate"]
-    tokens = generate(source=tf.constant(QUESTIONS))["tokens"]
-    np.testing.assert_array_equal(tokens, np.pad(ANSWERS, ((0, 0), (0, 1))))
 
 
 def test_the_continuer_learns(continuer):

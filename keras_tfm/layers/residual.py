@@ -80,6 +80,10 @@ class Residual(keras.layers.Layer):
             )
         self.built = True
 
+    def compute_mask(self, x: Tensor, previous_mask: Tensor | None = None) -> None:
+        """None: the block around it says which mask its output carries."""
+        return
+
     def call(
         self, x: Tensor, *, sublayer: Callable[[Tensor], Tensor], training: bool | None = None
     ) -> Tensor:

