@@ -4,6 +4,7 @@ Sizes are small primes, a different one an axis, so that a swapped axis fails.
 """
 
 import functools
+import zlib
 
 import keras
 import numpy as np
@@ -22,9 +23,8 @@ BLOCK = {"intermediate_dim": 17, "num_heads": 2, "head_dim": 3, "value_dim": 5}
 START = 1
 # Five ids, three, one and four; 0 is padding.
 SOURCES = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [2, 0, 0, 0, 0], [5, 5, 1, 10, 0]], "int32")
-# By the number of layers, after and before normalisation: of 40 seeds the one whose tokens vary
-# most.
-SEEDS = {1: (7, 22), 2: (5, 25)}
+# With the norms after and before: of 40 seeds the one whose tokens vary most.
+SEEDS = {"1 layer": (15, 29), "2 layers": (33, 10), "decoder only": (16, 26)}
 
 
 def encoder_decoder(
@@ -38,38 +38,43 @@ def encoder_decoder(
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
     options = {"normalize_first": normalize_first, "dropout": 0.1, "dtype": dtype, **BLOCK}
-    context = embed(source, SOURCE_SIZE, dtype)
+    context = embed(source, "source", SOURCE_SIZE, dtype)
     for i in range(num_layers):
         context = TransformerEncoderBlock(**options, name=f"encoder_{i}")(context)
-    x = embed(target, TARGET_SIZE, dtype)
+    x = embed(target, "target", TARGET_SIZE, dtype)
     for i in range(num_layers):
         x = TransformerDecoderBlock(**options, name=f"decoder_{i}")(x, context)
     logits = (head or keras.layers.Dense(TARGET_SIZE, dtype=dtype, name="head"))(x)
     model = keras.Model(structure({"source": source, "target": target}), logits, name="small")
-    return randomize(model, SEEDS[num_layers][normalize_first] if seed is None else seed)
+    seeds = SEEDS["1 layer" if num_layers == 1 else "2 layers"]
+    return randomize(model, seeds[normalize_first] if seed is None else seed)
 
 
-def decoder_only(normalize_first=False, seed=26, num_layers=2):
+def decoder_only(normalize_first=False, num_layers=2):
     """One input, `tokens` (B, T); logits (B, T, 13)."""
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     options = {"normalize_first": normalize_first, "cross_attention": False, **BLOCK}
-    x = embed(tokens, TARGET_SIZE)
+    x = embed(tokens, "token", TARGET_SIZE)
     for i in range(num_layers):
         x = TransformerDecoderBlock(**options, name=f"decoder_{i}")(x)
     model = keras.Model(tokens, keras.layers.Dense(TARGET_SIZE, name="head")(x), name="small")
-    return randomize(model, seed)
+    return randomize(model, SEEDS["decoder only"][normalize_first])
 
 
-def embed(ids, size, dtype=None):
+def embed(ids, name, size, dtype=None):
     """Scaled embeddings with a padding mask, and positions."""
-    x = TokenEmbedding(size, DIM, scale=True, mask_zero=True, dtype=dtype)(ids)
+    name = f"{name}_embedding"
+    x = TokenEmbedding(size, DIM, scale=True, mask_zero=True, dtype=dtype, name=name)(ids)
     return PositionalEncoding(dtype=dtype)(x)
 
 
 def randomize(model, seed):
-    """The model with other weights: as they are made, it would repeat one token."""
-    rng = np.random.default_rng(seed)
+    """The model with other weights: as they are made, it would repeat one token.
+
+    They depend on the seed and on the weight's name, not on the order in which layers make them.
+    """
     for weight in model.weights:
+        rng = np.random.default_rng([seed, zlib.crc32(weight.path.encode())])
         values = rng.normal(size=weight.shape)
         if weight.path.endswith(("gamma", "moving_variance")):
             values = 1.0 + 0.2 * np.tanh(values)
@@ -141,6 +146,18 @@ def brute_force(model, source, prompt, max_length, end_id=None):
         if best == end_id:
             break
     return tokens + [0] * (max_length - len(tokens)), score, margin
+
+
+def telling_end(tokens):
+    """The token that, as the end, would end rows (B, T) at the most different steps."""
+    rows = np.asarray(tokens)[:, 1:].tolist()
+
+    def lengths(end_id):
+        return {row.index(end_id) if end_id in row else len(row) for row in rows}
+
+    end_id = max(range(1, TARGET_SIZE), key=lambda end_id: len(lengths(end_id)))
+    assert len(lengths(end_id)) >= 3
+    return end_id
 
 
 def unpadded(row):

@@ -19,6 +19,8 @@ def test_every_module_is_found():
         assert f"keras_tfm.{name}" in MODULES
 
 
+# Keras's own saving makes NumPy arrays of variables.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, capsys):
     module = importlib.import_module(name)

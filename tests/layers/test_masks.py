@@ -8,23 +8,35 @@ from keras_tfm.layers import masks
 T, F = True, False
 
 
-def test_causal_by_hand():
-    expected = [[T, F, F], [T, T, F], [T, T, T]]
-    np.testing.assert_array_equal(masks.causal(3, 3), [[expected]])
-    # Two queries at positions 2 and 3 over a cache of 5.
-    expected = [[T, T, T, F, F], [T, T, T, T, F]]
-    np.testing.assert_array_equal(masks.causal(2, 5, position=2), [[expected]])
+@pytest.mark.parametrize(
+    ("lengths", "causal", "window", "expected"),
+    [
+        ((3, 3, 0), True, None, [[T, F, F], [T, T, F], [T, T, T]]),
+        # Two queries at positions 2 and 3 over a cache of 5.
+        ((2, 5, 2), True, None, [[T, T, T, F, F], [T, T, T, T, F]]),
+        ((2, 5, 2), True, 2, [[F, T, T, F, F], [F, F, T, T, F]]),
+        ((3, 4, 0), False, 2, [[T, T, F, F], [T, T, T, F], [F, T, T, T]]),
+        ((2, 3, 0), False, 1, [[T, F, F], [F, T, F]]),
+    ],
+)
+def test_causality_and_windows_by_hand(lengths, causal, window, expected):
+    mask = masks.from_distances(masks.distances(*lengths), causal, window)
+    np.testing.assert_array_equal(mask, [[expected]])
+
+
+def test_without_causality_and_window_everything_is_seen():
+    assert masks.from_distances(masks.distances(3, 3, 0), causal=False, window=None) is None
 
 
 @tensorflow_only
-def test_causal_of_lengths_known_at_run_time():
+def test_distances_of_lengths_known_at_run_time():
     import tensorflow as tf
 
     spec = tf.TensorSpec((), "int32")
-    function = tf.function(masks.causal, input_signature=[spec] * 3)
-    for arguments in ((3, 3, 0), (2, 5, 2), (1, 7, 6)):
-        expected = masks.causal(*arguments)
-        np.testing.assert_array_equal(function(*arguments), expected)
+    function = tf.function(masks.distances, input_signature=[spec] * 3)
+    np.testing.assert_array_equal(function(2, 5, 2), [[-2, -1, 0, 1, 2], [-3, -2, -1, 0, 1]])
+    for arguments in ((3, 3, 0), (1, 7, 6), (0, 2, 1)):
+        np.testing.assert_array_equal(function(*arguments), masks.distances(*arguments))
 
 
 def test_axes():

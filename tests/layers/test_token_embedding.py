@@ -4,7 +4,7 @@ import pytest
 from compare import assert_close, to_numpy
 from execution import GRAPHS, MODES, compiled, execute, gradients, tensorflow_only
 from keras import ops
-from keras_weights import randomize
+from keras_weights import built
 
 from keras_tfm.layers import DecodingScope, TokenEmbedding
 
@@ -14,12 +14,12 @@ IDS = np.array([[3, 10, 0, 7], [0, 1, 1, 2]])
 
 @pytest.fixture
 def embedding():
-    return randomize(TokenEmbedding(V, D))
+    return built(TokenEmbedding(V, D), (None, None))
 
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_lookup(scale):
-    layer = randomize(TokenEmbedding(V, D, scale=scale))
+    layer = built(TokenEmbedding(V, D, scale=scale), (None, None))
     expected = to_numpy(layer.embeddings)[IDS] * (D**0.5 if scale else 1.0)
     # Without the factor nothing is computed; with it there is one rounding.
     assert_close(layer(IDS), expected, 2e-7 if scale else 0.0)
@@ -27,7 +27,7 @@ def test_lookup(scale):
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_tied_logits_are_products_with_the_unscaled_table(scale):
-    layer = randomize(TokenEmbedding(V, D, scale=scale))
+    layer = built(TokenEmbedding(V, D, scale=scale), (None, None))
     x = np.random.default_rng(0).normal(size=(2, 5, D)).astype("float32")
     expected = x.astype("float64") @ to_numpy(layer.embeddings).T
     actual = layer(x, reverse=True)
@@ -38,7 +38,7 @@ def test_tied_logits_are_products_with_the_unscaled_table(scale):
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
 def test_fault_01_half_precision(dtype):
-    layer = randomize(TokenEmbedding(V, D, scale=True, dtype=dtype))
+    layer = built(TokenEmbedding(V, D, scale=True, dtype=dtype), (None, None))
     table = to_numpy(layer.embeddings)
     x = layer(IDS)
     assert keras.backend.standardize_dtype(x.dtype) == dtype.removeprefix("mixed_")
@@ -167,7 +167,7 @@ def scoped(function):
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_fault_03_the_lookup_of_a_scope_is_the_same(dtype, scale, mode):
-    layer = randomize(TokenEmbedding(V, D, scale=scale, mask_zero=True, dtype=dtype))
+    layer = built(TokenEmbedding(V, D, scale=scale, mask_zero=True, dtype=dtype), (None, None))
     expected = layer(IDS)
     actual = execute(mode, scoped(layer), IDS)
     assert actual.dtype == expected.dtype

@@ -25,7 +25,7 @@ def expected():
 @pytest.fixture(scope="module")
 def pairs():
     """A file that takes two rows a call."""
-    return runtime.load(small_file(seed=26, end_id=1, signatures=("generate",), batch_size=2).path)
+    return runtime.load(small_file(seed=6, end_id=7, signatures=("generate",), batch_size=2).path)
 
 
 # What it takes
@@ -67,7 +67,7 @@ def test_rows_do_not_see_one_another(model, expected):
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 def test_any_number_of_rows_with_two_a_call(pairs, rows):
     tokens = pairs.generate(QUESTIONS[:rows]).tokens
-    np.testing.assert_array_equal(tokens, small_tokens(seed=26, end_id=1)[:rows])
+    np.testing.assert_array_equal(tokens, small_tokens(seed=6, end_id=7)[:rows])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
