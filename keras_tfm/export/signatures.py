@@ -19,7 +19,7 @@ from keras_tfm.generation.model_inputs import (
     vocabulary_sizes,
 )
 from keras_tfm.generation.stepping import check_stepping
-from keras_tfm.layers.token_embedding import named_lookups
+from keras_tfm.layers.decoding_scope import exporting
 
 NAMES = ("generate", "predict")
 
@@ -199,7 +199,7 @@ def _generate(
 
 def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
     def predict(**inputs: Any) -> dict[str, Any]:
-        with named_lookups():
+        with exporting():
             outputs = call_model(model, inputs)
         if isinstance(outputs, dict):
             return outputs

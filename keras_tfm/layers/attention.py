@@ -6,8 +6,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.decoding_scope import for_device
+
 Tensor = Any
 
+# What is added to the scores of masked keys on a device, where selecting would cut the graph.
 # Finite, so that a masked row stays finite, and far inside float16's 65,504, so that a delegate
 # that computes in half precision may add scores to it.
 MASKED = -3e4
@@ -76,7 +79,8 @@ def attention(
         # Activations near 1e3 make scores beyond 65,504, the end of float16.
         query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
-        query = ops.reshape(query, (batch, num_key_heads, -1, head_dim))
+        rows = num_heads // num_key_heads * query_length
+        query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
     scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), "float32")
     if grouped:
         scores = ops.reshape(scores, (batch, num_heads, query_length, key_length))
@@ -85,8 +89,8 @@ def attention(
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     if mask is not None:
+        scores = _masked(scores, mask)
         mask = ops.cast(mask, "float32")
-        scores = scores + (mask - 1.0) * -MASKED
 
     if scores.shape[-1] == 1:
         weights = ops.ones_like(scores, dtype=dtype)  # what Keras's softmax warns it would return
@@ -96,7 +100,7 @@ def attention(
         weights = dropout(weights)
     extra = None if extra_values is None else extra_values(weights)
     if grouped:
-        weights = ops.reshape(weights, (batch, num_key_heads, -1, key_length))
+        weights = ops.reshape(weights, (batch, num_key_heads, rows, key_length))
     output = ops.matmul(weights, value)
     if grouped:
         output = ops.reshape(output, (batch, num_heads, query_length, value.shape[-1]))
@@ -105,6 +109,15 @@ def attention(
     if mask is not None:
         output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, initial=0.0), dtype)
     return output
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores (B, H, T, S) in float32 of which those that `mask` hides weigh nothing."""
+    if for_device():
+        return scores + (ops.cast(mask, "float32") - 1.0) * -MASKED
+    # Scores may be of any size: activations of 1e3 make them beyond 1e6. The same weights as above
+    # wherever no two scores of a row are 3e4 apart.
+    return ops.where(mask, scores, -1e30)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

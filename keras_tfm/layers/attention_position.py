@@ -35,3 +35,13 @@ class AttentionPosition(keras.layers.Layer):
     def values(self, weights: Tensor, distances: Tensor) -> Tensor | None:
         """What is added to the result: attention weights (B, H, T, S) -> (B, H, T, V), or None."""
         return None
+
+
+def serialize_position(position: AttentionPosition | None) -> dict[str, Any] | None:
+    """The configuration of a part, marked so that layers which share it share it when loaded.
+
+    Keras marks an object at its second serialisation, and the configuration of the first, which it
+    has copied by then, stays without the mark: so each layer serialises it twice.
+    """
+    keras.saving.serialize_keras_object(position)
+    return keras.saving.serialize_keras_object(position)

@@ -1,6 +1,8 @@
 """The scope in which a model is stepped: a token at a time against key/value caches."""
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -10,6 +12,28 @@ Tensor = Any
 Cache = dict[str, dict[str, Tensor]]
 
 _current: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
+
+
+_exporting: ContextVar[bool] = ContextVar("exporting", default=False)
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """While a graph for a device is traced outside a `DecodingScope`: see `for_device`."""
+    token = _exporting.set(True)
+    try:
+        yield
+    finally:
+        _exporting.reset(token)
+
+
+def for_device() -> bool:
+    """Whether to prefer what LiteRT runs well: inside a `DecodingScope`, or while exporting.
+
+    Two functions ask, the lookup of a table and the masking of scores; each has a twin that is
+    better in training, and a test that both agree.
+    """
+    return _exporting.get() or DecodingScope.current() is not None
 
 
 class DecodingScope:
@@ -49,8 +73,11 @@ class DecodingScope:
     """
 
     def __init__(self, cache: Cache | None = None, *, position: Any = 0, length: int):
+        position = _integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
             raise ValueError(f"without a cache, position must be 0, got {position}")
+        if isinstance(position, int) and position < 0:
+            raise ValueError(f"position must be at least 0, got {position}")
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
         self.position = position
@@ -61,6 +88,7 @@ class DecodingScope:
         # Padding masks by identity. The tensor is kept beside its cached twin, so that its id
         # cannot be given to another one while the scope lives.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
+        self._context_masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._token: Token[DecodingScope | None] | None = None
 
     @staticmethod
@@ -122,9 +150,12 @@ class DecodingScope:
         entry = self._take(name)
         if entry is None:
             entry = {"key": self._empty(key, 2), "value": self._empty(value, 2)}
-        owns_mask = mask is not None and id(mask) not in self._masks
-        if owns_mask and "mask" not in entry:
-            entry["mask"] = self._empty(mask, 1)
+            if mask is not None and id(mask) not in self._masks:
+                entry["mask"] = self._empty(mask, 1)
+        else:
+            for part, new in (("key", key), ("value", value)):
+                self._check_shape(name, part, entry[part].shape, new.shape)
+        owns_mask = self._owns_mask(name, entry, mask, self._masks)
         updated = {
             "key": ops.slice_update(entry["key"], (0, 0, self.position, 0), key),
             "value": ops.slice_update(entry["value"], (0, 0, self.position, 0), value),
@@ -151,12 +182,31 @@ class DecodingScope:
         if entry is None:
             key, value = project()
             entry = {"key": key, "value": value}
-            if mask is not None and id(mask) not in self._masks:
+            if mask is not None and id(mask) not in self._context_masks:
                 entry["mask"] = mask
-        if mask is not None and id(mask) not in self._masks:
-            self._masks[id(mask)] = (mask, entry["mask"])
+        if self._owns_mask(name, entry, mask, self._context_masks):
+            self._context_masks[id(mask)] = (mask, entry["mask"])
         self._store(name, entry, entry)
-        return entry["key"], entry["value"], None if mask is None else self._masks[id(mask)][1]
+        cached = None if mask is None else self._context_masks[id(mask)][1]
+        return entry["key"], entry["value"], cached
+
+    def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
+        """Whether the call stores its mask; raises where the first step's calls did otherwise."""
+        owns = mask is not None and id(mask) not in masks
+        if owns != ("mask" in entry):
+            raise ValueError(
+                f"{name}: a mask must come with every step or with none; the first step "
+                + ("had one of its own, this one has not" if "mask" in entry else "had none")
+            )
+        return owns
+
+    def _check_shape(self, name: str, part: str, cached: Any, new: Any) -> None:
+        expected = (new[0], new[1], self.length, new[3])
+        if any(a != b for a, b in zip(cached, expected, strict=True) if None not in (a, b)):
+            raise ValueError(
+                f"{name}: the cache has {part} of shape {tuple(cached)}, expected {expected}: "
+                "it was made by another model, or for another length"
+            )
 
     def _take(self, name: str) -> dict[str, Tensor] | None:
         if self._given is None:
@@ -181,3 +231,11 @@ class DecodingScope:
         shape = list(ops.shape(x))
         shape[axis] = self.length
         return ops.zeros(shape, dtype=x.dtype)
+
+
+def _integer(position: Any) -> Any:
+    """A Python integer where the value can be seen (NumPy's, an eager tensor)."""
+    try:
+        return operator.index(position)
+    except TypeError:
+        return position

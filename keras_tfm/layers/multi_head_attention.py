@@ -128,7 +128,9 @@ class MultiHeadAttention(keras.layers.Layer):
             cuts = spans(*shape[1:], self.causal, self.window, start)
         dropout = self._dropout(training, len(cuts))
 
-        def attend(query: Tensor, key: Tensor, value: Tensor, *, span: Span, number: int) -> Tensor:
+        def attend(
+            query: Tensor, key: Tensor, value: Tensor, *bias: Tensor, span: Span, number: int
+        ) -> Tensor:
             return attention(
                 query,
                 key,
@@ -136,18 +138,22 @@ class MultiHeadAttention(keras.layers.Layer):
                 dropout=functools.partial(dropout, number=number),
                 scale=self.scale,
                 soft_cap=self.soft_cap,
-                **self._visible(query, key, span, key_mask, attention_mask, attention_bias, start),
+                **self._visible(query, key, span, key_mask, attention_mask, bias, start),
             )
 
         if len(cuts) == 1:
-            y = attend(query, key, value, span=cuts[0], number=0)
+            biases = () if attention_bias is None else (attention_bias,)
+            y = attend(query, key, value, *biases, span=cuts[0], number=0)
         else:
             blocks = []
             for number, span in enumerate(cuts):
                 # Kept for the backward pass: the slices. Recomputed there: scores and weights.
                 block = keras.remat(functools.partial(attend, span=span, number=number))
                 rows, columns = span.rows, span.columns
-                blocks.append(block(query[:, :, rows], key[:, :, columns], value[:, :, columns]))
+                # What is to have a gradient has to be an argument of what is recomputed.
+                biases = () if attention_bias is None else (attention_bias[:, :, rows, columns],)
+                slices = query[:, :, rows], key[:, :, columns], value[:, :, columns]
+                blocks.append(block(*slices, *biases))
             y = ops.concatenate(blocks, axis=2)
         return self.output_projection(merge_heads(y))
 
@@ -158,7 +164,7 @@ class MultiHeadAttention(keras.layers.Layer):
         span: Span,
         key_mask: Tensor | None,
         attention_mask: Tensor | None,
-        attention_bias: Tensor | None,
+        biases: tuple[Tensor, ...],
         start: Any,
     ) -> dict[str, Any]:
         """The mask, the bias and the extra values of the queries and keys of one span."""
@@ -167,12 +173,15 @@ class MultiHeadAttention(keras.layers.Layer):
         if self.causal or self.window is not None or self.position is not None:
             offset = start + (rows.start or 0) - (columns.start or 0)
             distances = masks.distances(ops.shape(query)[2], ops.shape(key)[2], offset)
-        bias = None if attention_bias is None else attention_bias[:, :, rows, columns]
         extra_values = None
         if self.position is not None:
             relative = self.position.bias(query, distances, self.causal)
-            bias = relative if bias is None or relative is None else bias + relative
+            biases = biases if relative is None else (*biases, relative)
             extra_values = functools.partial(self.position.values, distances=distances)
+        bias = None
+        for part in biases:
+            part = ops.cast(part, "float32")
+            bias = part if bias is None else bias + part
         mask = masks.combine(
             None
             if distances is None

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.attention import split_heads
-from keras_tfm.layers.attention_position import AttentionPosition
+from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.decoding_scope import DecodingScope
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
 
@@ -128,6 +128,6 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         return {
             **super().get_config(),
             "causal": self.causal,
-            "position": keras.saving.serialize_keras_object(self.position),
+            "position": serialize_position(self.position),
             "window": self.window,
         }

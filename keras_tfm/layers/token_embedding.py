@@ -1,15 +1,12 @@
 """Token ids to vectors, and vectors back to logits over the same table."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.decoding_scope import for_device
 
 Tensor = Any
 
@@ -88,11 +85,7 @@ class TokenEmbedding(keras.layers.Layer):
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         """Ids (B, T) -> (B, T, D), or features (B, T, D) -> logits (B, T, V)."""
         if reverse:
-            if inputs.shape[-1] != self.dim:
-                raise ValueError(
-                    f"reverse=True expects features of width {self.dim}, "
-                    f"got shape {tuple(inputs.shape)}"
-                )
+            self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
             return ops.matmul(inputs, ops.transpose(table))
         self._check_ids(inputs)
@@ -115,10 +108,19 @@ class TokenEmbedding(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Tensor, reverse: bool = False) -> keras.KerasTensor:
         """Shape and dtype of the result, from those of `inputs`."""
-        if not reverse:
+        if reverse:
+            self._check_features(inputs)
+        else:
             _check_integers(inputs)
         shape = self.compute_output_shape(inputs.shape, reverse)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def _check_features(self, inputs: Tensor) -> None:
+        if inputs.shape[-1] != self.dim:
+            raise ValueError(
+                f"reverse=True expects features of width {self.dim}, "
+                f"got shape {tuple(inputs.shape)}"
+            )
 
     def _check_ids(self, ids: Tensor) -> None:
         _check_integers(ids)
@@ -151,26 +153,15 @@ def lookup(table: Tensor, ids: Tensor) -> Tensor:
     # and with a wrong vector where an error is due.
     import tensorflow as tf
 
-    if DecodingScope.current() is None and not _named.get():
+    if ids.dtype not in (tf.int32, tf.int64):  # the only ones with a kernel everywhere
+        ids = tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
+    if not for_device():
         return tf.gather(table, ids)
-    # Stepped, the lookup carries a name by which the TFLite converter knows it. It becomes
+    # On a device, the lookup carries a name by which the TFLite converter knows it. It becomes
     # EMBEDDING_LOOKUP, which reads the table that the tied output holds, in int8 too; a GATHER
     # would get a copy of its own. Not in training: through a function the gradient is dense.
     rows = _embedding_matmul(tf)(tf.convert_to_tensor(table), tf.reshape(ids, (-1,)))
     return tf.reshape(rows, (*ops.shape(ids), table.shape[-1]))
-
-
-_named: ContextVar[bool] = ContextVar("named_lookups", default=False)
-
-
-@contextmanager
-def named_lookups() -> Iterator[None]:
-    """Gives every lookup the converter's name, outside a `DecodingScope` too: for export."""
-    token = _named.set(True)
-    try:
-        yield
-    finally:
-        _named.reset(token)
 
 
 @functools.cache

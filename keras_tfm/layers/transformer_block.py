@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers.attention_position import AttentionPosition
+from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
@@ -188,7 +188,7 @@ class TransformerBlock(keras.layers.Layer):
             "sandwich_norm": self.sandwich_norm,
             "norm": self.norm,
             "gated": self.gated,
-            "position": keras.saving.serialize_keras_object(self.self_attention.position),
+            "position": serialize_position(self.self_attention.position),
             "window": self.window,
             "head_dim": self.head_dim,
             "value_dim": self.value_dim,

@@ -80,13 +80,7 @@ class TransformerDecoderBlock(TransformerBlock):
 
     def build(self, x_shape: Any, context_shape: Any = None) -> None:
         """Creates the weights for inputs of width D and a context of width C."""
-        if self.cross_attention is not None and context_shape is None:
-            raise ValueError(
-                f"{self.name}: cross_attention=True needs a context, got none; "
-                "call it as block(x, context), or make it with cross_attention=False"
-            )
-        if self.cross_attention is None and context_shape is not None:
-            raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
+        self._check_context(context_shape)
         super().build(x_shape)
         if self.cross_attention is not None:
             self.cross_attention.build(x_shape, context_shape)
@@ -104,6 +98,7 @@ class TransformerDecoderBlock(TransformerBlock):
         training: bool | None = None,
     ) -> Tensor:
         """(B, T, D), (B, S, C) -> (B, T, D)."""
+        self._check_context(context)
         mask = x_mask if mask is None else mask
 
         attend = functools.partial(
@@ -120,6 +115,15 @@ class TransformerDecoderBlock(TransformerBlock):
             )
             x = self.cross_attention_residual(x, sublayer=attend_to_context, training=training)
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
+
+    def _check_context(self, context: Any) -> None:
+        if self.cross_attention is not None and context is None:
+            raise ValueError(
+                f"{self.name}: cross_attention=True needs a context, got none; "
+                "call it as block(x, context), or make it with cross_attention=False"
+            )
+        if self.cross_attention is None and context is not None:
+            raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

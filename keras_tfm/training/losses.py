@@ -47,6 +47,8 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         name: str = "label_smoothed_cross_entropy",
         dtype: Any = None,
     ):
+        # Keras converts labels to this dtype: half precision would round ids from 257 on.
+        dtype = keras.backend.result_type(dtype or keras.config.floatx(), "float32")
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
@@ -67,6 +69,8 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         labels = ops.cast(y_true, "int32")
         if self.ignore_class is not None:
             labels = ops.where(ops.equal(labels, self.ignore_class), 0, labels)
+        # Out of range stays out of range: take_along_axis counts negative ones from the end.
+        labels = ops.where(ops.less(labels, 0), ops.shape(y_pred)[-1], labels)
         likelihood = ops.squeeze(
             ops.take_along_axis(log_probabilities, ops.expand_dims(labels, -1), axis=-1), -1
         )
@@ -95,9 +99,9 @@ def label_weights(
     Returns:
         (B, T), float32, or None where nothing weighs.
     """
-    if ignore_class is None:
-        return sample_weight
-    weights = ops.cast(ops.not_equal(ops.cast(y_true, "int32"), ignore_class), "float32")
+    weights = ops.ones_like(y_true, dtype="float32")
+    if ignore_class is not None:
+        weights = ops.cast(ops.not_equal(ops.cast(y_true, "int32"), ignore_class), "float32")
     if sample_weight is None:
         return weights
     sample_weight = ops.cast(sample_weight, "float32")
