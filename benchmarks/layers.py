@@ -150,9 +150,9 @@ def work(job: dict) -> None:
     if job["name"] == "memory":
         measure_memory(job["length"])
         return
-    step = {"sgemm": make_sgemm}.get(job["name"], make_torch if "torch" in job["name"] else make_keras)(
-        job
-    )
+    step = {"sgemm": make_sgemm}.get(
+        job["name"], make_torch if "torch" in job["name"] else make_keras
+    )(job)
     for _ in sys.stdin:
         start = time.perf_counter()
         step()

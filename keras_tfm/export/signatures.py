@@ -83,7 +83,11 @@ def make_signatures(
             raise ValueError(f"{name} must be at least 1, got {value}")
 
     sizes = vocabulary_sizes(model)
-    padded = frozenset(name for name in sizes if padding_is_invisible(model, name, sizes))
+    padded = frozenset(
+        name
+        for name, x in input_specs(model).items()
+        if "int" in x.dtype and padding_is_invisible(model, name, sizes)
+    )
     result = []
     for name in names:
         if name == "generate":
@@ -131,11 +135,11 @@ def padding_is_invisible(model: keras.Model, name: str, sizes: dict[str, int]) -
     shared = {}
     for i, (key, x) in enumerate(input_specs(model).items()):
         shape = (2, *(5 + i if d is None else d for d in x.shape[1:]))
-        values = (
-            generator.integers(min(1, sizes[key] - 1), sizes[key], shape)
-            if key in sizes
-            else generator.normal(size=shape)
-        )
+        if "int" in x.dtype or key in sizes:
+            size = sizes.get(key, 3)  # unknown inside a nested model: ids that any has
+            values: Any = generator.integers(min(1, size - 1), size, shape)
+        else:
+            values = generator.normal(size=shape)
         shared[key] = values.astype(x.dtype)
     try:
         pairs = list(zip(outputs(0), outputs(3), strict=True))
@@ -206,9 +210,10 @@ def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
         flat = keras.tree.flatten(outputs)
         names: list[str] = []
         for name in model.output_names:  # one layer's outputs have one name
-            names.append(
-                name if name not in names else f"{name}_{model.output_names.count(name) - 1}"
-            )
+            unique, number = name, 1
+            while unique in names:
+                unique, number = f"{name}_{number}", number + 1
+            names.append(unique)
         if len(flat) == 1:
             return {"output": flat[0]}
         return dict(zip(names, flat, strict=True))

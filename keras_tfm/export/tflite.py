@@ -87,6 +87,12 @@ def export_tflite(
         )
     if quantization not in QUANTIZATIONS:
         raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {quantization!r}")
+    mixed = next((x for x in model.layers if "float16" in str(x.compute_dtype)), None)
+    if mixed is not None:
+        raise ValueError(
+            f"export needs layers that compute in float32, got {mixed.name} in "
+            f"{mixed.compute_dtype}: make the model again with dtype='float32' and set_weights"
+        )
     manifests.import_litert("interpreter")
     check_writable(path)
     if path.is_dir():

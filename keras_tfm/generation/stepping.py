@@ -135,6 +135,8 @@ def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool
     if not np.array_equal(together[~finite], whole[~finite]):
         return False
     size = np.abs(whole[finite])
+    if not size.size:
+        return True
     # Of the logit itself or of the median one: a token forbidden by -1e9 is no measure of others.
     allowed = tolerance * np.maximum(size, max(1.0, float(np.median(size))))
     return bool((np.abs(together[finite] - whole[finite]) <= allowed).all())

@@ -25,6 +25,7 @@ def attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: Callable[[Tensor], Tensor] | None = None,
+    extra_scores: Callable[[Tensor], Tensor | None] | None = None,
     extra_values: Callable[[Tensor], Tensor | None] | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
@@ -45,6 +46,8 @@ def attention(
             (Gemma 2, arXiv:2408.00118).
         dropout: applied to the attention weights (B, H, T, S), a `keras.layers.Dropout` for
             instance.
+        extra_scores: given the scaled query (B, H, T, K), what to add to the products with the keys
+            (B, H, T, S), or None.
         extra_values: given the attention weights after dropout, what to add to the result
             (B, H, T, V), or None.
 
@@ -73,17 +76,24 @@ def attention(
         )
     grouped = num_key_heads != num_heads
     dtype = value.dtype
+    if (
+        isinstance(key_length, int) and key_length == 0
+    ):  # a maximum and a gather of nothing are errors
+        return ops.zeros((batch, num_heads, query_length, value.shape[-1]), dtype=dtype)
 
     query = query * ops.cast(head_dim**-0.5 if scale is None else scale, query.dtype)
     if keras.backend.standardize_dtype(query.dtype) == "float16":
         # Activations near 1e3 make scores beyond 65,504, the end of float16.
         query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
+    extra = None if extra_scores is None else extra_scores(query)
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
         rows = num_heads // num_key_heads * query_length
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
     scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), "float32")
     if grouped:
         scores = ops.reshape(scores, (batch, num_heads, query_length, key_length))
+    if extra is not None:
+        scores = scores + ops.cast(extra, "float32")
     if soft_cap is not None:
         scores = soft_cap * ops.tanh(scores / soft_cap)
     if bias is not None:

@@ -12,6 +12,18 @@ class AttentionPosition(keras.layers.Layer):
 
     `MultiHeadSelfAttention(position=...)` calls the methods below; a part overrides those it needs.
     One part may be given to several layers, which then share its weights.
+
+    Example, a part of one's own:
+
+    >>> import numpy as np
+    >>> from keras import ops
+    >>> from keras_tfm.layers import AttentionPosition, MultiHeadSelfAttention
+    >>> class Nearby(AttentionPosition):
+    ...     def bias(self, query, distances, causal):
+    ...         return -ops.cast(ops.abs(distances), "float32")[None, None]
+    >>> layer = MultiHeadSelfAttention(num_heads=2, position=Nearby())
+    >>> tuple(layer(np.ones((1, 3, 4), "float32")).shape)
+    (1, 3, 4)
     """
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
@@ -22,8 +34,17 @@ class AttentionPosition(keras.layers.Layer):
         """Queries, or keys before they are cached: (B, H, T, K) -> (B, H, T, K)."""
         return x
 
+    def scores(self, query: Tensor, distances: Tensor) -> Tensor | None:
+        """What is added to the products of queries and keys: (B, H, T, S), or None.
+
+        Args:
+            query: (B, H, T, K), scaled as the products are.
+            distances: (T, S), int32, the key's position minus the query's.
+        """
+        return None
+
     def bias(self, query: Tensor, distances: Tensor, causal: bool) -> Tensor | None:
-        """What is added to the scaled scores: (B | 1, H, T, S), or None.
+        """What is added to the scaled and capped scores: (B | 1, H, T, S), or None.
 
         Args:
             query: (B, H, T, K), not scaled.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.arguments import check_integer, check_rate
 from keras_tfm.layers.multi_head_attention import check_sequence
 
 Tensor = Any
@@ -53,8 +54,8 @@ class FeedForward(keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if intermediate_dim < 1:
-            raise ValueError(f"intermediate_dim must be at least 1, got {intermediate_dim}")
+        check_integer("intermediate_dim", intermediate_dim)
+        check_rate("dropout", dropout)
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
         self.gated = gated

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_tfm.layers import masks
+from keras_tfm.layers.arguments import check_integer, check_number, check_positive, check_rate
 from keras_tfm.layers.attention import attention, merge_heads
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
@@ -40,19 +41,17 @@ class MultiHeadAttention(keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
-        if num_key_value_heads is not None and (
-            num_key_value_heads < 1 or num_heads % num_key_value_heads
-        ):
+        check_integer("num_heads", num_heads)
+        check_integer("num_key_value_heads", num_key_value_heads, optional=True)
+        if num_key_value_heads is not None and num_heads % num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads ({num_key_value_heads}) must divide num_heads ({num_heads})"
             )
         for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
-            if dim is not None and dim < 1:
-                raise ValueError(f"{name} must be at least 1, got {dim}")
-        if soft_cap is not None and soft_cap <= 0:
-            raise ValueError(f"soft_cap must be positive, got {soft_cap}")
+            check_integer(name, dim, optional=True)
+        check_positive("soft_cap", soft_cap, optional=True)
+        check_number("scale", scale, optional=True)
+        check_rate("dropout", dropout)
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.value_dim = value_dim
@@ -123,6 +122,19 @@ class MultiHeadAttention(keras.layers.Layer):
         if attention_mask is not None:
             attention_mask = masks.as_boolean(attention_mask, "attention_mask")
             masks.check_shape(attention_mask, "attention_mask", shape, "(B, T, S)")
+        if attention_bias is not None:
+            attention_bias = ops.convert_to_tensor(attention_bias)
+            if "float" not in keras.backend.standardize_dtype(attention_bias.dtype):
+                raise TypeError(f"attention_bias must be a float, got {attention_bias.dtype}")
+            batch, heads = (
+                1 if size == 1 else expected
+                for size, expected in zip(
+                    (*attention_bias.shape, None, None), (shape[0], self.num_heads), strict=False
+                )
+            )
+            masks.check_shape(
+                attention_bias, "attention_bias", (batch, heads, *shape[1:]), "(B | 1, H | 1, T, S)"
+            )
         cuts = [WHOLE]
         if AttentionProbe.current() is None:
             cuts = spans(*shape[1:], self.causal, self.window, start)
@@ -131,14 +143,15 @@ class MultiHeadAttention(keras.layers.Layer):
         def attend(
             query: Tensor, key: Tensor, value: Tensor, *bias: Tensor, span: Span, number: int
         ) -> Tensor:
+            visible = self._visible(query, key, span, key_mask, attention_mask, bias, start)
             return attention(
                 query,
                 key,
                 value,
-                dropout=functools.partial(dropout, number=number),
+                dropout=functools.partial(dropout, mask=visible["mask"], number=number),
                 scale=self.scale,
                 soft_cap=self.soft_cap,
-                **self._visible(query, key, span, key_mask, attention_mask, bias, start),
+                **visible,
             )
 
         if len(cuts) == 1:
@@ -173,10 +186,11 @@ class MultiHeadAttention(keras.layers.Layer):
         if self.causal or self.window is not None or self.position is not None:
             offset = start + (rows.start or 0) - (columns.start or 0)
             distances = masks.distances(ops.shape(query)[2], ops.shape(key)[2], offset)
-        extra_values = None
+        extra_scores = extra_values = None
         if self.position is not None:
             relative = self.position.bias(query, distances, self.causal)
             biases = biases if relative is None else (*biases, relative)
+            extra_scores = functools.partial(self.position.scores, distances=distances)
             extra_values = functools.partial(self.position.values, distances=distances)
         bias = None
         for part in biases:
@@ -189,7 +203,9 @@ class MultiHeadAttention(keras.layers.Layer):
             None if key_mask is None else masks.from_keys(key_mask[:, columns]),
             None if attention_mask is None else masks.from_pairs(attention_mask[:, rows, columns]),
         )
-        return {"mask": mask, "bias": bias, "extra_values": extra_values}
+        return {
+            "mask": mask, "bias": bias, "extra_scores": extra_scores, "extra_values": extra_values
+        }  # fmt: skip
 
     def _dropout(self, training: bool | None, blocks: int) -> Callable[..., Tensor]:
         """What is done to the weights of block `number`: recorded by a probe, then dropped out."""
@@ -199,9 +215,10 @@ class MultiHeadAttention(keras.layers.Layer):
             # Drawn once, here: a block that is recomputed must drop the same weights again.
             seed = self.dropout_layer.seed_generator.next()
 
-        def dropout(weights: Tensor, number: int) -> Tensor:
+        def dropout(weights: Tensor, mask: Tensor | None, number: int) -> Tensor:
             if probe is not None:
-                probe.record(self.name, weights)
+                seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
+                probe.record(self.name, weights * ops.cast(seen, weights.dtype))
             if seed is None:
                 return self.dropout_layer(weights, training=training)
             return keras.random.dropout(weights, self.dropout, seed=_Drawn(seed + number))

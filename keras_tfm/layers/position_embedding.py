@@ -71,17 +71,26 @@ class PositionEmbedding(keras.layers.Layer):
         scope = DecodingScope.current()
         start = 0 if scope is None else scope.position
         table = ops.cast(self.positions, inputs.dtype)
-        if isinstance(length, int) and isinstance(start, int):
-            if start + length > self.max_length:
-                raise ValueError(
-                    f"{self.name}: got {start + length} positions, "
-                    f"the table holds max_length={self.max_length}"
-                )
+        if isinstance(length, int) and length > self.max_length:
+            raise ValueError(
+                f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
+            )
+        known = isinstance(length, int)
+        if known and isinstance(start, int) and start + length <= self.max_length:
             rows = table[start : start + length]
-        elif isinstance(length, int) and length <= self.max_length:
+        elif known and scope is not None and scope.length + length - 1 <= self.max_length:
             rows = ops.slice(table, (start, 0), (length, dim))
         else:
-            rows = ops.take(table, ops.arange(length, dtype="int32") + start, axis=0)
+            positions = ops.arange(length, dtype="int32") + start
+            index = positions
+            if scope is not None:
+                # An encoder inside the scope, whose output no later step reads, is run at the
+                # tokens' position: beyond its table is no error there.
+                index = ops.minimum(positions, self.max_length - 1)
+            # XLA clamps an index that is too large: NaN, not the last row in silence.
+            beyond = ops.where(positions < self.max_length, 0.0, float("nan"))
+            rows = ops.take(table, index, axis=0)
+            rows = rows + ops.expand_dims(ops.cast(beyond, rows.dtype), 1)
         return self.dropout_layer(inputs + rows, training=training)
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:

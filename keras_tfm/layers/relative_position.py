@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.arguments import check_integer
 from keras_tfm.layers.attention_position import AttentionPosition
 
 Tensor = Any
@@ -45,6 +46,8 @@ class RelativePositionBias(AttentionPosition):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        check_integer("num_buckets", num_buckets)
+        check_integer("max_distance", max_distance)
         if num_buckets < 4 or num_buckets % 4 or max_distance <= num_buckets // 2:
             raise ValueError(
                 "num_buckets must be a multiple of 4 and max_distance more than half of it, "
@@ -127,16 +130,22 @@ class RelativePositionEmbedding(AttentionPosition):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if max_distance < 1:
-            raise ValueError(f"max_distance must be at least 1, got {max_distance}")
+        check_integer("max_distance", max_distance)
         self.max_distance = max_distance
+        self._widths: tuple[int, int] = (0, 0)
         self.with_values = values
         self.initializer = keras.initializers.get(initializer)
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
         """Creates the tables."""
         if self.built:
+            if self._widths != (head_dim, value_dim):
+                raise ValueError(
+                    f"{self.name} is shared by layers of different widths: head_dim "
+                    f"{self._widths[0]} and {head_dim}, value_dim {self._widths[1]} and {value_dim}"
+                )
             return
+        self._widths = (head_dim, value_dim)
         rows = 2 * self.max_distance + 1
         self.key_table = self.add_weight(
             name="key_table", shape=(rows, head_dim), initializer=self.initializer.clone()
@@ -147,11 +156,11 @@ class RelativePositionEmbedding(AttentionPosition):
             )
         self.built = True
 
-    def bias(self, query: Tensor, distances: Tensor, causal: bool) -> Tensor:
-        """q_t a^K_{s-t} / sqrt(K): (B, H, T, S)."""
-        batch, num_heads, length, head_dim = ops.shape(query)
+    def scores(self, query: Tensor, distances: Tensor) -> Tensor:
+        """q_t a^K_{s-t}, scaled as the query is: (B, H, T, S)."""
+        batch, num_heads, length, _ = ops.shape(query)
         table = ops.cast(self.key_table, query.dtype)
-        scores = ops.matmul(query * head_dim**-0.5, ops.transpose(table))  # (B, H, T, rows)
+        scores = ops.matmul(query, ops.transpose(table))  # (B, H, T, rows)
         index = ops.broadcast_to(
             self._rows(distances), (batch, num_heads, length, ops.shape(distances)[1])
         )

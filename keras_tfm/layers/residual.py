@@ -5,6 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.layers.arguments import check_number, check_rate
+
 Tensor = Any
 
 NORMS = ("layer_norm", "rms_norm")
@@ -13,10 +15,15 @@ ORDERS = ("post", "pre", "sandwich")
 
 def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.Layer:
     """A normalisation layer of the last axis: "layer_norm" or "rms_norm"."""
+    check_number("layer_norm_epsilon", epsilon)
+    if epsilon < 0:
+        raise ValueError(f"layer_norm_epsilon must not be negative, got {epsilon}")
     if kind == "layer_norm":
         return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
     if kind == "rms_norm":
-        return keras.layers.RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
+        norm = keras.layers.RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
+        norm.supports_masking = True  # Keras's own would warn that it loses the mask
+        return norm
     raise ValueError(f"norm must be one of {list(NORMS)}, got {kind!r}")
 
 
@@ -55,6 +62,8 @@ class Residual(keras.layers.Layer):
         super().__init__(**kwargs)
         if order not in ORDERS:
             raise ValueError(f"order must be one of {list(ORDERS)}, got {order!r}")
+        check_rate("dropout", dropout)
+        check_rate("drop_path", drop_path)
         self.order = order
         self.residual_scale = residual_scale
         self.layer_scale = layer_scale

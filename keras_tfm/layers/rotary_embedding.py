@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
 
@@ -25,6 +26,7 @@ class RotaryScaling:
     factor: float
 
     def __post_init__(self) -> None:
+        check_number("factor", self.factor)
         if self.factor < 1.0:
             raise ValueError(f"factor must be at least 1, got {self.factor}")
 
@@ -50,7 +52,12 @@ class RotaryScaling:
 @keras.saving.register_keras_serializable("keras_tfm")
 @dataclass(frozen=True)
 class LinearScaling(RotaryScaling):
-    """Positions divided by `factor`: "position interpolation" (arXiv:2306.15595)."""
+    """Positions divided by `factor`: "position interpolation" (arXiv:2306.15595).
+
+    >>> from keras_tfm.layers import LinearScaling
+    >>> LinearScaling(4.0).frequencies(4, 10000.0).tolist()
+    [0.25, 0.0025]
+    """
 
     def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
         """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
@@ -63,6 +70,10 @@ class NTKScaling(RotaryScaling):
     """A longer base: the slowest frequency is divided by `factor`, the fastest stays.
 
     w' = w factor^(D / (D - 2)): "NTK-aware" interpolation, YaRN (arXiv:2309.00071), section 3.1.
+
+    >>> from keras_tfm.layers import NTKScaling
+    >>> NTKScaling(4.0).frequencies(4, 10000.0).round(4).tolist()
+    [1.0, 0.0025]
     """
 
     def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
@@ -80,11 +91,26 @@ class YaRNScaling(RotaryScaling):
     A frequency that turns more than `beta_fast` times in `original_length` positions is kept, one
     that turns less than `beta_slow` times is divided. Queries and keys are multiplied by
     0.1 ln(factor) + 1, the temperature of equation 22.
+
+    >>> from keras_tfm.layers import YaRNScaling
+    >>> YaRNScaling(4.0, original_length=64).frequencies(4, 10000.0).round(4).tolist()
+    [1.0, 0.0025]
     """
 
     original_length: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("original_length", self.original_length)
+        if self.original_length < 1:
+            raise ValueError(f"original_length must be at least 1, got {self.original_length}")
+        if not 0.0 < self.beta_slow <= self.beta_fast:
+            raise ValueError(
+                f"beta_fast ({self.beta_fast}) must be at least beta_slow ({self.beta_slow}), "
+                "which must be positive"
+            )
 
     def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
         """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
@@ -141,10 +167,15 @@ class RotaryEmbedding(AttentionPosition):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if max_wavelength <= 0:
-            raise ValueError(f"max_wavelength must be positive, got {max_wavelength}")
+        check_positive("max_wavelength", max_wavelength)
+        check_integer("rotary_dim", rotary_dim, minimum=2, optional=True)
         if isinstance(scaling, dict):
             scaling = keras.saving.deserialize_keras_object(scaling)
+        if scaling is not None and not isinstance(scaling, RotaryScaling):
+            raise TypeError(
+                "scaling must be LinearScaling, NTKScaling or YaRNScaling, "
+                f"got {type(scaling).__name__}"
+            )
         self.max_wavelength = max_wavelength
         self.rotary_dim = rotary_dim
         self.interleaved = interleaved

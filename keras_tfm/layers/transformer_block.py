@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.layers.arguments import check_rate
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence
@@ -82,6 +83,8 @@ class TransformerBlock(keras.layers.Layer):
             raise ValueError("sandwich_norm=True needs normalize_first=True")
         if isinstance(position, dict):
             position = keras.saving.deserialize_keras_object(position)
+        check_rate("attention_dropout", attention_dropout, optional=True)
+        check_rate("feed_forward_dropout", feed_forward_dropout)
         self.intermediate_dim = intermediate_dim
         self.num_heads = num_heads
         self.dropout = dropout

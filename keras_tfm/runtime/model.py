@@ -100,6 +100,18 @@ def load(path: str | Path, threads: int = 1) -> Model:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or keras_tfm did not write it.
         ModuleNotFoundError: LiteRT is missing; the message names the extra that brings it.
+
+    Example, with a model that Keras made:
+
+    >>> import tempfile, keras
+    >>> from keras_tfm import runtime
+    >>> from keras_tfm.export import export_tflite
+    >>> x = keras.Input((2,), name="x")
+    >>> model = keras.Model(x, keras.layers.Dense(1, kernel_initializer="ones")(x))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(model, folder + "/sum.tflite")
+    ...     runtime.load(folder + "/sum.tflite").predict([[3.0, 4.0]])["output"].tolist()
+    [[7.0]]
     """
     return Model(path, threads)
 
@@ -134,8 +146,9 @@ def _ids(name: str, values: Any, shape: tuple[int, ...], expected: dict[str, Any
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{name} must be integer ids, got {array.dtype}")
     # Before they are cast: 2**32 + 3 in 32 bits is 3.
-    size = expected.get("vocabulary_size", np.iinfo(expected["dtype"]).max)
-    low = 0 if "vocabulary_size" in expected else np.iinfo(expected["dtype"]).min
+    limits = np.iinfo(expected["dtype"])
+    size = expected.get("vocabulary_size", int(limits.max) + 1)
+    low = 0 if "vocabulary_size" in expected else int(limits.min)
     found = [
         bound for array in arrays if array.size for bound in (int(array.min()), int(array.max()))
     ]

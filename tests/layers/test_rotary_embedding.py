@@ -168,12 +168,13 @@ def test_frequencies_are_those_of_the_papers(dim, base):
 
 
 def test_linear_scaling_by_hand():
-    assert_close(LinearScaling(4.0).frequencies(4, 10000.0), [0.25, 0.0025], FLOAT64)
+    expected = np.array([0.25, 0.0025])
+    assert_close(LinearScaling(4.0).frequencies(4, 10000.0), expected, FLOAT64)
 
 
 def test_ntk_scaling_by_hand():
     """D = 4: b' = 100 * 9^2 = 8100, whose root is 90; the slowest, 1/10, becomes a ninth of it."""
-    assert_close(NTKScaling(9.0).frequencies(4, 100.0), [1.0, 1 / 90], FLOAT64)
+    assert_close(NTKScaling(9.0).frequencies(4, 100.0), np.array([1.0, 1 / 90]), FLOAT64)
     np.testing.assert_array_equal(NTKScaling(9.0).frequencies(2, 100.0), [1.0])
 
 
@@ -202,7 +203,7 @@ def test_yarn_scaling_by_hand():
 @pytest.mark.parametrize("length", [512, 2048, 4096])
 @pytest.mark.parametrize("dim", [16, 64, 128])
 def test_yarn_keeps_and_divides_what_the_paper_keeps_and_divides(dim, length):
-    """Between, the paper's ramp is linear in the turns; that of its code, and ours, in the index."""
+    """Between, the paper's ramp is linear in the turns, its code's and ours in the index."""
     plain = rp.rotary_frequencies(dim)
     paper = rp.yarn_paper_frequencies(dim, 8.0, length)
     actual = YaRNScaling(8.0, length).frequencies(dim, 10000.0)
@@ -337,7 +338,7 @@ def test_impossible_yarn_is_refused(options, message):
 
 
 def test_a_scaling_must_be_a_scaling():
-    with pytest.raises(TypeError, match="scaling must be .*float"):
+    with pytest.raises(TypeError, match=r"scaling must be .*float"):
         RotaryEmbedding(scaling=2.0)
 
 

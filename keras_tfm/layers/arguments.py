@@ -1,0 +1,62 @@
+"""Checks of constructor arguments: what was expected, and what came."""
+
+import math
+import numbers
+from typing import Any
+
+import keras
+
+
+def check_integer(name: str, value: Any, minimum: int = 1, optional: bool = False) -> None:
+    """Raises unless `value` is an integer of at least `minimum`, or None if `optional`."""
+    if optional and value is None:
+        return
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def check_number(name: str, value: Any, optional: bool = False) -> None:
+    """Raises unless `value` is a finite number, or None if `optional`."""
+    if optional and value is None:
+        return
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_positive(name: str, value: Any, optional: bool = False) -> None:
+    """Raises unless `value` is a positive number, or None if `optional`."""
+    check_number(name, value, optional)
+    if value is not None and value <= 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
+def check_rate(name: str, value: Any, optional: bool = False) -> None:
+    """Raises unless `value` is a rate of dropout, within 0 and 1, or None if `optional`."""
+    check_number(name, value, optional)
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{name} must be within 0 and 1, got {value}")
+
+
+def initializer(name: str, value: Any) -> keras.initializers.Initializer:
+    """The initializer that `value` names or is."""
+    try:
+        result = keras.initializers.get(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not isinstance(result, keras.initializers.Initializer):
+        raise TypeError(
+            f"{name} must be a keras.initializers.Initializer or the name of one, got {value!r}"
+        )
+    return result
+
+
+def activation(name: str, value: Any) -> Any:
+    """The activation that `value` names or is."""
+    try:
+        return keras.activations.get(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
