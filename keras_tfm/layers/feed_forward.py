@@ -7,12 +7,13 @@ from keras import ops
 
 from keras_tfm.layers.arguments import check_integer, check_rate
 from keras_tfm.layers.multi_head_attention import check_sequence
+from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class FeedForward(keras.layers.Layer):
+class FeedForward(RematerializedLayer):
     """Two dense layers applied to each position alone.
 
     y = activation(x W_1 + b_1) W_2 + b_2. "Attention Is All You Need" (arXiv:1706.03762),
@@ -85,16 +86,6 @@ class FeedForward(keras.layers.Layer):
         else:
             y = self.activation(y)
         return self.outer(self.dropout_layer(y, training=training))
-
-    def _dense(self, name: str, units: int) -> keras.layers.Dense:
-        return keras.layers.Dense(
-            units,
-            use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer.clone(),
-            bias_initializer=self.bias_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
 
     def compute_output_shape(self, x_shape: Any) -> Any:
         """The input's."""

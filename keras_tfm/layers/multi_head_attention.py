@@ -13,11 +13,12 @@ from keras_tfm.layers.attention import attention, merge_heads
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.blockwise import WHOLE, Span, spans
+from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
 
-class MultiHeadAttention(keras.layers.Layer):
+class MultiHeadAttention(RematerializedLayer):
     """The base of `MultiHeadSelfAttention` and `MultiHeadCrossAttention`; not used by itself."""
 
     # What self-attention overrides.
@@ -87,20 +88,9 @@ class MultiHeadAttention(keras.layers.Layer):
             self.key_norm.build((None, shared, None, head_dim))
         if self.position is not None:
             self.position.build_for(self.num_heads, head_dim, value_dim)
-        self.output_projection = self._projection("output_projection", dim)
+        self.output_projection = self._dense("output_projection", dim)
         self.output_projection.build((*x_shape[:-1], self.num_heads * value_dim))
         return self.num_heads * head_dim, shared * head_dim, shared * value_dim
-
-    def _projection(self, name: str, units: int) -> keras.layers.Dense:
-        # An initializer object draws the same numbers each time it is called: one a projection.
-        return keras.layers.Dense(
-            units,
-            use_bias=self.use_bias,
-            kernel_initializer=self.kernel_initializer.clone(),
-            bias_initializer=self.bias_initializer.clone(),
-            dtype=self.dtype_policy,
-            name=name,
-        )
 
     def _attend(
         self,

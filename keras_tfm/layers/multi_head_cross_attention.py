@@ -59,12 +59,12 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         check_sequence(self, "x", x_shape)
         check_sequence(self, "context", context_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
-        self.query = self._projection("query", query_width)
+        self.query = self._dense("query", query_width)
         self.query.build(x_shape)
         # Two projections, not one that is cut: the keys and values of a whole context are large.
-        self.key = self._projection("key", key_width)
+        self.key = self._dense("key", key_width)
         self.key.build(context_shape)
-        self.value = self._projection("value", value_width)
+        self.value = self._dense("value", value_width)
         self.value.build(context_shape)
         self.built = True
 

@@ -91,7 +91,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         check_sequence(self, "x", x_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
         self._cuts = (query_width, query_width + key_width)
-        self.query_key_value = self._projection("query_key_value", self._cuts[1] + value_width)
+        self.query_key_value = self._dense("query_key_value", self._cuts[1] + value_width)
         self.query_key_value.build(x_shape)
         self.built = True
 

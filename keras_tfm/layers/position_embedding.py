@@ -6,12 +6,13 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class PositionEmbedding(keras.layers.Layer):
+class PositionEmbedding(RematerializedLayer):
     """Adds a learned vector for each position to its input.
 
     y_t = x_t + P_t: "Convolutional Sequence to Sequence Learning" (arXiv:1705.03122), BERT

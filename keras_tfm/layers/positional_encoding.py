@@ -5,13 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class PositionalEncoding(keras.layers.Layer):
+class PositionalEncoding(RematerializedLayer):
     """Adds sinusoidal positions to its input.
 
     y = x + PE, PE(p, 2i) = sin(p / w^(2i/D)), PE(p, 2i+1) = cos of the same angle, where w is

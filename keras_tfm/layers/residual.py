@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.arguments import check_number, check_rate
+from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
@@ -27,7 +28,7 @@ def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.
     raise ValueError(f"norm must be one of {list(NORMS)}, got {kind!r}")
 
 
-class Residual(keras.layers.Layer):
+class Residual(RematerializedLayer):
     """x + dropout(sublayer(x)), normalised before, after, or both.
 
     - "post": norm(a x + f(x)), "Attention Is All You Need" (arXiv:1706.03762), section 5.4; with

@@ -7,12 +7,13 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.decoding_scope import for_device
+from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(RematerializedLayer):
     """Looks up a vector for each token id; with `reverse=True`, logits from the same table.
 
     lookup: E[id], times sqrt(D) with `scale=True`; reverse: x E^T. "Attention Is All You Need"

@@ -9,12 +9,13 @@ from keras_tfm.layers.attention_position import AttentionPosition, serialize_pos
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual
 
 Tensor = Any
 
 
-class TransformerBlock(keras.layers.Layer):
+class TransformerBlock(RematerializedLayer):
     """The base of `TransformerEncoderBlock` and `TransformerDecoderBlock`; not used by itself.
 
     Args:

@@ -1,0 +1,81 @@
+"""Layers that recompute their activations in the backward pass, inside a `keras.RematScope`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.decoding_scope import DecodingScope
+
+Tensor = Any
+
+
+class RematerializedLayer(keras.layers.Layer):
+    """The base of the layers here: `keras.RematScope` works on every backend, sublayers included.
+
+    A layer that the scope's mode picks keeps its input and recomputes everything inside it, once.
+    In mode "larger_than" it is the output of the outermost layer here that counts. Keras 3.15 would
+    hand `call` to `tf.recompute_grad` as it is, which takes no keywords in a graph, and would draw
+    other numbers for dropout in the backward pass.
+    """
+
+    def rematerialized_call(
+        self, layer_call: Callable[..., Tensor], *args: Any, **kwargs: Any
+    ) -> Callable[..., Tensor]:
+        """`layer_call`, recomputed in the backward pass if the scope asks for it."""
+        mode = self._remat_mode.mode
+        picked = super().rematerialized_call(layer_call, *args, **kwargs)
+        if mode == "activations":
+            return picked
+        if mode == "list_of_layers" and picked is layer_call:
+            return layer_call  # a sublayer may be in the list
+        sublayers = self._flatten_layers(include_self=False)
+        for layer in sublayers:
+            layer._remat_mode = None
+        if picked is layer_call:
+            return layer_call
+        if DecodingScope.current() is not None or AttentionProbe.current() is not None:
+            return layer_call  # what a scope collects would not leave what is recomputed
+
+        def recomputed(*args: Any, **kwargs: Any) -> Tensor:
+            # A pure function of floats: weights too, since gradients reach arguments only. Seeds
+            # are drawn before it, so that it drops the same values when it is run again.
+            generators = [getattr(layer, "seed_generator", None) for layer in sublayers]
+            seeds = [(g.state, g.next()) for g in generators if g is not None]
+            structure = (list(self.trainable_variables), args, kwargs)
+            leaves = keras.tree.flatten(
+                ([variable.value for variable in structure[0]], args, kwargs)
+            )
+            places = [i for i, leaf in enumerate(leaves) if _is_float(leaf)]
+
+            def run(*floats: Tensor) -> Tensor:
+                filled = list(leaves)
+                for place, value in zip(places, floats, strict=True):
+                    filled[place] = value
+                values, args, kwargs = keras.tree.pack_sequence_as(structure, filled)
+                with keras.StatelessScope([*seeds, *zip(structure[0], values, strict=True)]):
+                    return layer_call(*args, **kwargs)
+
+            return keras.remat(run)(*(leaves[place] for place in places))
+
+        return recomputed
+
+    def _dense(self, name: str, units: int) -> keras.layers.Dense:
+        """A projection, as a layer's `use_bias` and initializers say."""
+        # An initializer object draws the same numbers each time it is called: one a projection.
+        dense = keras.layers.Dense(
+            units,
+            use_bias=self.use_bias,
+            kernel_initializer=self.kernel_initializer.clone(),
+            bias_initializer=self.bias_initializer.clone(),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        # Not that of a scope which happens to be open when the layer is built.
+        dense._remat_mode = self._remat_mode
+        return dense
+
+
+def _is_float(leaf: Any) -> bool:
+    return keras.ops.is_tensor(leaf) and "float" in keras.backend.standardize_dtype(leaf.dtype)
