@@ -21,6 +21,7 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -100,8 +101,10 @@ def table(names: list[str], task: str, batch: int, length: int, arguments) -> No
     for worker in workers.values():  # compile and warm up, one after the other
         worker.step()
         worker.step()
+    order = list(workers.values())
     for _ in range(arguments.rounds):
-        for worker in workers.values():
+        random.shuffle(order)  # so that nobody always follows the same one's caches and threads
+        for worker in order:
             worker.seconds.append(worker.step())
     for worker in workers.values():
         worker.process.stdin.close()

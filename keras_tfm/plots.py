@@ -41,9 +41,10 @@ def plot_attention(
     for name, labels, count in (("queries", queries, rows), ("keys", keys, columns)):
         if labels is not None and len(labels) != count:
             raise ValueError(f"{name} must have {count} labels, got {len(labels)}")
-    across = min(heads, 4)
+    width, height = (max(1.6, 0.22 * cells) for cells in (columns, rows))
+    across = max(1, min(heads, 4, int(14 // width)))  # within the width of a screen
     down = -(-heads // across)
-    size = (1.2 + across * max(1.6, 0.22 * columns), 0.8 + down * max(1.6, 0.22 * rows))
+    size = (1.2 + across * width, 0.8 + down * (height + 0.2))
     figure = _figure(size)
     for head in range(heads):
         axes = figure.add_subplot(down, across, head + 1)

@@ -4,6 +4,7 @@ from keras_tfm.layers.attention import attention
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
@@ -29,6 +30,7 @@ __all__ = [
     "AttentionPosition",
     "AttentionProbe",
     "DecodingScope",
+    "Dropout",
     "FeedForward",
     "LinearScaling",
     "MultiHeadCrossAttention",

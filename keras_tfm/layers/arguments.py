@@ -41,11 +41,11 @@ def check_rate(name: str, value: Any, optional: bool = False) -> None:
         raise ValueError(f"{name} must be within 0 and 1, got {value}")
 
 
-def initializer(name: str, value: Any) -> keras.initializers.Initializer:
+def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
     """The initializer that `value` names or is."""
     try:
         result = keras.initializers.get(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     if not isinstance(result, keras.initializers.Initializer):
         raise TypeError(
@@ -54,9 +54,9 @@ def initializer(name: str, value: Any) -> keras.initializers.Initializer:
     return result
 
 
-def activation(name: str, value: Any) -> Any:
+def as_activation(name: str, value: Any) -> Any:
     """The activation that `value` names or is."""
     try:
         return keras.activations.get(value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error

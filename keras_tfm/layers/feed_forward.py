@@ -5,7 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.arguments import check_integer, check_rate
+from keras_tfm.layers.arguments import as_activation, as_initializer, check_integer
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention import check_sequence
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -56,15 +57,14 @@ class FeedForward(RematerializedLayer):
     ):
         super().__init__(**kwargs)
         check_integer("intermediate_dim", intermediate_dim)
-        check_rate("dropout", dropout)
         self.intermediate_dim = intermediate_dim
-        self.activation = keras.activations.get(activation)
+        self.activation = as_activation("activation", activation)
         self.gated = gated
         self.dropout = dropout
         self.use_bias = use_bias
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
+        self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, x_shape: Any) -> None:

@@ -8,11 +8,17 @@ import keras
 from keras import ops
 
 from keras_tfm.layers import masks
-from keras_tfm.layers.arguments import check_integer, check_number, check_positive, check_rate
+from keras_tfm.layers.arguments import (
+    as_initializer,
+    check_integer,
+    check_number,
+    check_positive,
+)
 from keras_tfm.layers.attention import attention, merge_heads
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.blockwise import WHOLE, Span, spans
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -20,11 +26,6 @@ Tensor = Any
 
 class MultiHeadAttention(RematerializedLayer):
     """The base of `MultiHeadSelfAttention` and `MultiHeadCrossAttention`; not used by itself."""
-
-    # What self-attention overrides.
-    causal = False
-    window: int | None = None
-    position: AttentionPosition | None = None
 
     def __init__(
         self,
@@ -42,6 +43,10 @@ class MultiHeadAttention(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        # What self-attention sets. Not on the class, where PyTorch would find it before a sublayer.
+        self.causal = False
+        self.window: int | None = None
+        self.position: AttentionPosition | None = None
         check_integer("num_heads", num_heads)
         check_integer("num_key_value_heads", num_key_value_heads, optional=True)
         if num_key_value_heads is not None and num_heads % num_key_value_heads:
@@ -52,7 +57,6 @@ class MultiHeadAttention(RematerializedLayer):
             check_integer(name, dim, optional=True)
         check_positive("soft_cap", soft_cap, optional=True)
         check_number("scale", scale, optional=True)
-        check_rate("dropout", dropout)
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.value_dim = value_dim
@@ -62,9 +66,9 @@ class MultiHeadAttention(RematerializedLayer):
         self.query_key_norm = query_key_norm
         self.soft_cap = soft_cap
         self.scale = scale
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
-        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
+        self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def _build_heads(self, x_shape: Any) -> tuple[int, int, int]:
@@ -211,7 +215,8 @@ class MultiHeadAttention(RematerializedLayer):
                 probe.record(self.name, weights * ops.cast(seen, weights.dtype))
             if seed is None:
                 return self.dropout_layer(weights, training=training)
-            return keras.random.dropout(weights, self.dropout, seed=_Drawn(seed + number))
+            # Far apart: PyTorch adds both words of a seed, and calls count up by one.
+            return self.dropout_layer.with_seed(weights, seed + number * 1_000_003)
 
         return dropout
 
@@ -235,17 +240,6 @@ class MultiHeadAttention(RematerializedLayer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
-
-
-class _Drawn(keras.random.SeedGenerator):
-    """A seed that was drawn already, in the form that `keras.random` takes."""
-
-    def __init__(self, seed: Tensor):  # no state: the base class would make a variable
-        self._seed = seed
-        self._initial_seed = seed  # which PyTorch's dropout looks at: None would mean unseeded
-
-    def next(self, ordered: bool = True) -> Tensor:
-        return self._seed
 
 
 def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.arguments import check_integer
 from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.decoding_scope import DecodingScope
@@ -77,11 +78,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             position = keras.saving.deserialize_keras_object(position)
         if position is not None and not isinstance(position, AttentionPosition):
             raise TypeError(
-                "position must be an AttentionPosition such as RotaryEmbedding(), "
-                f"got {type(position).__name__}"
+                f"position must be an AttentionPosition such as RotaryEmbedding(), got {position!r}"
             )
-        if window is not None and window < 1:
-            raise ValueError(f"window must be at least 1, got {window}")
+        check_integer("window", window, optional=True)
         self.causal = causal
         self.position = position
         self.window = window

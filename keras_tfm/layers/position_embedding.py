@@ -5,7 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.arguments import as_initializer, check_integer
 from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -45,14 +47,13 @@ class PositionEmbedding(RematerializedLayer):
         self, max_length: int, initializer: Any = None, dropout: float = 0.0, **kwargs: Any
     ):
         super().__init__(**kwargs)
-        if max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        check_integer("max_length", max_length)
         self.max_length = max_length
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
-        self.initializer = keras.initializers.get(initializer)
+        self.initializer = as_initializer("initializer", initializer)
         self.dropout = dropout
-        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, inputs_shape: Any) -> None:

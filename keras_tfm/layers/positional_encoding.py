@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.arguments import check_positive
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
 
@@ -45,11 +47,10 @@ class PositionalEncoding(RematerializedLayer):
 
     def __init__(self, max_wavelength: float = 10000.0, dropout: float = 0.0, **kwargs: Any):
         super().__init__(**kwargs)
-        if max_wavelength <= 0:
-            raise ValueError(f"max_wavelength must be positive, got {max_wavelength}")
+        check_positive("max_wavelength", max_wavelength)
         self.max_wavelength = max_wavelength
         self.dropout = dropout
-        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, inputs_shape: Any) -> None:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers.arguments import check_integer
+from keras_tfm.layers.arguments import as_initializer, check_integer
 from keras_tfm.layers.attention_position import AttentionPosition
 
 Tensor = Any
@@ -55,7 +55,7 @@ class RelativePositionBias(AttentionPosition):
             )
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        self.initializer = keras.initializers.get(initializer)
+        self.initializer = as_initializer("initializer", initializer)
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
         """Creates the table."""
@@ -134,7 +134,7 @@ class RelativePositionEmbedding(AttentionPosition):
         self.max_distance = max_distance
         self._widths: tuple[int, int] = (0, 0)
         self.with_values = values
-        self.initializer = keras.initializers.get(initializer)
+        self.initializer = as_initializer("initializer", initializer)
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
         """Creates the tables."""
@@ -209,7 +209,8 @@ class ALiBi(AttentionPosition):
     def bias(self, query: Tensor, distances: Tensor, causal: bool) -> Tensor:
         """(1, H, T, S)."""
         slopes = self.slopes(query.shape[1]).astype("float32")[:, np.newaxis, np.newaxis]
-        return ops.expand_dims(-slopes * ops.cast(ops.abs(distances), "float32"), 0)
+        penalty = ops.convert_to_tensor(-slopes) * ops.cast(ops.abs(distances), "float32")
+        return ops.expand_dims(penalty, 0)
 
     @staticmethod
     def slopes(num_heads: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.arguments import check_number, check_rate
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -63,15 +64,16 @@ class Residual(RematerializedLayer):
         super().__init__(**kwargs)
         if order not in ORDERS:
             raise ValueError(f"order must be one of {list(ORDERS)}, got {order!r}")
-        check_rate("dropout", dropout)
         check_rate("drop_path", drop_path)
+        check_number("residual_scale", residual_scale)
+        check_number("layer_scale", layer_scale, optional=True)
         self.order = order
         self.residual_scale = residual_scale
         self.layer_scale = layer_scale
         self.norm = make_norm(norm, epsilon, self.dtype_policy, "norm")
         if order == "sandwich":
             self.output_norm = make_norm(norm, epsilon, self.dtype_policy, "output_norm")
-        self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.drop_path_layer = keras.layers.Dropout(
             drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy
         )

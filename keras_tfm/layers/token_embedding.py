@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.arguments import as_initializer, check_integer
 from keras_tfm.layers.decoding_scope import for_device
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -60,17 +61,17 @@ class TokenEmbedding(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if vocabulary_size < 1 or dim < 1:
-            raise ValueError(
-                f"vocabulary_size and dim must be at least 1, got {vocabulary_size} and {dim}"
-            )
+        check_integer("vocabulary_size", vocabulary_size)
+        check_integer("dim", dim)
         self.vocabulary_size = vocabulary_size
         self.dim = dim
         self.scale = scale
         self.mask_zero = mask_zero
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_initializer = as_initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
         self.supports_masking = True
 
     def build(self, inputs_shape: Any = None) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers.arguments import check_rate
+from keras_tfm.layers.arguments import as_activation, as_initializer, check_number, check_rate
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence
@@ -84,12 +84,13 @@ class TransformerBlock(RematerializedLayer):
             raise ValueError("sandwich_norm=True needs normalize_first=True")
         if isinstance(position, dict):
             position = keras.saving.deserialize_keras_object(position)
+        check_number("attention_scale", attention_scale, optional=True)
         check_rate("attention_dropout", attention_dropout, optional=True)
         check_rate("feed_forward_dropout", feed_forward_dropout)
         self.intermediate_dim = intermediate_dim
         self.num_heads = num_heads
         self.dropout = dropout
-        self.activation = keras.activations.get(activation)
+        self.activation = as_activation("activation", activation)
         self.layer_norm_epsilon = layer_norm_epsilon
         self.normalize_first = normalize_first
         self.sandwich_norm = sandwich_norm
@@ -108,8 +109,8 @@ class TransformerBlock(RematerializedLayer):
         self.residual_scale = residual_scale
         self.layer_scale = layer_scale
         self.use_bias = use_bias
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
+        self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.supports_masking = True
 
         self.self_attention = self._attention(

@@ -58,7 +58,10 @@ VALUE = np.array([[[[4.0, 0.0], [0.0, 8.0]]]], "float32")
         # A mask of integers, 1 = attend.
         ({"mask": np.array([0, 1])}, [0.0, 8.0]),
         # Dropout is of the weights: the first is taken out, the other stays 1/4.
-        ({"dropout": lambda weights: weights * np.array([0.0, 1.0], "float32")}, [0.0, 2.0]),
+        (
+            {"dropout": lambda weights: ops.multiply(weights, np.array([0.0, 1.0], "float32"))},
+            [0.0, 2.0],
+        ),
     ],
 )
 def test_by_hand(options, expected):

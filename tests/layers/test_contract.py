@@ -14,6 +14,7 @@ import keras_tfm.layers
 from keras_tfm.layers import (
     ALiBi,
     AttentionPosition,
+    Dropout,
     FeedForward,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
@@ -128,6 +129,7 @@ CASES = {
         },
         (IDS,),
     ),
+    "Dropout": Case(Dropout, {"rate": 0.3, "seed": 5}, (X,)),
     "PositionalEncoding": Case(PositionalEncoding, {"max_wavelength": 50.0, "dropout": 0.3}, (X,)),
     "FeedForward": Case(
         FeedForward,
@@ -166,7 +168,9 @@ CASES = {
     ),
 }
 
-LEARNING = {name: case for name, case in CASES.items() if case.layer is not PositionalEncoding}
+LEARNING = {
+    name: case for name, case in CASES.items() if case.layer not in (PositionalEncoding, Dropout)
+}
 INITIALIZED = {
     name: case for name, case in CASES.items() if any("initializer" in key for key in case.options)
 }
@@ -214,7 +218,8 @@ def test_every_argument_is_in_the_configuration(case):
     for cls in case.layer.__mro__:
         if cls is keras.layers.Layer:
             break
-        arguments |= set(inspect.signature(cls.__init__).parameters)
+        if "__init__" in vars(cls):
+            arguments |= set(inspect.signature(cls.__init__).parameters)
     assert arguments - {"self", "kwargs"} <= set(case.make().get_config())
 
 
@@ -289,6 +294,10 @@ def test_fault_01_mixed_precision_gives_the_values_of_float32(case, policy, tole
     assert_close(y, case.call(case.make()), tolerance)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow",
+    reason="JAX has float64 in a mode of its own; under PyTorch Keras multiplies in float32",
+)
 @every_layer
 def test_float64_is_not_worse_than_float32(case):
     layer = case.make(dtype="float64")

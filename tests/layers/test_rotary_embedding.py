@@ -343,6 +343,6 @@ def test_a_scaling_must_be_a_scaling():
 
 
 def test_the_position_must_be_a_part():
-    message = r"position must be an AttentionPosition such as RotaryEmbedding\(\), got str"
+    message = r"position must be an AttentionPosition such as RotaryEmbedding\(\), got 'rotary'"
     with pytest.raises(TypeError, match=message):
         MultiHeadSelfAttention(2, position="rotary")

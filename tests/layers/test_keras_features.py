@@ -1,0 +1,183 @@
+"""What Keras offers for its own layers reaches these: RematScope, LoRA, quantization."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+from attention_features import randomize, stepped
+from compare import assert_close, to_numpy
+from execution import tensorflow_only
+
+from keras_tfm.layers import (
+    AttentionProbe,
+    DecodingScope,
+    FeedForward,
+    MultiHeadCrossAttention,
+    MultiHeadSelfAttention,
+    PositionalEncoding,
+    PositionEmbedding,
+    RelativePositionBias,
+    RotaryEmbedding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+    TransformerEncoderBlock,
+)
+
+B, T, S, D, F, V = 2, 5, 7, 12, 13, 17
+rng = np.random.default_rng(5)
+IDS = rng.integers(0, V, (4, T)).astype("int32")
+TARGETS = rng.normal(size=(4, T, D)).astype("float32")
+
+
+def encoder_decoder(dropout=0.0, scope=None):
+    """A model whose layers are made inside `keras.RematScope(**scope)`.
+
+    And the model outside: it would be recomputed too, which Keras cannot do in TensorFlow's graphs.
+    """
+    with contextlib.nullcontext() if scope is None else keras.RematScope(**scope):
+        ids, output = make_layers(dropout)
+    return keras.Model(ids, output)
+
+
+def make_layers(dropout):
+    ids = keras.Input((T,), dtype="int32")
+    x = TokenEmbedding(V, D, scale=True, mask_zero=True)(ids)
+    x = PositionalEncoding(dropout=dropout)(x)
+    x = PositionEmbedding(T, dropout=dropout)(x)
+    position = RelativePositionBias(8, 16)
+    y = TransformerEncoderBlock(
+        F, 3, dropout=dropout, position=position, gated=True, drop_path=dropout
+    )(x)
+    y = TransformerDecoderBlock(F, 2, dropout=dropout, position=RotaryEmbedding())(x, y)
+    return ids, MultiHeadCrossAttention(2, name="cross_attention")(y, x)
+
+
+MODES = {
+    "full": {"mode": "full"},
+    "larger than a token": {"mode": "larger_than", "output_size_threshold": D},
+    "larger than all": {"mode": "larger_than", "output_size_threshold": 10**9},
+    "the encoder": {
+        "mode": "list_of_layers",
+        "layer_names": ["transformer_encoder_block", "cross_attention"],
+    },
+    "activations": {"mode": "activations"},
+    "none": {"mode": None},
+}
+
+
+def losses(scope, dropout, jit=False):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    model = encoder_decoder(dropout, scope)
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit)
+    return model.fit(IDS, TARGETS, epochs=3, batch_size=2, shuffle=False, verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_learns_the_same_inside_a_remat_scope(mode, dropout):
+    """Three steps: wrong gradients of weights, or other dropout in the backward pass, would show."""
+    # The same sums in another order, in float32, over three steps.
+    np.testing.assert_allclose(losses(MODES[mode], dropout), losses(None, dropout), rtol=1e-5)
+
+
+@tensorflow_only
+def test_a_model_learns_the_same_inside_a_remat_scope_under_xla():
+    scope = MODES["full"]
+    np.testing.assert_allclose(losses(scope, 0.3, jit=True), losses(None, 0.3, jit=True), rtol=1e-4)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_remat_scope_keeps_nothing_but_the_input(recomputed):
+    """What the backward pass takes from the forward one: tensors (B, T, F) are made again."""
+    import tensorflow as tf
+
+    with keras.RematScope() if recomputed else contextlib.nullcontext():
+        layer = FeedForward(F)
+    layer.build((B, T, D))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(layer(x, training=True) ** 2)
+        return tape.gradient(y, [v.value for v in layer.trainable_variables])
+
+    graph = step.get_concrete_function(tf.TensorSpec((B, T, D))).graph
+    relus = [operation for operation in graph.get_operations() if operation.type == "Relu"]
+    assert len(relus) == 1 + recomputed
+
+
+@pytest.mark.parametrize("mode", ["full", "larger than a token"])
+def test_stepping_and_the_probe_work_inside_a_remat_scope(mode):
+    with keras.RematScope(**MODES[mode]):
+        layer = MultiHeadSelfAttention(3, causal=True)
+    x = rng.normal(size=(B, T, D)).astype("float32")
+    layer(x)
+    randomize(layer)
+    full = layer(x)
+    assert_close(stepped(lambda start, end: layer(x[:, start:end]), [2, 1, 2]), full, 1e-5)
+    with AttentionProbe() as probe:
+        layer(x)
+    (weights,) = probe.maps.values()
+    assert to_numpy(weights).shape == (B, 3, T, T)
+    with DecodingScope(length=T) as scope:
+        layer(x)
+    assert list(scope.cache)
+
+
+def test_a_layer_made_outside_of_the_scope_stays_as_it_is():
+    """Keras decides where a layer is made, not where it is called."""
+    layer = FeedForward(F)
+    x = keras.Input((T, D))
+    with keras.RematScope():
+        y = layer(x)
+    model = keras.Model(x, y)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(TARGETS, TARGETS, verbose=0).history["loss"][0])
+
+
+# LoRA and quantization
+
+
+def projections(model):
+    return [layer for layer in model._flatten_layers() if type(layer) is keras.layers.Dense]
+
+
+def test_lora_reaches_every_projection():
+    keras.utils.set_random_seed(0)
+    model = encoder_decoder()
+    before = to_numpy(model(IDS))
+    # Encoder: q k v, out, inner, outer; decoder: six more and cross-attention's four; four at last.
+    assert len(projections(model)) == 4 + 4 + 4 + 4
+    model.trainable = True
+    for layer in model._flatten_layers():
+        if type(layer) is not keras.layers.Dense:
+            for variable in layer._trainable_variables:
+                variable.trainable = False
+    for layer in projections(model):
+        layer.enable_lora(2)
+    assert_close(model(IDS), before, 0.0)  # B starts at zero
+    trainable = [variable.path for variable in model.trainable_variables]
+    assert all("lora" in path or path.endswith("bias") for path in trainable)
+    assert sum("lora" in path for path in trainable) == 2 * 16
+    kernels = [to_numpy(layer._kernel) for layer in projections(model)]
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    first, *_, last = model.fit(IDS, TARGETS, epochs=5, verbose=0).history["loss"]
+    assert last < first
+    for layer, kernel in zip(projections(model), kernels, strict=True):
+        np.testing.assert_array_equal(layer._kernel, kernel)
+        assert np.any(to_numpy(layer.lora_kernel_b) != 0) or "key" in layer.name
+    assert np.any(to_numpy(model(IDS)) != before)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_keras_quantization_reaches_every_projection():
+    model = randomize(encoder_decoder())
+    before = to_numpy(model(IDS))
+    model.quantize("int8")
+    assert all(layer.quantization_mode == "int8" for layer in projections(model))
+    # 127 steps of the largest of a column: half a percent of each product, a dozen layers.
+    assert_close(model(IDS), before, 0.1 * np.abs(before).max())
+    assert np.any(to_numpy(model(IDS)) != before)
