@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_tfm.generation.generator import check_ids
+from keras_tfm.generation.generator import check_ids, end_ids_of
 from keras_tfm.generation.loop import generation_loop
 from keras_tfm.generation.model_inputs import (
     call_model,
@@ -97,7 +97,7 @@ def make_signatures(
                     "a generate signature needs max_length and start_id, "
                     f"got max_length={max_length}, start_id={start_id}"
                 )
-            check_ids(model, stepped, max_length, start_id, end_id)
+            check_ids(model, stepped, max_length, start_id, end_ids_of(end_id))
             specs = _specs(model, batch_size, source_length, {}, static, leave_out=stepped)
             if not specs:
                 raise ValueError(
@@ -194,7 +194,7 @@ def _generate(
             target,
             prompt,
             settings["max_length"],
-            settings["end_id"],
+            end_ids_of(settings["end_id"]),
             score=False,
         )
 

@@ -2,6 +2,24 @@
 
 from keras_tfm.generation.generator import Generated, Generator, generate
 from keras_tfm.generation.stepping import check_stepping
-from keras_tfm.generation.strategies import Greedy
+from keras_tfm.generation.strategies import (
+    Beam,
+    Context,
+    Contrastive,
+    Greedy,
+    Sample,
+    Strategy,
+)
 
-__all__ = ["Generated", "Generator", "Greedy", "check_stepping", "generate"]
+__all__ = [
+    "Beam",
+    "Context",
+    "Contrastive",
+    "Generated",
+    "Generator",
+    "Greedy",
+    "Sample",
+    "Strategy",
+    "check_stepping",
+    "generate",
+]

@@ -24,12 +24,6 @@ def call_model(model: keras.Model, inputs: dict[str, Any]) -> Any:
     return model(next(iter(inputs.values())) if single else inputs, training=False)
 
 
-def call_for_logits(model: keras.Model, inputs: dict[str, Any]) -> Any:
-    """The model's only output, whatever its structure."""
-    (logits,) = keras.tree.flatten(call_model(model, inputs))
-    return logits
-
-
 def find_target(model: keras.Model, target: str | None = None) -> str:
     """The name of the input that is stepped: `target`, or "target", or the only one."""
     names = input_names(model)
@@ -69,3 +63,12 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
                     name = inputs[id(x)]
                     sizes[name] = min(size, sizes.get(name, size))
     return sizes
+
+
+def with_features(model: keras.Model) -> keras.Model:
+    """The model with a second output: what goes into the layer that makes the logits."""
+    (logits,) = model.outputs
+    # Not public, but the only record of what made a tensor.
+    operation, node, _ = logits._keras_history
+    features = operation._inbound_nodes[node].input_tensors[0]
+    return keras.Model(model.input, [logits, features])

@@ -55,6 +55,10 @@ class DecodingScope:
             position 0.
         position: the position of the first token given, an integer or an int32 scalar tensor.
         length: how many positions the caches of causal self-attention hold.
+        padding: (B,), int32, how many positions before a row's first token hold none, for rows of
+            different lengths that end together. No row attends to them, and positional layers
+            number from the row's first token; it needs a cache, so that an encoder, whose positions
+            must not be shifted, has been read before.
 
     Example:
 
@@ -72,7 +76,14 @@ class DecodingScope:
     True
     """
 
-    def __init__(self, cache: Cache | None = None, *, position: Any = 0, length: int):
+    def __init__(
+        self,
+        cache: Cache | None = None,
+        *,
+        position: Any = 0,
+        length: int,
+        padding: Tensor | None = None,
+    ):
         position = _integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
             raise ValueError(f"without a cache, position must be 0, got {position}")
@@ -80,8 +91,11 @@ class DecodingScope:
             raise ValueError(f"position must be at least 0, got {position}")
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
+        if padding is not None and cache is None:
+            raise ValueError("padding needs the cache of a first step without it")
         self.position = position
         self.length = length
+        self.padding = padding
         self._given = cache
         self._before: Cache = {}
         self._after: Cache = {}
@@ -166,7 +180,20 @@ class DecodingScope:
         self._store(name, entry, updated)
         if self._given is None:
             return key, value, mask
-        return updated["key"], updated["value"], None if mask is None else self._masks[id(mask)][1]
+        cached = None if mask is None else self._masks[id(mask)][1]
+        if self.padding is not None:
+            columns = ops.expand_dims(ops.arange(self.length, dtype="int32"), 0)
+            tokens = ops.greater_equal(columns, ops.expand_dims(self.padding, 1))
+            cached = tokens if cached is None else ops.logical_and(cached, tokens)
+        return updated["key"], updated["value"], cached
+
+    def positions(self, length: Any) -> Tensor:
+        """The positions of `length` tokens of this step, from each row's first: (B, T), int32.
+
+        Only with `padding`; columns of padding are at position 0.
+        """
+        columns = ops.arange(length, dtype="int32") + self.position
+        return ops.maximum(ops.expand_dims(columns, 0) - ops.expand_dims(self.padding, 1), 0)
 
     def recall(
         self, name: str, mask: Tensor | None, project: Callable[[], tuple[Tensor, Tensor]]

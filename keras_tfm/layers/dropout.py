@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.arguments import check_rate
+from keras_tfm.layers.drawn_seed import DrawnSeed
 
 Tensor = Any
 
@@ -43,18 +44,7 @@ class Dropout(keras.layers.Dropout):
         """Drops what `seed`, integers (2,), decides: the same values each time."""
         if 0 < self.rate < 1 and _is_hashed(inputs):
             return hashed_dropout(inputs, self.rate, seed)
-        return keras.random.dropout(inputs, self.rate, seed=_Drawn(seed))
-
-
-class _Drawn(keras.random.SeedGenerator):
-    """A seed that was drawn already, in the form that `keras.random` takes."""
-
-    def __init__(self, seed: Tensor):  # no state: the base class would make a variable
-        self._seed = seed
-        self._initial_seed = seed  # which PyTorch's dropout looks at: None would mean unseeded
-
-    def next(self, ordered: bool = True) -> Tensor:
-        return self._seed
+        return keras.random.dropout(inputs, self.rate, seed=DrawnSeed(seed))
 
 
 def _is_hashed(x: Tensor) -> bool:

@@ -77,13 +77,15 @@ class PositionEmbedding(RematerializedLayer):
             raise ValueError(
                 f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
             )
-        known = isinstance(length, int)
+        known = isinstance(length, int) and (scope is None or scope.padding is None)
         if known and isinstance(start, int) and start + length <= self.max_length:
             rows = table[start : start + length]
         elif known and scope is not None and scope.length + length - 1 <= self.max_length:
             rows = ops.slice(table, (start, 0), (length, dim))
         else:
             positions = ops.arange(length, dtype="int32") + start
+            if scope is not None and scope.padding is not None:
+                positions = scope.positions(length)  # (B, T)
             index = positions
             if scope is not None:
                 # An encoder inside the scope, whose output no later step reads, is run at the
@@ -92,7 +94,7 @@ class PositionEmbedding(RematerializedLayer):
             # XLA clamps an index that is too large: NaN, not the last row in silence.
             beyond = ops.where(positions < self.max_length, 0.0, float("nan"))
             rows = ops.take(table, index, axis=0)
-            rows = rows + ops.expand_dims(ops.cast(beyond, rows.dtype), 1)
+            rows = rows + ops.expand_dims(ops.cast(beyond, rows.dtype), -1)
         return self.dropout_layer(inputs + rows, training=training)
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:

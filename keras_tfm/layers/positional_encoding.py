@@ -6,9 +6,14 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.arguments import check_positive
+from keras_tfm.layers.decoding_scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
+from keras_tfm.layers.sinusoids import (
+    angular_frequencies,
+    sinusoids_of_positions,
+    sinusoids_of_sequence,
+)
 
 Tensor = Any
 
@@ -63,8 +68,12 @@ class PositionalEncoding(RematerializedLayer):
         """(B, T, D) -> (B, T, D)."""
         length, dim = ops.shape(inputs)[1:]
         frequencies = angular_frequencies(dim, self.max_wavelength)
-        pairs = sinusoids_of_sequence(length, frequencies)  # (T, ceil(D/2), 2)
-        encoding = ops.reshape(pairs, (length, 2 * len(frequencies)))[:, :dim]
+        scope = DecodingScope.current()
+        if scope is None or scope.padding is None:
+            pairs = sinusoids_of_sequence(length, frequencies)  # (T, ceil(D/2), 2)
+        else:
+            pairs = sinusoids_of_positions(scope.positions(length), frequencies)  # (B, T, ...)
+        encoding = ops.reshape(pairs, (-1, length, 2 * len(frequencies)))[:, :, :dim]
         x = inputs + ops.cast(encoding, inputs.dtype)
         return self.dropout_layer(x, training=training)
 

@@ -36,7 +36,7 @@ def sinusoids_of_sequence(length: Any, frequencies: np.ndarray) -> Tensor:
     scope = DecodingScope.current()
     start = 0 if scope is None else scope.position
     if not isinstance(length, int):
-        return _from_digits(ops.arange(length, dtype="int32") + start, frequencies)
+        return sinusoids_of_positions(ops.arange(length, dtype="int32") + start, frequencies)
     if isinstance(start, int):
         return _constant(np.arange(start, start + length), frequencies)
     assert scope is not None
@@ -50,7 +50,8 @@ def _constant(positions: np.ndarray, frequencies: np.ndarray) -> Tensor:
     return ops.convert_to_tensor(sinusoids(positions, frequencies).astype("float32"))
 
 
-def _from_digits(positions: Tensor, frequencies: np.ndarray) -> Tensor:
+def sinusoids_of_positions(positions: Tensor, frequencies: np.ndarray) -> Tensor:
+    """sin(p f), cos(p f) of int32 positions of any shape (...), to 1,048,575: (..., F, 2)."""
     low = ops.take(_constant(np.arange(_BASE), frequencies), positions % _BASE, axis=0)
     high = ops.take(_constant(np.arange(_BASE) * _BASE, frequencies), positions // _BASE, axis=0)
     sine = high[..., 0] * low[..., 1] + high[..., 1] * low[..., 0]

@@ -157,8 +157,8 @@ def test_weights_that_change_are_seen():
 
 def test_a_strategy_chooses():
     class Least(Greedy):
-        def choose(self, logits):
-            return super().choose(-logits)
+        def choose(self, logits, context):
+            return super().choose(-logits, context)
 
     model = encoder_decoder()
     tokens, scores = generate(model, SOURCES[:1], 3, START, strategy=Least())

@@ -29,9 +29,9 @@ class Counting(Greedy):
     def __init__(self):
         object.__setattr__(self, "calls", [])
 
-    def choose(self, logits):
+    def choose(self, logits, context):
         self.calls.append(tuple(logits.shape))
-        return super().choose(logits)
+        return super().choose(logits, context)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,13 @@ def model():
 
 def loop(model, prompt, end_id=None, sources=SOURCES, **options):
     return generation_loop(
-        model, {"source": tf.constant(sources)}, "target", prompt, MAX_LENGTH, end_id, **options
+        model,
+        {"source": tf.constant(sources)},
+        "target",
+        prompt,
+        MAX_LENGTH,
+        () if end_id is None else (end_id,),
+        **options,
     )
 
 

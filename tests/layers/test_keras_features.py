@@ -77,7 +77,7 @@ def losses(scope, dropout, jit=False):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_learns_the_same_inside_a_remat_scope(mode, dropout):
-    """Three steps: wrong gradients of weights, or other dropout in the backward pass, would show."""
+    """Three steps: wrong gradients, or other dropout in the backward pass, would show."""
     # The same sums in another order, in float32, over three steps.
     np.testing.assert_allclose(losses(MODES[mode], dropout), losses(None, dropout), rtol=1e-5)
 
