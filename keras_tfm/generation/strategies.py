@@ -28,6 +28,19 @@ class Context(NamedTuple):
         written: (B, T), boolean, where that is.
         position: int32, the column of the last token, the same in every row.
         seed: (2,), int32, another one at every step.
+
+    A strategy that never writes a token twice:
+
+    >>> from keras import ops
+    >>> from keras_tfm.generation import Context, Strategy
+    >>> class Fresh(Strategy):
+    ...     def choose(self, logits, context: Context):
+    ...         size = logits.shape[-1]
+    ...         seen = ops.one_hot(ops.where(context.written, context.tokens, -1), size)
+    ...         return ops.cast(ops.argmax(logits - 1e9 * ops.max(seen, axis=1), axis=-1), "int32")
+    >>> context = Context(ops.array([[2, 0, 0]]), ops.array([[True, False, False]]), 0, None)
+    >>> Fresh().choose(ops.array([[0.1, 0.2, 0.7]]), context).numpy().tolist()
+    [1]
     """
 
     tokens: Tensor
@@ -262,7 +275,8 @@ class Sample(Strategy):
         """Logits (B, V) -> tokens (B,), int32."""
         logits = self.filter(logits, context)
         drawn = keras.random.categorical(logits, 1, seed=DrawnSeed(context.seed), dtype="int32")
-        return ops.squeeze(drawn, 1)
+        # Of NaN logits TensorFlow draws the token V, which is none; the loop stops at them.
+        return ops.minimum(ops.squeeze(drawn, 1), logits.shape[-1] - 1)
 
 
 @dataclass(frozen=True)

@@ -227,12 +227,19 @@ def test_bad_inputs(small, inputs, error, message):
         small(inputs)
 
 
-@pytest.mark.parametrize("shape", [(1,), (1, 0), (1, 5), (1, 7), (1, 2, 2)])
-def test_bad_prompts(small, shape):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1,), r"a prompt must have shape \(B, P\), got \(1,\)"),
+        ((1, 0), "a prompt must have at least one token"),
+        ((1, 5), r"fewer than max_length \(5\), got 5 to 5"),
+        ((1, 7), r"fewer than max_length \(5\), got 7 to 7"),
+        ((1, 2, 2), r"a prompt must have shape \(B, P\), got \(1, 2, 2\)"),
+    ],
+)
+def test_bad_prompts(small, shape, message):
     prompt = np.ones(shape, "int32")
-    with pytest.raises(
-        ValueError, match=r"prompt must have shape \(B, P\) with 0 < P < max_length"
-    ):
+    with pytest.raises(ValueError, match=message):
         small({"source": SOURCES[:1], "target": prompt})
 
 

@@ -1,0 +1,200 @@
+"""`generation.Generator` in Keras against generation without caches, Hugging Face and CTranslate2.
+
+    pip install -e ".[benchmarks]" torch==2.13.0 transformers
+    python benchmarks/generator.py --markdown       # eight minutes; those installed take part
+
+float32, all cores, greedy unless it says beam; 4 layers (4+4 with an encoder), D=256, H=8, F=1024,
+V=8000. Contestants take turns within a row of a table; medians of the rounds.
+"""
+
+import argparse
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from keras_tfm.runtime import native_log
+
+DIM, HEADS, INNER, LAYERS, VOCABULARY = 256, 8, 1024, 4, 8000
+PROMPT, SOURCE, TOKENS, START = 8, 32, 64, 1
+rng = np.random.default_rng(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--markdown", action="store_true")
+    arguments = parser.parse_args()
+    with native_log.captured():
+        import keras
+
+        keras.utils.set_random_seed(0)
+    growth(arguments)
+    if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
+        against_hugging_face(arguments)
+    if importlib.util.find_spec("ctranslate2"):
+        against_ctranslate2(arguments)
+
+
+def growth(arguments) -> None:
+    """Decoder-only, batch 1: seconds by length, with caches and with a full pass a token."""
+    from keras_tfm.generation import Generator
+
+    model = language_model(1024)
+    rows = []
+    for tokens in (64, 128, 256, 512, 1024):
+        generator = Generator(model, max_length=tokens)
+        prompt = rng.integers(1, VOCABULARY, (1, PROMPT))
+        contestants = {"cached": lambda p=prompt, g=generator: g(p)}
+        if tokens <= 256:  # beyond, a minute a call
+            contestants["uncached"] = lambda p=prompt, n=tokens: uncached(model, p, n)
+        rows.append((str(tokens), race(contestants, arguments.rounds)))
+    show("tokens, prompt included", ("cached", "uncached"), rows, arguments.markdown)
+
+
+def uncached(model, prompt, length: int):
+    """A full pass over all tokens for each new one; padded to one shape, compiled once."""
+    import tensorflow as tf
+
+    if not hasattr(uncached, "run"):
+        uncached.run = tf.function(lambda ids: model(ids, training=False), reduce_retracing=True)
+    tokens = np.zeros((1, length), "int32")
+    tokens[:, :PROMPT] = prompt
+    for i in range(PROMPT, length):
+        logits = uncached.run(tf.constant(tokens[:, :i]))
+        tokens[:, i] = np.argmax(logits[0, -1])
+    return tokens
+
+
+def against_hugging_face(arguments) -> None:
+    """Decoder-only, 64 new tokens: GPT-2's architecture on both sides."""
+    import torch
+    import transformers
+
+    from keras_tfm.generation import Beam, Generator, Greedy
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=1024, n_embd=DIM, n_layer=LAYERS, n_head=HEADS,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    model = language_model(1024)
+    rows = []
+    for batch in (1, 8):
+        for beams in (1, 4):
+            strategy = Greedy() if beams == 1 else Beam(beams)
+            ours = Generator(model, max_new_tokens=TOKENS, strategy=strategy)
+            prompt = rng.integers(1, VOCABULARY, (batch, PROMPT))
+            ids = torch.tensor(prompt)
+            mask = torch.ones_like(ids)
+
+            def hugging_face(ids=ids, mask=mask, beams=beams):
+                with torch.inference_mode():
+                    return theirs.generate(
+                        ids, attention_mask=mask, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
+                        do_sample=False, num_beams=beams,
+                    )  # fmt: skip
+
+            contestants = {
+                "keras_tfm": lambda p=prompt, g=ours: g(p),
+                "Hugging Face": hugging_face,
+            }
+            label = f"batch {batch}, " + ("greedy" if beams == 1 else f"beam {beams}")
+            rows.append((label, race(contestants, arguments.rounds)))
+    title = f"{TOKENS} tokens after {PROMPT}, decoder-only"
+    show(title, ("keras_tfm", "Hugging Face"), rows, arguments.markdown)
+
+
+def against_ctranslate2(arguments) -> None:
+    """Encoder-decoder, the same weights on both sides."""
+    import ctranslate2
+    import ctranslate2_peer as peer
+
+    from keras_tfm.generation import Beam, Generator, Greedy
+    from keras_tfm.models import transformer
+
+    model = transformer(
+        VOCABULARY, dim=DIM, num_layers=LAYERS, num_heads=HEADS, intermediate_dim=INNER
+    )
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ct2"
+        peer.write_model(
+            peer.weights_of(model), path, num_heads=HEADS, normalize_first=False, start_id=START
+        )
+        translator = ctranslate2.Translator(
+            str(path), compute_type="float32", intra_threads=os.cpu_count()
+        )
+        for batch in (1, 8):
+            for beams in (1, 4):
+                strategy = Greedy() if beams == 1 else Beam(beams)
+                ours = Generator(model, TOKENS + 1, START, strategy=strategy)
+                source = rng.integers(1, VOCABULARY, (batch, SOURCE))
+                words = [[str(i) for i in row] for row in source]
+
+                def theirs(words=words, beams=beams):
+                    return translator.translate_batch(
+                        words, beam_size=beams, end_token=[], max_decoding_length=TOKENS
+                    )
+
+                contestants = {
+                    "keras_tfm": lambda s=source, g=ours: g(s), "CTranslate2": theirs
+                }  # fmt: skip
+                label = f"batch {batch}, " + ("greedy" if beams == 1 else f"beam {beams}")
+                rows.append((label, race(contestants, arguments.rounds)))
+    title = f"{TOKENS} tokens, source {SOURCE}, encoder-decoder"
+    show(title, ("keras_tfm", "CTranslate2"), rows, arguments.markdown)
+
+
+def language_model(max_length: int):
+    """GPT-2's architecture."""
+    import keras
+    from keras import ops
+
+    from keras_tfm import layers
+
+    ids = keras.Input((None,), dtype="int32")
+    embedding = layers.TokenEmbedding(VOCABULARY, DIM)
+    x = layers.PositionEmbedding(max_length)(embedding(ids))
+    for _ in range(LAYERS):
+        x = layers.TransformerDecoderBlock(
+            INNER, HEADS, cross_attention=False, normalize_first=True,
+            activation=lambda x: ops.gelu(x, approximate=True),
+        )(x)  # fmt: skip
+    x = keras.layers.LayerNormalization(epsilon=1e-5)(x)
+    return keras.Model(ids, embedding(x, reverse=True))
+
+
+def race(contestants: dict, rounds: int) -> dict[str, float]:
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 2):  # two to compile and warm up
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            if number > 1:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def show(title: str, names: tuple[str, str], rows: list, markdown: bool) -> None:
+    ours, theirs = names
+    bar = "| " if markdown else ""
+    print(f"\n{bar}{title:40}{bar}{ours + ' s':>14}{bar}{theirs + ' s':>16}{bar}{'ratio':>8}{bar}")
+    if markdown:
+        print("|---|---:|---:|---:|")
+    for label, medians in rows:
+        other = medians.get(theirs)
+        shown = ("", "") if other is None else (f"{other:.3f}", f"{other / medians[ours]:.2f}")
+        print(
+            f"{bar}{label:40}{bar}{medians[ours]:14.3f}{bar}{shown[0]:>16}{bar}{shown[1]:>8}{bar}"
+        )
+
+
+if __name__ == "__main__":
+    main()
