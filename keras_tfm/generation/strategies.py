@@ -216,7 +216,8 @@ class Sample(Strategy):
         repetition_penalty: the logits of tokens that were written before, the prompt's included,
             are divided by it if positive, multiplied if negative (arXiv:1909.05858). Applied first.
         banned_ids: tokens that are never drawn.
-        seed: the same tokens at every call; None: others at every call.
+        seed: the same tokens at every call (but others with `jit_compile=True` than without);
+            None: others at every call.
 
     Scores are of the model's own distribution, without the filters.
 

@@ -565,6 +565,32 @@ def test_shapes_of_many_lengths_are_few_graphs(translator, monkeypatch):
     assert len(traces) - before <= 20 * first
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=str)
+def test_under_xla_as_in_a_graph(translator, strategy):
+    inputs = {"source": SOURCES, "target": PROMPTS}
+    plain, jit = (
+        Generator(translator, MAX_LENGTH, end_id=END, strategy=strategy, jit_compile=jit)
+        for jit in (False, True)
+    )
+    expected, actual = plain(inputs), jit(inputs)
+    np.testing.assert_array_equal(actual.tokens, expected.tokens)
+    np.testing.assert_allclose(actual.scores, expected.scores, atol=SCORE)
+    if strategy.width == 1:
+        for new, wanted in zip(jit.stream(inputs), plain.stream(inputs), strict=True):
+            np.testing.assert_array_equal(new, wanted)
+
+
+def test_sampling_under_xla_draws_what_the_model_allows(writer):
+    """Other numbers than in a graph, but the same at every call, and scored as they should be."""
+    strategy = Sample(seed=3, top_k=4, repetition_penalty=1.5)
+    generator = Generator(writer, MAX_LENGTH, strategy=strategy, jit_compile=True)
+    result = generator(PROMPTS)
+    np.testing.assert_array_equal(generator(PROMPTS).tokens, result.tokens)
+    for prompt, tokens, score in zip(PROMPTS, result.tokens, result.scores, strict=True):
+        row = tokens.tolist()
+        assert abs(score - log_probability(writer, None, row, len(prompt))) < SCORE
+
+
 # What can go wrong
 
 
