@@ -115,7 +115,8 @@ class Generator:
         Args:
             inputs: the model's inputs by name, without the stepped one, or with it as a prompt; or
                 one array, where the model has one input besides the stepped one (or none: the
-                prompt). A prompt is an array (B, P), or a list of rows of any lengths.
+                prompt). A prompt is an array (B, P), or a list of rows of any lengths; beside other
+                inputs it forces how the answers begin.
 
         Raises:
             ValueError: an input of a wrong name, shape or range, an empty prompt or one that leaves

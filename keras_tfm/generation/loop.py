@@ -103,9 +103,9 @@ class GenerationLoop:
     def unfinished(self, state: State) -> Tensor:
         """Whether to go on."""
         more = ops.less(state["position"], self.task.length - 1 + self.strategy.lookahead)
-        going = self.strategy.unfinished(self.task, state)
+        going = self.strategy.going(self.task, state)
         if going is not None:
-            more = ops.logical_and(more, going)
+            more = ops.logical_and(more, ops.any(going))
         if "failed" in state:
             more = ops.logical_and(more, ops.less(state["failed"], 0))
         return more
@@ -125,8 +125,11 @@ class GenerationLoop:
         after["position"] = position + 1
         after["cache"] = scope.cache if parents is None else _reordered(scope, parents)
         if "failed" in state:
-            broken = ops.any(ops.isnan(ops.cast(logits, "float32")))
-            after["failed"] = ops.where(broken, position + 1, state["failed"])
+            broken = ops.any(ops.isnan(ops.cast(logits, "float32")), axis=-1)
+            going = self.strategy.going(task, state)
+            if going is not None:  # a row that has ended may be beyond a table of positions
+                broken = ops.logical_and(broken, self._widened(going))
+            after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
         return after
 
     def result(self, state: State) -> dict[str, Tensor]:

@@ -176,10 +176,10 @@ class Strategy:
         after["tokens"] = ops.slice_update(state["tokens"], (0, position + 1), token)
         return after, None
 
-    def unfinished(self, task: Task, state: State) -> Tensor | None:
-        """Whether any row goes on: a boolean; None: all do."""
+    def going(self, task: Task, state: State) -> Tensor | None:
+        """Which rows go on: (B,), boolean; None: all do."""
         running = state.get("running")
-        return None if running is None else ops.greater(ops.max(running), 0)
+        return None if running is None else ops.squeeze(ops.greater(running, 0), 1)
 
     def result(self, task: Task, state: State) -> dict[str, Tensor]:
         """ "tokens" and, if they were added up, "scores"."""
@@ -387,8 +387,8 @@ class Beam(Strategy):
         }
         return after, ops.reshape(parents + rows, (batch * n,))
 
-    def unfinished(self, task: Task, state: State) -> Tensor:
-        """Whether an open beginning may still become better than the worst that is kept."""
+    def going(self, task: Task, state: State) -> Tensor:
+        """Where an open beginning may still become better than the worst that is kept."""
         best = state["open_scores"][:, 0]
         now = state["position"] + 1 - task.first
         # Divided by the most or the least that is ahead, whichever is better.
@@ -396,8 +396,8 @@ class Beam(Strategy):
             best / self._divisor(now), best / self._divisor(task.length - 1 - task.first)
         )
         open_ = ops.greater(best, IMPOSSIBLE / 2)
-        return ops.any(
-            ops.logical_and(open_, ops.greater(attainable, ops.min(state["ended_scores"], axis=1)))
+        return ops.logical_and(
+            open_, ops.greater(attainable, ops.min(state["ended_scores"], axis=1))
         )
 
     def _divisor(self, length: Any) -> Tensor:

@@ -116,4 +116,4 @@ def test_a_composed_model_generates(make, strategy):
         if isinstance(strategy, Greedy):
             for j in places:
                 assert gained[j - 1, tokens[j]] > gained[j - 1].max() - TOLERANCE
-    assert len({tuple(tokens) for tokens in result.tokens.tolist()}) == 3
+    assert len({tuple(tokens) for tokens in result.tokens.tolist()}) > 1

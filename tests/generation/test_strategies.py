@@ -157,7 +157,7 @@ def test_a_function_is_a_length_penalty(translator):
 def test_the_search_stops_when_no_open_beginning_can_win(translator):
     """Where the end is all but certain, after few steps."""
     sure = keras.Model(translator.input, AddToLogit(END, 30.0)(translator.output))
-    generator = Generator(sure, 1000, START, END, Beam(1))
+    generator = Generator(sure, 300, START, END, Beam(1))
     assert len(list(states(generator, SOURCES))) <= 3
     result = generator(SOURCES)
     assert [ended(tokens, 1) for tokens in result.tokens] == [[START, END]] * len(SOURCES)
@@ -493,6 +493,22 @@ def test_positions_do_not_see_the_padding(position):
         assert abs(score - log_probability(model, None, row, len(prompt))) < SCORE
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_row_that_has_ended_may_leave_the_table_of_positions(strategy):
+    """The longest prompt's row is full while the shortest's goes on."""
+    model = positioned("learned", PositionEmbedding(MAX_LENGTH))
+    generator = Generator(model, MAX_LENGTH, strategy=STRATEGIES[strategy])
+    together = generator(PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        np.testing.assert_array_equal(together.tokens[row], generator([prompt]).tokens[0])
+
+
+def test_going_beyond_the_table_of_positions_is_an_error():
+    model = positioned("learned", PositionEmbedding(MAX_LENGTH))
+    with pytest.raises(ValueError, match="logits are NaN for new token"):
+        Generator(model, max_new_tokens=MAX_LENGTH - 2)(PROMPTS)
+
+
 def test_prompts_of_different_lengths_beside_sources(translator):
     """The encoder's positions are not shifted."""
     generator = Generator(translator, MAX_LENGTH, end_id=END)
@@ -596,7 +612,7 @@ def test_sampling_under_xla_draws_what_the_model_allows(writer):
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES.values(), Sample(seed=1)], ids=str)
 def test_nan_logits_are_an_error_and_no_endless_loop(writer, strategy):
-    generator = Generator(writer, 10_000, end_id=END, strategy=strategy)
+    generator = Generator(writer, 300, end_id=END, strategy=strategy)
     head = writer.layers[-1]
     weights = head.get_weights()
     try:

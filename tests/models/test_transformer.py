@@ -214,7 +214,7 @@ def test_the_inputs_are_named_integers_of_any_length():
             "share_embeddings=True needs vocabularies of one size, got 17 and 13",
         ),
         ((V,), {"num_heads": 4}, r"num_heads \(4\) must divide dim \(6\), or head_dim be given"),
-        ((0,), {}, "vocabulary_size and dim must be at least 1, got 0 and 6"),
+        ((0,), {}, "vocabulary_size must be at least 1, got 0"),
     ],
 )
 def test_impossible_models_are_refused(arguments, options, message):
