@@ -124,7 +124,8 @@ class Generator:
         """
         prepared = self._prepare(inputs)
         if not len(prepared.prompt):
-            shape = (0, getattr(self.strategy, "hypotheses", 1))[: 1 + self._is_many()]
+            hypotheses = self.strategy.hypotheses
+            shape = (0,) if hypotheses == 1 else (0, hypotheses)
             return Generated(
                 np.zeros((*shape, prepared.longest), "int32"), np.zeros(shape, "float32")
             )
@@ -152,7 +153,7 @@ class Generator:
         >>> len(list(Generator(model, max_length=6).stream([[3, 4]])))
         4
         """
-        if self.strategy.width > 1:
+        if not self.strategy.streams:
             raise ValueError(
                 f"{type(self.strategy).__name__} cannot be streamed: "
                 "what it chooses first may change later"
@@ -168,9 +169,6 @@ class Generator:
             yield ops.convert_to_numpy(state["tokens"][:, column])
             if not bool(more):
                 return
-
-    def _is_many(self) -> bool:
-        return getattr(self.strategy, "hypotheses", 1) > 1
 
     def _prepare(self, inputs: Any) -> "_Prepared":
         """The inputs checked, the prompts made equally long."""
@@ -209,13 +207,13 @@ class Generator:
         for row, tokens, before in zip(prompt, rows, padding, strict=True):
             row[before:] = tokens
         is_padded = bool(padding.any())
-        seed = getattr(self.strategy, "seed", None)
         return _Prepared(
             arrays,
             prompt,
             padding.astype("int32") if is_padded else None,
             (padding + ends).astype("int32") if is_padded else None,
-            np.random.SeedSequence(seed).generate_state(2).astype("int64") % (2**31 - 1),
+            np.random.SeedSequence(self.strategy.seed).generate_state(2).astype("int64")
+            % (2**31 - 1),
             length,
             int(ends.max(initial=self.max_length or 1)),
         )

@@ -117,6 +117,11 @@ class Strategy:
     reads_features: ClassVar[bool] = False
     # How many steps beyond the last column: a strategy may feed tokens before it has chosen.
     lookahead: ClassVar[int] = 0
+    # Whether what a step has written is final.
+    streams: ClassVar[bool] = True
+    # How many rows are returned for each that was asked for.
+    hypotheses: int = 1
+    seed: int | None = None
 
     def choose(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V) -> tokens (B,), int32."""
@@ -304,6 +309,7 @@ class Beam(Strategy):
     size: int = 4
     length_penalty: float | Callable[[Tensor], Tensor] = 0.6
     hypotheses: int = 1
+    streams: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_integer("size", self.size)
@@ -435,6 +441,7 @@ class Contrastive(Strategy):
     alpha: float = 0.6
     reads_features: ClassVar[bool] = True
     lookahead: ClassVar[int] = 1  # candidates are fed, then one of them is written
+    streams: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_integer("top_k", self.top_k)

@@ -550,9 +550,11 @@ def test_a_stream_ends_with_the_last_row(writer):
     assert [list(new) for new in Generator(writer, 50, end_id=first).stream([[5]])] == [[first]]
 
 
-def test_beams_cannot_be_streamed(writer):
-    with pytest.raises(ValueError, match="Beam cannot be streamed"):
-        next(Generator(writer, MAX_LENGTH, strategy=Beam(2)).stream([[5]]))
+@pytest.mark.parametrize("strategy", [Beam(2), Beam(1), Contrastive(2), Contrastive(1)], ids=str)
+def test_what_may_change_later_cannot_be_streamed(writer, strategy):
+    name = type(strategy).__name__
+    with pytest.raises(ValueError, match=f"{name} cannot be streamed"):
+        next(Generator(writer, MAX_LENGTH, strategy=strategy).stream([[5]]))
 
 
 # Once compiled
