@@ -9,8 +9,12 @@ from keras import ops
 from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.generation.strategies import Greedy, State, Strategy, Task
 from keras_tfm.layers import DecodingScope
+from keras_tfm.layers.decoding_scope import Branches
 
 Tensor = Any
+
+# Caches have room for as many positions at first, and double when these are full.
+FIRST_CACHE = 128
 
 
 class GenerationLoop:
@@ -52,6 +56,9 @@ class GenerationLoop:
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
         batch, prompt_length = ops.shape(self.prompt)
+        # Positions the caches have room for, and the entries that grow with them.
+        self._room = length
+        self._growing: list[str] = []
         self.task = Task(
             batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed
         )
@@ -65,9 +72,10 @@ class GenerationLoop:
         )
         state = self.strategy.start(task, tokens, features)
         state["position"] = ops.convert_to_tensor(task.first, dtype="int32")
-        state["cache"] = self._widened(cache)
-        if width > 1:  # of what is read once, only the first step's are needed: see `step`
-            self.inputs = self._widened(self.inputs)
+        state["cache"] = cache
+        if width > 1:
+            shape = (task.batch, width, width * (self._room - task.first))
+            state["ancestors"] = ops.zeros(shape, dtype="float32")
         if task.score:
             state["failed"] = ops.convert_to_tensor(-1, dtype="int32")
         return state
@@ -79,26 +87,33 @@ class GenerationLoop:
         # padding before the prompt: it shifts positions, which must not happen to an encoder.
         alone = task.first == 0
         ids = prompt[:, :1] if alone or task.padding is not None else prompt[:, : task.first]
-        with DecodingScope(length=task.length) as scope:
+        branches = self._branches(None)
+        with DecodingScope(length=self._room, branches=branches) as scope:
             features = self._call(ids)[1]
+        cache = scope.cache
+        self._growing = [name for name in cache if cache[name] is not scope.initial_cache[name]]
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
         if task.padding is None:
-            return scope.cache, features
-        cache = scope.initial_cache
-        with DecodingScope(cache, position=0, length=task.length, padding=task.padding) as scope:
+            return cache, features
+        with DecodingScope(
+            scope.initial_cache,
+            position=0,
+            length=self._room,
+            padding=task.padding,
+            branches=branches,
+        ) as scope:
             features = self._call(prompt[:, : task.first])[1]
         return scope.cache, features
+
+    def _branches(self, ancestors: Tensor | None) -> Branches | None:
+        if self.strategy.width == 1:
+            return None
+        return Branches(self.strategy.width, self.task.first, ancestors)
 
     def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs = keras.tree.flatten(call_model(self.model, {**self.inputs, self.target: ids}))
         return outputs[0], outputs[1] if self.strategy.reads_features else None
-
-    def _widened(self, x: Any) -> Any:
-        width = self.strategy.width
-        if width == 1:
-            return x
-        return keras.tree.map_structure(lambda y: ops.repeat(y, width, axis=0), x)
 
     def unfinished(self, state: State) -> Tensor:
         """Whether to go on."""
@@ -112,10 +127,14 @@ class GenerationLoop:
 
     def step(self, state: State) -> State:
         """Feeds a token (of each row), and chooses the next."""
-        task, position = self.task, state["position"]
-        padding = None if task.padding is None else self._widened(task.padding)
+        task, position, width = self.task, state["position"], self.strategy.width
+        ancestors = state.get("ancestors")
         with DecodingScope(
-            state["cache"], position=position, length=task.length, padding=padding
+            state["cache"],
+            position=position,
+            length=self._room,
+            padding=task.padding,
+            branches=self._branches(None if ancestors is None else ops.greater(ancestors, 0.5)),
         ) as scope:
             logits, features = self._call(state["token"])
         logits = ops.reshape(logits, (-1, logits.shape[-1]))
@@ -123,12 +142,18 @@ class GenerationLoop:
             features = ops.reshape(features, (-1, features.shape[-1]))
         after, parents = self.strategy.advance(task, state, logits, features)
         after["position"] = position + 1
-        after["cache"] = scope.cache if parents is None else _reordered(scope, parents)
+        after["cache"] = scope.cache
+        if ancestors is not None:
+            # One token each has been added; then each becomes a copy of its parent.
+            own = ops.broadcast_to(ops.eye(width, dtype="float32"), (task.batch, width, width))
+            added = ops.slice_update(ancestors, (0, 0, (position - task.first) * width), own)
+            after["ancestors"] = ops.matmul(ops.one_hot(parents, width), added)
         if "failed" in state:
             broken = ops.any(ops.isnan(ops.cast(logits, "float32")), axis=-1)
             going = self.strategy.going(task, state)
+            broken = ops.any(ops.reshape(broken, (task.batch, width)), axis=1)
             if going is not None:  # a row that has ended may be beyond a table of positions
-                broken = ops.logical_and(broken, self._widened(going))
+                broken = ops.logical_and(broken, going)
             after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
         return after
 
@@ -141,7 +166,36 @@ class GenerationLoop:
 
     def run(self) -> dict[str, Tensor]:
         """From the prompt to the end."""
-        return self.result(_while_loop(self.unfinished, self.step, self.start()))
+        self._room, *longer = cache_lengths(self.task.length, self.task.first + 1)
+        state = _while_loop(self._unfinished_within, self.step, self.start())
+        for room in longer:
+            state = self._grown(state, room)
+            state = _while_loop(self._unfinished_within, self.step, state)
+        return self.result(state)
+
+    def _unfinished_within(self, state: State) -> Tensor:
+        more = self.unfinished(state)
+        if self._room < self.task.length:
+            more = ops.logical_and(more, ops.less(state["position"], self._room))
+        return more
+
+    def _grown(self, state: State, room: int) -> State:
+        """The same state with caches that have room for so many positions."""
+        more = self.strategy.width * (room - self._room)
+        self._room = room
+
+        def grown(x: Tensor, axis: int) -> Tensor:
+            return ops.pad(x, [(0, more if i == axis else 0) for i in range(len(x.shape))])
+
+        cache = dict(state["cache"])
+        for name in self._growing:
+            cache[name] = {
+                part: grown(x, 1 if part == "mask" else 2) for part, x in cache[name].items()
+            }
+        state = {**state, "cache": cache}
+        if "ancestors" in state:
+            state["ancestors"] = grown(state["ancestors"], 2)
+        return state
 
 
 def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -149,16 +203,23 @@ def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
     return GenerationLoop(*args, **kwargs).run()
 
 
-def _reordered(scope: DecodingScope, parents: Tensor) -> Any:
-    """The cache of which row i is the one of `parents[i]`."""
-    before, after = scope.initial_cache, scope.cache
-    # The projections of a context are the same in all rows of one input: they stay.
-    return {
-        name: entry
-        if entry is before[name]
-        else {part: ops.take(x, parents, axis=0) for part, x in entry.items()}
-        for name, entry in after.items()
-    }
+def cache_lengths(length: int, first: int = 0) -> tuple[int, ...]:
+    """How much room the caches have in turn, so that a short text does not pay for a long one.
+
+    Args:
+        length: the most positions there may be.
+        first: how many there are at first.
+
+    >>> from keras_tfm.generation.loop import cache_lengths
+    >>> cache_lengths(1000)
+    (128, 256, 512, 1000)
+    """
+    result, room = [], FIRST_CACHE
+    while room < length:
+        if room > first:
+            result.append(room)
+        room *= 2
+    return (*result, length)
 
 
 def _while_loop(condition: Any, body: Any, state: State) -> State:

@@ -111,7 +111,7 @@ class Strategy:
     [2]
     """
 
-    # Rows of the model's batch for each row that was asked for.
+    # How many tokens of each row a step feeds, each of which goes on from its own beginning.
     width: int = 1
     # Whether the strategy reads what goes into the model's last layer.
     reads_features: ClassVar[bool] = False
@@ -140,7 +140,7 @@ class Strategy:
                 them; None elsewhere.
 
         Returns:
-            "tokens", "token" (B * width, 1) to be fed next, and what the strategy keeps.
+            "tokens", "token" (B, width) to be fed next, and what the strategy keeps.
         """
         state: State = {"tokens": tokens, "token": tokens[:, task.first : task.first + 1]}
         if task.end_ids or task.limit is not None:
@@ -152,7 +152,7 @@ class Strategy:
     def advance(
         self, task: Task, state: State, logits: Tensor, features: Tensor
     ) -> tuple[State, Tensor | None]:
-        """One step: the new state, and for each row the row whose cache it goes on with, or None.
+        """One step: the new state, and which of the tokens fed each of the next goes on from.
 
         Args:
             task: what is fixed.
@@ -160,6 +160,9 @@ class Strategy:
                 was fed.
             logits: (B * width, V), of what follows it.
             features: (B * width, D), where the strategy reads them.
+
+        Returns:
+            The state, and (B, width), int32, numbers below `width`, or None where width is 1.
         """
         position = state["position"]
         seed = None if task.seed is None else task.seed + ops.stack([0, position])
@@ -339,7 +342,7 @@ class Beam(Strategy):
         first = np.full((1, self.size), IMPOSSIBLE, "float32")
         first[0, 0] = 0.0
         beams = ops.repeat(ops.expand_dims(tokens, 1), self.size, axis=1)
-        token = ops.repeat(tokens[:, task.first : task.first + 1], self.size, axis=0)
+        token = ops.repeat(tokens[:, task.first : task.first + 1], self.size, axis=1)
         return {
             "tokens": beams,
             "token": token,
@@ -382,16 +385,14 @@ class Beam(Strategy):
 
         open_scores, kept = ops.top_k(ops.where(ends, IMPOSSIBLE, sums), k=n)
         kept, best = ops.cast(kept, "int32"), ops.cast(best, "int32")
-        parents = ops.take_along_axis(parents, kept, axis=1)
-        rows = ops.expand_dims(ops.arange(batch, dtype="int32") * n, 1)
         after = {
             "tokens": _rows_of(tokens, kept),
-            "token": ops.reshape(ops.take_along_axis(token, kept, axis=1), (batch * n, 1)),
+            "token": ops.take_along_axis(token, kept, axis=1),
             "open_scores": open_scores,
             "ended_tokens": _rows_of(all_tokens, best),
             "ended_scores": ended_scores,
         }
-        return after, ops.reshape(parents + rows, (batch * n,))
+        return after, ops.take_along_axis(parents, kept, axis=1)
 
     def going(self, task: Task, state: State) -> Tensor:
         """Where an open beginning may still become better than the worst that is kept."""
@@ -464,7 +465,7 @@ class Contrastive(Strategy):
     def start(self, task: Task, tokens: Tensor, features: Tensor) -> State:
         """All candidates are the last token of the prompt."""
         state = super().start(task, tokens, features)
-        state["token"] = ops.repeat(state["token"], self.top_k, axis=0)
+        state["token"] = ops.repeat(state["token"], self.top_k, axis=1)
         state["running"] = ops.ones((task.batch, 1), dtype="int32")
         state["scores"] = ops.zeros((task.batch,), dtype="float32")
         state["probabilities"] = ops.ones((task.batch, self.top_k), dtype="float32")
@@ -490,29 +491,23 @@ class Contrastive(Strategy):
 
         first = ops.equal(position, task.first)  # the prompt's own token: nothing is chosen yet
         running = state["running"]
-        token = ops.take_along_axis(ops.reshape(state["token"], (batch, k)), best, axis=1) * running
+        token = ops.take_along_axis(state["token"], best, axis=1) * running
         gained = ops.log(ops.take_along_axis(state["probabilities"], best, axis=1))
         going = ops.logical_and(ops.greater(running, 0), ops.logical_not(first))
         gained = ops.where(going, gained, 0.0)
         ends = _still_running(task, running, token, position + 1)
 
-        parents = ops.reshape(
-            ops.repeat(best + ops.expand_dims(ops.arange(batch, dtype="int32") * k, 1), k, axis=1),
-            (batch * k,),
-        )
-        logits = ops.take(ops.cast(logits, "float32"), parents[::k], axis=0)
+        logits = ops.reshape(ops.cast(logits, "float32"), (batch, k, logits.shape[-1]))
+        logits = ops.squeeze(_rows_of(logits, best), 1)
         probabilities, tokens = ops.top_k(ops.softmax(logits, axis=-1), k=k)
-        chosen = ops.take(ops.reshape(new, (batch * k, features.shape[-1])), parents[::k], axis=0)
         return {
             "tokens": ops.slice_update(state["tokens"], (0, position), token),
-            "token": ops.reshape(ops.cast(tokens, "int32"), (batch * k, 1)),
+            "token": ops.cast(tokens, "int32"),
             "running": ops.where(first, running, ends),
             "scores": state["scores"] + ops.squeeze(gained, 1),
             "probabilities": probabilities,
-            "features": ops.slice_update(
-                state["features"], (0, position, 0), ops.expand_dims(chosen, 1)
-            ),
-        }, parents
+            "features": ops.slice_update(state["features"], (0, position, 0), _rows_of(new, best)),
+        }, ops.repeat(best, k, axis=1)
 
 
 def _log_probabilities(logits: Tensor, token: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ MASKED = -3e4
 
 def attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | tuple[Tensor, ...],
+    value: Tensor | tuple[Tensor, ...],
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
@@ -36,8 +36,9 @@ def attention(
 
     Args:
         query: (B, H, T, K).
-        key: (B, G, S, K).
-        value: (B, G, S, V).
+        key: (B, G, S, K), or several which lie side by side, as if they were joined along S: a
+            cache and what is new, which nobody has to copy into one tensor.
+        value: (B, G, S, V), or as many.
         mask: boolean, broadcastable to (B, H, T, S); True = attend. A query whose every key is
             masked gets zeros.
         bias: float, broadcastable to (B, H, T, S), added to the scaled scores.
@@ -66,30 +67,37 @@ def attention(
     >>> float(attention(query, key, value, mask=np.array([True, False]))[0, 0, 0, 0])
     1.0
     """
-    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    query = ops.convert_to_tensor(query)
+    keys, values = (
+        [ops.convert_to_tensor(part) for part in (x if isinstance(x, tuple) else (x,))]
+        for x in (key, value)
+    )
     batch, num_heads, query_length, head_dim = ops.shape(query)
-    num_key_heads, key_length = key.shape[1], ops.shape(key)[2]
+    num_key_heads, key_lengths = keys[0].shape[1], [ops.shape(part)[2] for part in keys]
+    key_length, value_dim = sum(key_lengths), values[0].shape[-1]
     if num_heads % num_key_heads:
         raise ValueError(
             f"the number of key heads ({num_key_heads}) must divide "
             f"the number of query heads ({num_heads})"
         )
     grouped = num_key_heads != num_heads
-    dtype = value.dtype
+    dtype = values[0].dtype
     if (
         isinstance(key_length, int) and key_length == 0
     ):  # a maximum and a gather of nothing are errors
-        return ops.zeros((batch, num_heads, query_length, value.shape[-1]), dtype=dtype)
+        return ops.zeros((batch, num_heads, query_length, value_dim), dtype=dtype)
 
     query = query * ops.cast(head_dim**-0.5 if scale is None else scale, query.dtype)
     if keras.backend.standardize_dtype(query.dtype) == "float16":
         # Activations near 1e3 make scores beyond 65,504, the end of float16.
-        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
+        query, *keys = (ops.cast(x, "float32") for x in (query, *keys))
     extra = None if extra_scores is None else extra_scores(query)
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
         rows = num_heads // num_key_heads * query_length
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
-    scores = ops.cast(ops.matmul(query, ops.transpose(key, (0, 1, 3, 2))), "float32")
+    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
+    scores = products[0] if len(products) == 1 else ops.concatenate(products, axis=-1)
+    scores = ops.cast(scores, "float32")
     if grouped:
         scores = ops.reshape(scores, (batch, num_heads, query_length, key_length))
     if extra is not None:
@@ -111,9 +119,14 @@ def attention(
     extra = None if extra_values is None else extra_values(weights)
     if grouped:
         weights = ops.reshape(weights, (batch, num_key_heads, rows, key_length))
-    output = ops.matmul(weights, value)
+    output, first = None, 0
+    for length, part in zip(key_lengths, values, strict=True):
+        chosen = weights if len(values) == 1 else weights[..., first : first + length]
+        product = ops.matmul(chosen, part)
+        output = product if output is None else output + product
+        first = first + length
     if grouped:
-        output = ops.reshape(output, (batch, num_heads, query_length, value.shape[-1]))
+        output = ops.reshape(output, (batch, num_heads, query_length, value_dim))
     if extra is not None:
         output = output + extra
     if mask is not None:

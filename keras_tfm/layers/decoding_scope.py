@@ -4,8 +4,9 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from keras import ops
 
 Tensor = Any
@@ -36,13 +37,54 @@ def for_device() -> bool:
     return _exporting.get() or DecodingScope.current() is not None
 
 
+class Branches(NamedTuple):
+    """Several continuations of each row, of which a step feeds one token each, side by side.
+
+    A beam search goes on from its n best beginnings. They share one cache, in which the n tokens of
+    a position lie side by side, and each attends to its own ancestors: nothing is copied when a
+    beginning is given up and another goes on twice.
+
+    Attributes:
+        width: n; the tokens of a step are (B, n), all at the scope's position.
+        shared: how many positions, from the first, all continuations have in common.
+        ancestors: (B, n, n * (length - shared)), boolean, which tokens after the shared ones each
+            continues; those of position p begin at column n * (p - shared). None: the tokens of
+            this step are shared ones.
+    """
+
+    width: int
+    shared: int
+    ancestors: Tensor | None = None
+
+
+class Keys(NamedTuple):
+    """What the queries of a causal self-attention may attend to in a step.
+
+    Attributes:
+        key: (B, G, S, K), or several of these which lie side by side: the cache, and what is new.
+        value: (B, G, S, V), likewise.
+        mask: (B, S), boolean, which are real, or None.
+        distances: (T, S), int32, each key's position minus the query's, positive where the query
+            must not look; None: keys and queries are the same positions.
+        pairs: (B, T, S), boolean, which of them a query continues, or None: all before it.
+        positions: (S,), int32, where each key stands; None with `distances`.
+    """
+
+    key: Any
+    value: Any
+    mask: Tensor | None
+    distances: Tensor | None = None
+    pairs: Tensor | None = None
+    positions: Tensor | None = None
+
+
 class DecodingScope:
     """Makes every call of a model inside it one step of decoding.
 
-    Causal self-attention writes the keys and values of the tokens it is given into a cache at
-    `position` and attends to all that the cache holds. Cross-attention projects its context on
-    the first call and later reads only what it stored. Positional layers number from `position`.
-    Nothing else changes: the model is the one that was trained.
+    Causal self-attention attends to what a cache holds and to the tokens it is given, whose keys
+    and values it adds to the cache at `position`. Cross-attention projects its context on the first
+    call and later reads only what it stored. Positional layers number from `position`. Nothing else
+    changes: the model is the one that was trained.
 
     The cache is a value, not a state: it comes in as an argument and the updated one is read from
     `scope.cache` afterwards. It is a dictionary in the order of the calls, one entry a call of an
@@ -59,6 +101,7 @@ class DecodingScope:
             different lengths that end together. No row attends to them, and positional layers
             number from the row's first token; it needs a cache, so that an encoder, whose positions
             must not be shifted, has been read before.
+        branches: several continuations of each row at once.
 
     Example:
 
@@ -83,6 +126,7 @@ class DecodingScope:
         position: Any = 0,
         length: int,
         padding: Tensor | None = None,
+        branches: Branches | None = None,
     ):
         position = _integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
@@ -96,9 +140,14 @@ class DecodingScope:
         self.position = position
         self.length = length
         self.padding = padding
+        self.branches = branches
+        # Of another shape than the shared tokens': one position for all tokens of the step.
+        self._abreast = branches is not None and branches.ancestors is not None
         self._given = cache
         self._before: Cache = {}
         self._after: Cache = {}
+        self._new: Cache = {}
+        self._known_columns: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
         # Padding masks by identity. The tensor is kept beside its cached twin, so that its id
         # cannot be given to another one while the scope lives.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
@@ -139,24 +188,29 @@ class DecodingScope:
         """
         return self._before
 
-    def extend(
-        self, name: str, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Writes new keys and values at `position`; returns all that the cache now holds.
+    @property
+    def new(self) -> Cache:
+        """What this step adds to the cache: entries of the tokens given, (B, G, T, K).
+
+        Those of cross-attention are here on the first step only.
+        """
+        return self._new
+
+    def extend(self, name: str, key: Tensor, value: Tensor, mask: Tensor | None) -> Keys:
+        """Adds new keys and values at `position`; returns all that may be attended to.
+
+        The new ones are attended to as they are, beside the cache as it was before: no step waits
+        for a cache to be written.
 
         Args:
             name: the layer's name.
             key: (B, G, T, K), of the tokens of this step.
             value: (B, G, T, V).
             mask: (B, T), boolean, which of them are real, or None.
-
-        Returns:
-            keys (B, G, S, K), values (B, G, S, V) and their mask (B, S) or None. On a first step,
-            which begins at position 0, these are the new ones alone: the rest is still empty.
         """
-        new_length = key.shape[2]
+        new_length = ops.shape(key)[2]
         if isinstance(self.position, int) and isinstance(new_length, int):
-            end = self.position + new_length
+            end = self.position + (1 if self._abreast else new_length)
             if end > self.length:
                 raise ValueError(
                     f"{end} positions do not fit a DecodingScope of length {self.length}"
@@ -169,31 +223,114 @@ class DecodingScope:
         else:
             for part, new in (("key", key), ("value", value)):
                 self._check_shape(name, part, entry[part].shape, new.shape)
-        owns_mask = self._owns_mask(name, entry, mask, self._masks)
+        column = self._column()
+        added = {"key": key, "value": value}
+        if self._owns_mask(name, entry, mask, self._masks):
+            assert mask is not None
+            added["mask"] = mask
+            self._masks[id(mask)] = (mask, entry["mask"])
+        starts = {"key": (0, 0, column, 0), "value": (0, 0, column, 0), "mask": (0, column)}
         updated = {
-            "key": ops.slice_update(entry["key"], (0, 0, self.position, 0), key),
-            "value": ops.slice_update(entry["value"], (0, 0, self.position, 0), value),
+            part: ops.slice_update(entry[part], starts[part], new) for part, new in added.items()
         }
-        if mask is not None and owns_mask:
-            updated["mask"] = ops.slice_update(entry["mask"], (0, self.position), mask)
-            self._masks[id(mask)] = (mask, updated["mask"])
-        self._store(name, entry, updated)
-        if self._given is None:
-            return key, value, mask
-        cached = None if mask is None else self._masks[id(mask)][1]
-        if self.padding is not None:
-            columns = ops.expand_dims(ops.arange(self.length, dtype="int32"), 0)
-            tokens = ops.greater_equal(columns, ops.expand_dims(self.padding, 1))
-            cached = tokens if cached is None else ops.logical_and(cached, tokens)
-        return updated["key"], updated["value"], cached
+        self._store(name, entry, updated, added)
+        if self._is_empty:
+            return Keys(key, value, self._real(mask, None, self._positions(new_length)))
+        before = None if mask is None else self._masks[id(mask)][1]
+        positions, distances, pairs = self._columns(new_length)
+        return Keys(
+            (entry["key"], key),
+            (entry["value"], value),
+            self._real(mask, before, positions),
+            distances,
+            pairs,
+            positions,
+        )
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether the cache is known to hold nothing yet."""
+        return self._given is None or (isinstance(self.position, int) and self.position == 0)
+
+    def _column(self) -> Any:
+        """Where in the caches the tokens of this step go."""
+        if not self._abreast:
+            return self.position
+        assert self.branches is not None
+        shared = self.branches.shared
+        return shared + (self.position - shared) * self.branches.width
+
+    @property
+    def _capacity(self) -> int:
+        """How many columns the caches have."""
+        if self.branches is None:
+            return self.length
+        return self.branches.shared + self.branches.width * (self.length - self.branches.shared)
+
+    def _columns(self, length: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of the columns of a cache and of T new tokens: `Keys.positions`, distances and pairs."""
+        known = self._known_columns.get(length) if isinstance(length, int) else None
+        if known is not None:
+            return known
+        cached = np.arange(self._capacity, dtype="int32")
+        if self.branches is not None:
+            after = np.maximum(cached - self.branches.shared, 0) // self.branches.width
+            cached = np.minimum(cached, self.branches.shared) + after.astype("int32")
+        tokens = self._positions(length)
+        columns = ops.convert_to_tensor(cached)
+        # Beyond what is written lies nothing, or what another text has left there.
+        earlier = ops.where(columns < self.position, columns - ops.expand_dims(tokens, 1), 1)
+        offsets = ops.arange(length, dtype="int32")
+        among = ops.expand_dims(offsets, 0) - ops.expand_dims(offsets, 1)
+        if self._abreast:
+            among = ops.abs(among)  # each sees itself alone
+        result = (
+            ops.concatenate([columns, tokens], axis=0),
+            ops.concatenate([earlier, among], axis=1),
+            self._pairs(length),
+        )
+        if isinstance(length, int):
+            self._known_columns[length] = result
+        return result
+
+    def _pairs(self, length: Any) -> Tensor | None:
+        # An encoder that is causal itself comes with tokens of its own, and nothing reads it.
+        if not self._abreast or self.branches is None or length != self.branches.width:
+            return None
+        ancestors = ops.convert_to_tensor(self.branches.ancestors)
+        batch = ops.shape(ancestors)[0]
+        shared = ops.ones((batch, length, self.branches.shared), dtype="bool")
+        return ops.concatenate(
+            [shared, ancestors, ops.ones((batch, length, length), dtype="bool")], axis=2
+        )
+
+    def _real(self, mask: Tensor | None, before: Tensor | None, positions: Tensor) -> Tensor | None:
+        """Which keys are real, of those before and the new ones: (B, S), or None for all."""
+        if mask is not None and before is not None:
+            mask = ops.concatenate([before, mask], axis=1)
+        if self.padding is None:
+            return mask
+        tokens = ops.greater_equal(ops.expand_dims(positions, 0), ops.expand_dims(self.padding, 1))
+        return tokens if mask is None else ops.logical_and(mask, tokens)
+
+    def span(self, length: Any) -> Any:
+        """How many positions `length` tokens of this step take."""
+        return 1 if self._abreast else length
+
+    def _positions(self, length: Any) -> Tensor:
+        """Where `length` tokens of this step stand, padding counted: (T,), int32."""
+        offsets = ops.arange(length, dtype="int32")
+        return (offsets * 0 if self._abreast else offsets) + self.position
 
     def positions(self, length: Any) -> Tensor:
-        """The positions of `length` tokens of this step, from each row's first: (B, T), int32.
+        """The positions of `length` tokens of this step, from each row's first: (B | 1, T), int32.
 
-        Only with `padding`; columns of padding are at position 0.
+        Columns of padding are at position 0.
         """
-        columns = ops.arange(length, dtype="int32") + self.position
-        return ops.maximum(ops.expand_dims(columns, 0) - ops.expand_dims(self.padding, 1), 0)
+        columns = ops.expand_dims(self._positions(length), 0)
+        if self.padding is None:
+            return columns
+        return ops.maximum(columns - ops.expand_dims(self.padding, 1), 0)
 
     def recall(
         self, name: str, mask: Tensor | None, project: Callable[[], tuple[Tensor, Tensor]]
@@ -213,7 +350,7 @@ class DecodingScope:
                 entry["mask"] = mask
         if self._owns_mask(name, entry, mask, self._context_masks):
             self._context_masks[id(mask)] = (mask, entry["mask"])
-        self._store(name, entry, entry)
+        self._store(name, entry, entry, {} if self._given is not None else entry)
         cached = None if mask is None else self._context_masks[id(mask)][1]
         return entry["key"], entry["value"], cached
 
@@ -228,7 +365,7 @@ class DecodingScope:
         return owns
 
     def _check_shape(self, name: str, part: str, cached: Any, new: Any) -> None:
-        expected = (new[0], new[1], self.length, new[3])
+        expected = (new[0], new[1], self._capacity, new[3])
         if any(a != b for a, b in zip(cached, expected, strict=True) if None not in (a, b)):
             raise ValueError(
                 f"{name}: the cache has {part} of shape {tuple(cached)}, expected {expected}: "
@@ -246,17 +383,25 @@ class DecodingScope:
             )
         return self._given[entry_name]
 
-    def _store(self, name: str, before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    def _store(
+        self,
+        name: str,
+        before: dict[str, Tensor],
+        after: dict[str, Tensor],
+        new: dict[str, Tensor],
+    ) -> None:
         entry_name = self._entry_name(name)
         self._before[entry_name] = before
         self._after[entry_name] = after
+        if new:
+            self._new[entry_name] = new
 
     def _entry_name(self, name: str) -> str:
         return f"{len(self._after):03d}_{name}"
 
     def _empty(self, x: Tensor, axis: int) -> Tensor:
         shape = list(ops.shape(x))
-        shape[axis] = self.length
+        shape[axis] = self._capacity
         return ops.zeros(shape, dtype=x.dtype)
 
 

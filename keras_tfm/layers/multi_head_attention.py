@@ -18,6 +18,7 @@ from keras_tfm.layers.attention import attention, merge_heads
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.blockwise import WHOLE, Span, spans
+from keras_tfm.layers.decoding_scope import Keys
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -99,20 +100,19 @@ class MultiHeadAttention(RematerializedLayer):
     def _attend(
         self,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
+        keys: Keys,
         attention_mask: Tensor | None,
         attention_bias: Tensor | None,
         training: bool | None,
-        start: Any = 0,
     ) -> Tensor:
         """Masks, attention, output projection.
 
-        (B, H, T, K), (B, G, S, K), (B, G, S, V), masks (B, S) and (B, T, S), a bias (B | 1, H | 1,
-        T, S), the position of the first query -> (B, T, D).
+        Queries (B, H, T, K), keys, a mask (B, T, S), a bias (B | 1, H | 1, T, S) -> (B, T, D). In a
+        step that reads a cache the mask and the bias are of the cache's positions.
         """
-        shape = (ops.shape(query)[0], ops.shape(query)[2], ops.shape(key)[2])
+        stepped = keys.positions is not None
+        first = keys.key[0] if stepped else keys.key
+        shape = (ops.shape(query)[0], ops.shape(query)[2], ops.shape(first)[2])
         if attention_mask is not None:
             attention_mask = masks.as_boolean(attention_mask, "attention_mask")
             masks.check_shape(attention_mask, "attention_mask", shape, "(B, T, S)")
@@ -129,15 +129,20 @@ class MultiHeadAttention(RematerializedLayer):
             masks.check_shape(
                 attention_bias, "attention_bias", (batch, heads, *shape[1:]), "(B | 1, H | 1, T, S)"
             )
+        if stepped:
+            attention_mask, attention_bias = (
+                None if x is None else ops.take(x, keys.positions, axis=-1)
+                for x in (attention_mask, attention_bias)
+            )
         cuts = [WHOLE]
-        if AttentionProbe.current() is None:
-            cuts = spans(*shape[1:], self.causal, self.window, start)
+        if AttentionProbe.current() is None and not stepped:
+            cuts = spans(*shape[1:], self.causal, self.window)
         dropout = self._dropout(training, len(cuts))
 
         def attend(
-            query: Tensor, key: Tensor, value: Tensor, *bias: Tensor, span: Span, number: int
+            query: Tensor, key: Any, value: Any, *bias: Tensor, span: Span, number: int
         ) -> Tensor:
-            visible = self._visible(query, key, span, key_mask, attention_mask, bias, start)
+            visible = self._visible(query, key, span, keys, attention_mask, bias)
             return attention(
                 query,
                 key,
@@ -150,7 +155,7 @@ class MultiHeadAttention(RematerializedLayer):
 
         if len(cuts) == 1:
             biases = () if attention_bias is None else (attention_bias,)
-            y = attend(query, key, value, *biases, span=cuts[0], number=0)
+            y = attend(query, keys.key, keys.value, *biases, span=cuts[0], number=0)
         else:
             blocks = []
             for number, span in enumerate(cuts):
@@ -159,7 +164,7 @@ class MultiHeadAttention(RematerializedLayer):
                 rows, columns = span.rows, span.columns
                 # What is to have a gradient has to be an argument of what is recomputed.
                 biases = () if attention_bias is None else (attention_bias[:, :, rows, columns],)
-                slices = query[:, :, rows], key[:, :, columns], value[:, :, columns]
+                slices = query[:, :, rows], keys.key[:, :, columns], keys.value[:, :, columns]
                 blocks.append(block(*slices, *biases))
             y = ops.concatenate(blocks, axis=2)
         return self.output_projection(merge_heads(y))
@@ -167,18 +172,18 @@ class MultiHeadAttention(RematerializedLayer):
     def _visible(
         self,
         query: Tensor,
-        key: Tensor,
+        key: Any,
         span: Span,
-        key_mask: Tensor | None,
+        keys: Keys,
         attention_mask: Tensor | None,
         biases: tuple[Tensor, ...],
-        start: Any,
     ) -> dict[str, Any]:
         """The mask, the bias and the extra values of the queries and keys of one span."""
         rows, columns = span.rows, span.columns
-        distances = None
-        if self.causal or self.window is not None or self.position is not None:
-            offset = start + (rows.start or 0) - (columns.start or 0)
+        distances = keys.distances
+        positional = self.causal or self.window is not None or self.position is not None
+        if distances is None and positional:
+            offset = (rows.start or 0) - (columns.start or 0)
             distances = masks.distances(ops.shape(query)[2], ops.shape(key)[2], offset)
         extra_scores = extra_values = None
         if self.position is not None:
@@ -194,7 +199,8 @@ class MultiHeadAttention(RematerializedLayer):
             None
             if distances is None
             else masks.from_distances(distances, self.causal, self.window),
-            None if key_mask is None else masks.from_keys(key_mask[:, columns]),
+            None if keys.mask is None else masks.from_keys(keys.mask[:, columns]),
+            None if keys.pairs is None else masks.from_pairs(keys.pairs),
             None if attention_mask is None else masks.from_pairs(attention_mask[:, rows, columns]),
         )
         return {

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.attention import split_heads
-from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.decoding_scope import DecodingScope, Keys
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
 
 Tensor = Any
@@ -84,10 +84,10 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             query = self.query_norm(query)
         scope = DecodingScope.current()
         if scope is None:
-            key, value = self._project(context)
+            keys = Keys(*self._project(context), mask)
         else:
-            key, value, mask = scope.recall(self.name, mask, lambda: self._project(context))
-        return self._attend(query, key, value, mask, attention_mask, attention_bias, training)
+            keys = Keys(*scope.recall(self.name, mask, lambda: self._project(context)))
+        return self._attend(query, keys, attention_mask, attention_bias, training)
 
     def _project(self, context: Tensor) -> tuple[Tensor, Tensor]:
         shared = self.num_key_value_heads or self.num_heads

@@ -8,7 +8,7 @@ from keras import ops
 from keras_tfm.layers.arguments import check_integer
 from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
-from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.decoding_scope import DecodingScope, Keys
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
 
 Tensor = Any
@@ -113,14 +113,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             query, key = self.query_norm(query), self.key_norm(key)
         if self.position is not None:
             query, key = self.position.rotate(query), self.position.rotate(key)
-        start: Any = 0
+        keys = Keys(key, value, mask)
         scope = DecodingScope.current()
         if self.causal and scope is not None:
-            start = scope.position
-            key, value, mask = scope.extend(self.name, key, value, mask)
-        return self._attend(
-            query, key, value, mask, attention_mask, attention_bias, training, start
-        )
+            keys = scope.extend(self.name, key, value, mask)
+        return self._attend(query, keys, attention_mask, attention_bias, training)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -77,11 +77,12 @@ class PositionEmbedding(RematerializedLayer):
             raise ValueError(
                 f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
             )
-        known = isinstance(length, int) and (scope is None or scope.padding is None)
-        if known and isinstance(start, int) and start + length <= self.max_length:
-            rows = table[start : start + length]
-        elif known and scope is not None and scope.length + length - 1 <= self.max_length:
-            rows = ops.slice(table, (start, 0), (length, dim))
+        rows_read = length if scope is None else scope.span(length)
+        known = isinstance(rows_read, int) and (scope is None or scope.padding is None)
+        if known and isinstance(start, int) and start + rows_read <= self.max_length:
+            rows = table[start : start + rows_read]
+        elif known and scope is not None and scope.length + rows_read - 1 <= self.max_length:
+            rows = ops.slice(table, (start, 0), (rows_read, dim))
         else:
             positions = ops.arange(length, dtype="int32") + start
             if scope is not None and scope.padding is not None:

@@ -70,10 +70,10 @@ class PositionalEncoding(RematerializedLayer):
         frequencies = angular_frequencies(dim, self.max_wavelength)
         scope = DecodingScope.current()
         if scope is None or scope.padding is None:
-            pairs = sinusoids_of_sequence(length, frequencies)  # (T, ceil(D/2), 2)
+            pairs = sinusoids_of_sequence(length, frequencies)  # (T | 1, ceil(D/2), 2)
         else:
             pairs = sinusoids_of_positions(scope.positions(length), frequencies)  # (B, T, ...)
-        encoding = ops.reshape(pairs, (-1, length, 2 * len(frequencies)))[:, :, :dim]
+        encoding = ops.reshape(pairs, (*ops.shape(pairs)[:-2], 2 * len(frequencies)))[..., :dim]
         x = inputs + ops.cast(encoding, inputs.dtype)
         return self.dropout_layer(x, training=training)
 

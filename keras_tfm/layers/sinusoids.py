@@ -27,7 +27,8 @@ def sinusoids(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
 def sinusoids_of_sequence(length: Any, frequencies: np.ndarray) -> Tensor:
     """sin(p f), cos(p f) of the positions of a sequence of `length`: (T, F, 2), float32.
 
-    Positions begin at 0, inside a `DecodingScope` at the scope's. float32 angles are off by 6e-3 at
+    Positions begin at 0, inside a `DecodingScope` at the scope's; if all tokens of its step have
+    one position, the result is (1, F, 2). float32 angles are off by 6e-3 at
     position 100,000, so no angle is ever made in float32. Positions that are known when the graph
     is made become float64 constants, rounded; inside a scope the step's rows are cut out of such a
     table; otherwise two small tables are joined by sin(a + b) = sin a cos b + cos a sin b, up to
@@ -35,6 +36,7 @@ def sinusoids_of_sequence(length: Any, frequencies: np.ndarray) -> Tensor:
     """
     scope = DecodingScope.current()
     start = 0 if scope is None else scope.position
+    length = length if scope is None else scope.span(length)
     if not isinstance(length, int):
         return sinusoids_of_positions(ops.arange(length, dtype="int32") + start, frequencies)
     if isinstance(start, int):
