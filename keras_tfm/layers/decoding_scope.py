@@ -31,8 +31,8 @@ def exporting() -> Iterator[None]:
 def for_device() -> bool:
     """Whether to prefer what LiteRT runs well: inside a `DecodingScope`, or while exporting.
 
-    Two functions ask, the lookup of a table and the masking of scores; each has a twin that is
-    better in training, and a test that both agree.
+    Three functions ask: the lookup of a table, the masking of scores, the cutting of a fused
+    projection. Each has a twin that is better in training, and a test that both agree.
     """
     return _exporting.get() or DecodingScope.current() is not None
 

@@ -8,7 +8,7 @@ from keras import ops
 from keras_tfm.layers.arguments import check_integer
 from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
-from keras_tfm.layers.decoding_scope import DecodingScope, Keys
+from keras_tfm.layers.decoding_scope import DecodingScope, Keys, for_device
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
 
 Tensor = Any
@@ -105,7 +105,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         mask = key_mask("mask", x_mask if mask is None else mask, x)
-        query, key, value = ops.split(self.query_key_value(x), self._cuts, axis=-1)
+        query, key, value = _split(self.query_key_value(x), *self._cuts)
         shared = self.num_key_value_heads or self.num_heads
         query = split_heads(query, self.num_heads)
         key, value = split_heads(key, shared), split_heads(value, shared)
@@ -127,3 +127,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             "position": serialize_position(self.position),
             "window": self.window,
         }
+
+
+def _split(x: Tensor, first: int, second: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, D) cut in three before the columns `first` and `second`."""
+    if for_device():  # XNNPACK cuts slices, and leaves a split in unequal parts to the interpreter
+        return x[..., :first], x[..., first:second], x[..., second:]
+    return tuple(ops.split(x, [first, second], axis=-1))
