@@ -10,7 +10,8 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from keras_tfm.export.signatures import Signature, make_signatures
+from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import native_log
 
 
@@ -21,8 +22,9 @@ def export_saved_model(
     *,
     max_length: int | None = None,
     start_id: int | None = None,
-    end_id: int | None = None,
+    end_id: int | Sequence[int] | None = None,
     target: str | None = None,
+    strategy: Strategy | None = None,
 ) -> Path:
     """Writes a SavedModel that TensorFlow loads without keras_tfm. Any batch, any length.
 
@@ -35,6 +37,7 @@ def export_saved_model(
         start_id: the token every row begins with ("generate").
         end_id: the token that ends a row; None never stops early.
         target: the input that is stepped; "target", or the only one, by default.
+        strategy: how "generate" chooses tokens; `generation.Greedy()` by default.
 
     Returns:
         `path`.
@@ -61,7 +64,16 @@ def export_saved_model(
     if path.exists() and not (path / "saved_model.pb").is_file() and any(_entries(path)):
         raise ValueError(f"{path} exists and is not a SavedModel: it is left as it is")
     made = make_signatures(
-        model, signatures, None, None, max_length, start_id, end_id, target, static=False
+        Request(
+            model,
+            signatures,
+            max_length=max_length,
+            start_id=start_id,
+            end_id=end_id,
+            target=target,
+            strategy=strategy,
+            static=False,
+        )
     )
     with _beside(path) as folder:
         write_saved_model(model, made, folder / "new")

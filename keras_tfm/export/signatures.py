@@ -19,9 +19,11 @@ from keras_tfm.generation.model_inputs import (
     vocabulary_sizes,
 )
 from keras_tfm.generation.stepping import check_stepping
+from keras_tfm.generation.strategies import Strategy
 from keras_tfm.layers.decoding_scope import exporting
 
-NAMES = ("generate", "predict")
+# What a signature is for. In a file of several lengths its name ends with one of them.
+ROLES = ("predict", "generate", "encode", "prefill", "decode")
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Signature:
     """A named function of tensors, ready for `keras.export.ExportArchive`."""
 
     name: str
+    role: str
     function: Callable[..., dict[str, Any]]
     inputs: dict[str, tf.TensorSpec]
     vocabulary_sizes: dict[str, int]
@@ -43,80 +46,235 @@ class Signature:
             described[name]["padded"] = name in self.padded
             if name in self.vocabulary_sizes:
                 described[name]["vocabulary_size"] = self.vocabulary_sizes[name]
-        return {"inputs": described, **self.settings}
+        return {"role": self.role, "inputs": described, **self.settings}
 
 
-def make_signatures(
-    model: keras.Model,
-    names: Sequence[str] | None,
-    batch_size: int | None,
-    source_length: int | None,
-    max_length: int | None,
-    start_id: int | None,
-    end_id: int | None,
-    target: str | None,
-    static: bool,
-) -> list[Signature]:
-    """The signatures asked for, checked; nothing is traced yet.
+class Request:
+    """What is asked of an export, checked before anything is traced.
 
     Args:
         model: functional.
-        names: of "generate" and "predict"; None: "generate" where a `start_id` is given, otherwise
-            "predict".
-        batch_size, source_length, max_length: the static sizes; None leaves an axis open.
-        start_id, end_id, target: as in `generation.Generator`.
+        roles: of `ROLES`; None: "generate" where a `start_id` or a `prompt_length` is given,
+            otherwise "predict".
+        batch_size, source_length, prompt_length, max_length: the static sizes; None leaves an axis
+            open. Of `source_length` and `prompt_length` there may be several.
+        start_id, end_id, target, strategy: as in `generation.Generator`.
         static: whether every axis must have a size.
     """
-    input_names(model)  # refuses what is not functional
-    if names is None:
-        names = ["generate"] if start_id is not None else ["predict"]
-    unknown = [name for name in names if name not in NAMES]
-    if unknown or not names or len(set(names)) < len(names):
-        raise ValueError(f"signatures must be among {list(NAMES)}, got {list(names)}")
-    # NumPy's integers become Python's: the manifest is JSON.
-    batch_size, source_length, max_length, start_id, end_id = (
-        None if value is None else operator.index(value)
-        for value in (batch_size, source_length, max_length, start_id, end_id)
-    )
-    for name, value in (("batch_size", batch_size), ("source_length", source_length)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
 
-    sizes = vocabulary_sizes(model)
-    padded = frozenset(
-        name
-        for name, x in input_specs(model).items()
-        if "int" in x.dtype and padding_is_invisible(model, name, sizes)
-    )
-    result = []
-    for name in names:
-        if name == "generate":
-            stepped = find_target(model, target)
-            if max_length is None or start_id is None:
-                raise ValueError(
-                    "a generate signature needs max_length and start_id, "
-                    f"got max_length={max_length}, start_id={start_id}"
-                )
-            check_ids(model, stepped, max_length, start_id, end_ids_of(end_id))
-            specs = _specs(model, batch_size, source_length, {}, static, leave_out=stepped)
-            if not specs:
-                raise ValueError(
-                    f"{model.name} has no input but {stepped!r}: a generate signature that begins "
-                    "with start_id would always give the same tokens"
-                )
-            check_stepping(model, stepped, length=max_length)
-            settings = {
-                "max_length": max_length, "start_id": start_id, "end_id": end_id, "pad_id": 0,
-            }  # fmt: skip
-            result.append(
-                Signature(name, _generate(model, stepped, settings), specs, sizes, settings, padded)
+    def __init__(
+        self,
+        model: keras.Model,
+        roles: Sequence[str] | None = None,
+        *,
+        batch_size: int | None = None,
+        source_length: int | Sequence[int] | None = None,
+        prompt_length: int | Sequence[int] | None = None,
+        max_length: int | None = None,
+        start_id: int | None = None,
+        end_id: int | Sequence[int] | None = None,
+        target: str | None = None,
+        strategy: Strategy | None = None,
+        static: bool = True,
+    ):
+        input_names(model)  # refuses what is not functional
+        if roles is None:
+            generates = start_id is not None or prompt_length is not None
+            roles = ["generate"] if generates else ["predict"]
+        unknown = [role for role in roles if role not in ROLES]
+        if unknown or not roles or len(set(roles)) < len(roles):
+            raise ValueError(f"signatures must be among {list(ROLES)}, got {list(roles)}")
+        self.model = model
+        self.roles = list(roles)
+        # NumPy's integers become Python's: the manifest is JSON.
+        self.batch_size = _index("batch_size", batch_size)
+        self.source_lengths = _lengths("source_length", source_length)
+        self.prompt_lengths = _lengths("prompt_length", prompt_length)
+        self.max_length = None if max_length is None else operator.index(max_length)
+        self.start_id = None if start_id is None else operator.index(start_id)
+        self.end_ids = end_ids_of(end_id)
+        self.strategy = strategy
+        self.static = static
+        self.vocabulary_sizes = vocabulary_sizes(model)
+        self.padded = frozenset(
+            name
+            for name, x in input_specs(model).items()
+            if "int" in x.dtype and padding_is_invisible(model, name, self.vocabulary_sizes)
+        )
+        self._target = target
+        steps = [role for role in self.roles if role != "predict"]
+        if steps:
+            self._check_steps(steps)
+        if len(self.source_lengths) > 1:
+            self._check_several()
+
+    @property
+    def target(self) -> str:
+        """The name of the input that is stepped."""
+        return find_target(self.model, self._target)
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the inputs that are not stepped."""
+        return [name for name in input_names(self.model) if name != self.target]
+
+    def _check_steps(self, roles: list[str]) -> None:
+        if self.max_length is None:
+            raise ValueError(f"a {roles[0]} signature needs max_length, got None")
+        if "generate" in roles and self.start_id is None and not self.prompt_lengths:
+            raise ValueError(
+                "a generate signature needs a start_id, or a prompt_length where prompts are given"
             )
-        else:
-            lengths = {}
-            if static and max_length is not None and len(input_names(model)) > 1:
-                lengths = {find_target(model, target): max_length}
-            specs = _specs(model, batch_size, source_length, lengths, static)
-            result.append(Signature(name, _predict(model), specs, sizes, padded=padded))
+        if "generate" in roles and not self.others and not self.prompt_lengths:
+            raise ValueError(
+                f"{self.model.name} has no input but {self.target!r}: a generate signature that "
+                "begins with start_id would always give the same tokens; give a prompt_length"
+            )
+        if "prefill" in roles and not self.prompt_lengths:
+            raise ValueError("a prefill signature needs a prompt_length, or several")
+        if self.prompt_lengths and max(self.prompt_lengths) >= self.max_length:
+            raise ValueError(
+                f"a prompt_length must be less than max_length ({self.max_length}), "
+                f"got {max(self.prompt_lengths)}"
+            )
+        if "encode" in roles and not self.others:
+            raise ValueError(
+                f"{self.model.name} has no input but {self.target!r}: there is nothing to encode; "
+                "a prefill signature reads a prompt"
+            )
+        if not self.static and {"encode", "prefill", "decode"} & set(roles):
+            raise ValueError(
+                "a SavedModel has the signatures 'predict' and 'generate'; caches are passed in "
+                "and out of .tflite files only"
+            )
+        check_ids(self.model, self.target, self.max_length, self.start_id, self.end_ids)
+        if self.strategy is not None:
+            if self.strategy.draws:
+                raise ValueError(
+                    f"{type(self.strategy).__name__} draws random numbers, which no file of "
+                    "builtin operators can: export 'decode', and choose among its logits"
+                )
+            if self.strategy.reads_features:
+                raise ValueError(
+                    f"{type(self.strategy).__name__} reads the features before the logits, which "
+                    "a signature of this model does not have"
+                )
+            self.strategy.check(self.model.outputs[0].shape[-1])
+        self.specs(self.others)  # lengths that are missing, before the long check
+        check_stepping(self.model, self.target, length=self.max_length)
+
+    def _check_several(self) -> None:
+        open_ = [name for name in self._with_open_length() if name not in self.padded]
+        if open_:
+            raise ValueError(
+                f"several source_lengths need a model to which padding is invisible, but "
+                f"{open_[0]!r} of {self.model.name} is not masked: use mask_zero=True, or one "
+                "length"
+            )
+
+    def _with_open_length(self) -> list[str]:
+        fixed = () if self.roles == ["predict"] else (self.target,)
+        return [
+            name
+            for name, x in input_specs(self.model).items()
+            if None in x.shape[1:] and name not in fixed
+        ]
+
+    def specs(
+        self, names: Sequence[str], length: int | None = None, **lengths: int | None
+    ) -> dict[str, tf.TensorSpec]:
+        """Of inputs by name; axes of unknown size get `length`, the longest by default."""
+        longest = max(self.source_lengths, default=None)
+        specs = {}
+        for name, x in input_specs(self.model).items():
+            if name not in names:
+                continue
+            here = lengths.get(name, longest if length is None else length)
+            shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
+            if self.static and None in shape:
+                raise ValueError(
+                    f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length it "
+                    "is exported for"
+                    + (" (and max_length, the target's)" if len(self.model.inputs) > 1 else "")
+                )
+            specs[name] = tf.TensorSpec(shape, x.dtype, name=name)
+        return specs
+
+    def named_lengths(self, role: str) -> list[tuple[str, int | None]]:
+        """A signature's names and lengths: `role`, or one for each of several source lengths."""
+        if len(self.source_lengths) < 2:
+            return [(role, next(iter(self.source_lengths), None))]
+        return [(f"{role}_{length}", length) for length in self.source_lengths]
+
+    def end_id_setting(self) -> int | list[int] | None:
+        """The end tokens as the manifest has them."""
+        return self.end_ids[0] if len(self.end_ids) == 1 else list(self.end_ids) or None
+
+
+def make_signatures(request: Request) -> list[Signature]:
+    """The signatures asked for; nothing is traced yet."""
+    from keras_tfm.export import stepped_signatures as stepped
+
+    makers: dict[str, Callable[[Request], list[Signature]]] = {
+        "predict": predict,
+        "generate": generate,
+        "encode": stepped.encode,
+        "prefill": stepped.prefill,
+        "decode": stepped.decode,
+    }
+    return [signature for role in request.roles for signature in makers[role](request)]
+
+
+def predict(request: Request) -> list[Signature]:
+    """One full pass."""
+    model, names = request.model, input_names(request.model)
+    lengths: dict[str, int | None] = {}
+    if request.static and request.max_length is not None and len(names) > 1:
+        lengths = {request.target: request.max_length}
+    return [
+        Signature(
+            name,
+            "predict",
+            _predict(model),
+            request.specs(names, length, **lengths),
+            request.vocabulary_sizes,
+            padded=request.padded,
+        )
+        for name, length in request.named_lengths("predict")
+    ]
+
+
+def generate(request: Request) -> list[Signature]:
+    """Ids in, tokens out, the loop and its caches inside."""
+    settings = {
+        "max_length": request.max_length,
+        "start_id": request.start_id,
+        "end_id": request.end_id_setting(),
+        "pad_id": 0,
+    }
+    result = []
+    for name, length in request.named_lengths("generate"):
+        specs = request.specs(request.others, length)
+        for prompt_length in request.prompt_lengths or (None,):
+            inputs, here, full_name = dict(specs), dict(settings), name
+            if prompt_length is not None:
+                batch = request.batch_size
+                inputs[request.target] = tf.TensorSpec((batch, prompt_length), "int32")
+                inputs["padding"] = tf.TensorSpec((batch,), "int32")
+                here["prompt"] = request.target
+                if len(request.prompt_lengths) > 1:
+                    full_name = f"{name}_{prompt_length}"
+            result.append(
+                Signature(
+                    full_name,
+                    "generate",
+                    _generate(request),
+                    inputs,
+                    request.vocabulary_sizes,
+                    here,
+                    request.padded - {request.target},
+                )
+            )
     return result
 
 
@@ -156,46 +314,30 @@ def padding_is_invisible(model: keras.Model, name: str, sizes: dict[str, int]) -
     )
 
 
-def _specs(
-    model: keras.Model,
-    batch_size: int | None,
-    length: int | None,
-    lengths: dict[str, int],
-    static: bool,
-    leave_out: str | None = None,
-) -> dict[str, tf.TensorSpec]:
-    """A tensor specification for each input; unknown axes after the batch get `length`."""
-    specs = {}
-    for name, x in input_specs(model).items():
-        if name == leave_out:
-            continue
-        here = lengths.get(name, length)
-        shape = [batch_size, *(here if d is None else d for d in x.shape[1:])]
-        if static and None in shape:
-            raise ValueError(
-                f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length it is "
-                "exported for"
-                + (" (and max_length, the target's)" if len(model.inputs) > 1 else "")
-            )
-        specs[name] = tf.TensorSpec(shape, x.dtype, name=name)
-    return specs
-
-
-def _generate(
-    model: keras.Model, target: str, settings: dict[str, Any]
-) -> Callable[..., dict[str, Any]]:
+def _generate(request: Request) -> Callable[..., dict[str, Any]]:
     def generate(**inputs: Any) -> dict[str, Any]:
-        first = next(iter(inputs.values()))
-        batch = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
-        prompt = tf.fill((batch, 1), tf.constant(settings["start_id"], tf.int32))
+        assert request.max_length is not None
+        prompt, padding = inputs.pop(request.target, None), inputs.pop("padding", None)
+        length, limit = request.max_length, None
+        if prompt is None:
+            first = next(iter(inputs.values()))
+            batch = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+            prompt = tf.fill((batch, 1), tf.constant(request.start_id, tf.int32))
+        else:
+            # Padding lies before a prompt, so that all rows end together: room for the most of it.
+            length += prompt.shape[1] - 1
+            limit = padding + request.max_length
         return generation_loop(
-            model,
+            request.model,
             inputs,
-            target,
+            request.target,
             prompt,
-            settings["max_length"],
-            end_ids_of(settings["end_id"]),
+            length,
+            request.end_ids,
+            request.strategy,
             score=False,
+            padding=padding,
+            limit=limit,
         )
 
     return generate
@@ -219,3 +361,23 @@ def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
         return dict(zip(names, flat, strict=True))
 
     return predict
+
+
+def _index(name: str, value: int | None) -> int | None:
+    if value is None:
+        return None
+    value = operator.index(value)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def _lengths(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
+    """None, one or several lengths, ascending."""
+    if values is None:
+        return ()
+    several = values if isinstance(values, Sequence) else [values]
+    result = sorted({_index(name, value) or 0 for value in several})
+    if len(result) < len(several) or not result:
+        raise ValueError(f"{name} must be one length or several different ones, got {values}")
+    return tuple(result)

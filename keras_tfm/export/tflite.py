@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from keras_tfm.export.report import Report, custom_operators, make_report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
-from keras_tfm.export.signatures import Signature, make_signatures
+from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.version import __version__
@@ -26,12 +27,14 @@ def export_tflite(
     signatures: Sequence[str] | None = None,
     quantization: str = "float32",
     *,
-    source_length: int | None = None,
+    source_length: int | Sequence[int] | None = None,
+    prompt_length: int | Sequence[int] | None = None,
     max_length: int | None = None,
     start_id: int | None = None,
-    end_id: int | None = None,
+    end_id: int | Sequence[int] | None = None,
     batch_size: int = 1,
     target: str | None = None,
+    strategy: Strategy | None = None,
 ) -> Report:
     """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
 
@@ -41,18 +44,29 @@ def export_tflite(
     Args:
         model: functional.
         path: the file; it appears when it is complete, and replaces an earlier one.
-        signatures: of "generate" (ids in, tokens out) and "predict" (one full pass); by default
-            "generate" where `start_id` is given, otherwise "predict". They share the weights.
+        signatures: what the file offers, by default "generate" where `start_id` or `prompt_length`
+            is given, otherwise "predict". They share the weights.
+            "predict": one full pass.
+            "generate": ids in, tokens out.
+            For a host that drives the loop: "encode" projects a source once, "prefill" reads a
+            prompt but its last token, "decode" feeds a token and returns logits (B, V) and what it
+            adds to the caches, which are its arguments.
         quantization: "float32", or "int8" (weights in 8 bits, computed with int8 activations that
             are scaled on the fly; no calibration data needed).
         source_length: S, the length of every input whose length is open. Shorter ids are padded
-            with 0, which the model must mask (`mask_zero`).
-        max_length: T, the most tokens a row gets, start token included; in "predict" the length of
-            the stepped input.
-        start_id: the token every row begins with ("generate").
-        end_id: the token that ends a row; None never stops early.
+            with 0, which the model must mask (`mask_zero`). Of several lengths each has signatures
+            of its own ("predict_32", "encode_128"), and the runtime takes the shortest that fits.
+        prompt_length: N, the longest prompt, or several, of the stepped input: "prefill_32" reads
+            so many tokens, "generate" goes on from at most so many.
+        max_length: T, the most tokens a row gets, start token or prompt included; in "predict" the
+            length of the stepped input. Caches begin with room for 128 and double when full; a
+            longer T has signatures "decode_128", "decode_256"... up to T.
+        start_id: the token every row begins with, where no prompt is given.
+        end_id: the token that ends a row, or several; None never stops early.
         batch_size: rows a call.
         target: the input that is stepped; "target", or the only one, by default.
+        strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or one of
+            your own that draws no random numbers.
 
     Returns:
         A report: size, signatures, operators, and what runs on XNNPACK in how many partitions.
@@ -97,9 +111,19 @@ def export_tflite(
     check_writable(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder")
-    made = make_signatures(
-        model, signatures, batch_size, source_length, max_length, start_id, end_id, target, True
+    request = Request(
+        model,
+        signatures,
+        batch_size=batch_size,
+        source_length=source_length,
+        prompt_length=prompt_length,
+        max_length=max_length,
+        start_id=start_id,
+        end_id=end_id,
+        target=target,
+        strategy=strategy,
     )
+    made = make_signatures(request)
     content = _convert(model, made, quantization)
     manifest = {
         "keras_tfm": __version__,

@@ -119,6 +119,8 @@ class Strategy:
     lookahead: ClassVar[int] = 0
     # Whether what a step has written is final.
     streams: ClassVar[bool] = True
+    # Whether tokens are drawn at random.
+    draws: ClassVar[bool] = False
     # How many rows are returned for each that was asked for.
     hypotheses: int = 1
     seed: int | None = None
@@ -241,6 +243,7 @@ class Sample(Strategy):
     repetition_penalty: float = 1.0
     banned_ids: Sequence[int] = ()
     seed: int | None = None
+    draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)

@@ -1,0 +1,260 @@
+"""Signatures for a host that drives the loop: the caches are arguments and results.
+
+`encode` projects a source once for all steps, `prefill` reads a prompt but its last token, `decode`
+feeds one token. A step returns what it adds to the caches, not the caches: the host writes it at
+its position, into the very buffers that it passes in.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export.signatures import Request, Signature
+from keras_tfm.generation.loop import cache_lengths
+from keras_tfm.generation.model_inputs import call_model
+from keras_tfm.layers import DecodingScope
+
+Tensor = Any
+
+
+class _Caches:
+    """What the caches of a model look like, and their entries as arguments with flat names."""
+
+    def __init__(self, request: Request):
+        self.request = request
+
+    @cached_property
+    def _first_step(self) -> DecodingScope:
+        """A first step on zeros, which shows the shapes."""
+        inputs = {
+            name: tf.zeros(spec.shape, spec.dtype)
+            for name, spec in self.request.specs(self.request.others).items()
+        }
+        token = tf.zeros((self.request.batch_size, 1), "int32")
+        with DecodingScope(length=2) as scope:
+            call_model(self.request.model, {**inputs, self.request.target: token})
+        return scope
+
+    @cached_property
+    def growing(self) -> list[str]:
+        """The entries of self-attention; those of cross-attention stay as they are."""
+        scope = self._first_step
+        return [name for name in scope.cache if scope.cache[name] is not scope.initial_cache[name]]
+
+    def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
+        """Of the entries that grow, or of the others, by flat name."""
+        specs = {}
+        for entry, parts in self._first_step.cache.items():
+            if (entry in self.growing) != growing:
+                continue
+            for part, x in parts.items():
+                shape = list(x.shape)
+                if growing:
+                    shape[_axis(part)] = length
+                # LiteRT.js passes no booleans in or out.
+                dtype = "int32" if part == "mask" else x.dtype
+                specs[_flat_name(entry, part)] = tf.TensorSpec(shape, dtype)
+        return specs
+
+    def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """A cache from arguments with flat names; zeros where entries are not among them."""
+        cache: dict[str, dict[str, Tensor]] = {}
+        for entry, parts in self._first_step.cache.items():
+            cache[entry] = {
+                part: _from_host(part, given[_flat_name(entry, part)]) for part in parts
+            }
+        return cache
+
+
+def _axis(part: str) -> int:
+    """The axis of an entry along which positions lie."""
+    return 1 if part == "mask" else 2
+
+
+def _flat_name(entry: str, part: str) -> str:
+    return f"cache_{entry}_{part}"
+
+
+def _from_host(part: str, x: Tensor) -> Tensor:
+    return tf.not_equal(x, 0) if part == "mask" else x
+
+
+def _to_host(entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {
+        _flat_name(entry, part): tf.cast(x, tf.int32) if part == "mask" else x
+        for entry, parts in entries.items()
+        for part, x in parts.items()
+    }
+
+
+def encode(request: Request) -> list[Signature]:
+    """The source in, each cross-attention's keys, values and mask out, once for all steps.
+
+    Of several source lengths, the results of all have the longest one's shape, so that one `decode`
+    reads any of them.
+    """
+    caches = _Caches(request)
+    longest = max(request.source_lengths, default=None)
+    result = []
+    for length in request.source_lengths or (None,):
+
+        def function(missing: int = (longest or 0) - (length or 0), **inputs: Tensor) -> Any:
+            token = tf.zeros((request.batch_size, 1), "int32")
+            with DecodingScope(length=2) as scope:
+                call_model(request.model, {**inputs, request.target: token})
+            contexts = {
+                entry: {part: _padded(x, _axis(part), missing) for part, x in parts.items()}
+                for entry, parts in scope.cache.items()
+                if entry not in caches.growing
+            }
+            return _to_host(contexts)
+
+        if not caches.specs(growing=False):
+            raise ValueError(
+                f"{request.model.name} has no cross-attention: there is nothing to encode"
+            )
+        result.append(
+            Signature(
+                "encode" if length is None else f"encode_{length}",
+                "encode",
+                _named(function),
+                request.specs(request.others, length),
+                request.vocabulary_sizes,
+                padded=request.padded,
+            )
+        )
+    return result
+
+
+def prefill(request: Request) -> list[Signature]:
+    """N tokens from position 0 in, what they add to the caches out: (B, G, N, K).
+
+    A shorter prompt is padded at its end; `decode` writes over what the padding added, and does not
+    look at it before.
+    """
+    caches = _Caches(request)
+    contexts = caches.specs(growing=False)
+    result = []
+    for length in request.prompt_lengths:
+        own = caches.specs(growing=True, length=length)
+
+        def function(length: int = length, own: Any = own, **given: Tensor) -> Any:
+            tokens = given.pop(request.target)
+            empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
+            cache = caches.unflatten({**empty, **given})
+            inputs = _inputs(request, given)
+            with DecodingScope(cache, position=0, length=length) as scope:
+                call_model(request.model, {**inputs, request.target: tokens})
+            return _to_host(scope.new)
+
+        specs = {request.target: tf.TensorSpec((request.batch_size, length), "int32"), **contexts}
+        function, specs = _with_inputs_read(request, _named(function), specs)
+        result.append(
+            Signature(
+                f"prefill_{length}",
+                "prefill",
+                function,
+                specs,
+                request.vocabulary_sizes,
+                padded=request.padded | {request.target},
+            )
+        )
+    return result
+
+
+def decode(request: Request) -> list[Signature]:
+    """One token of each row, its position and the caches in; logits (B, V) and what is new out."""
+    caches = _Caches(request)
+    assert request.max_length is not None
+    rooms = cache_lengths(request.max_length)
+    contexts = caches.specs(growing=False)
+    settings = {
+        "max_length": request.max_length,
+        "start_id": request.start_id,
+        "end_id": request.end_id_setting(),
+        "pad_id": 0,
+        "target": request.target,
+        "vocabulary_size": request.model.outputs[0].shape[-1],
+    }
+    result = []
+    for room in rooms:
+
+        def function(room: int = room, **given: Tensor) -> Any:
+            token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
+            inputs = _inputs(request, given)
+            with DecodingScope(caches.unflatten(given), position=position, length=room) as scope:
+                outputs = call_model(request.model, {**inputs, request.target: token})
+            logits = tf.nest.flatten(outputs)[0]
+            return {"logits": logits[:, -1], **_to_host(scope.new)}
+
+        specs = {
+            request.target: tf.TensorSpec((request.batch_size, 1), "int32"),
+            "position": tf.TensorSpec((1,), "int32"),
+            **contexts,
+            **caches.specs(growing=True, length=room),
+        }
+        function, specs = _with_inputs_read(request, _named(function), specs)
+        result.append(
+            Signature(
+                "decode" if len(rooms) == 1 else f"decode_{room}",
+                "decode",
+                function,
+                specs,
+                request.vocabulary_sizes,
+                {**settings, "room": room},
+            )
+        )
+    return result
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` without its defaults, which a signature would take for inputs."""
+
+    def run(**given: Tensor) -> Any:
+        return function(**given)
+
+    return run
+
+
+def _inputs(request: Request, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's inputs which are not stepped: those given, zeros for those that nothing reads."""
+    return {
+        name: given[name] if name in given else tf.zeros(spec.shape, spec.dtype)
+        for name, spec in request.specs(request.others).items()
+    }
+
+
+def _with_inputs_read(
+    request: Request, function: Callable[..., Any], specs: dict[str, tf.TensorSpec]
+) -> tuple[Callable[..., Any], dict[str, tf.TensorSpec]]:
+    """The function and its arguments, with those inputs of the model that a step still reads.
+
+    Most read none but the stepped one, since the caches hold what was made of the others.
+    """
+    others = request.specs(request.others)
+    if not others:
+        return function, specs
+    traced = tf.function(function, autograph=False).get_concrete_function(**specs, **others)
+    waiting = [x.op for x in traced.outputs]
+    seen = set(waiting)
+    while waiting:
+        for x in waiting.pop().inputs:
+            if x.op not in seen:
+                seen.add(x.op)
+                waiting.append(x.op)
+    _, keywords = traced.structured_input_signature
+    names = sorted(keywords)
+    placeholders = dict(zip(names, traced.inputs, strict=False))
+    read = {name: spec for name, spec in others.items() if placeholders[name].op in seen}
+    return function, {**specs, **read}
+
+
+def _padded(x: Tensor, axis: int, missing: int) -> Tensor:
+    if not missing:
+        return x
+    paddings = np.zeros((len(x.shape), 2), "int32")
+    paddings[axis, 1] = missing
+    return tf.pad(x, paddings)
