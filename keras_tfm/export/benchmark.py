@@ -104,7 +104,9 @@ class Benchmark:
             f"{'tokens':>7} {'tokens/s':>9}",
         ]
         for x in self.latencies:
-            line = f"  {x.signature:16} {x.threads:7} {x.runs:6} {x.median_ms:10.3f} {x.p90_ms:10.3f}"
+            line = (
+                f"  {x.signature:16} {x.threads:7} {x.runs:6} {x.median_ms:10.3f} {x.p90_ms:10.3f}"
+            )
             if x.tokens is not None:
                 line += f" {x.tokens:7} {x.tokens_per_second:9.0f}"
             lines.append(line)
@@ -117,7 +119,9 @@ class Benchmark:
                 f"  {y.weights:16} {y.threads:7} {y.load_ms:9.1f} {y.first_ms:9.1f} "
                 f"{_size(y.peak_bytes):>12} {_size(y.private_bytes):>12}"
             )
-        lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}  operators")
+        lines.append(
+            f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}  operators"
+        )
         for graph in self.subgraphs:
             most = [f"{name} {count}" for name, count in list(graph.operators.items())[:3]]
             lines.append(
@@ -218,8 +222,8 @@ def count_tokens(tokens: np.ndarray, end_id: int | Sequence[int] | None) -> int:
     """
     made = tokens.reshape(-1, tokens.shape[-1])[:, 1:]
     ended = np.isin(made, [] if end_id is None else end_id)
-    before = np.cumsum(ended, axis=1) - ended
-    return int((before == 0).sum())
+    ended_before: np.ndarray = np.cumsum(ended, axis=1) - ended
+    return int((ended_before == 0).sum())
 
 
 def _footprint(

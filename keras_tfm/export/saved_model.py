@@ -12,7 +12,12 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.signatures import Signature, make_signatures
-from keras_tfm.export.text_signatures import TEXT, add_text_signatures, check_tokenizers
+from keras_tfm.export.text_signatures import (
+    TEXT,
+    add_text_signatures,
+    check_tokenizers,
+    traced_function,
+)
 from keras_tfm.runtime import native_log
 
 
@@ -129,7 +134,7 @@ def write_saved_model(
         resources: other layers whose tables are written.
     """
     root = tf.Module()
-    concrete = {signature.name: _traced(signature) for signature in signatures}
+    concrete = {signature.name: traced_function(signature) for signature in signatures}
     # What a module holds is written beside the functions: here what they read, and no more.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())
@@ -152,13 +157,6 @@ def write_saved_model(
                 "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
                 f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
             ) from error
-
-
-def _traced(signature: Signature) -> Any:
-    function = signature.function
-    if not isinstance(function, tf.types.experimental.GenericFunction):
-        function = tf.function(function, autograph=False)
-    return function.get_concrete_function(**signature.inputs)
 
 
 def check_writable(path: Path) -> None:

@@ -13,6 +13,14 @@ from keras_tfm.generation.model_inputs import find_target, input_specs, vocabula
 TEXT = "_text"
 
 
+def traced_function(signature: Signature) -> Any:
+    """The concrete function of a signature, the same each time: nothing is traced twice."""
+    function: Any = signature.function
+    if not isinstance(function, tf.types.experimental.GenericFunction):
+        signature.function = function = tf.function(function, autograph=False)
+    return function.get_concrete_function(**signature.inputs)
+
+
 def check_tokenizers(
     model: keras.Model, names: Sequence[str], tokenizer: Any, detokenizer: Any
 ) -> dict[str, Any]:
@@ -102,13 +110,9 @@ def add_text_signatures(
     return result
 
 
-def _of_text(
-    name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any
-) -> Signature:
+def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any) -> Signature:
     # Traced once, for both signatures: they share the graph.
-    if not isinstance(base.function, tf.types.experimental.GenericFunction):
-        base.function = tf.function(base.function, autograph=False)
-    traced = base.function.get_concrete_function(**base.inputs)
+    traced = traced_function(base)
 
     def run(**inputs: Any) -> dict[str, Any]:
         values = {
@@ -152,16 +156,25 @@ def _tokenized(
             f"got {ids.dtype.name} of shape {ids.shape}"
         )
     columns = tf.shape(ids)[1]
+    # Before the ids are used: otherwise it is chance which error comes first.
+    with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
+        missing = tf.maximum((1 if length is None else length) - columns, 0)
+        ids = tf.pad(ids, [(0, 0), (0, missing)])
+    return tf.ensure_shape(tf.cast(ids, spec.dtype), spec.shape)
+
+
+def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
+    """What is checked when the SavedModel runs, as it cannot be seen before."""
+    length, size = signature.inputs[name].shape[1], signature.vocabulary_sizes.get(name)
+    checks = []
     if length is not None:
-        tf.debugging.assert_less_equal(columns, length, f"{name}: more ids than {length}")
-    missing = tf.maximum((1 if length is None else length) - columns, 0)
-    ids = tf.pad(ids, [(0, 0), (0, missing)])
-    size = signature.vocabulary_sizes.get(name)
+        message = f"{name}: more ids than {length}"
+        checks.append(tf.debugging.assert_less_equal(tf.shape(ids)[1], length, message))
     if size is not None and _vocabulary_size(tokenizer) is None:
         message = f"{name}: ids of the tokenizer must be in 0..{size - 1}"
-        tf.debugging.assert_less(ids, tf.cast(size, ids.dtype), message)
-        tf.debugging.assert_non_negative(ids, message)
-    return tf.ensure_shape(tf.cast(ids, spec.dtype), spec.shape)
+        checks.append(tf.debugging.assert_less(ids, tf.cast(size, ids.dtype), message))
+        checks.append(tf.debugging.assert_non_negative(ids, message))
+    return [check for check in checks if check is not None]  # None: known to hold
 
 
 def _detokenized(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:

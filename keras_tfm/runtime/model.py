@@ -27,9 +27,7 @@ class Model:
         signatures: by name, the inputs and outputs with their shapes and dtypes.
     """
 
-    def __init__(
-        self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None
-    ):
+    def __init__(self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None):
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.path = Path(path)
@@ -97,9 +95,7 @@ class Model:
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 
 
-def load(
-    path: str | Path, threads: int = 1, *, weight_cache: str | Path | None = None
-) -> Model:
+def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None = None) -> Model:
     """Loads a file written by `keras_tfm.export.export_tflite` and checks its checksum.
 
     Args:

@@ -2,8 +2,9 @@
 
 XNNPACK copies each weight matrix into the order its kernels read. With a cache it writes the copy
 to a file once; later processes map the file, and the system shares its pages and may drop them.
-Only LiteRT's `CompiledModel` offers this in Python: its `Interpreter` builds its delegate by itself,
-and the libraries export no function that makes one.
+Two signatures share their weights that way as well, which XNNPACK otherwise packs for each. Only
+LiteRT's `CompiledModel` offers this in Python: its `Interpreter` builds its delegate by itself, and
+the libraries export no function that makes one.
 """
 
 import os
@@ -117,7 +118,9 @@ def _runner(model: Any, name: str, signature: dict[str, Any]) -> Runner:
         model.run_by_name(name, inputs, outputs)
         results = {}
         for key, spec in signature["outputs"].items():
-            flat = outputs[key].read(int(np.prod(spec["shape"], dtype=int)), np.dtype(spec["dtype"]))
+            flat = outputs[key].read(
+                int(np.prod(spec["shape"], dtype=int)), np.dtype(spec["dtype"])
+            )
             results[key] = flat.reshape(spec["shape"])
         return results
 

@@ -166,7 +166,7 @@ def test_a_missing_file(tmp_path):
 def test_a_foreign_file(tmp_path):
     path = tmp_path / "foreign.tflite"
     path.write_bytes(b"no model at all")
-    with pytest.raises(ValueError, match="is not a .tflite file"):
+    with pytest.raises(ValueError, match=r"is not a \.tflite file"):
         benchmark(path)
 
 

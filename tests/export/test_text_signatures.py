@@ -227,7 +227,11 @@ def test_more_ids_than_the_model_has(path):
         (["summarise_text"], {"tokenizer": str.split}, "signatures must be among"),
         (None, {"tokenizer": {}}, r"inputs of ids \(B, S\) \['source', 'target'\], got \[\]"),
         (None, {"tokenizer": {"sauce": str.split}}, r"'target'\], got \['sauce'\]"),
-        (["generate_text"], {"tokenizer": {"target": str.split}}, "generate_text needs a tokenizer"),
+        (
+            ["generate_text"],
+            {"tokenizer": {"target": str.split}},
+            "generate_text needs a tokenizer",
+        ),
         (None, {"tokenizer": {"source": str.split}}, "generate_text needs a detokenizer"),
         (["predict_text", "predict_text"], {"tokenizer": str.split}, "twice"),
     ],
@@ -266,7 +270,5 @@ def test_a_detokenizer_that_makes_no_strings(path):
 def test_tables_that_cannot_be_found(path):
     """In a bare function TensorFlow cannot see what it reads."""
     layer = tokenizer(WORDS)
-    with pytest.raises(ValueError, match="must be a Keras layer or a tf.Module that holds"):
+    with pytest.raises(ValueError, match=r"must be a Keras layer or a tf\.Module that holds"):
         export_saved_model(classifier(True), path, tokenizer=lambda texts: layer(texts))
-
-

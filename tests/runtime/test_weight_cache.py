@@ -30,9 +30,7 @@ def caches(folder):
 def test_it_answers_as_keras(report, tmp_path, threads):
     for _ in range(2):  # a cache that is made, and one that is read
         model = runtime.load(report.path, threads, weight_cache=tmp_path / "made")
-        np.testing.assert_array_equal(
-            model.generate(QUESTIONS).tokens, small_tokens(num_layers=2)
-        )
+        np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
         targets = np.random.default_rng(0).integers(1, TARGET_SIZE, (4, 9)).astype("int32")
         logits = model.predict({"source": SOURCES, "target": targets})["output"]
         expected = logits_of(small(num_layers=2), SOURCES, targets)
@@ -50,7 +48,10 @@ def test_one_dtype_and_shape_as_without(report, tmp_path):
         expected, found = plain.run(name, inputs), cached.run(name, inputs)
         assert found.keys() == expected.keys()
         for key in expected:
-            assert (found[key].shape, found[key].dtype) == (expected[key].shape, expected[key].dtype)
+            assert (found[key].shape, found[key].dtype) == (
+                expected[key].shape,
+                expected[key].dtype,
+            )
 
 
 def test_a_second_load_makes_none(tmp_path):
