@@ -94,6 +94,31 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
     return result
 
 
+def bytes_by_kind(content: bytes) -> dict[str, int]:
+    """The bytes of a file: constants by their type, each counted once, then "metadata", "graph".
+
+    "graph" is what remains: operators, names, and the padding between constants.
+    """
+    schema = import_litert("schema_py_generated")
+    types = {
+        code: name.lower()
+        for name, code in vars(schema.TensorType).items()
+        if not name.startswith("_")
+    }
+    model = schema.Model.GetRootAsModel(content, 0)
+    kinds = {model.Metadata(i).Buffer(): "metadata" for i in range(model.MetadataLength())}
+    for i in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(i)
+        for j in range(graph.TensorsLength()):
+            kinds.setdefault(graph.Tensors(j).Buffer(), types[graph.Tensors(j).Type()])
+    sizes: Counter[str] = Counter()
+    for number, kind in kinds.items():
+        sizes[kind] += model.Buffers(number).DataLength()
+    metadata = sizes.pop("metadata", 0)
+    result = {kind: size for kind, size in sizes.most_common() if size}
+    return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
+
+
 def custom_operators(content: bytes) -> list[str]:
     """The names of operators that plain LiteRT does not have: Flex and custom ones."""
     schema = import_litert("schema_py_generated")

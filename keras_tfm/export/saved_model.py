@@ -3,14 +3,21 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.export.text_signatures import (
+    TEXT,
+    add_text_signatures,
+    check_tokenizers,
+    traced_function,
+)
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import native_log
 
@@ -25,26 +32,46 @@ def export_saved_model(
     end_id: int | Sequence[int] | None = None,
     target: str | None = None,
     strategy: Strategy | None = None,
+    tokenizer: Any = None,
+    detokenizer: Any = None,
 ) -> Path:
-    """Writes a SavedModel that TensorFlow loads without keras_tfm. Any batch, any length.
+    """Writes a SavedModel that TensorFlow loads without keras_tfm and Keras. Any batch, any length.
+
+    The first signature is also `serving_default`, which TensorFlow Serving asks for.
+
+    With a `tokenizer`, "generate_text" and "predict_text" take strings: the tokenizer and its
+    vocabulary are inside the SavedModel. One of plain TensorFlow operations
+    (`keras.layers.TextVectorization`, `keras.layers.StringLookup`) runs wherever TensorFlow does;
+    one of tensorflow-text, as those of keras-hub are, needs `import tensorflow_text` before the
+    SavedModel is loaded.
 
     Args:
         model: functional.
         path: a folder; an earlier SavedModel there is replaced once the new one is complete.
-        signatures: of "generate" (ids in, ids out, the loop and the caches inside) and "predict"
-            (one full pass); by default "generate" where `start_id` is given, otherwise "predict".
+        signatures: of "generate" (ids in, ids out, the loop and the caches inside), "predict"
+            (one full pass), and with a tokenizer "generate_text" (strings in, "text" (B,) out) and
+            "predict_text" (strings in); by default "generate" where `start_id` is given, otherwise
+            "predict", and with a tokenizer the same for text.
         max_length: the most tokens a row gets, start token included ("generate").
         start_id: the token every row begins with ("generate").
         end_id: the token that ends a row; None never stops early.
         target: the input that is stepped; "target", or the only one, by default.
         strategy: how "generate" chooses tokens; `generation.Greedy()` by default.
+        tokenizer: a Keras layer (or a `tf.Module`) that makes of strings (B,) ids, ragged or
+            (B, S), for every input of ids; or a dictionary of them by the input's name. Ragged rows
+            are filled up with 0, which the model must mask (`mask_zero`). What it returns is fed as
+            it is: "generate_text" begins with `start_id`, "predict_text" with what the tokenizer
+            says.
+        detokenizer: a layer that makes of ragged ids, without the start and the end token, strings
+            (B,), or words, which are joined by spaces; by default the `detokenize` of the tokenizer
+            (of `target`, where there are several).
 
     Returns:
         `path`.
 
     Raises:
-        ValueError: an argument is out of range, the model cannot be stepped, or `path` holds
-            something else. Nothing is written then.
+        ValueError: an argument is out of range, the model cannot be stepped, the tokenizer has ids
+            that the model has not, or `path` holds something else. Nothing is written then.
 
     Example:
 
@@ -63,10 +90,15 @@ def export_saved_model(
     check_writable(path)
     if path.exists() and not (path / "saved_model.pb").is_file() and any(_entries(path)):
         raise ValueError(f"{path} exists and is not a SavedModel: it is left as it is")
+    if signatures is None:
+        signatures = ["predict" if start_id is None else "generate"]
+        if tokenizer is not None:
+            signatures += [name + TEXT for name in signatures]
+    tokenizers = check_tokenizers(model, signatures, tokenizer, detokenizer)
     made = make_signatures(
         Request(
             model,
-            signatures,
+            list(dict.fromkeys(name.removesuffix(TEXT) for name in signatures)),
             max_length=max_length,
             start_id=start_id,
             end_id=end_id,
@@ -75,8 +107,11 @@ def export_saved_model(
             static=False,
         )
     )
+    made = add_text_signatures(model, made, signatures, tokenizers, detokenizer, target)
     with _beside(path) as folder:
-        write_saved_model(model, made, folder / "new")
+        write_saved_model(
+            model, made, folder / "new", signatures[0], [*tokenizers.values(), detokenizer]
+        )
         earlier = path.exists()
         if earlier:
             os.replace(path, folder / "old")
@@ -89,17 +124,48 @@ def export_saved_model(
     return path
 
 
-def write_saved_model(model: keras.Model, signatures: Sequence[Signature], path: Path) -> None:
-    """Traces the signatures and writes them."""
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    for signature in signatures:
-        function = tf.function(signature.function, autograph=False)
-        # Traced here: the archive cannot trace a function that takes its inputs by name.
-        function.get_concrete_function(**signature.inputs)
-        archive.add_endpoint(signature.name, function)
+def write_saved_model(
+    model: keras.Model,
+    signatures: Sequence[Signature],
+    path: Path,
+    default: str | None = None,
+    resources: Iterable[Any] = (),
+) -> None:
+    """Traces the signatures and writes them: each graph once, each weight once.
+
+    `keras.export.ExportArchive` writes both twice, and takes ten times as long.
+
+    Args:
+        model: the tables of its preprocessing layers are written, as the weights are.
+        signatures: what is written.
+        path: a folder that is not there yet.
+        default: the signature that is `serving_default` as well; None: there is none.
+        resources: other layers whose tables are written.
+    """
+    root = tf.Module()
+    concrete = {signature.name: traced_function(signature) for signature in signatures}
+    # What a module holds is written beside the functions: here what they read, and no more.
+    used = [variable for function in concrete.values() for variable in function.variables]
+    root.model_variables = list({id(variable): variable for variable in used}.values())
+    root.tables = [
+        table
+        for resource in (model, *resources)
+        if isinstance(resource, tf.__internal__.tracking.Trackable)
+        for table in tf.train.TrackableView(resource).descendants()
+        if isinstance(table, tf.saved_model.experimental.TrackableResource)
+    ]
+    if default is not None:
+        concrete["serving_default"] = concrete[default]
     with native_log.captured():
-        archive.write_out(str(path), verbose=False)
+        try:
+            tf.saved_model.save(root, str(path), signatures=concrete)
+        except AssertionError as error:
+            if "untracked" not in str(error):
+                raise
+            raise ValueError(
+                "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
+                f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
+            ) from error
 
 
 def check_writable(path: Path) -> None:

@@ -246,7 +246,7 @@ def predict(request: Request) -> list[Signature]:
 
 def generate(request: Request) -> list[Signature]:
     """Ids in, tokens out, the loop and its caches inside."""
-    settings = {
+    settings: dict[str, Any] = {
         "max_length": request.max_length,
         "start_id": request.start_id,
         "end_id": request.end_id_setting(),

@@ -142,7 +142,6 @@ def _convert(model: keras.Model, signatures: Sequence[Signature], quantization: 
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
         write_saved_model(model, signatures, saved)
-        # Named, because the SavedModel holds a second copy of the first, `serving_default`.
         converter = tf.lite.TFLiteConverter.from_saved_model(
             str(saved), signature_keys=[signature.name for signature in signatures]
         )

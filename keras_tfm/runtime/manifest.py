@@ -7,32 +7,65 @@ covers every byte of the file but its own 64 digits.
 
 import hashlib
 import json
+import mmap
+import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 METADATA_NAME = b"keras_tfm"
 _IDENTIFIER = b"TFL3"
 _NO_CHECKSUM = "0" * 64
+# Vectors of more bytes are not looked for among those already written.
+_LONG = 1 << 20
 
 
 def add(content: bytes, manifest: dict[str, Any]) -> bytes:
     """The .tflite file `content` with `manifest` in its metadata, and its checksum in that."""
     schema = import_litert("schema_py_generated")
-    import flatbuffers
-
     raw = json.dumps({**manifest, "sha256": _NO_CHECKSUM}, ensure_ascii=True).encode()
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
     entry, buffer = schema.MetadataT(), schema.BufferT()
     entry.name, entry.buffer, buffer.data = METADATA_NAME, len(model.buffers), list(raw)
     model.buffers.append(buffer)
     model.metadata = [*(model.metadata or []), entry]
-    builder = flatbuffers.Builder(len(content) + 2 * len(raw))
-    builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
-    unsigned = bytes(builder.Output())
+    unsigned = _packed(model)
     digest = hashlib.sha256(unsigned).hexdigest()
     start = unsigned.index(raw)
     signed = raw.replace(_NO_CHECKSUM.encode(), digest.encode())
     return unsigned[:start] + signed + unsigned[start + len(raw) :]
+
+
+def _packed(model: Any) -> bytes:
+    """The bytes of a file, in which what several tensors say alike stands once.
+
+    Each signature lists all weights anew with their names and, in eight bits, a scale and a zero
+    point for every row: of a file with three signatures that would be a tenth.
+    """
+    import flatbuffers
+
+    class Builder(flatbuffers.Builder):
+        def __init__(self) -> None:
+            super().__init__(1 << 20)
+            self.written: dict[Any, int] = {}
+
+        def CreateString(self, s: Any, *arguments: Any) -> int:
+            if s not in self.written:
+                self.written[s] = super().CreateString(s, *arguments)
+            return self.written[s]
+
+        def CreateNumpyVector(self, x: np.ndarray) -> int:
+            if x.nbytes > _LONG:  # a weight: looked up, it would be held in memory
+                return super().CreateNumpyVector(x)
+            key = (x.dtype.str, x.tobytes())
+            if key not in self.written:
+                self.written[key] = super().CreateNumpyVector(x)
+            return self.written[key]
+
+    builder = Builder()
+    builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
+    return bytes(builder.Output())
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -45,7 +78,7 @@ def read(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    content = path.read_bytes()
+    content = _mapped(path)
     if content[4:8] != _IDENTIFIER:
         raise ValueError(
             f"{path} is not a .tflite file: expected the identifier {_IDENTIFIER!r} at byte 4, "
@@ -53,7 +86,7 @@ def read(path: str | Path) -> dict[str, Any]:
         )
     schema = import_litert("schema_py_generated")
     try:
-        raw = _raw(content, schema)
+        start, raw = _raw(content, schema)
         manifest: dict[str, Any] = json.loads(raw or b"{}")
         expected = str(manifest.get("sha256", ""))
     except Exception as error:  # whatever damaged offsets or text make flatbuffers and json raise
@@ -62,10 +95,13 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
-    start = content.index(raw)
-    digest = hashlib.sha256(content[:start])
-    digest.update(raw.replace(expected.encode(), _NO_CHECKSUM.encode()))
-    digest.update(content[start + len(raw) :])
+    digest = hashlib.sha256()
+    # Read by the block: mapped pages would count as the process's memory, all of them at once.
+    with path.open("rb") as file:
+        _update(digest, file, start)
+        digest.update(raw.replace(expected.encode(), _NO_CHECKSUM.encode()))
+        file.seek(len(raw), 1)
+        _update(digest, file, len(content) - start - len(raw))
     if digest.hexdigest() != expected:
         raise ValueError(
             f"{path} is damaged: expected the checksum {expected}, got {digest.hexdigest()}"
@@ -73,13 +109,29 @@ def read(path: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def _raw(content: bytes, schema: Any) -> bytes | None:
+def _mapped(path: Path) -> Any:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _update(digest: Any, file: IO[bytes], count: int) -> None:
+    while block := file.read(min(count, 1 << 20)):
+        digest.update(block)
+        count -= len(block)
+
+
+def _raw(content: Any, schema: Any) -> tuple[int, bytes | None]:
+    """Where the manifest's text is, and the text."""
     model = schema.Model.GetRootAsModel(content, 0)
     for i in range(model.MetadataLength()):
         entry = model.Metadata(i)
         if entry.Name() == METADATA_NAME:
-            return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes()
-    return None
+            text = model.Buffers(entry.Buffer()).DataAsNumpy()
+            start = text.ctypes.data - np.frombuffer(content, np.uint8).ctypes.data
+            return start, text.tobytes()
+    return 0, None
 
 
 def import_litert(module: str) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
+from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
 
 class Generated(NamedTuple):
@@ -26,21 +27,25 @@ class Model:
         signatures: by name, the inputs and outputs with their shapes and dtypes.
     """
 
-    def __init__(self, path: str | Path, threads: int = 1):
+    def __init__(self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None):
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.path = Path(path)
         self.manifest = manifests.read(path)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
-        interpreter = manifests.import_litert("interpreter")
-        with native_log.captured():
-            self._interpreter = interpreter.Interpreter(str(path), num_threads=threads)
-            self._interpreter.allocate_tensors()  # or the first answer would log the delegate
-            self._runners = {
-                name: self._interpreter.get_signature_runner(name) for name in self.signatures
-            }
+        if weight_cache is None:
+            self._runners = self._interpreted(threads)
+        else:
+            self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
         # LiteRT's interpreter is one set of buffers: two threads would mix their answers.
         self._lock = threading.Lock()
+
+    def _interpreted(self, threads: int) -> dict[str, Runner]:
+        interpreter_module = manifests.import_litert("interpreter")
+        with native_log.captured():
+            interpreter = interpreter_module.Interpreter(str(self.path), num_threads=threads)
+            interpreter.allocate_tensors()  # or the first answer would log the delegate
+            return {name: interpreter.get_signature_runner(name) for name in self.signatures}
 
     def generate(self, inputs: Any) -> Generated:
         """Generates a row of tokens for each row of `inputs`.
@@ -52,7 +57,7 @@ class Model:
         Raises:
             ValueError: ids longer than the file was exported for, or outside the vocabulary.
         """
-        return Generated(self._run("generate", inputs)["tokens"])
+        return Generated(self.run("generate", inputs)["tokens"])
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of one full pass, by name.
@@ -61,9 +66,10 @@ class Model:
             inputs: an array for a model of one input, or arrays by name. Ids may be shorter than
                 the exported length: they are padded with 0, and outputs are of the exported length.
         """
-        return self._run("predict", inputs)
+        return self.run("predict", inputs)
 
-    def _run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of signature `name`, by name; `inputs` as in `predict`."""
         if name not in self.signatures:
             raise ValueError(
                 f"{self.path} has no signature {name!r}, it has {list(self.signatures)}"
@@ -89,16 +95,22 @@ class Model:
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 
 
-def load(path: str | Path, threads: int = 1) -> Model:
+def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None = None) -> Model:
     """Loads a file written by `keras_tfm.export.export_tflite` and checks its checksum.
 
     Args:
         path: the .tflite file.
         threads: how many threads LiteRT uses.
+        weight_cache: a folder, made where it is missing, in which the weights are kept as
+            XNNPACK's kernels read them: as large as the file. The first load fills it; a later one
+            maps it and packs nothing, which saves most of the memory that is the process's own.
+            None: weights are packed in memory. LiteRT then runs as its `CompiledModel`, which
+            writes a few lines to standard error when the process ends.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or keras_tfm did not write it.
+        OSError: the folder of the cache cannot be written.
         ModuleNotFoundError: LiteRT is missing; the message names the extra that brings it.
 
     Example, with a model that Keras made:
@@ -113,7 +125,7 @@ def load(path: str | Path, threads: int = 1) -> Model:
     ...     runtime.load(folder + "/sum.tflite").predict([[3.0, 4.0]])["output"].tolist()
     [[7.0]]
     """
-    return Model(path, threads)
+    return Model(path, threads, weight_cache)
 
 
 def _fit(name: str, values: Any, expected: dict[str, Any]) -> np.ndarray:

@@ -60,17 +60,45 @@ def test_ids_out_of_range_are_an_error(served):
         served.signatures["generate"](source=tf.constant([[3, 99]]))
 
 
+def test_the_first_signature_is_served_by_default(served, expected):
+    assert set(served.signatures) == {*BOTH, "serving_default"}
+    tokens = served.signatures["serving_default"](source=tf.constant(QUESTIONS))["tokens"]
+    np.testing.assert_array_equal(tokens, expected)
+
+
+def test_graphs_and_weights_are_written_once(folder):
+    library = graph_library(folder)
+    # Two functions, and a wrapper of three nodes for each of the three names.
+    assert len([f for f in library if len(f.node_def) > 500]) == 3  # generate's loop is one
+    wrappers = [f for f in library if "signature_wrapper" in f.signature.name]
+    assert [len(f.node_def) for f in wrappers] == [3, 3, 3]
+    written = tf.train.list_variables(str(folder / "variables" / "variables"))
+    sizes = sorted(int(np.prod(shape)) for name, shape in written if "VARIABLE_VALUE" in name)
+    assert sizes == sorted(int(np.prod(weight.shape)) for weight in small(seed=6).weights)
+
+
+def graph_library(folder):
+    """The functions of a SavedModel."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    message = saved_model_pb2.SavedModel()
+    message.ParseFromString((folder / "saved_model.pb").read_bytes())
+    return message.meta_graphs[0].graph_def.library.function
+
+
 def test_tensorflow_alone_serves_it(folder, expected, tmp_path):
-    """In a process where this library cannot be imported."""
+    """In a process where neither this library nor Keras can be imported."""
     np.save(tmp_path / "questions.npy", QUESTIONS)
     script = f"""
         import sys
-        sys.modules["keras_tfm"] = None
+        sys.modules["keras_tfm"] = sys.modules["keras"] = None
         import numpy as np, tensorflow as tf
         served = tf.saved_model.load({str(folder)!r})
         questions = tf.constant(np.load("questions.npy"))
         np.save("tokens.npy", served.signatures["generate"](source=questions)["tokens"])
-        assert sys.modules["keras_tfm"] is None
+        source, target = tf.constant([[3, 4]]), tf.constant([[1, 2, 5]])
+        np.save("logits.npy", served.signatures["predict"](source=source, target=target)["output"])
+        assert sys.modules["keras_tfm"] is sys.modules["keras"] is None
     """
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -80,6 +108,8 @@ def test_tensorflow_alone_serves_it(folder, expected, tmp_path):
         timeout=120,
     )
     np.testing.assert_array_equal(np.load(tmp_path / "tokens.npy"), expected)
+    logits = logits_of(small(seed=6), [[3, 4]], [[1, 2, 5]])
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), logits, rtol=0.0, atol=1e-6)
 
 
 # Failures
@@ -143,7 +173,7 @@ def test_a_model_that_cannot_be_stepped(path):
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_write_that_fails(path, monkeypatch, error):
-    def fail(model, signatures, target):
+    def fail(model, signatures, target, *_):
         target.mkdir()
         (target / "saved_model.pb").write_bytes(b"half")
         raise error

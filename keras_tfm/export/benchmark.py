@@ -1,0 +1,261 @@
+"""How fast an exported file is, and what it costs, on the machine at hand."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import keras_tfm
+from keras_tfm.export.report import Subgraph, bytes_by_kind, inspect_subgraphs
+from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.random_inputs import random_inputs
+
+LEAST_RUNS = 5
+
+
+@dataclass
+class Latency:
+    """One signature with one number of threads.
+
+    Attributes:
+        signature: its name.
+        threads: how many LiteRT was given.
+        runs: how many calls were timed, after one that was not.
+        median_ms: of a call.
+        p90_ms: nine calls of ten took no longer.
+        tokens: how many a call made, of all its rows; None where a signature makes none.
+    """
+
+    signature: str
+    threads: int
+    runs: int
+    median_ms: float
+    p90_ms: float
+    tokens: int | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the median call."""
+        return None if self.tokens is None else 1e3 * self.tokens / self.median_ms
+
+
+@dataclass
+class Footprint:
+    """What loading costs, in a process that imports NumPy, LiteRT and `keras_tfm.runtime` only.
+
+    Attributes:
+        weights: "packed" in memory, or in a "cache" that an earlier process had filled.
+        threads: how many LiteRT was given.
+        load_ms: reading, checking the checksum, packing the weights, allocating.
+        first_ms: the first answer of every signature, summed.
+        peak_bytes: highest resident memory above what the process had before loading; of a cache,
+            that counts the pages of the file that were read. None outside Linux.
+        private_bytes: what of it the system can neither share nor drop. None outside Linux.
+    """
+
+    weights: str
+    threads: int
+    load_ms: float
+    first_ms: float
+    peak_bytes: int | None
+    private_bytes: int | None
+
+
+@dataclass
+class Benchmark:
+    """What was measured; `print` it, take `asdict()`, or `write_json` it."""
+
+    path: str
+    bytes: int
+    quantization: str
+    processor: str
+    latencies: list[Latency]
+    footprints: list[Footprint]
+    subgraphs: list[Subgraph]
+    bytes_by_kind: dict[str, int]
+
+    def asdict(self) -> dict[str, Any]:
+        """Everything, as dictionaries, lists and numbers that JSON takes."""
+        result = asdict(self)
+        for entry, latency in zip(result["latencies"], self.latencies, strict=True):
+            entry["tokens_per_second"] = latency.tokens_per_second
+        return result
+
+    def write_json(self, path: str | Path) -> None:
+        """Writes `asdict()` to a file."""
+        Path(path).write_text(json.dumps(self.asdict(), indent=2) + "\n")
+
+    def __str__(self) -> str:
+        """A table for people."""
+        sizes = ", ".join(f"{kind} {_size(n)}" for kind, n in self.bytes_by_kind.items())
+        lines = [
+            f"{self.path}: {_size(self.bytes)}, {self.quantization}",
+            f"  {sizes}",
+            f"  on {self.processor}",
+            f"  {'signature':16} {'threads':>7} {'runs':>6} {'median ms':>10} {'p90 ms':>10} "
+            f"{'tokens':>7} {'tokens/s':>9}",
+        ]
+        for x in self.latencies:
+            line = (
+                f"  {x.signature:16} {x.threads:7} {x.runs:6} {x.median_ms:10.3f} {x.p90_ms:10.3f}"
+            )
+            if x.tokens is not None:
+                line += f" {x.tokens:7} {x.tokens_per_second:9.0f}"
+            lines.append(line)
+        lines.append(
+            f"  {'weights':16} {'threads':>7} {'load ms':>9} {'first ms':>9} "
+            f"{'peak memory':>12} {'private':>12}"
+        )
+        for y in self.footprints:
+            lines.append(
+                f"  {y.weights:16} {y.threads:7} {y.load_ms:9.1f} {y.first_ms:9.1f} "
+                f"{_size(y.peak_bytes):>12} {_size(y.private_bytes):>12}"
+            )
+        lines.append(
+            f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}  operators"
+        )
+        for graph in self.subgraphs:
+            most = [f"{name} {count}" for name, count in list(graph.operators.items())[:3]]
+            lines.append(
+                f"  {graph.name[:24]:24} {graph.nodes:6} {graph.delegated:11} "
+                f"{graph.partitions:11}  {', '.join(most)}"
+            )
+        return "\n".join(lines)
+
+
+def benchmark(
+    path: str | Path,
+    threads: Sequence[int] = (1, 2),
+    *,
+    seconds: float = 1.0,
+    weight_cache: bool = False,
+    seed: int = 0,
+) -> Benchmark:
+    """Measures a file that `export_tflite` wrote, on this machine, with inputs at random.
+
+    Every signature is called for `seconds` with each number of threads. Ids fill the exported
+    length and come from the vocabulary, so `generate` runs as long as with any other input, unless
+    it ends early: with an `end_id` the tokens really made are counted, up to and with the end, and
+    tokens per second are of those. A call whose rows end early still pays for reading its source.
+
+    Args:
+        path: the .tflite file.
+        threads: the numbers of threads LiteRT is given.
+        seconds: how long each signature is called with each of them; five calls at least.
+        weight_cache: whether to measure the footprint with `runtime.load(..., weight_cache=...)`
+            too, from a cache in a temporary folder that one load has filled.
+        seed: of the inputs.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `runtime.load`; or an argument is out of range.
+
+    Example:
+
+    >>> import tempfile, keras
+    >>> from keras_tfm.export import benchmark, export_tflite
+    >>> x = keras.Input((2,), name="x")
+    >>> model = keras.Model(x, keras.layers.Dense(1)(x))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(model, folder + "/dense.tflite")
+    ...     measured = benchmark(report.path, threads=[1], seconds=0.01)
+    >>> [(x.signature, x.threads, x.median_ms > 0) for x in measured.latencies]
+    [('predict', 1, True)]
+    """
+    threads = list(threads)
+    if not threads or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in threads):
+        raise ValueError(f"threads must be integers of at least 1, got {threads}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be above 0, got {seconds}")
+    latencies = []
+    for count in threads:
+        model = load(path, count)
+        latencies += [_latency(model, name, count, seconds, seed) for name in model.signatures]
+    footprints = [_footprint(path, "packed", count) for count in threads]
+    if weight_cache:
+        with tempfile.TemporaryDirectory() as folder:
+            _footprint(path, "cache", threads[0], folder)
+            footprints += [_footprint(path, "cache", count, folder) for count in threads]
+    content = Path(path).read_bytes()
+    return Benchmark(
+        path=str(path),
+        bytes=len(content),
+        quantization=model.manifest["quantization"],
+        processor=_processor(),
+        latencies=sorted(latencies, key=lambda x: list(model.signatures).index(x.signature)),
+        footprints=footprints,
+        subgraphs=inspect_subgraphs(content),
+        bytes_by_kind=bytes_by_kind(content),
+    )
+
+
+def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -> Latency:
+    signature = model.signatures[name]
+    inputs = random_inputs(signature, seed)
+    outputs = model.run(name, inputs)
+    times: list[float] = []
+    while len(times) < LEAST_RUNS or sum(times) < seconds:
+        start = time.perf_counter()
+        model.run(name, inputs)
+        times.append(time.perf_counter() - start)
+    tokens = None
+    if "max_length" in signature and "tokens" in outputs:
+        tokens = count_tokens(outputs["tokens"], signature.get("end_id"))
+    median, p90 = (1e3 * float(np.quantile(times, q)) for q in (0.5, 0.9))
+    return Latency(name, threads, len(times), median, p90, tokens)
+
+
+def count_tokens(tokens: np.ndarray, end_id: int | Sequence[int] | None) -> int:
+    """How many tokens were made: those after the start token, up to and with the end.
+
+    >>> import numpy as np
+    >>> from keras_tfm.export.benchmark import count_tokens
+    >>> count_tokens(np.array([[1, 5, 2, 0], [1, 5, 6, 7]]), end_id=2)
+    5
+    """
+    made = tokens.reshape(-1, tokens.shape[-1])[:, 1:]
+    ended = np.isin(made, [] if end_id is None else end_id)
+    ended_before: np.ndarray = np.cumsum(ended, axis=1) - ended
+    return int((ended_before == 0).sum())
+
+
+def _footprint(
+    path: str | Path, weights: str, threads: int, folder: str | None = None
+) -> Footprint:
+    """`keras_tfm.runtime.footprint` in a process of its own."""
+    command = [sys.executable, "-m", "keras_tfm.runtime.footprint", str(path), str(threads)]
+    command += [] if folder is None else [folder]
+    root = str(Path(keras_tfm.__file__).parent.parent)
+    paths = [root, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"loading {path} in a process of its own failed with exit code {done.returncode}: "
+            + (done.stderr.strip().splitlines() or ["no message"])[-1]
+        )
+    return Footprint(weights, threads, **json.loads(done.stdout))
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, and how many there are."""
+    name, information = "", Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                name = line.partition(":")[2].strip()
+                break
+    return f"{name or sys.platform}, {os.cpu_count()} processors"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.2f} kB"

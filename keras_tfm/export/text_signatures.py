@@ -1,0 +1,192 @@
+"""Signatures that take strings: a tokenizer before the model, and a detokenizer after it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_tfm.export.signatures import Signature
+from keras_tfm.generation.generator import end_ids_of
+from keras_tfm.generation.model_inputs import find_target, input_specs, vocabulary_sizes
+
+TEXT = "_text"
+
+
+def traced_function(signature: Signature) -> Any:
+    """The concrete function of a signature, the same each time: nothing is traced twice."""
+    function: Any = signature.function
+    if not isinstance(function, tf.types.experimental.GenericFunction):
+        signature.function = function = tf.function(function, autograph=False)
+    return function.get_concrete_function(**signature.inputs)
+
+
+def check_tokenizers(
+    model: keras.Model, names: Sequence[str], tokenizer: Any, detokenizer: Any
+) -> dict[str, Any]:
+    """The tokenizers by input, checked against the vocabularies of the model.
+
+    Args:
+        model: functional.
+        names: of the signatures asked for.
+        tokenizer: one for all inputs of ids, or a dictionary by the input's name, or None.
+        detokenizer: only looked at for being given without a tokenizer.
+
+    Raises:
+        ValueError: text signatures without a tokenizer or the reverse, an input that takes no ids,
+            or more ids in the tokenizer than in the model.
+    """
+    if len(set(names)) < len(names):
+        raise ValueError(f"a signature is asked for twice: {list(names)}")
+    of_text = [name for name in names if name.endswith(TEXT)]
+    if not of_text:
+        if tokenizer is not None or detokenizer is not None:
+            raise ValueError(
+                'a tokenizer is used by the signatures "generate_text" and "predict_text", '
+                f"got {list(names)}"
+            )
+        return {}
+    if tokenizer is None:
+        raise ValueError(f"the signatures {of_text} need a tokenizer, got None")
+    sizes = vocabulary_sizes(model)
+    ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
+    if isinstance(tokenizer, dict):
+        unknown = [name for name in tokenizer if name not in ids]
+        if unknown or not tokenizer:
+            raise ValueError(
+                f"tokenizers are for the inputs of ids (B, S) {ids}, got {list(tokenizer)}"
+            )
+        tokenizers = dict(tokenizer)
+    else:
+        tokenizers = dict.fromkeys(ids, tokenizer)
+        if not ids:
+            raise ValueError(f"{model.name} has no input of ids (B, S) for a tokenizer")
+    for name, one in tokenizers.items():
+        if not callable(one):
+            raise TypeError(
+                f"the tokenizer of input {name!r} must be callable, got {type(one).__name__}"
+            )
+        size = _vocabulary_size(one)
+        if size is not None and name in sizes and size > sizes[name]:
+            raise ValueError(
+                f"the tokenizer of input {name!r} has {size} ids, "
+                f"but the model's embedding takes {sizes[name]}"
+            )
+    return tokenizers
+
+
+def add_text_signatures(
+    model: keras.Model,
+    made: Sequence[Signature],
+    names: Sequence[str],
+    tokenizers: dict[str, Any],
+    detokenizer: Any,
+    target: str | None,
+) -> list[Signature]:
+    """The signatures of `names`: those of `made`, and those of text around them."""
+    by_name = {signature.name: signature for signature in made}
+    result = []
+    for name in names:
+        base = by_name[name.removesuffix(TEXT)]
+        if name == base.name:
+            result.append(base)
+            continue
+        here = {key: tokenizers[key] for key in base.inputs if key in tokenizers}
+        if not here:
+            raise ValueError(
+                f"{name} needs a tokenizer for one of its inputs {list(base.inputs)}, "
+                f"got {list(tokenizers)}"
+            )
+        back = None
+        if base.name == "generate":
+            stepped = find_target(model, target)
+            owner = tokenizers.get(stepped) or next(iter(here.values()))
+            back = detokenizer or getattr(owner, "detokenize", None)
+            if not callable(back):
+                raise ValueError(
+                    f"{name} needs a detokenizer: {type(owner).__name__} has no detokenize"
+                )
+        result.append(_of_text(name, base, here, back))
+    return result
+
+
+def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any) -> Signature:
+    # Traced once, for both signatures: they share the graph.
+    traced = traced_function(base)
+
+    def run(**inputs: Any) -> dict[str, Any]:
+        values = {
+            key: _tokenized(key, x, tokenizers[key], base) if key in tokenizers else x
+            for key, x in inputs.items()
+        }
+        outputs = traced(**values)
+        if detokenizer is None:
+            return outputs
+        return {"text": _detokenized(outputs["tokens"], detokenizer, base.settings["end_id"])}
+
+    specs = {
+        key: tf.TensorSpec(spec.shape[:1], tf.string, name=key) if key in tokenizers else spec
+        for key, spec in base.inputs.items()
+    }
+    return Signature(name, base.role, run, specs, {})
+
+
+def _vocabulary_size(tokenizer: Any) -> int | None:
+    size = getattr(tokenizer, "vocabulary_size", None)
+    with tf.init_scope():  # Keras asks its table, which in a graph is a tensor
+        return int(size() if callable(size) else size) if size is not None else None
+
+
+def _tokenized(
+    name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature
+) -> Any:
+    """Ids (B, S), at least one column: an empty batch of words would be a softmax over nothing."""
+    spec = signature.inputs[name]
+    ids, length = tokenizer(strings), spec.shape[1]
+    if isinstance(ids, tf.RaggedTensor):
+        if length is None and name not in signature.padded:
+            raise ValueError(
+                f"the tokenizer of input {name!r} makes ragged rows, which are filled up with 0, "
+                "and the model sees padding as ids like others (no mask_zero)"
+            )
+        ids = ids.to_tensor(0)
+    if ids.shape.rank != 2 or not ids.dtype.is_integer:
+        raise ValueError(
+            f"the tokenizer of input {name!r} must make integer ids (B, S), "
+            f"got {ids.dtype.name} of shape {ids.shape}"
+        )
+    columns = tf.shape(ids)[1]
+    # Before the ids are used: otherwise it is chance which error comes first.
+    with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
+        missing = tf.maximum((1 if length is None else length) - columns, 0)
+        ids = tf.pad(ids, [(0, 0), (0, missing)])
+    return tf.ensure_shape(tf.cast(ids, spec.dtype), spec.shape)
+
+
+def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
+    """What is checked when the SavedModel runs, as it cannot be seen before."""
+    length, size = signature.inputs[name].shape[1], signature.vocabulary_sizes.get(name)
+    checks = []
+    if length is not None:
+        message = f"{name}: more ids than {length}"
+        checks.append(tf.debugging.assert_less_equal(tf.shape(ids)[1], length, message))
+    if size is not None and _vocabulary_size(tokenizer) is None:
+        message = f"{name}: ids of the tokenizer must be in 0..{size - 1}"
+        checks.append(tf.debugging.assert_less(ids, tf.cast(size, ids.dtype), message))
+        checks.append(tf.debugging.assert_non_negative(ids, message))
+    return [check for check in checks if check is not None]  # None: known to hold
+
+
+def _detokenized(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:
+    """Strings (B,) of tokens (B, T), whose first column is the start token."""
+    tokens = tokens[:, 1:]
+    ended = tf.zeros_like(tokens, tf.bool)
+    for one in end_ids_of(end_id):
+        ended = tf.logical_or(ended, tf.equal(tokens, one))
+    kept = tf.equal(tf.cumsum(tf.cast(ended, tf.int32), axis=1), 0)
+    text = detokenizer(tf.ragged.boolean_mask(tokens, kept))
+    if text.dtype != tf.string:
+        raise ValueError(f"the detokenizer must make strings, got {text.dtype.name}")
+    if text.shape.rank == 2:
+        text = tf.strings.reduce_join(text, axis=1, separator=" ")
+    return text

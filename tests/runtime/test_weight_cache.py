@@ -1,0 +1,129 @@
+"""`runtime.load(..., weight_cache=)`: the same answers, from a cache that is whole and its own."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from small_exports import QUESTIONS, real_file, small, small_file, small_tokens
+from small_models import SOURCES, TARGET_SIZE, logits_of
+
+from keras_tfm import runtime
+from keras_tfm.export import export_tflite
+from keras_tfm.runtime import weight_cache
+
+
+@pytest.fixture(scope="module")
+def report():
+    return small_file(num_layers=2)
+
+
+def caches(folder):
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_answers_as_keras(report, tmp_path, threads):
+    for _ in range(2):  # a cache that is made, and one that is read
+        model = runtime.load(report.path, threads, weight_cache=tmp_path / "made")
+        np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
+        targets = np.random.default_rng(0).integers(1, TARGET_SIZE, (4, 9)).astype("int32")
+        logits = model.predict({"source": SOURCES, "target": targets})["output"]
+        expected = logits_of(small(num_layers=2), SOURCES, targets)
+        # As in tests/export/test_tflite.py.
+        np.testing.assert_allclose(logits, expected, rtol=0.0, atol=1e-5)
+
+
+def test_one_dtype_and_shape_as_without(report, tmp_path):
+    plain, cached = runtime.load(report.path), runtime.load(report.path, weight_cache=tmp_path)
+    for name in plain.signatures:
+        inputs = {
+            key: np.ones(spec["shape"], spec["dtype"])
+            for key, spec in plain.signatures[name]["inputs"].items()
+        }
+        expected, found = plain.run(name, inputs), cached.run(name, inputs)
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert (found[key].shape, found[key].dtype) == (
+                expected[key].shape,
+                expected[key].dtype,
+            )
+
+
+def test_a_second_load_makes_none(tmp_path):
+    path = real_file("int8").path
+    runtime.load(path, weight_cache=tmp_path)
+    (cache,) = caches(tmp_path)
+    before = cache.stat()
+    runtime.load(path, weight_cache=tmp_path)
+    assert caches(tmp_path) == [cache]
+    assert cache.stat().st_mtime_ns == before.st_mtime_ns
+    assert cache.stat().st_ino == before.st_ino
+    assert cache.stat().st_size > 1e5
+
+
+def test_models_of_the_same_shapes_have_their_own(tmp_path):
+    """XNNPACK would take one for the other."""
+    first, second = small_file(seed=6), small_file(seed=7)
+    for report, seed in ((first, 6), (second, 7), (first, 6)):
+        tokens = runtime.load(report.path, weight_cache=tmp_path).generate(QUESTIONS).tokens
+        np.testing.assert_array_equal(tokens, small_tokens(seed=seed))
+    assert len(caches(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_cache_is_made_again(report, tmp_path, damage):
+    runtime.load(report.path, weight_cache=tmp_path)
+    (cache,) = caches(tmp_path)
+    whole = cache.read_bytes()
+    content = bytearray(whole)
+    if damage == "flip":
+        for i in range(len(content) // 2, len(content), 5):
+            content[i] ^= 0x55
+    cache.write_bytes(content if damage == "flip" else content[: 100 * (damage == "cut")])
+    tokens = runtime.load(report.path, weight_cache=tmp_path).generate(QUESTIONS).tokens
+    np.testing.assert_array_equal(tokens, small_tokens(num_layers=2))
+    (again,) = caches(tmp_path)
+    assert len(again.read_bytes()) == len(whole)
+
+
+def test_a_model_without_weights(tmp_path):
+    x = keras.Input((3,), name="x")
+    report = export_tflite(keras.Model(x, layers.Rescaling(2.0)(x)), tmp_path / "double.tflite")
+    for _ in range(2):
+        model = runtime.load(report.path, weight_cache=tmp_path / "caches")
+        np.testing.assert_array_equal(model.predict([[1, 2, 3]])["output"], [[2, 4, 6]])
+
+
+def test_a_folder_that_cannot_be_made(report, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match="file"):
+        runtime.load(report.path, weight_cache=tmp_path / "file")
+
+
+def test_dtypes_that_it_cannot_pass(report):
+    manifest = runtime.load(report.path).manifest
+    outputs = manifest["signatures"]["generate"]["outputs"]
+    outputs["tokens"] = {**outputs["tokens"], "dtype": "int64"}
+    with pytest.raises(ValueError, match=r"must be among .*, got int64 for 'tokens' of generate"):
+        weight_cache.cached_runners(report.path, manifest, 1, "unused")
+
+
+def test_it_loads_neither_keras_nor_tensorflow(report, tmp_path):
+    script = f"""
+        import json, sys
+        from keras_tfm import runtime
+        model = runtime.load({report.path!r}, weight_cache={str(tmp_path)!r})
+        tokens = model.generate([3, 4, 5, 6, 7]).tokens.tolist()
+        print(json.dumps([tokens, sorted({{name.split(".")[0] for name in sys.modules}})]))
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    tokens, packages = json.loads(done.stdout)
+    assert tokens == small_tokens(num_layers=2)[:1].tolist()
+    assert not {"tensorflow", "keras", "jax", "torch"} & set(packages)
