@@ -1,7 +1,7 @@
 """An exported file, loaded."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +9,21 @@ import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
+from keras_tfm.runtime.host_loop import Buffers, CopiedBuffers, by_length, prompt_of, step
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
 
 class Generated(NamedTuple):
-    """What was generated: `tokens` (B, T), int32, the start token first, 0 after the end."""
+    """What was generated.
+
+    Attributes:
+        tokens: (B, T), int32, start token or prompt first, 0 after the end; of a file that was
+            exported with several hypotheses (B, n, T).
+        scores: (B,) or (B, n), of a file whose strategy is a beam search; None elsewhere.
+    """
 
     tokens: np.ndarray
+    scores: np.ndarray | None = None
 
 
 class Model:
@@ -39,6 +47,7 @@ class Model:
             self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
         # LiteRT's interpreter is one set of buffers: two threads would mix their answers.
         self._lock = threading.Lock()
+        self._streams = 0
 
     def _interpreted(self, threads: int) -> dict[str, Runner]:
         interpreter_module = manifests.import_litert("interpreter")
@@ -50,23 +59,183 @@ class Model:
     def generate(self, inputs: Any) -> Generated:
         """Generates a row of tokens for each row of `inputs`.
 
+        With several exported lengths the shortest that fits is run. A file without a "generate"
+        signature is stepped from here, greedily, by its "decode".
+
         Args:
             inputs: ids (B, S) or (S,), as an array or as lists of any length; or, by name, all
-                inputs of the signature. Ids shorter than the exported length are padded with 0.
+                inputs of the model but the stepped one, and prompts for that where the file was
+                exported with a prompt_length. Shorter ids are padded.
 
         Raises:
             ValueError: ids longer than the file was exported for, or outside the vocabulary.
         """
-        return Generated(self.run("generate", inputs)["tokens"])
+        if not by_length(self.signatures, "generate"):
+            return Generated(self._stepped(inputs))
+        name, inputs = self._choose("generate", inputs)
+        prompt = self.signatures[name].get("prompt")
+        padding = None
+        if prompt is not None:
+            inputs = dict(inputs)
+            length = self.signatures[name]["inputs"][prompt]["shape"][1]
+            inputs[prompt], padding = _left_padded(prompt, inputs[prompt], length)
+            inputs["padding"] = padding
+        results = self.run(name, inputs)
+        tokens = results["tokens"]
+        if padding is not None:
+            for row, count in enumerate(padding):
+                tokens[row] = np.roll(tokens[row], -count, axis=-1)
+            tokens = np.ascontiguousarray(tokens[..., : self.signatures[name]["max_length"]])
+        return Generated(tokens, results.get("scores"))
+
+    def stream(
+        self, inputs: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields the tokens (B,), int32, of each step as soon as they are chosen; 0 after an end.
+
+        For a file with a "decode" signature, and "encode" where the model has a source.
+
+        Args:
+            inputs: as in `generate`, of at most as many rows as the file was exported for. Prompts
+                have one length.
+            choose: logits (B, V), float32 -> tokens (B,); the most probable by default.
+        """
+        names = by_length(self.signatures, "decode")
+        if not names:
+            raise ValueError(
+                f"{self.path} has no signature 'decode', it has {list(self.signatures)}"
+            )
+        decode = self.signatures[names[-1]]
+        target, batch = decode["target"], decode["inputs"][decode["target"]]["shape"][0]
+        inputs = self._by_name(inputs, target)
+        given = inputs.pop(target, None)
+        known = self._known(decode, inputs)
+        rows = next((len(x) for x in known.values()), batch)
+        if given is not None:
+            checked = _rows(target, given, decode["inputs"][target])
+            prompt, rows = prompt_of(checked, target), len(checked)
+        elif decode["start_id"] is None:
+            raise ValueError(f"{self.path} was exported without a start_id: give {target!r}")
+        else:
+            prompt = np.full((rows, 1), decode["start_id"], "int32")
+        if not 0 < rows <= batch:
+            raise ValueError(f"{self.path} steps {batch} rows at once, got {rows}")
+        if not 0 < prompt.shape[1] < decode["max_length"]:
+            raise ValueError(
+                "a prompt must have at least one token and fewer than max_length "
+                f"({decode['max_length']}), got {prompt.shape[1]}"
+            )
+        known = {key: _fill(x, batch) for key, x in known.items()}
+        steps = step(
+            self.signatures,
+            self._buffers,
+            known,
+            _fill(prompt, batch),
+            choose or _most_probable,
+        )
+        number = self._streams = self._streams + 1
+        while True:
+            with self._lock:
+                if number != self._streams:
+                    raise RuntimeError(
+                        "another stream has begun, and one file has one set of caches: "
+                        "load it twice to run two streams side by side"
+                    )
+                tokens = next(steps, None)
+            if tokens is None:
+                return
+            yield tokens[:rows]
+
+    def _known(self, decode: dict[str, Any], inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+        """What every step is given beside its token: what was encoded, and inputs it reads."""
+        known = {}
+        encoders = by_length(self.signatures, "encode")
+        results = {key for key in decode["outputs"] if key != "logits"}
+        contexts = [x for x in decode["inputs"] if x.startswith("cache_") and x not in results]
+        if contexts and not encoders:
+            raise ValueError(f"{self.path} has no signature 'encode', which its 'decode' needs")
+        if encoders:
+            name, inputs = self._choose("encode", inputs)
+            known.update(self.run(name, inputs))
+        for key, x in inputs.items():
+            if key in decode["inputs"]:
+                known[key] = _fit(key, x, decode["inputs"][key])
+        return known
+
+    def _stepped(self, inputs: Any) -> np.ndarray:
+        """All rows, some at a time: (B, T)."""
+        names = by_length(self.signatures, "decode")
+        if not names:
+            raise ValueError(
+                f"{self.path} has no signature 'generate', it has {list(self.signatures)}"
+            )
+        decode = self.signatures[names[-1]]
+        target, length = decode["target"], decode["max_length"]
+        inputs = self._by_name(inputs, target)
+        batch = decode["inputs"][target]["shape"][0]
+        arrays = {
+            key: [np.asarray(row) for row in (x if np.ndim(x[0]) else [x])]
+            for key, x in inputs.items()
+        }
+        rows = len(next(iter(arrays.values())))
+        result = np.zeros((rows, length), "int32")
+        for start in range(0, rows, batch):
+            chunk = {key: x[start : start + batch] for key, x in arrays.items()}
+            part = result[start : start + batch]
+            column = 1
+            if target in chunk:
+                column = len(chunk[target][0])
+                part[:, :column] = chunk[target]
+            else:
+                part[:, 0] = decode["start_id"]
+            for tokens in self.stream(chunk):
+                part[:, column] = tokens
+                column += 1
+        return result
+
+    def _buffers(self, name: str) -> Any:
+        runner = self._runners[name]
+        if hasattr(runner, "_interpreter_wrapper"):
+            with native_log.captured():
+                return Buffers(runner)
+        return CopiedBuffers(runner, self.signatures[name])
+
+    def _by_name(self, inputs: Any, only: str) -> dict[str, Any]:
+        """`inputs` as a dictionary; where they are not, those of the one input there is."""
+        if isinstance(inputs, dict):
+            return dict(inputs)
+        names = by_length(self.signatures, "encode") or by_length(self.signatures, "generate")
+        first = next(iter(self.signatures[names[0]]["inputs"])) if names else only
+        return {first: inputs}
+
+    def _choose(self, role: str, inputs: Any) -> tuple[str, Any]:
+        """The signature of the shortest lengths that `inputs` fit, and these by name."""
+        names = by_length(self.signatures, role)
+        if not names:
+            raise ValueError(
+                f"{self.path} has no signature {role!r}, it has {list(self.signatures)}"
+            )
+        if not isinstance(inputs, dict):
+            inputs = {next(iter(self.signatures[names[0]]["inputs"])): inputs}
+        for name in names:
+            expected = self.signatures[name]["inputs"]
+            if all(
+                _longest(x) <= expected[key]["shape"][1]
+                for key, x in inputs.items()
+                if key in expected and _is_rows(expected[key])
+            ):
+                return name, inputs
+        return names[-1], inputs
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of one full pass, by name.
 
         Args:
             inputs: an array for a model of one input, or arrays by name. Ids may be shorter than
-                the exported length: they are padded with 0, and outputs are of the exported length.
+                the exported length: they are padded with 0, and outputs are of the exported length,
+                of several the shortest that fits.
         """
-        return self.run("predict", inputs)
+        return self.run(*self._choose("predict", inputs))
 
     def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name; `inputs` as in `predict`."""
@@ -148,6 +317,28 @@ def _fit(name: str, values: Any, expected: dict[str, Any]) -> np.ndarray:
 
 def _ids(name: str, values: Any, shape: tuple[int, ...], expected: dict[str, Any]) -> np.ndarray:
     """Integers, in range; rows of unequal length padded with 0 on the right, where that may be."""
+    arrays = _rows(name, values, expected)
+    if len(shape) != 2 or any(array.ndim != 1 for array in arrays):
+        return np.stack(arrays)
+    lengths = {len(array) for array in arrays}
+    if max(lengths, default=0) > shape[1]:
+        raise ValueError(
+            f"{name} has {max(lengths)} ids, but the file was exported for at most {shape[1]}"
+        )
+    if lengths - {shape[1]} and not expected.get("padded", True):
+        raise ValueError(
+            f"{name} must have shape (B, {shape[1]}), got rows of {sorted(lengths)} ids; "
+            "the model sees padding as ids like others (no mask_zero)"
+        )
+    result = np.zeros((len(arrays), shape[1]), expected["dtype"])
+    for i, array in enumerate(arrays):
+        result[i, : len(array)] = array
+    return result
+
+
+def _rows(name: str, values: Any, expected: dict[str, Any]) -> list[np.ndarray]:
+    """Rows of integers in range, of any lengths."""
+    shape = expected["shape"]
     if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
         raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
     rows: Sequence[Any] = values
@@ -168,22 +359,37 @@ def _ids(name: str, values: Any, shape: tuple[int, ...], expected: dict[str, Any
         raise ValueError(
             f"{name}: ids must be in {low}..{size - 1}, got {min(found)}..{max(found)}"
         )
-    if len(shape) != 2 or any(array.ndim != 1 for array in arrays):
-        return np.stack(arrays)
-    lengths = {len(array) for array in arrays}
-    if max(lengths, default=0) > shape[1]:
+    return arrays
+
+
+def _left_padded(name: str, values: Any, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts padded before their first token: (B, N), and by how much: (B,), int32."""
+    rows = [np.asarray(row) for row in ([values] if np.ndim(values[0]) == 0 else values)]
+    if not rows or min(map(len, rows)) < 1 or max(map(len, rows)) > length:
         raise ValueError(
-            f"{name} has {max(lengths)} ids, but the file was exported for at most {shape[1]}"
+            f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "
+            f"got {sorted({len(row) for row in rows})}"
         )
-    if lengths - {shape[1]} and not expected.get("padded", True):
-        raise ValueError(
-            f"{name} must have shape (B, {shape[1]}), got rows of {sorted(lengths)} ids; "
-            "the model sees padding as ids like others (no mask_zero)"
-        )
-    result = np.zeros((len(arrays), shape[1]), expected["dtype"])
-    for i, array in enumerate(arrays):
-        result[i, : len(array)] = array
-    return result
+    padding = np.array([length - len(row) for row in rows], "int32")
+    return np.stack(
+        [np.pad(row, (count, 0)) for row, count in zip(rows, padding, strict=True)]
+    ), padding
+
+
+def _is_rows(expected: dict[str, Any]) -> bool:
+    return len(expected["shape"]) == 2 and np.dtype(expected["dtype"]).kind in "iu"
+
+
+def _longest(values: Any) -> int:
+    """Of rows of ids; 0 where they are none, which is for `_ids` to say."""
+    if np.ndim(values) == 0 if not isinstance(values, (list, tuple)) else not len(values):
+        return 0
+    return len(values) if np.ndim(values[0]) == 0 else max(len(row) for row in values)
+
+
+def _most_probable(logits: np.ndarray) -> np.ndarray:
+    """Greedy search."""
+    return np.argmax(logits, axis=-1)
 
 
 def _fill(array: np.ndarray, batch: int) -> np.ndarray:
