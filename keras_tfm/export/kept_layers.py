@@ -77,7 +77,7 @@ def find_buffers(
     >>> import numpy as np
     >>> from keras_tfm.export.kept_layers import find_buffers
     >>> kernel = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]], "float32")
-    >>> other = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], "float32")
+    >>> other = np.array([[1.0, 2.0], [3.0, 5.0], [4.0, 7.0]], "float32")
     >>> list(find_buffers({8: other, 9: 0.5 * kernel.T}, {"head": [kernel]}))
     [9]
     """
