@@ -160,8 +160,7 @@ class Request:
                     "a signature of this model does not have"
                 )
             self.strategy.check(self.model.outputs[0].shape[-1])
-        self.specs(self.others)  # lengths that are missing, before the long check
-        check_stepping(self.model, self.target, length=self.max_length)
+        self.specs(self.others)  # raises if a length is missing
 
     def _check_several(self) -> None:
         open_ = [name for name in self._with_open_length() if name not in self.padded]
@@ -212,8 +211,12 @@ class Request:
 
 
 def make_signatures(request: Request) -> list[Signature]:
-    """The signatures asked for; nothing is traced yet."""
+    """The signatures asked for; nothing is traced yet. Raises if the model cannot be stepped."""
     from keras_tfm.export import stepped_signatures as stepped
+
+    if request.roles != ["predict"]:
+        assert request.max_length is not None
+        check_stepping(request.model, request.target, length=request.max_length)
 
     makers: dict[str, Callable[[Request], list[Signature]]] = {
         "predict": predict,

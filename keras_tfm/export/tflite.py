@@ -3,13 +3,14 @@
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report, custom_operators, make_report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
@@ -17,8 +18,6 @@ from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.version import __version__
-
-QUANTIZATIONS = ("float32", "int8")
 
 
 def export_tflite(
@@ -35,6 +34,8 @@ def export_tflite(
     batch_size: int = 1,
     target: str | None = None,
     strategy: Strategy | None = None,
+    keep_float: Sequence[str] = (),
+    representative_data: Iterable[Any] | None = None,
 ) -> Report:
     """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
 
@@ -51,8 +52,12 @@ def export_tflite(
             For a host that drives the loop: "encode" projects a source once, "prefill" reads a
             prompt but its last token, "decode" feeds a token and returns logits (B, V) and what it
             adds to the caches, which are its arguments.
-        quantization: "float32", or "int8" (weights in 8 bits, computed with int8 activations that
-            are scaled on the fly; no calibration data needed).
+        quantization: how the weights of products, convolutions and lookups are stored.
+            "float32"; "float16" (computed in float32); "int8" (8 bits, computed with int8
+            activations that are scaled on the fly; no calibration data needed); "int8_full"
+            (activations in 8 bits between the operators too, "predict" alone, for processors that
+            know integers only: on a CPU it is slower and coarser than "int8"); "int4" (4 bits, a
+            scale for every 32 numbers of a row, needs `keras-tfm[quantize]`).
         source_length: S, the length of every input whose length is open. Shorter ids are padded
             with 0, which the model must mask (`mask_zero`). Of several lengths each has signatures
             of its own ("predict_32", "encode_128"), and the runtime takes the shortest that fits.
@@ -67,15 +72,21 @@ def export_tflite(
         target: the input that is stepped; "target", or the only one, by default.
         strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or one of
             your own that draws no random numbers.
+        keep_float: layers whose weights stay float32 in "float16", "int8" and "int4": names, paths
+            (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
+        representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
+            arrays by name (of arrays, for a model of one input), each of the exported shape.
 
     Returns:
         A report: size, signatures, operators, and what runs on XNNPACK in how many partitions.
 
     Raises:
         ValueError: an argument is out of range, the model cannot be stepped (the error names the
-            layer), or the graph needs an operator that plain LiteRT does not have.
+            layer), the graph needs an operator that plain LiteRT does not have, or `keep_float`
+            names no layer (the error names near ones).
         FileNotFoundError, PermissionError: `path` cannot be written.
-        ModuleNotFoundError: LiteRT is missing; the message names the extra that brings it.
+        ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
+            extra that brings it.
         In every case nothing is left behind, and an earlier file is untouched.
 
     Example:
@@ -99,8 +110,7 @@ def export_tflite(
             f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
             "save the model, and load it with KERAS_BACKEND=tensorflow"
         )
-    if quantization not in QUANTIZATIONS:
-        raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {quantization!r}")
+    quantized = Quantization(model, quantization, keep_float, representative_data)
     mixed = next((x for x in model.layers if "float16" in str(x.compute_dtype)), None)
     if mixed is not None:
         raise ValueError(
@@ -123,8 +133,10 @@ def export_tflite(
         target=target,
         strategy=strategy,
     )
+    quantized.check_request(request)
     made = make_signatures(request)
-    content = _convert(model, made, quantization)
+    quantized.read_data(made)
+    content = _convert(model, made, quantized)
     manifest = {
         "keras_tfm": __version__,
         "keras": keras.__version__,
@@ -138,21 +150,29 @@ def export_tflite(
     return report
 
 
-def _convert(model: keras.Model, signatures: Sequence[Signature], quantization: str) -> bytes:
+def _convert(
+    model: keras.Model, signatures: Sequence[Signature], quantization: Quantization
+) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
-        write_saved_model(model, signatures, saved)
-        converter = tf.lite.TFLiteConverter.from_saved_model(
-            str(saved), signature_keys=[signature.name for signature in signatures]
-        )
-        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-        if quantization == "int8":
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        with native_log.captured():
-            try:
-                content = converter.convert()
-            except Exception as error:  # the converter has several, with the graph as their text
-                raise ValueError(f"{model.name} cannot be converted: {_reason(error)}") from error
+        with quantization.tracing():
+            write_saved_model(model, signatures, saved)
+
+        def convert(set_up: Callable[[Any], None]) -> bytes:
+            converter = tf.lite.TFLiteConverter.from_saved_model(
+                str(saved), signature_keys=[signature.name for signature in signatures]
+            )
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+            set_up(converter)
+            with native_log.captured():
+                try:
+                    return bytes(converter.convert())
+                except Exception as error:  # it has several, with the graph as their text
+                    raise ValueError(
+                        f"{model.name} cannot be converted: {_reason(error)}"
+                    ) from error
+
+        content = quantization.apply(convert)
     foreign = custom_operators(content)
     if foreign:
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")

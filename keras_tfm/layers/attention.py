@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.decoding_scope import for_device
+from keras_tfm.layers.masked_score import masked_score
 
 Tensor = Any
 
@@ -137,7 +138,7 @@ def attention(
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Scores (B, H, T, S) in float32 of which those that `mask` hides weigh nothing."""
     if for_device():
-        return scores + (ops.cast(mask, "float32") - 1.0) * -MASKED
+        return scores + (ops.cast(mask, "float32") - 1.0) * -masked_score(MASKED)
     # Scores may be of any size: activations of 1e3 make them beyond 1e6. The same weights as above
     # wherever no two scores of a row are 3e4 apart.
     return ops.where(mask, scores, -1e30)

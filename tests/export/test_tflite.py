@@ -350,8 +350,8 @@ def path(tmp_path, monkeypatch):
     ("options", "message"),
     [
         (
-            {"quantization": "int4"},
-            r"quantization must be one of \['float32', 'int8'\], got 'int4'",
+            {"quantization": "int5"},
+            r"quantization must be one of \['float32', 'float16', .*\], got 'int5'",
         ),
         ({"source_length": None}, r"input 'source' has shape .* give source_length"),
         ({"source_length": 0}, r"source_length must be at least 1, got 0"),

@@ -1,0 +1,126 @@
+"""Layers whose weights stay float32: found by name in the model, by value in the file."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+# What folding a factor into a weight in float32 may change, of a row's largest.
+_ROUNDING = 1e-5
+
+
+def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+    """The matrices and larger weights of the layers of each name.
+
+    Args:
+        model: functional.
+        names: a layer's name, its path, or some consecutive parts of its path:
+            "self_attention/key" means the layers "key" of every layer "self_attention".
+
+    Raises:
+        TypeError: `names` is one string.
+        ValueError: a name is no layer's (the error lists near ones), or its layers have none but
+            biases and the like, which are never quantised.
+
+    >>> import keras
+    >>> from keras_tfm.export.kept_layers import find_layers
+    >>> x = keras.Input((4,))
+    >>> model = keras.Model(x, keras.layers.Dense(3, name="head")(x))
+    >>> {name: [w.shape for w in weights] for name, weights in find_layers(model, ["head"]).items()}
+    {'head': [(4, 3)]}
+    """
+    if isinstance(names, str):
+        raise TypeError(f"keep_float must be a sequence of layer names, got the string {names!r}")
+    paths: dict[str, list[Any]] = {}
+    for layer in model._flatten_layers(include_self=False):
+        path = getattr(layer, "path", None) or layer.name
+        for known in {path, layer.name}:
+            paths.setdefault(known, []).extend(layer.weights)
+    found = {}
+    for name in names:
+        matching = [weights for path, weights in paths.items() if _is_part(name, path)]
+        if not matching:
+            known = {*paths, *(part for path in paths for part in path.split("/"))}
+            near = difflib.get_close_matches(name, sorted(known), 5, 0.4)
+            raise ValueError(
+                f"keep_float: {model.name} has no layer {name!r}; "
+                + (f"near names are {near}" if near else f"it has {sorted(paths)[:10]}")
+            )
+        unique = {id(weight): weight for weights in matching for weight in weights}
+        arrays = [keras.ops.convert_to_numpy(w) for w in unique.values() if len(w.shape) > 1]
+        if not arrays:
+            raise ValueError(
+                f"keep_float: {name!r} has no matrix among its weights; "
+                "others are never quantised, leave it out"
+            )
+        found[name] = [array.astype("float32") for array in arrays]
+    return found
+
+
+def find_buffers(
+    stored: dict[int, np.ndarray], layers: dict[str, list[np.ndarray]]
+) -> dict[int, np.ndarray]:
+    """Those of the file's weights that hold weights of the layers.
+
+    By value, because a file's tensors are named after the operator that used them last. The
+    converter transposes kernels, and multiplies factors that follow a layer into its kernel.
+
+    Args:
+        stored: the file's weights in float32, by the number of their buffer.
+        layers: what `find_layers` found.
+
+    Raises:
+        ValueError: none of the weights of a name is among those that would be quantised.
+
+    >>> import numpy as np
+    >>> from keras_tfm.export.kept_layers import find_buffers
+    >>> kernel = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]], "float32")
+    >>> other = np.array([[1.0, 2.0], [3.0, 5.0], [4.0, 7.0]], "float32")
+    >>> list(find_buffers({8: other, 9: 0.5 * kernel.T}, {"head": [kernel]}))
+    [9]
+    """
+    kept = {}
+    for name, weights in layers.items():
+        found = {
+            buffer: values
+            for buffer, values in stored.items()
+            if any(_holds(values, weight) for weight in weights)
+        }
+        if not found:
+            raise ValueError(
+                f"keep_float: no weight of {name!r} is one that would be quantised "
+                "(of a matrix product, a convolution or a lookup); leave it out"
+            )
+        kept.update(found)
+    return kept
+
+
+def _is_part(name: str, path: str) -> bool:
+    return f"/{name}/" in f"/{path}/"
+
+
+def _holds(values: np.ndarray, weight: np.ndarray) -> bool:
+    """Whether `values` are `weight`, rearranged, with any factor for each output."""
+    if values.size != weight.size:
+        return False
+    return any(_proportional(values.reshape(rows.shape), rows) for rows in _arrangements(weight))
+
+
+def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
+    """The weight as (outputs, inputs), for each way to part its axes in the two."""
+    yield weight.reshape(1, -1)
+    for axis in range(1, weight.ndim):
+        matrix = weight.reshape(int(np.prod(weight.shape[:axis])), -1)
+        for rows in (matrix, matrix.T):
+            if rows.shape[1] > 1:  # rows of one number are in proportion to any
+                yield rows
+
+
+def _proportional(values: np.ndarray, rows: np.ndarray) -> bool:
+    norms = np.sum(np.square(rows, dtype="float64"), axis=1, keepdims=True)
+    products = np.sum(np.multiply(values, rows, dtype="float64"), axis=1, keepdims=True)
+    factors = products / np.where(norms == 0.0, 1.0, norms)
+    largest = np.max(np.abs(values), axis=1, keepdims=True)
+    return bool(np.all(np.abs(values - factors * rows) <= _ROUNDING * largest))

@@ -1,0 +1,230 @@
+"""The presets of `export_tflite(quantization=...)`: how weights are stored and computed with."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export import flatbuffer, four_bits
+from keras_tfm.export.kept_layers import find_buffers, find_layers
+from keras_tfm.export.report import inspect_subgraphs
+from keras_tfm.export.signatures import Request, Signature
+from keras_tfm.layers.masked_score import bounded_masks
+
+QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
+# With scores and this mask in 256 steps a 4-layer encoder is off by 0.04; with -100 by 0.05, with
+# -1e4 by 0.35. A masked key weighs 1e-13.
+_MASKED_IN_8_BITS = -30.0
+
+# Given what sets up a converter, converts, and gives the file.
+Convert = Callable[[Callable[[Any], None]], bytes]
+
+
+class Quantization:
+    """One preset with its exceptions, checked; made before any long work.
+
+    Args:
+        model: functional.
+        preset: of `QUANTIZATIONS`.
+        keep_float: names of layers whose weights stay float32; see `find_layers`.
+        representative_data: inputs of "predict" for "int8_full", an iterable of arrays by name (or
+            of arrays, for a model of one input), each of exactly the exported shape.
+
+    Raises:
+        ValueError: an unknown preset or layer, or arguments that do not go together.
+        ModuleNotFoundError: "int4" without its extra, which the message names.
+
+    >>> import keras
+    >>> from keras_tfm.export.quantization import Quantization
+    >>> x = keras.Input((4,))
+    >>> model = keras.Model(x, keras.layers.Dense(3, name="head")(x), name="small")
+    >>> Quantization(model, "int8", keep_float=["haed"])
+    Traceback (most recent call last):
+        ...
+    ValueError: keep_float: small has no layer 'haed'; near names are ['head']
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        preset: str,
+        keep_float: Sequence[str] = (),
+        representative_data: Iterable[Any] | None = None,
+    ):
+        if preset not in QUANTIZATIONS:
+            raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {preset!r}")
+        if len(keep_float) and preset not in ("float16", "int8", "int4"):
+            raise ValueError(
+                "keep_float needs quantization float16, int8 or int4, "
+                f"got quantization={preset!r} and keep_float={keep_float!r}"
+            )
+        if preset == "int8_full" and representative_data is None:
+            raise ValueError(
+                "quantization='int8_full' needs representative_data: "
+                "some hundred inputs like those the model will get"
+            )
+        if preset != "int8_full" and representative_data is not None:
+            raise ValueError(
+                "representative_data is for quantization='int8_full', "
+                f"got it with quantization={preset!r}"
+            )
+        if preset == "int4":
+            four_bits.import_quantizer()
+        self.preset = preset
+        self._layers = find_layers(model, keep_float)
+        self._data = representative_data
+        self._samples: list[dict[str, np.ndarray]] = []
+
+    def check_request(self, request: Request) -> None:
+        """Raises ValueError if a signature that is asked for cannot be quantised so."""
+        if self.preset != "int8_full":
+            return
+        if request.roles != ["predict"] or len(request.source_lengths) > 1:
+            # TensorFlow 2.21's calibrator ends the process with a segmentation fault on a loop.
+            raise ValueError(
+                "quantization='int8_full' is for one signature 'predict', got signatures "
+                f"{request.roles} of {len(request.source_lengths)} lengths: loops and caches "
+                "cannot be calibrated; use 'int8'"
+            )
+
+    def read_data(self, signatures: Sequence[Signature]) -> None:
+        """Reads the representative data, once; raises ValueError if they do not fit."""
+        if self.preset != "int8_full":
+            return
+        assert self._data is not None
+        self._samples = [
+            _sample(number, sample, signatures[0]) for number, sample in enumerate(self._data)
+        ]
+        if not self._samples:
+            raise ValueError("representative_data is empty: give some hundred inputs")
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """What the graph must be traced in."""
+        return bounded_masks(_MASKED_IN_8_BITS) if self.preset == "int8_full" else nullcontext()
+
+    def apply(self, convert: Convert) -> bytes:
+        """The quantised file.
+
+        Args:
+            convert: converts the traced graph as the function it is given sets up the converter.
+        """
+        if self.preset == "int8":
+            content = convert(_dynamic)
+            return _restore(content, convert(_plain), self._layers) if self._layers else content
+        if self.preset == "int8_full":
+            with warnings.catch_warnings():  # the calibrator's own interpreter
+                warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")
+                model = flatbuffer.read(convert(self._calibrated))
+            flatbuffer.round_after_lookup(model)
+            content = flatbuffer.write(model)
+            _warn_of_fragments(content, convert(_plain))
+            return content
+        content = convert(_plain)
+        if self.preset == "float32":
+            return content
+        model = flatbuffer.read(content)
+        weights = flatbuffer.float_weights(model)
+        kept = find_buffers(weights, self._layers)
+        if self.preset == "int4":
+            return four_bits.quantize(content, kept)
+        rounded = weights.keys() - kept.keys()
+        _check_half({buffer: weights[buffer] for buffer in rounded})
+        flatbuffer.store_half(model, rounded)
+        return flatbuffer.write(model)
+
+    def _calibrated(self, converter: Any) -> None:
+        def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+            for sample in self._samples:
+                yield "predict", sample
+
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = data
+
+
+def _plain(converter: Any) -> None:
+    """Float32: the converter as it is."""
+
+
+def _dynamic(converter: Any) -> None:
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+
+
+def _restore(content: bytes, plain: bytes, layers: dict[str, list[np.ndarray]]) -> bytes:
+    """The int8 file `content` with the layers' weights as they are in the float32 file `plain`."""
+    kept = find_buffers(flatbuffer.float_weights(flatbuffer.read(plain)), layers)
+    model = flatbuffer.read(content)
+    rounded = {
+        use.tensor.buffer: flatbuffer.dequantized(model, use.tensor)
+        for use in flatbuffer.weight_uses(model)
+        if use.tensor.buffer not in flatbuffer.float_weights(model)
+    }
+    for values in kept.values():
+        for buffer, (restored, step) in rounded.items():
+            same = restored.shape == values.shape
+            if same and np.all(np.abs(restored - values) <= 0.501 * step):
+                flatbuffer.store_float(model, buffer, values)
+    stored = list(flatbuffer.float_weights(model).values())
+    for values in kept.values():
+        if not any(np.array_equal(values, other) for other in stored):
+            raise ValueError(
+                f"keep_float: a weight of shape {values.shape} is not in the int8 file as it is "
+                f"in the float32 file; leave out one of {list(layers)}, and report this model"
+            )
+    return flatbuffer.write(model)
+
+
+def _check_half(weights: dict[int, np.ndarray]) -> None:
+    largest = max((float(np.abs(w).max(initial=0.0)) for w in weights.values()), default=0.0)
+    if largest > float(np.finfo("float16").max):
+        raise ValueError(
+            f"float16 holds numbers up to 65504, got a weight of {largest:g}: "
+            "name its layer in keep_float"
+        )
+
+
+def _sample(number: int, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
+    """One of the representative data, as the signature takes it."""
+    place, specs = f"representative_data[{number}]", signature.inputs
+    if not isinstance(sample, Mapping):
+        if len(specs) != 1 or isinstance(sample, (list, tuple)):
+            raise ValueError(
+                f"{place} must be a dictionary of arrays by input name, {list(specs)}, "
+                f"got {type(sample).__name__}"
+            )
+        sample = {next(iter(specs)): sample}
+    if set(sample) != set(specs):
+        raise ValueError(f"{place} must have the inputs {list(specs)}, got {list(sample)}")
+    arrays = {}
+    for name, spec in specs.items():
+        array, shape = np.asarray(sample[name]), tuple(spec.shape)
+        if array.shape != shape:
+            raise ValueError(f"{place}: {name} must have shape {shape}, got {array.shape}")
+        dtype = np.dtype(spec.dtype.as_numpy_dtype)
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ValueError(f"{place}: {name} must be {dtype}, got {array.dtype}")
+        size = signature.vocabulary_sizes.get(name)
+        if size is not None and (array.min() < 0 or array.max() >= size):
+            raise ValueError(
+                f"{place}: {name} must have ids in 0..{size - 1}, got {array.min()}..{array.max()}"
+            )
+        if dtype.kind == "f" and not np.all(np.isfinite(array)):
+            raise ValueError(f"{place}: {name} must be finite, got NaN or infinity")
+        arrays[name] = array.astype(dtype)
+    return arrays
+
+
+def _warn_of_fragments(content: bytes, plain: bytes) -> None:
+    """Warns where XNNPACK runs the quantised graph in more pieces than the float32 one."""
+    for graph, before in zip(inspect_subgraphs(content), inspect_subgraphs(plain), strict=True):
+        if graph.partitions > before.partitions:
+            warnings.warn(
+                f"int8_full: XNNPACK runs {graph.name!r} in {graph.partitions} partitions, "
+                f"in float32 in {before.partitions}: it may be slower than float32; "
+                "measure, and prefer quantization='int8' on a CPU",
+                UserWarning,
+                stacklevel=5,  # at the caller of `export_tflite`
+            )
