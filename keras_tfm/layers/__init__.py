@@ -6,6 +6,7 @@ from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding_scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.position_embedding import PositionEmbedding
@@ -32,6 +33,7 @@ __all__ = [
     "DecodingScope",
     "Dropout",
     "FeedForward",
+    "LayerNormalization",
     "LinearScaling",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",

@@ -7,6 +7,7 @@ import keras
 
 from keras_tfm.layers.arguments import check_number, check_rate
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -21,7 +22,7 @@ def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.
     if epsilon < 0:
         raise ValueError(f"layer_norm_epsilon must not be negative, got {epsilon}")
     if kind == "layer_norm":
-        return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
+        return LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
     if kind == "rms_norm":
         norm = keras.layers.RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
         norm.supports_masking = True  # Keras's own would warn that it loses the mask

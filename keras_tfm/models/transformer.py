@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers import (
+    LayerNormalization,
     PositionalEncoding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -108,7 +109,7 @@ def transformer(
         return TokenEmbedding(size, dim, scale=True, mask_zero=True, dtype=dtype, name=name)
 
     def norm(name: str) -> keras.layers.Layer:
-        return keras.layers.LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
+        return LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=name)
 
     if share_embeddings:
         source_embedding = target_embedding = embedding(source_vocabulary_size, "embedding")

@@ -16,6 +16,7 @@ from keras_tfm.layers import (
     AttentionPosition,
     Dropout,
     FeedForward,
+    LayerNormalization,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     PositionalEncoding,
@@ -128,6 +129,9 @@ CASES = {
             "embeddings_initializer": GLOROT,
         },
         (IDS,),
+    ),
+    "LayerNormalization": Case(
+        LayerNormalization, {"epsilon": 1e-2, "beta_initializer": BIAS}, (X,)
     ),
     "Dropout": Case(Dropout, {"rate": 0.3, "seed": 5}, (X,)),
     "PositionalEncoding": Case(PositionalEncoding, {"max_wavelength": 50.0, "dropout": 0.3}, (X,)),

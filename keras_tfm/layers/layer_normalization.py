@@ -1,0 +1,43 @@
+"""Layer normalisation."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.layers.decoding_scope import for_device
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class LayerNormalization(keras.layers.LayerNormalization):
+    """Keras's layer normalisation, which on a device takes fewer operators.
+
+    y = gamma (x - mean) / sqrt(variance + epsilon) + beta over the last axis: "Layer Normalization"
+    (arXiv:1607.06450). The arguments and the weights are those of
+    `keras.layers.LayerNormalization`; where `axis` is not the last one, so is all that is done.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import LayerNormalization
+    >>> y = LayerNormalization()(np.array([[1.0, 2.0, 3.0]], "float32"))
+    >>> [round(float(v), 2) for v in y[0]]
+    [-1.22, 0.0, 1.22]
+    """
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        if not for_device() or self.axis not in ([-1], [len(inputs.shape) - 1]):
+            return super().call(inputs)
+        # Nine operators, each a pass over x or over a number a row; Keras's formula makes eleven.
+        x = ops.cast(inputs, "float32")
+        x = x - ops.mean(x, axis=-1, keepdims=True)
+        variance = ops.mean(x * x, axis=-1, keepdims=True)
+        y = x * ops.rsqrt(variance + self.epsilon)
+        if self.gamma is not None:
+            y = y * ops.cast(self.gamma, "float32")
+        if self.beta is not None:
+            y = y + ops.cast(self.beta, "float32")
+        return ops.cast(y, self.compute_dtype)
