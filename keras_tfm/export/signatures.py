@@ -341,6 +341,8 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             score=False,
             padding=padding,
             limit=limit,
+            # LiteRT copies the caches at every step, so small ones are worth a loop of their own.
+            room=32,
         )
 
     return generate

@@ -169,7 +169,7 @@ def decode(request: Request) -> list[Signature]:
     """One token of each row, its position and the caches in; logits (B, V) and what is new out."""
     caches = _Caches(request)
     assert request.max_length is not None
-    rooms = cache_lengths(request.max_length)
+    rooms = cache_lengths(request.max_length, room=128)
     contexts = caches.specs(growing=False)
     settings = {
         "max_length": request.max_length,

@@ -64,8 +64,8 @@ def export_tflite(
         prompt_length: N, the longest prompt, or several, of the stepped input: "prefill_32" reads
             so many tokens, "generate" goes on from at most so many.
         max_length: T, the most tokens a row gets, start token or prompt included; in "predict" the
-            length of the stepped input. Caches begin with room for 128 and double when full; a
-            longer T has signatures "decode_128", "decode_256"... up to T.
+            length of the stepped input. Caches grow with the text; where T is much longer than
+            128, there are signatures "decode_128", "decode_512"... up to T.
         start_id: the token every row begins with, where no prompt is given.
         end_id: the token that ends a row, or several; None never stops early.
         batch_size: rows a call.

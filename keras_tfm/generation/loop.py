@@ -13,9 +13,6 @@ from keras_tfm.layers.decoding_scope import Branches
 
 Tensor = Any
 
-# Caches have room for as many positions at first, and double when these are full.
-FIRST_CACHE = 128
-
 
 class GenerationLoop:
     """Generation after a prompt, with caches, as pure functions that every backend traces.
@@ -34,6 +31,7 @@ class GenerationLoop:
         padding: (B,), int32: the first so many columns of a row of the prompt hold no token.
         limit: (B,), int32: how many columns a row may fill.
         seed: (2,), int32, for strategies that draw.
+        room: how many positions the caches have room for at first; see `cache_lengths`.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class GenerationLoop:
         padding: Tensor | None = None,
         limit: Tensor | None = None,
         seed: Tensor | None = None,
+        room: int = 128,
     ):
         self.model = model
         self.inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
@@ -56,6 +55,7 @@ class GenerationLoop:
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
         batch, prompt_length = ops.shape(self.prompt)
+        self._first_room = room
         # Positions the caches have room for, and the entries that grow with them.
         self._room = length
         self._growing: list[str] = []
@@ -166,7 +166,7 @@ class GenerationLoop:
 
     def run(self) -> dict[str, Tensor]:
         """From the prompt to the end."""
-        self._room, *longer = cache_lengths(self.task.length, self.task.first + 1)
+        self._room, *longer = cache_lengths(self.task.length, self._first_room, self.task.first + 1)
         state = _while_loop(self._unfinished_within, self.step, self.start())
         for room in longer:
             state = self._grown(state, room)
@@ -203,22 +203,25 @@ def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
     return GenerationLoop(*args, **kwargs).run()
 
 
-def cache_lengths(length: int, first: int = 0) -> tuple[int, ...]:
+def cache_lengths(length: int, room: int, taken: int = 0) -> tuple[int, ...]:
     """How much room the caches have in turn, so that a short text does not pay for a long one.
+
+    Each is four times the one before, and has a copy of the loop (of the weights there is one).
 
     Args:
         length: the most positions there may be.
-        first: how many there are at first.
+        room: the least that is worth a loop.
+        taken: how many positions there are from the beginning.
 
     >>> from keras_tfm.generation.loop import cache_lengths
-    >>> cache_lengths(1000)
-    (128, 256, 512, 1000)
+    >>> cache_lengths(1000, room=32)
+    (32, 128, 512, 1000)
     """
-    result, room = [], FIRST_CACHE
-    while room < length:
-        if room > first:
+    result = []
+    while 3 * room < 2 * length:  # for the last third alone another loop would not pay
+        if room > taken:
             result.append(room)
-        room *= 2
+        room *= 4
     return (*result, length)
 
 
