@@ -41,8 +41,7 @@ class _Caches:
     @cached_property
     def growing(self) -> list[str]:
         """The entries of self-attention; those of cross-attention stay as they are."""
-        scope = self._first_step
-        return [name for name in scope.cache if scope.cache[name] is not scope.initial_cache[name]]
+        return self._first_step.growing
 
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """Of the entries that grow, or of the others, by flat name."""

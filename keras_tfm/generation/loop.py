@@ -90,12 +90,11 @@ class GenerationLoop:
         branches = self._branches(None)
         with DecodingScope(length=self._room, branches=branches) as scope:
             features = self._call(ids)[1]
-        cache = scope.cache
-        self._growing = [name for name in cache if cache[name] is not scope.initial_cache[name]]
+        self._growing = scope.growing
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
         if task.padding is None:
-            return cache, features
+            return scope.cache, features
         with DecodingScope(
             scope.initial_cache,
             position=0,
@@ -137,12 +136,13 @@ class GenerationLoop:
             branches=self._branches(None if ancestors is None else ops.greater(ancestors, 0.5)),
         ) as scope:
             logits, features = self._call(state["token"])
+        cache = scope.cache_after(logits)
         logits = ops.reshape(logits, (-1, logits.shape[-1]))
         if features is not None:
             features = ops.reshape(features, (-1, features.shape[-1]))
         after, parents = self.strategy.advance(task, state, logits, features)
         after["position"] = position + 1
-        after["cache"] = scope.cache
+        after["cache"] = cache
         if ancestors is not None:
             # One token each has been added; then each becomes a copy of its parent.
             own = ops.broadcast_to(ops.eye(width, dtype="float32"), (task.batch, width, width))

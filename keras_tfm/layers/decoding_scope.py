@@ -145,8 +145,9 @@ class DecodingScope:
         self._abreast = branches is not None and branches.ancestors is not None
         self._given = cache
         self._before: Cache = {}
-        self._after: Cache = {}
         self._new: Cache = {}
+        self._growing: list[str] = []
+        self._written: Cache | None = None
         self._known_columns: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
         # Padding masks by identity. The tensor is kept beside its cached twin, so that its id
         # cannot be given to another one while the scope lives.
@@ -172,12 +173,38 @@ class DecodingScope:
     @property
     def cache(self) -> Cache:
         """The cache after this step, the next scope's argument."""
-        if self._given is not None and len(self._after) != len(self._given):
+        if self._written is None:
+            self._written = self._write(self._column())
+        return self._written
+
+    def cache_after(self, result: Tensor) -> Cache:
+        """The same cache, written when `result` (B, ...), floats of this step, is there.
+
+        A compiler that may choose the order would copy a whole cache to read it after a write.
+        """
+        one = ops.reshape(result, (-1,))[0]
+        nothing = ops.cast(ops.minimum(ops.abs(ops.cast(one, "float32")), 0.0), "int32")
+        return self._write(self._column() + nothing)
+
+    def _write(self, column: Any) -> Cache:
+        if self._given is not None and len(self._before) != len(self._given):
             raise ValueError(
                 f"the cache has entries {list(self._given)}, but the model called inside the "
-                f"scope used {list(self._after)}: it was made by another model"
+                f"scope used {list(self._before)}: it was made by another model"
             )
-        return self._after
+        starts = {"key": (0, 0, column, 0), "value": (0, 0, column, 0), "mask": (0, column)}
+        cache = dict(self._before)
+        for name in self._growing:
+            cache[name] = {
+                part: ops.slice_update(cache[name][part], starts[part], new)
+                for part, new in self._new[name].items()
+            }
+        return cache
+
+    @property
+    def growing(self) -> list[str]:
+        """The entries to which every step adds, those of causal self-attention."""
+        return self._growing
 
     @property
     def initial_cache(self) -> Cache:
@@ -223,17 +250,12 @@ class DecodingScope:
         else:
             for part, new in (("key", key), ("value", value)):
                 self._check_shape(name, part, entry[part].shape, new.shape)
-        column = self._column()
         added = {"key": key, "value": value}
         if self._owns_mask(name, entry, mask, self._masks):
             assert mask is not None
             added["mask"] = mask
             self._masks[id(mask)] = (mask, entry["mask"])
-        starts = {"key": (0, 0, column, 0), "value": (0, 0, column, 0), "mask": (0, column)}
-        updated = {
-            part: ops.slice_update(entry[part], starts[part], new) for part, new in added.items()
-        }
-        self._store(name, entry, updated, added)
+        self._growing.append(self._store(name, entry, added))
         if self._is_empty:
             return Keys(key, value, self._real(mask, None, self._positions(new_length)))
         before = None if mask is None else self._masks[id(mask)][1]
@@ -350,7 +372,7 @@ class DecodingScope:
                 entry["mask"] = mask
         if self._owns_mask(name, entry, mask, self._context_masks):
             self._context_masks[id(mask)] = (mask, entry["mask"])
-        self._store(name, entry, entry, {} if self._given is not None else entry)
+        self._store(name, entry, {} if self._given is not None else entry)
         cached = None if mask is None else self._context_masks[id(mask)][1]
         return entry["key"], entry["value"], cached
 
@@ -383,21 +405,16 @@ class DecodingScope:
             )
         return self._given[entry_name]
 
-    def _store(
-        self,
-        name: str,
-        before: dict[str, Tensor],
-        after: dict[str, Tensor],
-        new: dict[str, Tensor],
-    ) -> None:
+    def _store(self, name: str, before: dict[str, Tensor], new: dict[str, Tensor]) -> str:
+        """Keeps an entry under the name that it returns."""
         entry_name = self._entry_name(name)
         self._before[entry_name] = before
-        self._after[entry_name] = after
         if new:
             self._new[entry_name] = new
+        return entry_name
 
     def _entry_name(self, name: str) -> str:
-        return f"{len(self._after):03d}_{name}"
+        return f"{len(self._before):03d}_{name}"
 
     def _empty(self, x: Tensor, axis: int) -> Tensor:
         shape = list(ops.shape(x))
