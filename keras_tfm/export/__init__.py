@@ -4,14 +4,19 @@ from keras_tfm.export.benchmark import Benchmark, Footprint, Latency, benchmark
 from keras_tfm.export.report import Report, Subgraph
 from keras_tfm.export.saved_model import export_saved_model
 from keras_tfm.export.tflite import export_tflite
+from keras_tfm.export.verification import Check, Verification, VerificationError, verify
 
 __all__ = [
     "Benchmark",
+    "Check",
     "Footprint",
     "Latency",
     "Report",
     "Subgraph",
+    "Verification",
+    "VerificationError",
     "benchmark",
     "export_saved_model",
     "export_tflite",
+    "verify",
 ]

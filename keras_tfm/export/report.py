@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.export.verification import Verification
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.manifest import import_litert
 
@@ -42,6 +43,7 @@ class Report:
     signatures: dict[str, Any]
     subgraphs: list[Subgraph]
     custom_operators: list[str] = field(default_factory=list)
+    verification: Verification | None = None
 
     def asdict(self) -> dict[str, Any]:
         """Everything, as plain dictionaries and lists."""
@@ -65,6 +67,8 @@ class Report:
             lines.append(
                 f"  {graph.name[:24]:24} {graph.nodes:6} {graph.delegated:11} {graph.partitions:11}"
             )
+        if self.verification is not None:
+            lines.append(str(self.verification))
         lines.append(f"  Flex and custom operators: {', '.join(self.custom_operators) or 'none'}")
         return "\n".join(lines)
 

@@ -137,6 +137,12 @@ class Request:
                 f"a prompt_length must be less than max_length ({self.max_length}), "
                 f"got {max(self.prompt_lengths)}"
             )
+        lonely = [role for role in roles if role in ("encode", "prefill")]
+        if lonely and "decode" not in roles:
+            raise ValueError(
+                f"a {lonely[0]} signature makes caches for 'decode': export that too, "
+                f"got {self.roles}"
+            )
         if "encode" in roles and not self.others:
             raise ValueError(
                 f"{self.model.name} has no input but {self.target!r}: there is nothing to encode; "
@@ -254,6 +260,7 @@ def generate(request: Request) -> list[Signature]:
         "start_id": request.start_id,
         "end_id": request.end_id_setting(),
         "pad_id": 0,
+        "target": request.target,
     }
     result = []
     for name, length in request.named_lengths("generate"):
@@ -352,20 +359,25 @@ def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
     def predict(**inputs: Any) -> dict[str, Any]:
         with exporting():
             outputs = call_model(model, inputs)
-        if isinstance(outputs, dict):
-            return outputs
-        flat = keras.tree.flatten(outputs)
-        names: list[str] = []
-        for name in model.output_names:  # one layer's outputs have one name
-            unique, number = name, 1
-            while unique in names:
-                unique, number = f"{name}_{number}", number + 1
-            names.append(unique)
-        if len(flat) == 1:
-            return {"output": flat[0]}
-        return dict(zip(names, flat, strict=True))
+        return named_outputs(model, outputs)
 
     return predict
+
+
+def named_outputs(model: keras.Model, outputs: Any) -> dict[str, Any]:
+    """A model's outputs by the names they have in a file."""
+    if isinstance(outputs, dict):
+        return outputs
+    flat = keras.tree.flatten(outputs)
+    if len(flat) == 1:
+        return {"output": flat[0]}
+    names: list[str] = []
+    for name in model.output_names:  # one layer's outputs have one name
+        unique, number = name, 1
+        while unique in names:
+            unique, number = f"{name}_{number}", number + 1
+        names.append(unique)
+    return dict(zip(names, flat, strict=True))
 
 
 def _index(name: str, value: int | None) -> int | None:

@@ -3,7 +3,8 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report, custom_operators, make_report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
@@ -36,6 +38,9 @@ def export_tflite(
     strategy: Strategy | None = None,
     keep_float: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
+    verify: bool = True,
+    verify_inputs: dict[str, Any] | None = None,
+    tolerance: float | None = None,
 ) -> Report:
     """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
 
@@ -76,14 +81,18 @@ def export_tflite(
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
         representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
             arrays by name (of arrays, for a model of one input), each of the exported shape.
+        verify: whether to run every signature of the file against the model before it is kept.
+        verify_inputs, tolerance: as in `verify`.
 
     Returns:
-        A report: size, signatures, operators, and what runs on XNNPACK in how many partitions.
+        A report: size, signatures, operators, what runs on XNNPACK in how many partitions, and
+        how far each signature is off and how long it takes.
 
     Raises:
         ValueError: an argument is out of range, the model cannot be stepped (the error names the
             layer), the graph needs an operator that plain LiteRT does not have, or `keep_float`
             names no layer (the error names near ones).
+        VerificationError: a signature does not answer as the model does.
         FileNotFoundError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
             extra that brings it.
@@ -146,7 +155,11 @@ def export_tflite(
     }
     content = manifests.add(content, manifest)
     report = make_report(path, content, manifest)
-    _write(path, content)
+    with _beside(path, content) as new:
+        if verify:
+            report.verification = verify_file(model, new, verify_inputs, tolerance, strategy)
+            report.verification.path = str(path)
+        os.replace(new, path)
     return report
 
 
@@ -206,8 +219,9 @@ def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]
     return described
 
 
-def _write(path: Path, content: bytes) -> None:
-    """All of the file or nothing: a temporary file beside it, then a rename."""
+@contextmanager
+def _beside(path: Path, content: bytes) -> Iterator[Path]:
+    """A temporary file on the same file system, whose rename is all of the work or nothing."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -215,7 +229,6 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
+        yield Path(name)
+    finally:
         Path(name).unlink(missing_ok=True)
-        raise

@@ -1,0 +1,397 @@
+"""Whether an exported file answers as the model does, signature by signature."""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.export.signatures import named_outputs
+from keras_tfm.generation.generator import Generator
+from keras_tfm.generation.model_inputs import call_model
+from keras_tfm.generation.strategies import Greedy, Strategy
+from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.random_inputs import random_inputs
+
+# How far a file may be off: the root mean square of the errors, relative to that of the model's
+# numbers. Rounding makes 1e-6 in float32, 1e-3 in float16; eight bits 1e-2 in a trained model, and
+# ten times that in one whose weights are random and large, four bits ten times that again.
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "int8": 0.25, "int8_full": 0.5, "int4": 0.75}
+# Rows of inputs made at random, if the caller gives none.
+ROWS = 2
+RUNS = 3
+
+
+@dataclass
+class Check:
+    """One signature against the model.
+
+    Attributes:
+        signature: its name.
+        rows: of inputs that were compared.
+        max_error, mean_error: of the numbers, absolute; of "generate", which returns none, by how
+            much the model's logit of a token lies below its best one.
+        relative_error: the root mean square of the errors by that of the model's numbers.
+        top_1: how many of the largest numbers of the last axis (the class, the next token) are the
+            model's, 0 to 1; of "generate" how many tokens are; None where there is no such axis.
+        ms: median of a call, one thread; of "decode" of a step.
+    """
+
+    signature: str
+    rows: int
+    max_error: float
+    mean_error: float
+    relative_error: float
+    top_1: float | None
+    ms: float
+
+
+@dataclass
+class Verification:
+    """What was compared; `print` it, or take `asdict()`."""
+
+    path: str
+    quantization: str
+    tolerance: float
+    checks: list[Check]
+
+    @property
+    def failures(self) -> list[str]:
+        """What is beyond the tolerance, as sentences."""
+        result = []
+        for x in self.checks:
+            if not x.relative_error <= self.tolerance:  # NaN is none
+                result.append(
+                    f"{x.signature} is off by {x.relative_error:.2g} of the model's numbers "
+                    f"(at most {x.max_error:.2g}), more than {self.tolerance:g}"
+                )
+        return result
+
+    def asdict(self) -> dict[str, Any]:
+        """Everything, as plain dictionaries and lists."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A table for people."""
+        lines = [
+            f"  {'against Keras':16} {'rows':>5} {'max error':>10} {'mean error':>11} "
+            f"{'relative':>9} {'top-1':>7} {'ms':>9}"
+        ]
+        for x in self.checks:
+            top = "" if x.top_1 is None else f"{100 * x.top_1:.1f} %"
+            lines.append(
+                f"  {x.signature:16} {x.rows:5} {x.max_error:10.2g} {x.mean_error:11.2g} "
+                f"{x.relative_error:9.1g} {top:>7} {x.ms:9.3f}"
+            )
+        return "\n".join(lines)
+
+
+class VerificationError(ValueError):
+    """A file that does not answer as the model; `verification` has the numbers."""
+
+    def __init__(self, message: str, verification: Verification):
+        super().__init__(message)
+        self.verification = verification
+
+
+def verify(
+    model: keras.Model,
+    path: str | Path,
+    inputs: dict[str, Any] | None = None,
+    tolerance: float | None = None,
+    strategy: Strategy | None = None,
+) -> Verification:
+    """Runs every signature of a file and the model on the same inputs.
+
+    "predict" is compared number by number. "decode", with its "encode" and "prefill", is fed a text
+    token by token, and its logits are compared with those of one full pass. Of "generate" every
+    token must be the one that the full pass over the tokens before it gives the largest logit; of
+    another strategy than greedy, tokens and scores must be those of the same loop in Keras.
+
+    Args:
+        model: the model that was exported.
+        path: the file.
+        inputs: rows for the model's inputs by name, of any lengths that were exported, of which the
+            stepped one may be among them; by default made at random, of every length exported.
+        tolerance: the largest relative error (`Check.relative_error`); by default 1e-4 in float32,
+            1e-2 in float16, 0.25 in int8, 0.5 in int8_full, 0.75 in int4.
+        strategy: the one that was exported.
+
+    Raises:
+        VerificationError: a signature is beyond the tolerance.
+        ValueError: the inputs do not fit, or the file is damaged.
+
+    Example:
+
+    >>> import tempfile, keras
+    >>> from keras_tfm.export import export_tflite, verify
+    >>> x = keras.Input((2,), name="x")
+    >>> model = keras.Model(x, keras.layers.Dense(3)(x))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(model, folder + "/dense.tflite")
+    ...     verify(model, report.path).checks[0].top_1
+    1.0
+    """
+    file = load(path)
+    quantization = file.manifest["quantization"]
+    if tolerance is None:
+        tolerance = TOLERANCES[quantization]
+    comparison = _Comparison(model, file, inputs, strategy or Greedy())
+    result = Verification(
+        str(path), quantization, tolerance, [comparison.of(name) for name in file.signatures]
+    )
+    if result.failures:
+        raise VerificationError(
+            f"the file does not answer as {model.name}: {'; '.join(result.failures)}", result
+        )
+    return result
+
+
+class _Comparison:
+    """A model and a file of it."""
+
+    def __init__(
+        self, model: keras.Model, file: Model, inputs: dict[str, Any] | None, strategy: Strategy
+    ):
+        self.model, self.file, self.given, self.strategy = model, file, inputs, strategy
+        self._generator: Generator | None = None
+
+    def of(self, name: str) -> Check:
+        """The check of one signature."""
+        role = self.file.signatures[name]["role"]
+        if role in ("encode", "prefill"):
+            return self._steps(name, *self._lengths(name))
+        return {"predict": self._predict, "generate": self._generate, "decode": self._steps}[role](
+            name
+        )
+
+    def _rows(self, name: str, number: int) -> dict[str, np.ndarray]:
+        """Arguments of a signature: one call's, of the whole length, for the model and the file."""
+        signature = self.file.signatures[name]
+        made = random_inputs(signature, seed=number)
+        for key, x in made.items():
+            if number and x.ndim == 2 and signature["inputs"][key]["padded"]:
+                x[:, max(1, x.shape[1] // 2) :] = 0  # as shorter text is
+        if self.given is not None:
+            for key in signature["inputs"]:
+                if key in self.given:
+                    made[key] = self._chunk(key, made[key], number)
+        return made
+
+    def _chunk(self, key: str, like: np.ndarray, number: int) -> np.ndarray:
+        """Of what the caller gave, the rows of the call `number`, in the shape of `like`."""
+        assert self.given is not None
+        result = np.zeros_like(like)
+        rows = self.given[key]
+        if not len(rows):
+            raise ValueError(f"inputs must have at least one row, got none for {key!r}")
+        for i in range(len(like)):
+            row = np.asarray(rows[(number * len(like) + i) % len(rows)])
+            if row.ndim != like.ndim - 1 or any(
+                n > m for n, m in zip(row.shape, like.shape[1:], strict=True)
+            ):
+                raise ValueError(
+                    f"input {key!r} must have rows of at most {like.shape[1:]}, got {row.shape}"
+                )
+            result[i][tuple(slice(n) for n in row.shape)] = row
+        return result
+
+    def _calls(self) -> int:
+        if self.given is None:
+            return ROWS
+        batch = next(iter(next(iter(self.file.signatures.values()))["inputs"].values()))["shape"][0]
+        return max(1, -(-max(len(rows) for rows in self.given.values()) // batch))
+
+    def _predict(self, name: str) -> Check:
+        errors, wanted, top, seconds = [], [], [], []
+        for number in range(self._calls()):
+            inputs = self._rows(name, number)
+            outputs, ms = _timed(functools.partial(self.file.run, name, inputs))
+            expected = {
+                key: ops.convert_to_numpy(y)
+                for key, y in named_outputs(
+                    self.model, call_model(self.model, _tensors(inputs))
+                ).items()
+            }
+            for key, y in expected.items():
+                found = outputs[key]
+                errors.append(_difference(found, y))
+                wanted.append(y.ravel())
+                if y.ndim > 1 and y.shape[-1] > 1 and y.dtype.kind == "f":
+                    top.append((np.argmax(found, -1) == np.argmax(y, -1)).ravel())
+            seconds.append(ms)
+        rows = len(seconds) * len(next(iter(inputs.values())))
+        return _check(name, rows, errors, wanted, top, seconds)
+
+    def _generate(self, name: str) -> Check:
+        signature = self.file.signatures[name]
+        errors, wanted, top, seconds = [], [], [], []
+        for number in range(self._calls()):
+            inputs: dict[str, Any] = dict(self._rows(name, number))
+            inputs.pop("padding", None)
+            prompt = signature.get("prompt")
+            if prompt is not None and self.given is None:
+                inputs[prompt] = inputs[prompt][:, : max(1, inputs[prompt].shape[1] - number)]
+            elif prompt is not None:
+                inputs[prompt] = [np.trim_zeros(row, "b") for row in inputs[prompt]]
+            found, ms = _timed(functools.partial(self.file.generate, inputs))
+            seconds.append(ms)
+            if isinstance(self.strategy, Greedy):
+                gaps, scale, right = self._gaps(signature, inputs, found.tokens)
+            else:
+                gaps, scale, right = self._searched(signature, inputs, found)
+            errors.append(gaps)
+            wanted.append(scale)
+            top.append(right)
+        return _check(name, len(seconds) * len(found.tokens), errors, wanted, top, seconds)
+
+    def _gaps(
+        self, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How far below the best logit each generated token's is; all logits; which are best."""
+        target = signature["target"]
+        others = {key: x for key, x in inputs.items() if key != target}
+        logits = self._full_pass(others, target, tokens)
+        gaps, scale, right = [], [], []
+        for row, (ids, given) in enumerate(zip(tokens, logits, strict=True)):
+            first = len(inputs[target][row]) if target in inputs else 1
+            ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
+            ended = np.flatnonzero(np.isin(ids[first:], ends))
+            last = first + ended[0] + 1 if len(ended) else len(ids)
+            of = given[first - 1 : last - 1]
+            chosen = np.take_along_axis(of, ids[first:last, np.newaxis], axis=-1)[:, 0]
+            gaps.append(of.max(axis=-1) - chosen)
+            scale.append((of - of.mean(axis=-1, keepdims=True)).ravel())
+            right.append(gaps[-1] <= 0)
+        return np.concatenate(gaps), np.concatenate(scale), np.concatenate(right)
+
+    def _full_pass(self, others: dict[str, Any], target: str, tokens: np.ndarray) -> np.ndarray:
+        inputs = _tensors({**others, target: tokens.astype("int32")})
+        return _arrays(call_model(self.model, inputs))[0]
+
+    def _searched(
+        self, signature: dict[str, Any], inputs: dict[str, Any], found: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of another strategy: the scores, and the tokens where scores are no tie."""
+        if self._generator is None:
+            self._generator = Generator(
+                self.model,
+                signature["max_length"],
+                signature["start_id"],
+                signature["end_id"],
+                self.strategy,
+                signature["target"],
+            )
+        expected = self._generator(inputs)
+        same = (found.tokens == expected.tokens).all(axis=-1).ravel()
+        if found.scores is None:
+            exact = self.file.manifest["quantization"] == "float32"
+            return (~same & exact).astype("float64"), np.ones(len(same)), same
+        wanted = np.asarray(expected.scores, "float64")
+        return _difference(np.asarray(found.scores), wanted), wanted.ravel(), same
+
+    def _lengths(self, name: str) -> tuple[str | None, int | None]:
+        """Which signature is to read the source, or how many tokens are to be prefilled."""
+        if self.file.signatures[name]["role"] == "encode":
+            return name, None
+        inputs = self.file.signatures[name]["inputs"]
+        return None, inputs[self._decode["target"]]["shape"][1]
+
+    @property
+    def _decode(self) -> dict[str, Any]:
+        return next(x for x in reversed(self.file.signatures.values()) if x["role"] == "decode")
+
+    def _steps(self, name: str, encode: str | None = None, prefill: int | None = None) -> Check:
+        """A text fed token by token, against one full pass over it."""
+        decode, role = self._decode, self.file.signatures[name]["role"]
+        target, length = decode["target"], decode["max_length"]
+        generator = np.random.default_rng(0)
+        encoders = [key for key, x in self.file.signatures.items() if x["role"] == "encode"]
+        source = encode or (encoders[-1] if encoders else None)
+        errors, wanted, top, seconds = [], [], [], []
+        for number in range(ROWS if self.given is None else 1):
+            inputs = self._rows(source, number) if source else {}
+            for key, x in random_inputs(decode, seed=number).items():
+                if key not in inputs and not key.startswith("cache_"):
+                    inputs[key] = x
+            inputs.pop("position")
+            batch = decode["inputs"][target]["shape"][0]
+            size = decode["inputs"][target].get("vocabulary_size", decode["vocabulary_size"])
+            tokens = generator.integers(min(1, size - 1), size, (batch, length)).astype("int32")
+            first = 1 if prefill is None else min(prefill + 1, length - 1)
+            inputs[target] = tokens[:, :first]
+            # A prefill and an encoder are seen in the steps after them.
+            last = length if role == "decode" else min(first + 2, length)
+            logits: list[np.ndarray] = []
+
+            def forced(
+                found: np.ndarray, tokens: np.ndarray = tokens, seen: Any = logits, at: int = first
+            ) -> np.ndarray:
+                seen.append(np.array(found))
+                return tokens[:, at + len(seen) - 1]
+
+            start = time.perf_counter()
+            for column, _ in enumerate(self.file.stream(inputs, choose=forced), first + 1):
+                if column >= last:
+                    break
+            seconds.append(1e3 * (time.perf_counter() - start) / len(logits))
+            others = {key: x for key, x in inputs.items() if key != target}
+            full = self._full_pass(others, target, tokens)[:, first - 1 : first - 1 + len(logits)]
+            found = np.stack(logits, axis=1)
+            errors.append(_difference(found, full))
+            wanted.append(full.astype("float64").ravel())
+            top.append((np.argmax(found, -1) == np.argmax(full, -1)).ravel())
+        return _check(name, len(seconds) * batch, errors, wanted, top, seconds)
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """The result, and the median milliseconds of a call."""
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        result = run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return result, float(np.median(times))
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Flat, float64: 0 where both are equal, infinities too; no number where either is none."""
+    found, wanted = found.astype("float64").ravel(), wanted.astype("float64").ravel()
+    result = np.zeros_like(found)
+    return np.subtract(found, wanted, out=result, where=found != wanted)
+
+
+def _tensors(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+
+
+def _arrays(outputs: Any) -> list[np.ndarray]:
+    return [ops.convert_to_numpy(y) for y in keras.tree.flatten(outputs)]
+
+
+def _check(
+    name: str,
+    rows: int,
+    errors: list[np.ndarray],
+    wanted: list[np.ndarray],
+    top: list[np.ndarray],
+    ms: list[float],
+) -> Check:
+    error, scale = np.abs(np.concatenate(errors)), np.concatenate(wanted).astype("float64")
+    scale = scale[np.isfinite(scale)]
+    root = float(np.sqrt(np.mean(scale**2))) if len(scale) else 0.0
+    squares = float(np.sqrt(np.mean(error**2))) if len(error) else 0.0
+    return Check(
+        signature=name,
+        rows=rows,
+        max_error=float(error.max(initial=0.0)),
+        mean_error=float(error.mean()) if len(error) else 0.0,
+        relative_error=squares / max(root, 1e-6),
+        top_1=float(np.concatenate(top).mean()) if top else None,
+        ms=float(np.median(ms)),
+    )
