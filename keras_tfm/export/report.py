@@ -89,10 +89,11 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
             return code.customCode.decode()
         return names[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
+    runs = not custom_operators(content)  # or LiteRT would have to be given them
     result = []
     for index, graph in enumerate(model.subgraphs):
         operators = Counter(operator_name(operator) for operator in graph.operators)
-        delegated, partitions = _delegation(_first(content, index, schema))
+        delegated, partitions = _delegation(_first(content, index, schema)) if runs else (0, 0)
         name = (graph.name or b"").decode()
         result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
     return result
@@ -104,11 +105,7 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
     "graph" is what remains: operators, names, and the padding between constants.
     """
     schema = import_litert("schema_py_generated")
-    types = {
-        code: name.lower()
-        for name, code in vars(schema.TensorType).items()
-        if not name.startswith("_")
-    }
+    types = _types(schema)
     model = schema.Model.GetRootAsModel(content, 0)
     kinds = {model.Metadata(i).Buffer(): "metadata" for i in range(model.MetadataLength())}
     for i in range(model.SubgraphsLength()):
@@ -121,6 +118,33 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
     metadata = sizes.pop("metadata", 0)
     result = {kind: size for kind, size in sizes.most_common() if size}
     return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
+
+
+def signature_outputs(content: bytes) -> dict[str, dict[str, Any]]:
+    """The shapes and dtypes of what each signature of a .tflite file returns, by name."""
+    schema = import_litert("schema_py_generated")
+    types = _types(schema)
+    model = schema.Model.GetRootAsModel(content, 0)
+    result = {}
+    for i in range(model.SignatureDefsLength()):
+        signature = model.SignatureDefs(i)
+        graph = model.Subgraphs(signature.SubgraphIndex())
+        outputs = {}
+        for j in range(signature.OutputsLength()):
+            tensor = graph.Tensors(signature.Outputs(j).TensorIndex())
+            shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
+            outputs[signature.Outputs(j).Name().decode()] = {
+                "shape": shape,
+                "dtype": types[tensor.Type()],
+            }
+        result[signature.SignatureKey().decode()] = outputs
+    return result
+
+
+def _types(schema: Any) -> dict[int, str]:
+    """The dtypes of a file's tensors by their codes."""
+    codes = vars(schema.TensorType).items()
+    return {code: name.lower() for name, code in codes if not name.startswith("_")}
 
 
 def custom_operators(content: bytes) -> list[str]:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.quantization import Quantization
-from keras_tfm.export.report import Report, custom_operators, make_report
+from keras_tfm.export.report import Report, make_report, signature_outputs
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
 from keras_tfm.export.verification import verify as verify_file
@@ -38,6 +38,7 @@ def export_tflite(
     strategy: Strategy | None = None,
     keep_float: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
+    custom_operators: bool = False,
     verify: bool = True,
     verify_inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
@@ -81,6 +82,9 @@ def export_tflite(
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
         representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
             arrays by name (of arrays, for a model of one input), each of the exported shape.
+        custom_operators: whether operators may be in the file that plain LiteRT has not, those of
+            TensorFlow (Flex) or others. The program that runs it must bring them; such a file is
+            not verified.
         verify: whether to run every signature of the file against the model before it is kept.
         verify_inputs, tolerance: as in `verify`.
 
@@ -145,7 +149,7 @@ def export_tflite(
     quantized.check_request(request)
     made = make_signatures(request)
     quantized.read_data(made)
-    content = _convert(model, made, quantized)
+    content = _convert(model, made, quantized, custom_operators)
     manifest = {
         "keras_tfm": __version__,
         "keras": keras.__version__,
@@ -156,7 +160,7 @@ def export_tflite(
     content = manifests.add(content, manifest)
     report = make_report(path, content, manifest)
     with _beside(path, content) as new:
-        if verify:
+        if verify and not report.custom_operators:
             report.verification = verify_file(model, new, verify_inputs, tolerance, strategy)
             report.verification.path = str(path)
         os.replace(new, path)
@@ -164,7 +168,7 @@ def export_tflite(
 
 
 def _convert(
-    model: keras.Model, signatures: Sequence[Signature], quantization: Quantization
+    model: keras.Model, signatures: Sequence[Signature], quantization: Quantization, custom: bool
 ) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
@@ -176,47 +180,65 @@ def _convert(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+            if custom:
+                converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
+                converter.allow_custom_ops = True
             set_up(converter)
             with native_log.captured():
                 try:
                     return bytes(converter.convert())
                 except Exception as error:  # it has several, with the graph as their text
-                    raise ValueError(
-                        f"{model.name} cannot be converted: {_reason(error)}"
-                    ) from error
+                    failure = error
+            lacking = _lacking(str(failure), model)
+            if lacking:
+                raise ValueError(
+                    f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
+                ) from None
+            raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
-        content = quantization.apply(convert)
-    foreign = custom_operators(content)
-    if foreign:
-        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
-    return content
+        return quantization.apply(convert)
+
+
+def _lacking(text: str, model: keras.Model) -> list[str]:
+    """The operators, and their layers, of which a converter says that there are none."""
+    found = re.findall(
+        r'error: (?:loc\(callsite\(fused\["\w*:", "([^"@]*)/[^"/]*"\].*?)?'
+        r"'(\w+\.\w+)' op is neither a custom op nor a flex op",
+        text,
+    )
+    return list(
+        dict.fromkeys(
+            f"{operator} (in {_layer_path(model, scope)})" if scope else operator
+            for scope, operator in found
+        )
+    )
 
 
 def _reason(error: Exception) -> str:
     """What of a converter's error says what is wrong, without the graph."""
     text = str(error)
-    lacking = sorted(set(re.findall(r"'(\w+\.\w+)' op is neither a custom op nor a flex op", text)))
-    if lacking:
-        return f"LiteRT has no {', '.join(lacking)}"
     failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (failed or lines or [type(error).__name__])[0][:300]
 
 
+def _layer_path(layer: Any, scope: str) -> str:
+    """The path of the layer that a graph calls `scope`: there each name may end in a number."""
+    names = []
+    for part in scope.split("/")[1:]:
+        inner = {x.name: x for x in layer._flatten_layers(include_self=False, recursive=False)}
+        name = part if part in inner else re.sub(r"_\d+$", "", part)
+        if name not in inner:
+            break  # the name of an operator, or of a scope that no layer has
+        names.append(name)
+        layer = inner[name]
+    return "/".join(names) or layer.name
+
+
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
     """The signatures for the manifest, with the outputs as they are in the file."""
-    interpreter_module = manifests.import_litert("interpreter")
-    with native_log.captured():
-        interpreter = interpreter_module.Interpreter(model_content=content)
-        described = {}
-        for signature in signatures:
-            details = interpreter.get_signature_runner(signature.name).get_output_details()
-            outputs = {
-                name: {"shape": detail["shape"].tolist(), "dtype": detail["dtype"].__name__}
-                for name, detail in details.items()
-            }
-            described[signature.name] = {**signature.manifest(), "outputs": outputs}
-    return described
+    outputs = signature_outputs(content)
+    return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}
 
 
 @contextmanager

@@ -404,12 +404,42 @@ class Text(layers.Layer):
         return tf.strings.to_number(tf.strings.as_string(x))
 
 
-def test_an_operator_that_litert_lacks_is_named_in_one_line(path):
+class Outer(layers.Layer):
+    """Has a layer that LiteRT cannot run."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = Text(name="text_2")
+
+    def call(self, x):
+        return 2.0 * self.inner(x)
+
+
+@pytest.mark.parametrize(("layer", "place"), [(Text(name="t_1"), "t_1"), (Outer(), "outer/text_2")])
+def test_an_operator_that_litert_lacks_is_named_with_its_layer(tmp_path, layer, place):
+    path = tmp_path / "model.tflite"
     x = keras.Input((4,), name="x")
-    with pytest.raises(ValueError, match=r"^model cannot be converted: .*AsString") as caught:
-        export_tflite(keras.Model(x, Text()(x), name="model"), path)
-    assert "\n" not in str(caught.value)
-    assert "loc(" not in str(caught.value)  # the converter's places, 500 characters of them
+    model = keras.Model(x, layer(layers.Dense(4)(x)), name="model")
+    with pytest.raises(ValueError, match="cannot be converted") as caught:
+        export_tflite(model, path)
+    assert str(caught.value) == (
+        "model cannot be converted: LiteRT has no "
+        f"tf.AsString (in {place}), tf.StringToNumber (in {place})"
+    )
+    assert caught.value.__cause__ is None  # the graph, thousands of characters of it
+    assert not path.exists()
+
+
+def test_an_operator_that_litert_lacks_may_be_asked_for(tmp_path):
+    path = tmp_path / "model.tflite"
+    x = keras.Input((4,), name="x")
+    report = export_tflite(keras.Model(x, Text()(x)), path, custom_operators=True)
+    assert report.custom_operators == ["FlexAsString", "FlexStringToNumber"]
+    assert "FlexAsString" in str(report)
+    assert report.verification is None
+    assert manifests.read(path)["signatures"]["predict"]["outputs"] == {
+        "output": {"shape": [1, 4], "dtype": "float32"}
+    }
 
 
 @pytest.mark.parametrize("error", [RuntimeError("first line\nsecond line"), KeyboardInterrupt()])
