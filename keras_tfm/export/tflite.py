@@ -12,13 +12,14 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.quantization import Quantization
-from keras_tfm.export.report import Report, make_report, signature_outputs
+from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
+from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
 from keras_tfm.version import __version__
 
 
@@ -156,9 +157,10 @@ def export_tflite(
         "tensorflow": tf.__version__,
         "quantization": quantization,
         "signatures": _describe(content, made),
+        "layers": _layer_sizes(content, model),
     }
     content = manifests.add(content, manifest)
-    report = make_report(path, content, manifest)
+    report = Report(**inspected(path, content, manifest))
     with _beside(path, content) as new:
         if verify and not report.custom_operators:
             report.verification = verify_file(model, new, verify_inputs, tolerance, strategy)
@@ -208,7 +210,7 @@ def _lacking(text: str, model: keras.Model) -> list[str]:
     )
     return list(
         dict.fromkeys(
-            f"{operator} (in {_layer_path(model, scope)})" if scope else operator
+            f"{operator} (in {_layer_path(model, scope) or model.name})" if scope else operator
             for scope, operator in found
         )
     )
@@ -222,17 +224,26 @@ def _reason(error: Exception) -> str:
     return (failed or lines or [type(error).__name__])[0][:300]
 
 
-def _layer_path(layer: Any, scope: str) -> str:
+def _layer_path(model: keras.Model, scope: str) -> str:
     """The path of the layer that a graph calls `scope`: there each name may end in a number."""
+    known = {layer.name for layer in model._flatten_layers(include_self=False)}
     names = []
     for part in scope.split("/")[1:]:
-        inner = {x.name: x for x in layer._flatten_layers(include_self=False, recursive=False)}
-        name = part if part in inner else re.sub(r"_\d+$", "", part)
-        if name not in inner:
+        name = part if part in known else re.sub(r"_\d+$", "", part)
+        if name not in known:
             break  # the name of an operator, or of a scope that no layer has
         names.append(name)
-        layer = inner[name]
-    return "/".join(names) or layer.name
+    return "/".join(names)
+
+
+def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
+    """The bytes of each layer's weights, by its path; under "" what no layer has."""
+    sizes: dict[str, int] = {}
+    for scope, size in bytes_by_scope(content).items():
+        path = _layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", scope))
+        sizes[path] = sizes.get(path, 0) + size
+    order = {layer.name: i for i, layer in enumerate(model.layers)}
+    return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))
 
 
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:

@@ -481,7 +481,7 @@ def test_a_report_that_fails(path, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("no report")
 
-    monkeypatch.setattr("keras_tfm.export.report.inspect_subgraphs", fail)
+    monkeypatch.setattr("keras_tfm.runtime.inspection.inspect_subgraphs", fail)
     with pytest.raises(RuntimeError, match="no report"):
         export_tflite(dense_model(), path)
 
