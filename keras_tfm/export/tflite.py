@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_tfm.export.carried_tokenizers import carry
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report, custom_operators, make_report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
@@ -41,6 +42,8 @@ def export_tflite(
     verify: bool = True,
     verify_inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
+    tokenizer: Any = None,
+    detokenizer: Any = None,
 ) -> Report:
     """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
 
@@ -83,6 +86,11 @@ def export_tflite(
             arrays by name (of arrays, for a model of one input), each of the exported shape.
         verify: whether to run every signature of the file against the model before it is kept.
         verify_inputs, tolerance: as in `verify`.
+        tokenizer: what `Model.generate_text` and `Model.predict_text` of the runtime make ids with,
+            for every input of ids, or a dictionary by the input's name. It goes into the file: a
+            `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of one's file
+            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub.
+        detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
 
     Returns:
         A report: size, signatures, operators, what runs on XNNPACK in how many partitions, and
@@ -90,8 +98,10 @@ def export_tflite(
 
     Raises:
         ValueError: an argument is out of range, the model cannot be stepped (the error names the
-            layer), the graph needs an operator that plain LiteRT does not have, or `keep_float`
-            names no layer (the error names near ones).
+            layer), the graph needs an operator that plain LiteRT does not have, `keep_float` names
+            no layer (the error names near ones), or a tokenizer does not belong to the model: it
+            has more ids than an embedding, or lacks the start or the end.
+        TypeError: a tokenizer is of a kind that no file can carry.
         VerificationError: a signature does not answer as the model does.
         FileNotFoundError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
@@ -143,6 +153,7 @@ def export_tflite(
         strategy=strategy,
     )
     quantized.check_request(request)
+    carried = carry(request, tokenizer, detokenizer)
     made = make_signatures(request)
     quantized.read_data(made)
     content = _convert(model, made, quantized)
@@ -152,8 +163,9 @@ def export_tflite(
         "tensorflow": tf.__version__,
         "quantization": quantization,
         "signatures": _describe(content, made),
+        **carried.manifest,
     }
-    content = manifests.add(content, manifest)
+    content = manifests.add(content, manifest, carried.entries)
     report = make_report(path, content, manifest)
     with _beside(path, content) as new:
         if verify:
