@@ -34,12 +34,12 @@ def main() -> None:
 def draw_attention() -> None:
     """Which characters the last block looks at when it writes each digit."""
     model = keras_tfm.load_model(MODEL)
-    vocabulary = data.Vocabulary()
-    source = np.array([vocabulary.encode_source(TEXT, TAG)], "int32")
-    target = np.array([vocabulary.encode_target(ANSWER)], "int32")[:, :-1]
+    tokenizer = data.target_tokenizer()
+    source = np.array([data.source_tokenizer().encode(data.question(TEXT, TAG)).ids], "int32")
+    target = np.array([tokenizer.encode(ANSWER).ids], "int32")[:, :-1]
     with AttentionProbe() as probe:
         logits = model({"source": source, "target": target})
-    written = vocabulary.decode_target(np.argmax(logits[0], axis=-1))
+    written = tokenizer.decode(np.argmax(logits[0], axis=-1).tolist())
     if written != ANSWER:
         sys.exit(f"the model reads {TEXT!r} as {written!r}: train it for longer")
     last = [name for name in probe.maps if "cross_attention" in name][-1]

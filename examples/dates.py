@@ -11,7 +11,6 @@ on formats never seen, the same in LiteRT in float32 and, within half a point, i
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -26,7 +25,6 @@ from keras_tfm import runtime
 from keras_tfm.runtime import native_log
 
 FOLDER = Path("artifacts/dates")
-START, END = 1, 2
 SIZE = {"dim": 128, "num_layers": 2, "num_heads": 4, "intermediate_dim": 512}
 SMOKE = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
 # What a full run should reach, printed beside what it did.
@@ -63,14 +61,13 @@ def train_and_export(count: int, smoke: bool) -> None:
     from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy
 
     print(f"drawing {count:,} dates from {len(data.LOCALES)} locales")
-    vocabulary = data.Vocabulary()
-    examples = data.training_examples(count)
-    sources, targets = data.arrays(examples, vocabulary)
+    source_tokenizer, target_tokenizer = data.source_tokenizer(), data.target_tokenizer()
+    sources, targets = data.arrays(data.training_examples(count))
     batches, steps = batches_of(sources, targets, batch_size=64)
 
     model = transformer(
-        len(vocabulary.source_tokens),
-        len(vocabulary.target_tokens),
+        source_tokenizer.get_vocab_size(),
+        target_tokenizer.get_vocab_size(),
         normalize_first=True,
         dropout=0.0,  # each example is seen once
         **(SMOKE if smoke else SIZE),
@@ -91,24 +88,37 @@ def train_and_export(count: int, smoke: bool) -> None:
     print("exporting float32 and int8")
     FOLDER.mkdir(parents=True, exist_ok=True)
     model.save(FOLDER / "dates.keras")
-    sizes = {"source_length": data.SOURCE_LENGTH, "max_length": data.TARGET_LENGTH}
     for quantization in ("float32", "int8"):
-        path = FOLDER / f"{quantization}.tflite"
-        print(export_tflite(
-            model, path, quantization=quantization, start_id=START, end_id=END, **sizes
-        ))  # fmt: skip
-    (FOLDER / "vocabulary.json").write_text(json.dumps(vocabulary.source_tokens))
+        report = export_tflite(
+            model,
+            FOLDER / f"{quantization}.tflite",
+            quantization=quantization,
+            source_length=data.SOURCE_LENGTH,
+            max_length=data.TARGET_LENGTH,
+            start_id=data.START,
+            end_id=data.END,
+            tokenizer=source_tokenizer,
+            detokenizer=target_tokenizer,
+        )
+        print(report)
 
-    generator = Generator(model, data.TARGET_LENGTH, start_id=START, end_id=END)
+    generator = Generator(model, data.TARGET_LENGTH, start_id=data.START, end_id=data.END)
+
+    def in_keras(texts: list[str]) -> list[str]:
+        rows = [source_tokenizer.encode(text).ids for text in texts]
+        return target_tokenizer.decode_batch(
+            generator(data.padded(rows, data.SOURCE_LENGTH)).tokens.tolist()
+        )
+
     tests = [data.test_dates(), data.test_formats()]
     if smoke:
         tests = [test[:100] for test in tests]
     print(f"reading {sum(map(len, tests)):,} dates in Keras, and one by one in both files\n")
-    contestants = {"Keras": (generator, None)}
+    contestants = {"Keras": (in_keras, None)}
     for name in ("float32", "int8"):
         path = FOLDER / f"{name}.tflite"
-        contestants[f"TFLite {name}"] = (runtime.load(path).generate, path)
-    print_table(contestants, tests, vocabulary)
+        contestants[f"TFLite {name}"] = (runtime.load(path).generate_text, path)
+    print_table(contestants, tests)
     print(f"\n{NEEDED}\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
 
 
@@ -142,44 +152,41 @@ def batches_of(sources: np.ndarray, targets: np.ndarray, batch_size: int):
     return dataset, int(sum(np.bincount(lengths) // batch_size))
 
 
-def print_table(contestants: dict, tests: list, vocabulary: data.Vocabulary) -> None:
+def print_table(contestants: dict, tests: list) -> None:
     print(f"{'':16}{'unseen dates':>14}{'unseen formats':>16}{'as Keras':>10}{'MB':>8}{'ms':>8}")
-    in_keras: list[str] = []
-    for name, (generate, path) in contestants.items():
+    first: list[str] = []
+    for name, (read, path) in contestants.items():
         answers, scores = [], []
         for test in tests:
-            ids, _ = data.arrays(test, vocabulary)
-            read = [vocabulary.decode_target(row) for row in generate(ids).tokens]
+            texts = [data.question(example.text, example.tag) for example in test]
+            dates = read(texts)
             scores.append(
-                np.mean([a == example.iso for a, example in zip(read, test, strict=True)])
+                np.mean([a == example.iso for a, example in zip(dates, test, strict=True)])
             )
-            answers += read
-        in_keras = in_keras or answers
-        same = np.mean([a == b for a, b in zip(answers, in_keras, strict=True)])
+            answers += dates
+        first = first or answers
+        same = np.mean([a == b for a, b in zip(answers, first, strict=True)])
         size = f"{path.stat().st_size / 1e6:.2f}" if path else ""
-        milliseconds = 1e3 * time_one(generate, ids)
+        milliseconds = 1e3 * time_one(read, texts)
         print(
             f"{name:16}{scores[0]:>14.2%}{scores[1]:>16.2%}{same:>10.2%}{size:>8}{milliseconds:>8.2f}"
         )
 
 
-def time_one(generate, ids: np.ndarray, repeats: int = 100) -> float:
+def time_one(read, texts: list[str], repeats: int = 100) -> float:
     """The median seconds of an answer to one question."""
     seconds = []
-    for i in range(min(repeats, len(ids))):
+    for text in texts[:repeats]:
         start = time.perf_counter()
-        generate(ids[i : i + 1])
+        read([text])
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds))
 
 
 def ask(text: str, tag: str) -> None:
-    """Reads one date with the exported int8 file: numpy and LiteRT, no Keras."""
-    vocabulary = data.Vocabulary()
-    if json.loads((FOLDER / "vocabulary.json").read_text()) != vocabulary.source_tokens:
-        sys.exit(f"{FOLDER} was trained with another version of Babel: delete it and train again")
-    tokens = runtime.load(FOLDER / "int8.tflite").generate(vocabulary.encode_source(text, tag))
-    print(f"{text} [{tag}] -> {vocabulary.decode_target(tokens.tokens[0])}")
+    """Reads one date with the exported int8 file alone: numpy, LiteRT and tokenizers, no Keras."""
+    model = runtime.load(FOLDER / "int8.tflite")
+    print(f"{text} [{tag}] -> {model.generate_text(data.question(text, tag))}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ not list "E, d MMMM y" or "EEEE, d MMM y", the name is widened, as Unicode TS 35
 do. Small human variations go on top: see `Style`.
 
 - Dates run from 1950-01-01 to 2049-12-31; a year of two digits is the one in that window.
-- Babel 2.16 and 2.18 differ by a few names and formats: a vocabulary belongs to a Babel version.
+- Babel 2.16 and 2.18 differ by a few names and formats, and so do tokenizers made with them.
 - An example names its locale ("en_US": 03/04/26 is March 4), or "any" where the text says it all:
   a month by name that means the same month in all the locales ("lis" is November in Poland, October
   in Croatia), or year, month, day in this order with four digits to the year.
@@ -39,6 +39,7 @@ from typing import NamedTuple
 import numpy as np
 from babel import Locale
 from babel.dates import format_date, format_skeleton, tokenize_pattern
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 # A region is named where the language's locales differ; "de" is CLDR's default for German.
 LOCALES = (
@@ -169,9 +170,7 @@ def normalise(text: str) -> str:
     Both Turkish i become i, so that "Kasım" meets "KASIM", and "Nisan" both "NİSAN" and "NISAN":
     lower case without knowing the language cannot tell which i a capital I was.
     """
-    text = unicodedata.normalize("NFKC", tidy(text)).replace("İ", "i").lower()
-    text = unicodedata.normalize("NFKC", text).replace("\N{LATIN SMALL LETTER DOTLESS I}", "i")
-    return " ".join(text.split())
+    return NORMALIZER.normalize_str(text)
 
 
 PLAIN_CHARACTERS: dict[int, str | None] = {
@@ -185,6 +184,30 @@ PLAIN_CHARACTERS: dict[int, str | None] = {
     # Arabic, Persian and Devanagari digits: Babel writes 0 to 9, people may not.
     **{zero + n: str(n) for zero in (0x660, 0x6F0, 0x966) for n in range(10)},
 }
+
+
+def _normalizer() -> normalizers.Normalizer:
+    """`normalise` as the tokenizer in the exported file does it."""
+    replaced = defaultdict(str)
+    for code, plain in PLAIN_CHARACTERS.items():
+        replaced[plain or ""] += chr(code)
+    return normalizers.Sequence(
+        [
+            *(normalizers.Replace(Regex(f"[{few}]"), plain) for plain, few in replaced.items()),
+            normalizers.NFKC(),
+            normalizers.Replace("İ", "i"),
+            # Lowercase takes each letter by itself, and a sigma depends on what is after it.
+            normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"),
+            normalizers.Lowercase(),
+            normalizers.NFKC(),
+            normalizers.Replace("\N{LATIN SMALL LETTER DOTLESS I}", "i"),
+            normalizers.Replace(Regex(r"[\s\x1c-\x1f]+"), " "),
+            normalizers.Strip(),
+        ]
+    )
+
+
+NORMALIZER = _normalizer()
 
 
 @functools.lru_cache(100_000)
@@ -474,62 +497,74 @@ test_dates.__test__ = test_formats.__test__ = False  # type: ignore[attr-defined
 # --- Encoding ----------------------------------------------------------------------------------
 
 
-class Vocabulary:
-    """Characters and tags to ids and back; built from the trained formats, the same every time.
+PADDING, UNKNOWN = 0, 1
+START, END = 1, 2  # of the target
 
-    Attributes:
-        source_tokens: padding (0), unknown (1), a tag for every locale and "any", characters.
-        target_tokens: padding (0), start (1), end (2), "-" and the digits.
+
+@functools.cache
+def source_tokenizer() -> Tokenizer:
+    """A tag, "[de]", then the characters of the normalised text; the same every time.
+
+    Its ids: padding (0), unknown (1), "[any]" and a tag for every locale, the characters of the
+    trained formats.
     """
+    tags = [f"[{tag}]" for tag in (ANY, *LOCALES)]
+    characters = sorted(_characters(training_formats()))
+    tokenizer = _of_characters(["<padding>", "<unknown>", *tags, *characters], "<unknown>")
+    tokenizer.add_special_tokens(tags)
+    tokenizer.normalizer = NORMALIZER
+    return tokenizer
 
-    PADDING, UNKNOWN = 0, 1
-    START, END = 1, 2
 
-    def __init__(self) -> None:
-        self.source_tokens = ["<padding>", "<unknown>", ANY, *LOCALES]
-        self.source_tokens += sorted(_characters(training_formats()))
-        self.target_tokens = ["<padding>", "<start>", "<end>", *"-0123456789"]
-        self._source_ids = {token: i for i, token in enumerate(self.source_tokens)}
-        self._target_ids = {token: i for i, token in enumerate(self.target_tokens)}
+@functools.cache
+def target_tokenizer() -> Tokenizer:
+    """The start, the ten characters of an ISO date, the end; padding is 0."""
+    special = ["<padding>", "<start>", "<end>"]
+    tokenizer = _of_characters([*special, *"-0123456789"], "<padding>")
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", START), ("<end>", END)]
+    )
+    return tokenizer
 
-    def encode_source(self, text: str, tag: str = ANY) -> list[int]:
-        """The tag, then the characters of the normalised text."""
-        if tag != ANY and tag not in LOCALES:
-            raise ValueError(f"Expected tag to be one of {(ANY, *LOCALES)}, received {tag!r}.")
-        ids = self._source_ids
-        return [ids[tag], *(ids.get(char, self.UNKNOWN) for char in normalise(text))]
 
-    def encode_target(self, iso: str) -> list[int]:
-        return [self.START, *(self._target_ids[char] for char in iso), self.END]
+def _of_characters(tokens: Sequence[str], unknown: str) -> Tokenizer:
+    ids = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
 
-    def decode_target(self, ids: Iterable[int]) -> str:
-        """The characters up to the first end; start and padding are left out."""
-        text = ""
-        for token in map(int, ids):
-            if token == self.END:
-                break
-            if token > self.END:
-                text += self.target_tokens[token]
-        return text
+
+def question(text: str, tag: str = ANY) -> str:
+    """A text with its tag, as the source tokenizer reads it."""
+    if tag != ANY and tag not in LOCALES:
+        raise ValueError(f"Expected tag to be one of {(ANY, *LOCALES)}, received {tag!r}.")
+    return f"[{tag}]{text}"
 
 
 def arrays(
-    examples: Sequence[Example], vocabulary: Vocabulary, length: int = SOURCE_LENGTH
+    examples: Sequence[Example], length: int = SOURCE_LENGTH
 ) -> tuple[np.ndarray, np.ndarray]:
     """Source (N, length) and target (N, 12), int32, 0 behind the end."""
-    source = np.full((len(examples), length), Vocabulary.PADDING, "int32")
-    target = np.full((len(examples), TARGET_LENGTH), Vocabulary.PADDING, "int32")
-    for row, example in enumerate(examples):
-        ids = vocabulary.encode_source(example.text, example.tag)
-        if len(ids) > length:
-            raise ValueError(
-                f"Expected at most {length - 1} characters, received {len(ids) - 1}: "
-                f"{example.text!r}."
-            )
-        source[row, : len(ids)] = ids
-        ids = vocabulary.encode_target(example.iso)
-        target[row, : len(ids)] = ids
-    return source, target
+    questions = [question(example.text, example.tag) for example in examples]
+    sources = [row.ids for row in source_tokenizer().encode_batch(questions)]
+    targets = [row.ids for row in target_tokenizer().encode_batch([x.iso for x in examples])]
+    longest = max(range(len(sources)), key=lambda i: len(sources[i]))
+    if len(sources[longest]) > length:
+        raise ValueError(
+            f"Expected at most {length - 1} characters, received {len(sources[longest]) - 1}: "
+            f"{examples[longest].text!r}."
+        )
+    return padded(sources, length), padded(targets, TARGET_LENGTH)
+
+
+def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    """Rows of ids as an array (N, length), int32."""
+    result = np.full((len(rows), length), PADDING, "int32")
+    for i, row in enumerate(rows):
+        result[i, : len(row)] = row
+    return result
 
 
 # --- Checks ------------------------------------------------------------------------------------
@@ -660,14 +695,14 @@ def check_length() -> None:
 
 
 def main() -> None:
-    held, vocabulary = held_out_formats(), Vocabulary()
+    held = held_out_formats()
     print("locale  formats  held out")
     for tag in LOCALES:
         patterns = "   ".join(format.pattern for format in held if format.tag == tag)
         print(f"{tag:7} {sum(format.tag == tag for format in formats()):7}  {patterns}")
     languages = len({format.language for format in formats()})
     trained_days, held_days = len(_days(held_out=False)), len(_days(held_out=True))
-    source, target = len(vocabulary.source_tokens), len(vocabulary.target_tokens)
+    source, target = source_tokenizer().get_vocab_size(), target_tokenizer().get_vocab_size()
     check_length()
     print(f"\n{languages} languages, {len(LOCALES)} locales")
     print(f"{len(formats())} formats, {len(held)} held out")

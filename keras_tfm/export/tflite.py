@@ -1,5 +1,6 @@
 """One .tflite file from a trained model."""
 
+import logging
 import os
 import re
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_tfm.export.carried_tokenizers import carry
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
@@ -21,6 +23,8 @@ from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
 from keras_tfm.version import __version__
+
+_log = logging.getLogger(__name__)
 
 
 def export_tflite(
@@ -43,6 +47,8 @@ def export_tflite(
     verify: bool = True,
     verify_inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
+    tokenizer: Any = None,
+    detokenizer: Any = None,
 ) -> Report:
     """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
 
@@ -88,6 +94,11 @@ def export_tflite(
             not verified.
         verify: whether to run every signature of the file against the model before it is kept.
         verify_inputs, tolerance: as in `verify`.
+        tokenizer: what `Model.generate_text` and `Model.predict_text` of the runtime make ids with,
+            for every input of ids, or a dictionary by the input's name. It goes into the file: a
+            `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of one's file
+            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub.
+        detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
 
     Returns:
         A report: size, signatures, operators, what runs on XNNPACK in how many partitions, and
@@ -95,8 +106,10 @@ def export_tflite(
 
     Raises:
         ValueError: an argument is out of range, the model cannot be stepped (the error names the
-            layer), the graph needs an operator that plain LiteRT does not have, or `keep_float`
-            names no layer (the error names near ones).
+            layer), the graph needs an operator that plain LiteRT does not have, `keep_float` names
+            no layer (the error names near ones), or a tokenizer does not belong to the model: it
+            has more ids than an embedding, or lacks the start or the end.
+        TypeError: a tokenizer is of a kind that no file can carry.
         VerificationError: a signature does not answer as the model does.
         FileNotFoundError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
@@ -148,6 +161,7 @@ def export_tflite(
         strategy=strategy,
     )
     quantized.check_request(request)
+    carried = carry(request, tokenizer, detokenizer)
     made = make_signatures(request)
     quantized.read_data(made)
     content = _convert(model, made, quantized, custom_operators)
@@ -158,8 +172,10 @@ def export_tflite(
         "quantization": quantization,
         "signatures": _describe(content, made),
         "layers": _layer_sizes(content, model),
+        **carried.manifest,
     }
-    content = manifests.add(content, manifest)
+    content = manifests.add(content, manifest, carried.entries)
+    _log.info("counting operators")
     report = Report(**inspected(path, content, manifest))
     with _beside(path, content) as new:
         if verify and not report.custom_operators:
@@ -174,6 +190,7 @@ def _convert(
 ) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
+        _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
         with quantization.tracing():
             write_saved_model(model, signatures, saved)
 
@@ -198,6 +215,7 @@ def _convert(
                 ) from None
             raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
+        _log.info("converting")
         return quantization.apply(convert)
 
 

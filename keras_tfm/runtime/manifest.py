@@ -1,14 +1,15 @@
 """What an exported file says of itself, and the checksum by which damage is seen.
 
 The manifest is JSON in the metadata of the .tflite file (`Model.metadata` of the schema), under the
-name "keras_tfm". A file with flipped bytes often still runs, and answers wrongly; the checksum
-covers every byte of the file but its own 64 digits.
+name "keras_tfm"; tokenizers are entries of their own beside it. A file with flipped bytes often
+still runs, and answers wrongly; the checksum covers every byte of the file but its own 64 digits.
 """
 
 import hashlib
 import json
 import mmap
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,15 +22,23 @@ _NO_CHECKSUM = "0" * 64
 _LONG = 1 << 20
 
 
-def add(content: bytes, manifest: dict[str, Any]) -> bytes:
-    """The .tflite file `content` with `manifest` in its metadata, and its checksum in that."""
+def add(
+    content: bytes, manifest: dict[str, Any], entries: Mapping[str, bytes] | None = None
+) -> bytes:
+    """The .tflite file `content` with `manifest` in its metadata, and its checksum in that.
+
+    `entries` are other metadata, by name, which the checksum covers like all the rest.
+    """
     schema = import_litert("schema_py_generated")
     raw = json.dumps({**manifest, "sha256": _NO_CHECKSUM}, ensure_ascii=True).encode()
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
-    entry, buffer = schema.MetadataT(), schema.BufferT()
-    entry.name, entry.buffer, buffer.data = METADATA_NAME, len(model.buffers), list(raw)
-    model.buffers.append(buffer)
-    model.metadata = [*(model.metadata or []), entry]
+    model.metadata = list(model.metadata or [])
+    for name, data in [*(entries or {}).items(), (METADATA_NAME.decode(), raw)]:
+        entry, buffer = schema.MetadataT(), schema.BufferT()
+        entry.name, entry.buffer = name, len(model.buffers)
+        buffer.data = np.frombuffer(data, np.uint8)
+        model.buffers.append(buffer)
+        model.metadata.append(entry)
     unsigned = _packed(model)
     digest = hashlib.sha256(unsigned).hexdigest()
     start = unsigned.index(raw)
@@ -86,7 +95,7 @@ def read(path: str | Path) -> dict[str, Any]:
         )
     schema = import_litert("schema_py_generated")
     try:
-        start, raw = _raw(content, schema)
+        start, raw = _entry(content, schema, METADATA_NAME)
         manifest: dict[str, Any] = json.loads(raw or b"{}")
         expected = str(manifest.get("sha256", ""))
     except Exception as error:  # whatever damaged offsets or text make flatbuffers and json raise
@@ -122,15 +131,38 @@ def _update(digest: Any, file: IO[bytes], count: int) -> None:
         count -= len(block)
 
 
-def _raw(content: Any, schema: Any) -> tuple[int, bytes | None]:
-    """Where the manifest's text is, and the text."""
+def read_entries(path: Path, manifest: dict[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+    """Other metadata of a file whose manifest was read before, by name.
+
+    Raises:
+        ValueError: the file is no longer the one whose manifest that is, or lacks an entry.
+    """
+    schema = import_litert("schema_py_generated")
+    content, entries = _mapped(path), {}
+    try:
+        _, raw = _entry(content, schema, METADATA_NAME)
+        same = json.loads(raw or b"{}") == manifest
+        for name in names if same else ():
+            entries[name] = _entry(content, schema, name.encode())[1]
+    except Exception as error:
+        raise ValueError(f"{path} is damaged: its metadata cannot be read ({error})") from None
+    if not same:
+        raise ValueError(f"{path} was replaced by another file after it had been loaded")
+    lacking = [name for name, data in entries.items() if data is None]
+    if lacking:
+        raise ValueError(f"{path} lacks the metadata {lacking}, which its manifest names")
+    return {name: data for name, data in entries.items() if data is not None}
+
+
+def _entry(content: Any, schema: Any, name: bytes) -> tuple[int, bytes | None]:
+    """Where the data of a metadata entry are, and the data; None: there is no such entry."""
     model = schema.Model.GetRootAsModel(content, 0)
     for i in range(model.MetadataLength()):
         entry = model.Metadata(i)
-        if entry.Name() == METADATA_NAME:
-            text = model.Buffers(entry.Buffer()).DataAsNumpy()
-            start = text.ctypes.data - np.frombuffer(content, np.uint8).ctypes.data
-            return start, text.tobytes()
+        if entry.Name() == name:
+            data = model.Buffers(entry.Buffer()).DataAsNumpy()
+            start = data.ctypes.data - np.frombuffer(content, np.uint8).ctypes.data
+            return start, data.tobytes()
     return 0, None
 
 

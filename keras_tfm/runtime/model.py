@@ -1,5 +1,6 @@
 """An exported file, loaded."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime import native_log
+from keras_tfm.runtime import native_log, text
 from keras_tfm.runtime.host_loop import Buffers, CopiedBuffers, by_length, prompt_of, step
+from keras_tfm.runtime.tokenizer import Tokenizer
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
 
@@ -236,6 +238,92 @@ class Model:
                 of several the shortest that fits.
         """
         return self.run(*self._choose("predict", inputs))
+
+    @functools.cached_property
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """The tokenizers that the file carries, by input; read when they are first asked for.
+
+        Each has `encode(text)`, the ids, and `decode(ids)`, the text.
+
+        Raises:
+            ValueError: the file was replaced by another one since it was loaded.
+            ModuleNotFoundError: `tokenizers` or `sentencepiece` is missing; the message says how to
+                install it.
+        """
+        return text.tokenizers_of(self)
+
+    def generate_text(self, texts: Any) -> Any:
+        """Generates a text for each text: `generate`, with the tokenizers of the file around it.
+
+        Args:
+            texts: a text, or a list of texts, for the source, or for a model without one the
+                prompts; or, by name, texts for several inputs, among them prompts for the stepped
+                one, and arrays for inputs without a tokenizer.
+
+        Returns:
+            A text for a text, a list for a list: what was generated up to the end, after its prompt
+            if there was one, without special tokens. Of a file that was exported with several
+            hypotheses each is a list of `Hypothesis(text, score)`.
+
+        Raises:
+            TypeError: what was given is no text.
+            ValueError: a text has more tokens than the file was exported for (it is never cut) or
+                half of a surrogate pair, or the file has no tokenizer for an input.
+            ModuleNotFoundError: the package that reads the tokenizer is missing.
+
+        Example, with a model that Keras made, and a tokenizer of letters:
+
+        >>> import tempfile
+        >>> from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        >>> from keras_tfm import runtime
+        >>> from keras_tfm.export import export_tflite
+        >>> from keras_tfm.models import transformer
+        >>> ids = {token: i for i, token in enumerate(["<pad>", "<start>", "<end>", *"abcdefgh"])}
+        >>> tokenizer = Tokenizer(models.WordLevel(ids))
+        >>> tokenizer.add_special_tokens(["<pad>", "<start>", "<end>"])
+        0
+        >>> tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        >>> tokenizer.decoder = decoders.Fuse()
+        >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_tflite(
+        ...         model, folder + "/letters.tflite", source_length=6, max_length=5, start_id=1,
+        ...         end_id=2, tokenizer=tokenizer,
+        ...     )
+        ...     loaded = runtime.load(report.path)
+        ...     text = loaded.generate_text("abba")
+        >>> set(text) <= set("abcdefgh")
+        True
+        """
+        return text.generate_text(self, texts)
+
+    def predict_text(self, texts: Any) -> dict[str, np.ndarray]:
+        """The outputs of one full pass over texts, by name: (B, ...), as of `predict`.
+
+        Args:
+            texts: a text, or a list of B texts; or, by name, texts and arrays.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
+        """
+        return text.predict_text(self, texts)
+
+    def stream_text(
+        self, texts: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> Iterator[str]:
+        """Yields what is generated for one text, piece by piece: `stream`, with tokenizers.
+
+        Together the pieces are what `generate_text` writes after the prompt. A piece ends where a
+        character does: bytes that are not yet one are held back.
+
+        Args:
+            texts: a text; or, by name, a text for each input.
+            choose: as in `stream`.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
+        """
+        return text.stream_text(self, texts, choose)
 
     def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name; `inputs` as in `predict`."""

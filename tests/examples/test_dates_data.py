@@ -32,17 +32,47 @@ def test_the_same_seed_draws_the_same_examples(training):
 
 
 def test_encoding_round_trips_and_pads(training):
-    vocabulary = data.Vocabulary()
-    sources, targets = data.arrays(training[:100], vocabulary)
+    sources, targets = data.arrays(training[:100])
     assert sources.shape == (100, data.SOURCE_LENGTH)
-    assert [vocabulary.decode_target(row) for row in targets] == [x.iso for x in training[:100]]
+    texts = data.target_tokenizer().decode_batch(targets.tolist())
+    assert texts == [x.iso for x in training[:100]]
     assert sources.min() == 0
-    assert sources.max() < len(vocabulary.source_tokens)
-    assert not np.any(sources == vocabulary.UNKNOWN)
+    assert sources.max() < data.source_tokenizer().get_vocab_size()
+    assert not np.any(sources == data.UNKNOWN)
+
+
+def test_ids_by_hand():
+    """Padding, unknown, [any], the locales in their order, then the characters in theirs."""
+    tokenizer = data.source_tokenizer()
+    characters = [x for x, i in tokenizer.get_vocab().items() if i > 2 + len(data.LOCALES)]
+    assert characters
+    assert all(len(x) == 1 for x in characters)
+    first = 3 + len(data.LOCALES)
+    expected = [2 + 1 + data.LOCALES.index("de")]
+    expected += [first + sorted(characters).index(x) for x in "5. mai 26"]
+    assert tokenizer.encode(data.question(" 5.\u00a0MAI  26\n", "de")).ids == expected
+    target = data.target_tokenizer().encode("1999-01-20")
+    assert target.ids == [1, 5, 13, 13, 13, 3, 4, 5, 3, 6, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NİSAN Kas\u0131m ISI", "nisan kasim isi"),
+        ("ΙΑΝΟΥΆΡΙΟΣ Σάβ ΜΑΪΟΣ.", "ιανουάριος σάβ μαϊος."),
+        ("Cafe\u0301\u200e ﬁ Ⅳ", "café fi iv"),
+        ("٣\u200f/۴/६ — 1\u202f9 \u2019s", "3/4/6 - 1 9 's"),
+        ("２０２６年３月", "2026年3月"),
+        ("\x1c a \u3000\x85 b\n", "a b"),
+        ("", ""),
+    ],
+)
+def test_normalise(text, expected):
+    assert data.normalise(text) == expected
+    assert data.normalise(expected) == expected
 
 
 def test_an_unknown_character_and_an_unknown_tag():
-    vocabulary = data.Vocabulary()
-    assert vocabulary.UNKNOWN in vocabulary.encode_source("5 🗓 2026", "de")
+    assert data.UNKNOWN in data.source_tokenizer().encode(data.question("5 🗓 2026", "de")).ids
     with pytest.raises(ValueError, match="klingon"):
-        vocabulary.encode_source("5 5 2026", "klingon")
+        data.question("5 5 2026", "klingon")

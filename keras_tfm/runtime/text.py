@@ -1,0 +1,242 @@
+"""Text in, text out: the tokenizers of a file around its signatures.
+
+What is put around a text is the tokenizer's own affair (its post-processor, or SentencePiece's
+options), but for what is stepped: there a text is a beginning, so the end that a tokenizer puts
+after it is left out, and the start token of the file is put before it where it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.host_loop import by_length
+from keras_tfm.runtime.tokenizer import Tokenizer, read, shown
+
+if TYPE_CHECKING:
+    from keras_tfm.runtime.model import Model
+
+# What a decoder writes for bytes that are no character, or not yet.
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Hypothesis(NamedTuple):
+    """One of several texts that a beam search found.
+
+    Attributes:
+        text: without special tokens.
+        score: as in `Generated.scores`; the best text has the largest.
+    """
+
+    text: str
+    score: float
+
+
+def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
+    """The tokenizers that a file carries, by the name of the input they are for."""
+    entries: dict[str, str] = model.manifest.get("tokenizers", {})
+    options: dict[str, Any] = model.manifest.get("tokenizer_options", {})
+    contents = manifests.read_entries(model.path, model.manifest, entries.values())
+    made: dict[str, Tokenizer] = {}
+    for entry in contents:
+        made[entry] = read(entry, contents[entry], options.get(entry))
+    return {name: made[entry] for name, entry in entries.items()}
+
+
+def generate_text(model: Model, texts: Any) -> Any:
+    """See `Model.generate_text`."""
+    request = _Generation(model, texts)
+    generated = model.generate(request.inputs)
+    result: list[Any] = []
+    for i, rows in enumerate(generated.tokens):
+        if rows.ndim == 1:
+            result.append(request.text(i, rows))
+        else:
+            assert generated.scores is not None
+            pairs = zip(rows, generated.scores[i], strict=True)
+            result.append([Hypothesis(request.text(i, row), float(score)) for row, score in pairs])
+    return result[0] if request.single else result
+
+
+def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
+    """See `Model.predict_text`."""
+    lengths = _lengths(model, "predict")
+    given = _by_name(model, texts, lengths)
+    return model.predict(
+        {
+            name: _rows(name, x, _tokenizer(model, name).encode, lengths) if _is_text(x) else x
+            for name, x in given.items()
+        }
+    )
+
+
+def stream_text(
+    model: Model, text: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
+) -> Iterator[str]:
+    """See `Model.stream_text`."""
+    request = _Generation(model, text, stepped=True)
+    if request.rows != 1:
+        raise ValueError(f"one text is streamed at a time, got {request.rows}")
+    stream = model.stream(request.inputs, choose)
+    tokens = (int(token[0]) for token in stream)
+    return pieces(tokens, request.tokenizer, request.written(0), request.end_ids)
+
+
+def pieces(
+    tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int], end_ids: Sequence[int]
+) -> Iterator[str]:
+    """Yields what each token adds to the text of `before`, as soon as its characters are complete.
+
+    A character may take several tokens, and a space belong to the token after it: what is new is
+    the difference between the text of some tokens and of those and the next.
+    """
+    ids, begin, end = list(before), 0, len(before)
+    for token in tokens:
+        if token in end_ids:
+            break
+        ids.append(token)
+        known, text = tokenizer.decode(ids[begin:end]), tokenizer.decode(ids[begin:])
+        if len(text) > len(known) and not text.endswith(_INCOMPLETE):
+            yield text[len(known) :]
+            begin, end = end, len(ids)
+    known, text = tokenizer.decode(ids[begin:end]), tokenizer.decode(ids[begin:])
+    if len(text) > len(known):
+        yield text[len(known) :]
+
+
+class _Generation:
+    """Texts as the ids that `Model.generate` and `Model.stream` take, and tokens as texts."""
+
+    def __init__(self, model: Model, texts: Any, stepped: bool = False):
+        role = "decode" if stepped or not by_length(model.signatures, "generate") else "generate"
+        lengths = _lengths(model, role)
+        signature = model.signatures[by_length(model.signatures, role)[-1]]
+        target, start_id, ends = signature["target"], signature["start_id"], signature["end_id"]
+        self.target: str = target
+        self.start_id: int | None = start_id
+        self.end_ids: list[int] = [] if ends is None else np.atleast_1d(ends).tolist()
+        self.tokenizer = _tokenizer(model, target)
+        given = _by_name(model, texts, lengths, target)
+        self.rows = len(next(iter(given.values()), ()))
+        kinds = [isinstance(x, str) for x in given.values() if _is_text(x)]
+        self.single = bool(kinds) and all(kinds)
+        self.inputs = dict(given)
+        for name in [name for name, x in given.items() if _is_text(x)]:
+            encode = self._prompt if name == target else _tokenizer(model, name).encode
+            self.inputs[name] = _rows(name, given[name], encode, lengths)
+            self.rows = len(self.inputs[name])
+        if target in lengths and target not in given:
+            if start_id is None:
+                raise ValueError(f"{model.path} was exported without a start_id: give {target!r}")
+            self.inputs[target] = [[start_id]] * self.rows
+
+    def _prompt(self, text: str) -> list[int]:
+        """What is stepped begins with the start token, where the file has one."""
+        ids = self.tokenizer.encode_prompt(text, self.end_ids)
+        if self.start_id is not None and ids[:1] != [self.start_id]:
+            ids = [self.start_id, *ids]
+        if not ids:
+            raise ValueError(
+                f"{self.target!r} is an empty text, and the file has no start_id to begin with"
+            )
+        return ids
+
+    def written(self, row: int) -> list[int]:
+        """The tokens that a row begins with, without the start token."""
+        ids = self._beginning(row)
+        return ids[1:] if ids[0] == self.start_id else ids
+
+    def _beginning(self, row: int) -> list[int]:
+        if self.target not in self.inputs:
+            assert self.start_id is not None
+            return [self.start_id]
+        given = self.inputs[self.target]
+        return [int(i) for i in (given[row] if np.ndim(given[0]) else given)]
+
+    def text(self, row: int, tokens: np.ndarray) -> str:
+        """The text of the tokens (T,) of a row, its prompt among them, up to the end."""
+        new = tokens[len(self._beginning(row)) :]
+        ends = np.flatnonzero(np.isin(new, self.end_ids))
+        if len(ends):
+            new = new[: ends[0]]
+        return self.tokenizer.decode([*self.written(row), *new.tolist()])
+
+
+def _lengths(model: Model, role: str) -> dict[str, int | None]:
+    """The inputs of a role, with the most ids that each takes; None for what are no ids."""
+    names = by_length(model.signatures, role)
+    if not names:
+        raise ValueError(f"{model.path} has no signature {role!r}, it has {list(model.signatures)}")
+    longest = model.signatures[names[-1]]
+    inputs = dict(longest["inputs"])
+    if role == "decode":
+        for name in by_length(model.signatures, "encode"):
+            inputs.update(model.signatures[name]["inputs"])
+    lengths = {
+        key: spec["shape"][1] if len(spec["shape"]) == 2 and "int" in spec["dtype"] else None
+        for key, spec in inputs.items()
+        if not key.startswith("cache_") and key not in ("padding", "position")
+    }
+    if role == "decode":
+        lengths[longest["target"]] = longest["max_length"] - 1
+    return lengths
+
+
+def _by_name(
+    model: Model, texts: Any, lengths: dict[str, int | None], target: str | None = None
+) -> dict[str, Any]:
+    """`texts` by input; where they are not, those of the first that has a tokenizer.
+
+    The stepped input is the last choice: what it is given is a prompt.
+    """
+    if not isinstance(texts, dict):
+        if not _is_text(texts):
+            raise TypeError(f"expected a text (str) or a list of texts, got {_kind(texts)}")
+        able = [name for name in lengths if name in model.tokenizers and name != target]
+        texts = {next(iter(able), target or next(iter(lengths))): texts}
+    return texts
+
+
+def _is_text(x: Any) -> bool:
+    """A text, or several."""
+    if isinstance(x, (list, tuple, np.ndarray)):
+        return all(isinstance(text, str) for text in x)
+    return isinstance(x, str)
+
+
+def _kind(x: Any) -> str:
+    name = type(x).__name__
+    if isinstance(x, (list, tuple)):
+        name += f" of {', '.join(sorted({type(one).__name__ for one in x}))}"
+    return name
+
+
+def _rows(
+    name: str, texts: Any, encode: Callable[[str], list[int]], lengths: dict[str, int | None]
+) -> list[list[int]]:
+    """The ids of each text; never cut."""
+    texts = [texts] if isinstance(texts, str) else texts
+    if not len(texts):
+        raise ValueError(f"got no texts for {name!r}")
+    rows, length = [], lengths.get(name)
+    for text in texts:
+        ids = encode(text)
+        if length is not None and len(ids) > length:
+            raise ValueError(
+                f"{name}: {shown(text)} has {len(ids)} tokens, "
+                f"but the file was exported for at most {length}"
+            )
+        rows.append(ids)
+    return rows
+
+
+def _tokenizer(model: Model, name: str) -> Tokenizer:
+    if name not in model.tokenizers:
+        raise ValueError(
+            f"{model.path} has no tokenizer for {name!r}, it has {list(model.tokenizers)}: "
+            "export it with tokenizer="
+        )
+    return model.tokenizers[name]

@@ -1,0 +1,166 @@
+"""The tokenizers that a file carries: text to ids and back.
+
+What they do is done by the packages that train them: `tokenizers` for the JSON of Hugging Face,
+`sentencepiece` for a SentencePiece model. Neither is imported before it is needed.
+"""
+
+import importlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+class Tokenizer:
+    """Text to ids and back; made by `read`.
+
+    Attributes:
+        size: how many ids there are, which is one more than the largest.
+    """
+
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, with the tokens that the tokenizer puts around it."""
+        return self._encode(_checked(text), ())
+
+    def encode_prompt(self, text: str, end_ids: Collection[int]) -> list[int]:
+        """The ids of a text that is to go on: none of `end_ids` is put after it.
+
+        One that is written in the text stays.
+        """
+        return self._encode(_checked(text), end_ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without special tokens; ids that the tokenizer has not are left out."""
+        raise NotImplementedError
+
+    def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
+        raise NotImplementedError
+
+
+class _HuggingFace(Tokenizer):
+    """`tokenizer.json`. Rows are neither cut nor padded, whatever it says."""
+
+    def __init__(self, content: bytes, options: Mapping[str, Any]):
+        package = _import("tokenizers")
+        with _refusing("it is no tokenizer.json"):
+            if options:
+                raise ValueError(f"unknown options {list(options)}")
+            self._tokenizer = package.Tokenizer.from_str(content.decode("utf-8"))
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
+    def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
+        with _refusing(f"the tokenizer cannot read {shown(text)}"):
+            encoding = self._tokenizer.encode(text)
+            ids: list[int] = encoding.ids
+            if end_ids and ids and ids[-1] in end_ids:
+                added = encoding.special_tokens_mask
+                while ids and ids[-1] in end_ids and added[len(ids) - 1]:
+                    ids = ids[:-1]
+            return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        return text
+
+
+class _SentencePiece(Tokenizer):
+    """`tokenizer.model`; whether a start and an end are put around a text is not in it."""
+
+    def __init__(self, content: bytes, options: Mapping[str, Any]):
+        package = _import("sentencepiece")
+        with _refusing("it is no SentencePiece model"):
+            if not set(options) <= {"add_bos", "add_eos"}:
+                raise ValueError(f"unknown options {list(options)}")
+            self._options = {"add_bos": False, "add_eos": False, **options}
+            self._processor = package.SentencePieceProcessor(model_proto=content)
+            self.size = self._processor.get_piece_size()
+            if self.size == 0:
+                raise ValueError("it has no pieces")
+
+    def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
+        options = dict(self._options)
+        if self._processor.eos_id() in end_ids:
+            options["add_eos"] = False
+        with _refusing(f"the tokenizer cannot read {shown(text)}"):
+            ids: list[int] = self._processor.encode(text, **options)
+            return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text: str = self._processor.decode([int(i) for i in ids if 0 <= i < self.size])
+        return text
+
+
+def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) -> Tokenizer:
+    """A tokenizer from the bytes of its file.
+
+    Args:
+        name: ends in ".json" (Hugging Face `tokenizers`) or ".model" (SentencePiece).
+        content: the bytes.
+        options: of SentencePiece, "add_bos" and "add_eos": whether a start and an end are put
+            around a text.
+
+    Raises:
+        ValueError: the name ends otherwise, or the bytes are no such tokenizer.
+        ModuleNotFoundError: the package that reads it is missing; the message names the extra.
+    """
+    kinds = {".json": _HuggingFace, ".model": _SentencePiece}
+    for ending, kind in kinds.items():
+        if name.endswith(ending):
+            with _named(name):
+                return kind(content, options or {})
+    raise ValueError(f"a tokenizer's name must end in {' or '.join(kinds)}, got {name!r}")
+
+
+def _checked(text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"expected a text (str), got {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{shown(text)} is no Unicode text: it has half of a surrogate pair, "
+            f"{text[error.start]!a}, at position {error.start}"
+        ) from None
+    return text
+
+
+def shown(text: str) -> str:
+    """The beginning of a text, in an error."""
+    return ascii(text) if len(text) <= 40 else f"{text[:40]!a}... ({len(text)} characters)"
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Every error of a package as a ValueError of one line."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic of Rust's, which `tokenizers` is written in, is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(f"{what} ({lines[0][:200]})") from None
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"the tokenizer {name!r} cannot be read: {error}") from None
+
+
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(
+            f"this file's text needs {package}: pip install --no-deps {package}, "
+            'or pip install "keras-tfm[text]"',
+            name=package,
+        ) from None
