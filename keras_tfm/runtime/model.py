@@ -72,7 +72,10 @@ class Model:
         """
         if not by_length(self.signatures, "generate"):
             return Generated(self._stepped(inputs))
-        name, inputs = self._choose("generate", inputs)
+        return self.generate_by(*self._choose("generate", inputs))
+
+    def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
+        """`generate` by one signature of several, whether or not a shorter one would do."""
         prompt = self.signatures[name].get("prompt")
         padding = None
         if prompt is not None:
@@ -382,7 +385,9 @@ def _is_rows(expected: dict[str, Any]) -> bool:
 
 def _longest(values: Any) -> int:
     """Of rows of ids; 0 where they are none, which is for `_ids` to say."""
-    if np.ndim(values) == 0 if not isinstance(values, (list, tuple)) else not len(values):
+    if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
+        return 0
+    if not len(values):
         return 0
     return len(values) if np.ndim(values[0]) == 0 else max(len(row) for row in values)
 
