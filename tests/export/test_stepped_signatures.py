@@ -1,4 +1,4 @@
-"""`encode`, `prefill` and `decode`: their names, what they take, what they give, what is refused."""
+"""`encode`, `prefill` and `decode`: names, what they take and give, what is refused."""
 
 import functools
 from unittest import mock
@@ -48,7 +48,7 @@ def made(model=None, **options):
 
 
 @functools.cache
-def usual(batch_size=3):
+def usual(batch_size):
     return made(batch_size=batch_size, source_length=[5, 7], prompt_length=[2, 5])
 
 
@@ -152,7 +152,7 @@ def test_a_step_gives_logits_and_one_position_of_each_cache(batch_size):
 
 def test_prefill_gives_the_positions_of_its_tokens():
     for name, length in (("prefill_2", 2), ("prefill_5", 5)):
-        prefill = usual()[name]
+        prefill = usual(3)[name]
         assert inputs(prefill)["target"] == (3, length)
         assert "position" not in inputs(prefill)
         assert outputs(prefill) == {
@@ -181,7 +181,7 @@ def test_each_layer_has_its_own_and_one_mask_serves_all():
 
 
 def test_of_several_sources_all_contexts_have_the_longest_shape():
-    signatures = usual()
+    signatures = usual(3)
     assert inputs(signatures["encode_5"]) == {"source": (3, 5)}
     assert outputs(signatures["encode_5"]) == outputs(signatures["encode_7"])
     assert outputs(signatures["encode_5"])[f"{CROSS}_value"] == (3, 2, 7, 5)
@@ -191,7 +191,7 @@ def test_of_several_sources_all_contexts_have_the_longest_shape():
 
 def test_masks_are_integers():
     """LiteRT.js passes no booleans."""
-    for signature in usual().values():
+    for signature in usual(3).values():
         assert {spec.dtype.name for spec in signature.inputs.values()} <= {"int32", "float32"}
 
 
@@ -245,7 +245,7 @@ def stepped(signatures, given, tokens, encode="encode_5", prefill=None):
 @pytest.mark.parametrize("encode", ["encode_5", "encode_7"])
 def test_steps_of_a_translator_are_the_full_pass(encode, prefill):
     """With its source padded, and in the second row part of a prompt."""
-    signatures = usual()
+    signatures = usual(3)
     source = np.pad(SOURCES[:3], ((0, 0), (0, 0 if encode == "encode_5" else 2)))
     tokens = np.random.default_rng(0).integers(1, TARGET_SIZE, (3, 8)).astype("int32")
     expected = logits_of(small(), source, tokens)[:, prefill or 0 :]
@@ -349,12 +349,12 @@ def test_bad_arguments(options, message):
 
 
 def test_a_decoder_alone_has_nothing_to_encode():
-    with pytest.raises(ValueError, match="small has no input but 'tokens': .* nothing to encode"):
+    with pytest.raises(ValueError, match=r"small has no input but 'tokens': .* nothing to encode"):
         made(decoder_only())
 
 
 def test_a_source_without_cross_attention_is_not_encoded():
-    with pytest.raises(ValueError, match="styled has no cross-attention: .* nothing to encode"):
+    with pytest.raises(ValueError, match=r"styled has no cross-attention: .* nothing to encode"):
         made(styled(encoded=False), source_length=None)
 
 
@@ -365,7 +365,7 @@ def test_several_lengths_of_a_source_that_is_not_masked():
     x = TransformerDecoderBlock(**BLOCK)(embed(target, "target", 13), context)
     model = keras.Model([source, target], layers.Dense(13)(x), name="model")
     assert "encode_5" in made(model)
-    with pytest.raises(ValueError, match="several source_lengths need .*'source' of model is not"):
+    with pytest.raises(ValueError, match=r"several source_lengths need .*'source' of model is not"):
         made(model, source_length=[4, 6])
 
 
@@ -375,5 +375,5 @@ def test_a_model_that_cannot_be_stepped():
 
     options = {**DEFAULTS, "roles": ["encode", "decode"]}
     request = Request(encoder_decoder(head=head), **options)
-    with pytest.raises(ValueError, match="small cannot be stepped: .* layer 'mixer'"):
+    with pytest.raises(ValueError, match=r"small cannot be stepped: .* layer 'mixer'"):
         make_signatures(request)

@@ -439,9 +439,8 @@ def test_a_write_that_fails(tmp_path, monkeypatch, call, error, earlier):
         raise error
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(type(error)):
-        with tflite._beside(path, b"new") as new:
-            os.replace(new, path)
+    with pytest.raises(type(error)), tflite._beside(path, b"new") as new:
+        os.replace(new, path)
     assert list(tmp_path.iterdir()) == [path] * earlier
     assert not earlier or path.read_bytes() == b"earlier"
 
