@@ -102,21 +102,14 @@ def test_prompts_are_continued(prompt):
     np.testing.assert_array_equal(model.generate(inputs).tokens, wanted)
 
 
-def test_prompts_of_several_lengths_one_by_one():
-    model = load(writer())
-    for prompt in PROMPTS:
-        wanted = generate(story(), {"tokens": [prompt]}, LONG).tokens
-        streamed = rows_of(model.stream({"tokens": [prompt]}))
-        np.testing.assert_array_equal(streamed, wanted[:, len(prompt) :])
-
-
-def test_a_stream_is_what_the_loop_inside_makes():
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_a_stream_is_what_the_loop_inside_makes(prompt):
     model = load(writer())
     assert {"decode_128", f"decode_{LONG}", "generate"} <= model.signatures.keys()
-    inside = model.generate({"tokens": [PROMPTS[0]]}).tokens
+    inside = model.generate({"tokens": [prompt]}).tokens
     assert len(set(inside[0, 100:].tolist())) > 3
-    streamed = rows_of(model.stream({"tokens": [PROMPTS[0]]}))
-    np.testing.assert_array_equal(streamed, inside[:, 3:])
+    streamed = rows_of(model.stream({"tokens": [prompt]}))
+    np.testing.assert_array_equal(streamed, inside[:, len(prompt) :])
 
 
 def test_a_stream_yields_a_token_of_each_row_as_it_is_chosen():
