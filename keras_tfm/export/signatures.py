@@ -119,8 +119,13 @@ class Request:
         return [name for name in input_names(self.model) if name != self.target]
 
     def _check_steps(self, roles: list[str]) -> None:
+        if not self.static and {"encode", "prefill", "decode"} & set(roles):
+            raise ValueError(
+                "a SavedModel has the signatures 'predict' and 'generate'; caches are passed in "
+                "and out of .tflite files only"
+            )
         if self.max_length is None:
-            raise ValueError(f"a {roles[0]} signature needs max_length, got None")
+            raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")
         if "generate" in roles and self.start_id is None and not self.prompt_lengths:
             raise ValueError(
                 "a generate signature needs a start_id, or a prompt_length where prompts are given"
@@ -140,18 +145,13 @@ class Request:
         lonely = [role for role in roles if role in ("encode", "prefill")]
         if lonely and "decode" not in roles:
             raise ValueError(
-                f"a {lonely[0]} signature makes caches for 'decode': export that too, "
+                f"the signature {lonely[0]!r} makes caches for 'decode': export that too, "
                 f"got {self.roles}"
             )
         if "encode" in roles and not self.others:
             raise ValueError(
                 f"{self.model.name} has no input but {self.target!r}: there is nothing to encode; "
                 "a prefill signature reads a prompt"
-            )
-        if not self.static and {"encode", "prefill", "decode"} & set(roles):
-            raise ValueError(
-                "a SavedModel has the signatures 'predict' and 'generate'; caches are passed in "
-                "and out of .tflite files only"
             )
         check_ids(self.model, self.target, self.max_length, self.start_id, self.end_ids)
         if self.strategy is not None:

@@ -182,8 +182,9 @@ class DecodingScope:
 
         A compiler that may choose the order would copy a whole cache to read it after a write.
         """
-        one = ops.reshape(result, (-1,))[0]
-        nothing = ops.cast(ops.minimum(ops.abs(ops.cast(one, "float32")), 0.0), "int32")
+        one = ops.cast(ops.reshape(result, (-1,))[0], "int32")
+        # As integers: of logits that are no number, those of a row that has ended, 0 is 0 too.
+        nothing = ops.minimum(ops.maximum(one, 0), 0)
         return self._write(self._column() + nothing)
 
     def _write(self, column: Any) -> Cache:
