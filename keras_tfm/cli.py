@@ -280,14 +280,13 @@ def _work(text: str) -> Iterator[None]:
                     messages.print(line)
 
         logger, handler = logging.getLogger("keras_tfm"), Steps()
-        level = logger.level
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+        logger.propagate = False  # or TensorFlow's handler would print them, too
         try:
             yield
         finally:
             logger.removeHandler(handler)
-            logger.setLevel(level)
 
 
 def main() -> None:
@@ -300,8 +299,11 @@ def main() -> None:
         # What a user did or has; anything else is a mistake of ours and keeps its traceback.
         if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
             raise
+        verification = getattr(error, "verification", None)
+        if verification is not None:
+            _print(verification, "--json" in sys.argv)
         messages.print(f"keras-tfm: {error}", soft_wrap=True)
-        sys.exit(DIFFERENT if type(error).__name__ == "VerificationError" else FAILED)
+        sys.exit(FAILED if verification is None else DIFFERENT)
 
 
 if __name__ == "__main__":

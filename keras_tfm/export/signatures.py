@@ -1,5 +1,6 @@
 """What an exported file offers: functions over the one model, with their inputs spelled out."""
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -261,6 +262,7 @@ def generate(request: Request) -> list[Signature]:
         "end_id": request.end_id_setting(),
         "pad_id": 0,
         "target": request.target,
+        "strategy": _described(request.strategy),
     }
     result = []
     for name, length in request.named_lengths("generate"):
@@ -286,6 +288,17 @@ def generate(request: Request) -> list[Signature]:
                 )
             )
     return result
+
+
+def _described(strategy: Strategy | None) -> dict[str, Any] | None:
+    """A strategy's name and those of its settings that are numbers; None is greedy."""
+    if strategy is None:
+        return None
+    numbers: dict[str, float] = {}
+    if dataclasses.is_dataclass(strategy):
+        settings = dataclasses.asdict(strategy).items()
+        numbers = {key: x for key, x in settings if isinstance(x, int | float)}
+    return {"name": type(strategy).__name__, **numbers}
 
 
 def padding_is_invisible(model: keras.Model, name: str, sizes: dict[str, int]) -> bool:

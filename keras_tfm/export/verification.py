@@ -2,10 +2,11 @@
 
 import functools
 import itertools
+import logging
 import operator
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,12 @@ from keras import ops
 from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
-from keras_tfm.generation.strategies import Greedy, Strategy
+from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.random_inputs import random_inputs
+
+_log = logging.getLogger(__name__)
 
 # How far a file may be off: the root mean square of the errors, relative to that of the model's
 # numbers. Rounding makes 1e-6 in float32, 1e-3 in float16; eight bits 1e-2 in a trained model, and
@@ -123,7 +126,7 @@ def verify(
             stepped one may be among them; by default made at random, of every length exported.
         tolerance: the largest relative error (`Check.relative_error`); by default 1e-4 in float32,
             1e-2 in float16, 0.25 in int8, 0.5 in int8_full, 0.75 in int4.
-        strategy: the one that was exported.
+        strategy: the one that was exported; a file tells it, but for one of your own.
 
     Raises:
         VerificationError: a signature is beyond the tolerance.
@@ -147,15 +150,29 @@ def verify(
         tolerance = TOLERANCES[quantization]
     if inputs is not None:
         _checked_rows(model, file, inputs)
-    comparison = _Comparison(model, file, inputs, strategy or Greedy())
-    result = Verification(
-        str(path), quantization, tolerance, [comparison.of(name) for name in file.signatures]
-    )
+    comparison = _Comparison(model, file, inputs, strategy or _strategy_of(file))
+    checks = []
+    for name in file.signatures:
+        _log.info("comparing %s with %s", name, model.name)
+        checks.append(comparison.of(name))
+    result = Verification(str(path), quantization, tolerance, checks)
     if result.failures:
         raise VerificationError(
             f"the file does not answer as {model.name}: {'; '.join(result.failures)}", result
         )
     return result
+
+
+def _strategy_of(file: Model) -> Strategy:
+    """The strategy that a file was exported with."""
+    for signature in file.signatures.values():
+        settings = dict(signature.get("strategy") or {})
+        if settings:
+            name = settings.pop("name")
+            if name != "Beam" or set(settings) != {field.name for field in fields(Beam)}:
+                raise ValueError(f"{file.path} was exported with a {name} of your own: give it")
+            return Beam(**settings)
+    return Greedy()
 
 
 class _Comparison:
