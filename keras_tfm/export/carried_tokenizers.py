@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from keras_tfm.export.keras_hub_tokenizers import converted
 from keras_tfm.export.signatures import Request
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.tokenizer import Tokenizer, read
@@ -132,6 +133,7 @@ def _form(name: str, tokenizer: Any) -> Form:
         ("tokenizers", "Tokenizer"): _of_tokenizers,
         ("tokenizers", "BaseTokenizer"): _of_tokenizers,
         ("sentencepiece", "SentencePieceProcessor"): _of_sentencepiece,
+        ("keras_hub", "Tokenizer"): _of_keras_hub,
     }
     for cls in type(tokenizer).__mro__:
         maker = makers.get((cls.__module__.split(".")[0], cls.__name__))
@@ -142,6 +144,17 @@ def _form(name: str, tokenizer: Any) -> Form:
         "sentencepiece.SentencePieceProcessor, or a path to the file of one: a .tflite file "
         f"carries no program, got {type(tokenizer).__name__}"
     )
+
+
+def _of_keras_hub(name: str, tokenizer: Any) -> Form:
+    try:
+        ending, content, options = converted(tokenizer)
+    except ValueError as error:
+        raise ValueError(
+            f"the tokenizer of input {name!r}, {type(tokenizer).__name__}, cannot be carried: "
+            f"{error}"
+        ) from None
+    return Form(ending, content, _on(options))
 
 
 def _of_tokenizers(name: str, tokenizer: Any) -> Form:
@@ -178,9 +191,9 @@ def _of_sentencepiece(name: str, tokenizer: Any) -> Form:
     options = {"add_bos": tokenizer._add_bos, "add_eos": tokenizer._add_eos}  # not public
     if tokenizer._reverse:
         raise ValueError(f"the tokenizer of input {name!r} reverses ids, which no file carries")
-    return sentencepiece_form(tokenizer.serialized_model_proto(), options)
+    return Form(".model", tokenizer.serialized_model_proto(), _on(options))
 
 
-def sentencepiece_form(content: bytes, options: dict[str, bool]) -> Form:
-    """A SentencePiece model with those options that are on."""
-    return Form(".model", content, tuple((key, True) for key, on in options.items() if on))
+def _on(options: dict[str, bool]) -> tuple[tuple[str, bool], ...]:
+    """The options that are on, which are those that a manifest has."""
+    return tuple((key, True) for key, on in options.items() if on)
