@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.export import flatbuffer
 from keras_tfm.export.verification import Verification
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.manifest import import_litert
@@ -81,7 +82,7 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
         for name, code in vars(schema.BuiltinOperator).items()
         if not name.startswith("_")
     }
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+    model = flatbuffer.read(content)
 
     def operator_name(operator: Any) -> str:
         code = model.operatorCodes[operator.opcodeIndex]
@@ -92,7 +93,7 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
     result = []
     for index, graph in enumerate(model.subgraphs):
         operators = Counter(operator_name(operator) for operator in graph.operators)
-        delegated, partitions = _delegation(_first(content, index, schema))
+        delegated, partitions = _delegation(_first(content, index))
         name = (graph.name or b"").decode()
         result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
     return result
@@ -117,7 +118,8 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
             kinds.setdefault(graph.Tensors(j).Buffer(), types[graph.Tensors(j).Type()])
     sizes: Counter[str] = Counter()
     for number, kind in kinds.items():
-        sizes[kind] += model.Buffers(number).DataLength()
+        buffer = model.Buffers(number)
+        sizes[kind] += buffer.DataLength() or buffer.Size()  # inside the flatbuffer or behind it
     metadata = sizes.pop("metadata", 0)
     result = {kind: size for kind, size in sizes.most_common() if size}
     return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
@@ -131,11 +133,9 @@ def custom_operators(content: bytes) -> list[str]:
     return sorted({code.decode() for code in codes if code is not None})
 
 
-def _first(content: bytes, index: int, schema: Any) -> bytes:
+def _first(content: bytes, index: int) -> bytes:
     """The same file with subgraph `index` as its main one, whose nodes LiteRT lists."""
-    import flatbuffers
-
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+    model = flatbuffer.read(content)
     order = list(range(len(model.subgraphs)))
     order[0], order[index] = order[index], order[0]
     for graph in model.subgraphs:
@@ -146,9 +146,7 @@ def _first(content: bytes, index: int, schema: Any) -> bytes:
                     setattr(options, key, order.index(getattr(options, key)))
     model.subgraphs = [model.subgraphs[i] for i in order]
     model.signatureDefs = None
-    builder = flatbuffers.Builder(len(content))
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
+    return flatbuffer.write(model)
 
 
 def _delegation(content: bytes) -> tuple[int, int]:
