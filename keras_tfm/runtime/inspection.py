@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime import native_log
+from keras_tfm.runtime import flatbuffer, native_log
 from keras_tfm.runtime.manifest import import_litert, read
 
 
@@ -162,7 +162,7 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
         for name, code in vars(schema.BuiltinOperator).items()
         if not name.startswith("_")
     }
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+    model = flatbuffer.read(content)
 
     def operator_name(operator: Any) -> str:
         code = model.operatorCodes[operator.opcodeIndex]
@@ -174,7 +174,7 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
     result = []
     for index, graph in enumerate(model.subgraphs):
         operators = Counter(operator_name(operator) for operator in graph.operators)
-        delegated, partitions = _delegation(_first(content, index, schema)) if runs else (0, 0)
+        delegated, partitions = _delegation(_first(content, index)) if runs else (0, 0)
         name = (graph.name or b"").decode()
         result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
     return result
@@ -195,7 +195,7 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
             kinds.setdefault(graph.Tensors(j).Buffer(), types[graph.Tensors(j).Type()])
     sizes: Counter[str] = Counter()
     for number, kind in kinds.items():
-        sizes[kind] += model.Buffers(number).DataLength()
+        sizes[kind] += _buffer_size(model.Buffers(number))
     metadata = sizes.pop("metadata", 0)
     result = {kind: size for kind, size in sizes.most_common() if size}
     return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
@@ -214,7 +214,7 @@ def bytes_by_scope(content: bytes) -> dict[str, int]:
         graph = model.Subgraphs(i)
         for j in range(graph.TensorsLength()):
             tensor = graph.Tensors(j)
-            size = model.Buffers(tensor.Buffer()).DataLength()
+            size = _buffer_size(model.Buffers(tensor.Buffer()))
             if size and tensor.Buffer() not in seen:
                 seen.add(tensor.Buffer())
                 names = [x for x in (tensor.Name() or b"").decode().split(";") if "/" in x]
@@ -257,11 +257,14 @@ def custom_operators(content: bytes) -> list[str]:
     return sorted({code.decode() for code in codes if code is not None})
 
 
-def _first(content: bytes, index: int, schema: Any) -> bytes:
-    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists."""
-    import flatbuffers
+def _buffer_size(buffer: Any) -> int:
+    """The bytes of a constant, inside the flatbuffer or behind it."""
+    return int(buffer.DataLength() or buffer.Size())
 
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
+
+def _first(content: bytes, index: int) -> bytes:
+    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists."""
+    model = flatbuffer.read(content)
     order = list(range(len(model.subgraphs)))
     order[0], order[index] = order[index], order[0]
     for graph in model.subgraphs:
@@ -272,9 +275,7 @@ def _first(content: bytes, index: int, schema: Any) -> bytes:
                     setattr(options, key, order.index(getattr(options, key)))
     model.subgraphs = [model.subgraphs[i] for i in order]
     model.signatureDefs = None
-    builder = flatbuffers.Builder(len(content))
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
+    return flatbuffer.write(model)
 
 
 def _delegation(content: bytes) -> tuple[int, int]:

@@ -19,11 +19,12 @@ from small_models import randomize
 from test_imports import modules_after
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, flatbuffer, quantization, tflite
+from keras_tfm.export import export_tflite, quantization, tflite
 from keras_tfm.export.signatures import Request, make_signatures
 from keras_tfm.generation import generate
 from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
 from keras_tfm.models import transformer
+from keras_tfm.runtime import flatbuffer
 
 needs_quantizer = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_quantizer") is None,

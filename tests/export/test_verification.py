@@ -22,10 +22,11 @@ from small_models import (
     randomize,
 )
 
-from keras_tfm.export import VerificationError, export_tflite, flatbuffer, verify
+from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.export.verification import TOLERANCES
 from keras_tfm.generation import Beam
 from keras_tfm.layers import TransformerDecoderBlock
+from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 
 LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id": START}

@@ -433,20 +433,19 @@ def test_new_is_what_a_step_adds(start):
             np.testing.assert_array_equal(to_numpy(new), written)
 
 
-@pytest.mark.parametrize("value", [0.0, -1e9, 3.7, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("token", [0, 5])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cache_written_after_a_result_is_the_same_whatever_the_result(x, mode, value):
-    """Logits of a row that has ended may be no number."""
+def test_a_cache_written_after_a_result_is_the_same_whatever_the_result(x, mode, token):
     layer = built(MultiHeadSelfAttention(2, causal=True, name="attend"), (B, T, D))
     with DecodingScope(length=T) as scope:
         layer(x[:, :2])
 
-    def step(cache, token, position, result):
+    def step(cache, tokens, position, result):
         with DecodingScope(cache, position=position, length=T) as scope:
-            layer(token)
+            layer(tokens)
         return scope.cache, scope.cache_after(result)
 
-    result = np.full((B, 1, V), value, "float32")
+    result = np.full((B, 1), token, "int32")
     arguments = (ops.convert_to_tensor(a) for a in (x[:, 2:4], np.int32(2), result))
     wanted, found = compiled(mode, step)(scope.cache, *arguments)
     for part in ("key", "value"):
