@@ -101,7 +101,7 @@ def export_tflite(
         detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
 
     Returns:
-        A report: size, signatures, operators, what runs on XNNPACK in how many partitions, and
+        A report of size, signatures, operators, what runs on XNNPACK in how many partitions, and
         how far each signature is off and how long it takes.
 
     Raises:
@@ -114,7 +114,8 @@ def export_tflite(
         FileNotFoundError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
             extra that brings it.
-        In every case nothing is left behind, and an earlier file is untouched.
+
+    After any of these nothing is left behind, and an earlier file is untouched.
 
     Example:
 

@@ -69,7 +69,7 @@ def transformer(
         dtype: a dtype or dtype policy for every layer.
 
     Returns:
-        A functional model: inputs `source` (B, S) and `target` (B, T), int32; output logits
+        A functional model of `source` (B, S) and `target` (B, T), int32, which gives logits
         (B, T, V).
 
     Example:

@@ -283,8 +283,8 @@ class Model:
                 one, and arrays for inputs without a tokenizer.
 
         Returns:
-            A text for a text, a list for a list: what was generated up to the end, after its prompt
-            if there was one, without special tokens. Of a file that was exported with several
+            What was generated up to the end, after its prompt if there was one, without special
+            tokens; a text for a text, a list for a list. Of a file that was exported with several
             hypotheses each is a list of `Hypothesis(text, score)`.
 
         Raises:
