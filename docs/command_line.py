@@ -28,7 +28,11 @@ def page() -> str:
     for command in cli.app.registered_commands:
         function = command.callback
         arguments = list(arguments_of(function))
-        usage = [x["shown"] for x in arguments if not x["shown"].startswith("--")]
+        usage = [
+            x["shown"] if x["default"] else f"[{x['shown']}]"
+            for x in arguments
+            if not x["shown"].startswith("--")
+        ]
         lines += [f"## keras-tfm {function.__name__}", "", inspect.getdoc(function), ""]
         lines += ["```bash", " ".join(["keras-tfm", function.__name__, *usage, "[OPTIONS]"]), "```"]
         lines += ["", "| argument | meaning | default |", "|---|---|---|"]
@@ -42,7 +46,8 @@ def arguments_of(function: Any) -> typing.Iterator[dict[str, str]]:
     for name, parameter in inspect.signature(function).parameters.items():
         kind, info = typing.get_args(hints[name])[:2]
         option = type(info).__name__ == "OptionInfo"
-        flags = [x for x in info.param_decls or () if x.startswith("--")]
+        declared = (info.default, *(info.param_decls or ()))  # typer's first may be the option
+        flags = [x for x in declared if isinstance(x, str) and x.startswith("--")]
         shown = (flags or ["--" + name.replace("_", "-")])[0] if option else name.upper()
         meaning, default = info.help, parameter.default
         if isinstance(kind, type) and issubclass(kind, Enum):

@@ -1,8 +1,8 @@
 """Draws the pictures of the documentation.
 
 pip install -e ".[examples,plots]"
-python examples/dates.py      # trains the model whose attention is drawn
-python docs/pictures.py       # writes docs/attention.png and docs/positions.png
+python examples/dates.py      # trains and exports the model that is drawn
+python docs/pictures.py       # writes docs/attention.png, docs/positions.png and docs/sizes.png
 """
 
 import os
@@ -18,17 +18,20 @@ import numpy as np  # noqa: E402
 
 import keras_tfm  # noqa: E402
 from keras_tfm.layers import AttentionProbe, PositionalEncoding  # noqa: E402
-from keras_tfm.plots import plot_attention, plot_positions  # noqa: E402
+from keras_tfm.plots import plot_attention, plot_positions, plot_sizes  # noqa: E402
+from keras_tfm.runtime.inspection import inspect_file  # noqa: E402
 
-MODEL = Path("artifacts/dates/dates.keras")
+MODEL, FILE = Path("artifacts/dates/dates.keras"), Path("artifacts/dates/int8.tflite")
 TEXT, TAG, ANSWER = "Donnerstag, 5. März 2026", "de", "2026-03-05"
 
 
 def main() -> None:
-    if not MODEL.exists():
-        sys.exit(f"{MODEL} is missing: run python examples/dates.py first")
+    for needed in (MODEL, FILE):
+        if not needed.exists():
+            sys.exit(f"{needed} is missing: run python examples/dates.py first")
     draw_attention()
     draw_positions()
+    draw_sizes()
 
 
 def draw_attention() -> None:
@@ -58,6 +61,14 @@ def draw_positions() -> None:
         plot_positions(encoding, title="PositionalEncoding, 100 positions, D = 128"),
         "positions.png",
     )
+
+
+def draw_sizes() -> None:
+    """What the exported file is made of: weights by layer, and the rest of it."""
+    file = inspect_file(FILE)
+    rest = {name: file.bytes_by_kind[name] for name in ("metadata", "graph")}
+    title = f"The dates model in {file.quantization}: {file.bytes / 1e6:.2f} MB"
+    save(plot_sizes({**file.layers, **rest}, depth=2, title=title), "sizes.png")
 
 
 def save(figure, name: str) -> None:

@@ -1,6 +1,6 @@
-"""Pictures of what a model does: attention maps and positional encodings."""
+"""Pictures: attention maps, positional encodings, and what an exported file is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,50 @@ def plot_positions(encoding: Any, title: str | None = None) -> Any:
     axes.set_ylabel("dimension")
     axes.set_title(title or "")
     figure.colorbar(image, ax=axes)
+    return figure
+
+
+def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = None) -> Any:
+    """Draws how many bytes each layer takes, a bar a layer, from the first down.
+
+    Args:
+        sizes: bytes by a layer's path, as `runtime.inspection.inspect_file(path).layers`; "" is what
+            no layer has. Others may be beside them, as "graph" from `bytes_by_kind`.
+        depth: how many parts of a path name a bar: what lies deeper is added up.
+        title: of the figure.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: there are no sizes, one is negative, or depth is below 1.
+
+    Example:
+
+    >>> from keras_tfm.plots import plot_sizes
+    >>> sizes = {"block/attention": 3000, "block/feed_forward": 5000, "head": 2000}
+    >>> [bar.get_width() for bar in plot_sizes(sizes).axes[0].patches]
+    [8.0, 2.0]
+    """
+    if not sizes or min(sizes.values()) < 0:
+        raise ValueError(f"sizes must be bytes by path, at least one, got {dict(sizes)}")
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}")
+    bars: dict[str, int] = {}
+    for path, size in sizes.items():
+        name = "/".join(path.split("/")[:depth]) or "no layer"
+        bars[name] = bars.get(name, 0) + size
+    figure = _figure((7.0, 0.8 + 0.25 * len(bars)))
+    axes = figure.add_subplot()
+    drawn = axes.barh(list(bars), [size / 1e3 for size in bars.values()], color="tab:blue")
+    whole = sum(bars.values()) or 1
+    labels = [f"{size / 1e3:,.1f} kB, {size / whole:.0%}" for size in bars.values()]
+    axes.bar_label(drawn, labels, padding=3, fontsize=8)
+    axes.margins(x=0.25)  # room for the labels
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("kB")
+    axes.set_title(title or "", fontsize=11)
     return figure
 
 
