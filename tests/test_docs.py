@@ -1,0 +1,75 @@
+"""The guides' programs run, from top to bottom, and print what their comments say."""
+
+import builtins
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_tfm
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GUIDES = ["first-model", "masks", "generation", "export"]
+# In a test's time: what is replaced.
+SMALLER = {"first-model": {"20_000": "2_000", "epochs=3": "epochs=1"}}
+NEEDED = {"export": ["tokenizers", "ai_edge_quantizer"]}
+
+
+def blocks_of(page):
+    return re.findall(r"^```python\n(.*?)^```$", (DOCS / f"{page}.md").read_text(), re.M | re.S)
+
+
+# Keras's own saving makes NumPy arrays of variables.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:int8_full:UserWarning")
+@pytest.mark.parametrize("page", GUIDES)
+def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
+    for package in NEEDED.get(page, []):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    smaller = SMALLER.get(page, {})
+    printed = {}
+
+    def recorded(*values, **options):
+        printed[sys._getframe(1).f_lineno] = " ".join(map(str, values))
+        builtins.print(*values, **options)
+
+    names = {"__name__": page, "print": recorded}
+    blocks = blocks_of(page)
+    assert blocks
+    for number, block in enumerate(blocks):
+        for long, short in smaller.items():
+            block = block.replace(long, short)
+        printed.clear()
+        exec(compile(block, f"{page}.md, block {number + 1}", "exec"), names)
+        for line, text in enumerate(block.splitlines(), 1):
+            said = re.search(r"^ *print\(.*\)  # (.*)$", text)
+            if said and not smaller:
+                found = " ".join(printed[line].split())
+                assert found == said[1], f"{page}.md, block {number + 1}: {text}"
+
+
+def test_the_first_model_is_the_readme_s():
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    first = "".join(blocks_of("first-model")[:4])
+    assert [x for x in first.splitlines() if x] == [x for x in program.splitlines() if x]
+
+
+@pytest.mark.parametrize(
+    "package", ["layers", "models", "training", "generation", "export", "runtime"]
+)
+def test_the_reference_has_each_public_name_once(package):
+    listed = re.findall(r"^::: keras_tfm\.(.*)$", (DOCS / f"api/{package}.md").read_text(), re.M)
+    names = [name.split(".")[-1] for name in listed if not name.startswith("runtime.inspection.")]
+    assert sorted(names) == sorted(getattr(keras_tfm, package).__all__)
+
+
+def test_the_reference_has_the_command_line_as_it_is():
+    pytest.importorskip("typer")
+    spec = importlib.util.spec_from_file_location("command_line", DOCS / "command_line.py")
+    command_line = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command_line)
+    assert command_line.PAGE.read_text() == command_line.page(), "run python docs/command_line.py"
