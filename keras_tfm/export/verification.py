@@ -400,7 +400,11 @@ class _Comparison:
         batch, size = signature["inputs"][target]["shape"][0], signature["vocabulary_size"]
         size = signature["inputs"][target].get("vocabulary_size", size)
         shape = (batch, signature["max_length"])
-        tokens = np.random.default_rng(number).integers(min(1, size - 1), size, shape)
+        # No end among them, which would stop the walk before the caches are full.
+        ends = [] if signature["end_id"] is None else signature["end_id"]
+        ids = np.arange(min(1, size - 1), size)
+        ids = ids if np.isin(ids, ends).all() else np.setdiff1d(ids, ends)
+        tokens = np.random.default_rng(number).choice(ids, shape)
         if self.given is not None and target in self.given:
             for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
                 known = np.trim_zeros(np.asarray(given), "b")[: len(row)]

@@ -371,6 +371,14 @@ def test_an_end_token_hides_nothing_before_it():
         verify(small(), report.path)
 
 
+@pytest.mark.parametrize("end_id", [7, [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]])
+def test_a_walk_meets_no_end_token(end_id):
+    """Texts at random hold no end: one would stop the walk, and two have the same length."""
+    report = export_tflite(small(), new_path(), ["encode", "decode"], **LENGTHS, end_id=end_id)
+    for check in report.verification.checks:
+        assert check.relative_error < FLOAT32
+
+
 def styled():
     """A decoder whose every step reads a style (B, 3)."""
     style = keras.Input((3,), name="style")
