@@ -109,7 +109,7 @@ def _elsewhere(match: re.Match[str], page: Any, config: Any, files: Any) -> str:
         return match[0]
     if not (ROOT / path).exists():
         _log.warning("%s: no such file: %s", page.file.src_uri, target)
-        return match[0]
+        return match["shown"]
     uri = path.removeprefix("docs/") if inside else REFERENCES.get(path.rstrip("/"))
     if uri is not None:
         file = files.get_file_from_path(uri)
