@@ -28,7 +28,7 @@ _log = logging.getLogger("mkdocs.hooks.site")
 
 
 def public_names() -> dict[str, str]:
-    """ "Greedy", "generation.Greedy" -> "keras_tfm.generation.Greedy"; none that two packages have."""
+    """ "Greedy", "generation.Greedy" -> its path; none that two packages have."""
     paths: dict[str, set[str]] = {}
     for package in PACKAGES:
         tree = ast.parse((ROOT / "keras_tfm" / package / "__init__.py").read_text())
@@ -37,7 +37,9 @@ def public_names() -> dict[str, str]:
             path = f"keras_tfm.{package}.{name}"
             if name == "attention":  # which is a module as well
                 path += ".attention"
-            for short in (name, f"{package}.{name}", f"keras_tfm.{package}.{name}"):
+            # "generate" alone may be a signature, "attention" the thing itself.
+            plain = [name] if name != name.lower() or "_" in name else []
+            for short in (*plain, f"{package}.{name}", f"keras_tfm.{package}.{name}"):
                 paths.setdefault(short, set()).add(path)
     return {short: found.pop() for short, found in paths.items() if len(found) == 1}
 
@@ -110,7 +112,8 @@ def _elsewhere(match: re.Match[str], page: Any, config: Any, files: Any) -> str:
     if not (ROOT / path).exists():
         _log.warning("%s: no such file: %s", page.file.src_uri, target)
         return match["shown"]
-    uri = path.removeprefix("docs/") if inside else REFERENCES.get(path.rstrip("/"))
+    package = "/".join(path.split("/")[:2])
+    uri = path.removeprefix("docs/") if inside else REFERENCES.get(package)
     if uri is not None:
         file = files.get_file_from_path(uri)
         url = file.url_relative_to(page.file) if html else posixpath.relpath(uri, here or ".")

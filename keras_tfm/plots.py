@@ -103,8 +103,8 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
     """Draws how many bytes each layer takes, a bar a layer, from the first down.
 
     Args:
-        sizes: bytes by a layer's path, as `runtime.inspection.inspect_file(path).layers`; "" is what
-            no layer has. Others may be beside them, as "graph" from `bytes_by_kind`.
+        sizes: bytes by a layer's path, as `runtime.inspection.inspect_file(path).layers`; "" is
+            what no layer has. Others may be beside them, as "graph" from `bytes_by_kind`.
         depth: how many parts of a path name a bar: what lies deeper is added up.
         title: of the figure.
 

@@ -13,7 +13,10 @@ SIZES |= {"block/feed_forward": 11000, "": 500}
     ("depth", "bars"),
     [
         (1, {"embedding": 7.0, "block": 16.0, "no layer": 0.5}),
-        (2, {"embedding": 7.0, "block/attention": 5.0, "block/feed_forward": 11.0, "no layer": 0.5}),
+        (
+            2,
+            {"embedding": 7.0, "block/attention": 5.0, "block/feed_forward": 11, "no layer": 0.5},
+        ),
         (
             9,
             {
