@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GUIDES = ["first-model", "masks", "generation", "export"]
 # In a test's time: what is replaced.
-SMALLER = {"first-model": {"20_000": "2_000", "epochs=3": "epochs=1"}}
+SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {"export": ["tokenizers", "ai_edge_quantizer"]}
 
 
