@@ -118,7 +118,7 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
 
     >>> from keras_tfm.plots import plot_sizes
     >>> sizes = {"block/attention": 3000, "block/feed_forward": 5000, "head": 2000}
-    >>> [bar.get_width() for bar in plot_sizes(sizes).axes[0].patches]
+    >>> [float(bar.get_width()) for bar in plot_sizes(sizes).axes[0].patches]
     [8.0, 2.0]
     """
     if not sizes or min(sizes.values()) < 0:
