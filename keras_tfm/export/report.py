@@ -154,9 +154,14 @@ def _first(content: bytes, index: int, schema: Any) -> bytes:
 def _delegation(content: bytes) -> tuple[int, int]:
     """How many nodes of the main subgraph XNNPACK runs, and in how many partitions."""
     interpreter_module = import_litert("interpreter")
-    with native_log.captured():
-        interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
-        interpreter.allocate_tensors()
+    try:
+        with native_log.captured():
+            interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
+            interpreter.allocate_tensors()
+    except RuntimeError:
+        if not custom_operators(content):
+            raise
+        return 0, 0  # it cannot be run without the kernels of its custom operators
     nodes = interpreter._get_ops_details()  # not public, and the only account of delegation
     delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
     producer = {

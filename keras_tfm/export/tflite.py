@@ -11,11 +11,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_tfm.export.carried_tokenizers import carry
+from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report, custom_operators, make_report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.export.text_signatures import (
+    LITERT_OPERATORS,
+    TEXT,
+    add_text_signatures,
+    check_tokenizers,
+)
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
@@ -60,6 +66,8 @@ def export_tflite(
             For a host that drives the loop: "encode" projects a source once, "prefill" reads a
             prompt but its last token, "decode" feeds a token and returns logits (B, V) and what it
             adds to the caches, which are its arguments.
+            "generate_text", "predict_text": beside those, strings in and out, with operators of
+            tensorflow-text, whose kernels the app links; the others run in any LiteRT as before.
         quantization: how the weights of products, convolutions and lookups are stored.
             "float32"; "float16" (computed in float32); "int8" (8 bits, computed with int8
             activations that are scaled on the fly; no calibration data needed); "int8_full"
@@ -89,7 +97,9 @@ def export_tflite(
         tokenizer: what `Model.generate_text` and `Model.predict_text` of the runtime make ids with,
             for every input of ids, or a dictionary by the input's name. It goes into the file: a
             `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of one's file
-            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub.
+            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. For signatures of
+            text it is instead what `export_saved_model` takes, made of a FastWordpieceTokenizer or
+            a FastSentencepieceTokenizer of tensorflow-text.
         detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
 
     Returns:
@@ -140,9 +150,10 @@ def export_tflite(
     check_writable(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    of_text = [name for name in signatures or () if name.endswith(TEXT)]
     request = Request(
         model,
-        signatures,
+        signatures and list(dict.fromkeys(name.removesuffix(TEXT) for name in signatures)),
         batch_size=batch_size,
         source_length=source_length,
         prompt_length=prompt_length,
@@ -153,10 +164,15 @@ def export_tflite(
         strategy=strategy,
     )
     quantized.check_request(request)
-    carried = carry(request, tokenizer, detokenizer)
+    if of_text:
+        tokenizers = check_tokenizers(model, of_text, tokenizer, detokenizer)
+    carried = Carried() if of_text else carry(request, tokenizer, detokenizer)
     made = make_signatures(request)
     quantized.read_data(made)
-    content = _convert(model, made, quantized)
+    with_text = list(made)
+    if of_text:
+        with_text += add_text_signatures(model, made, of_text, tokenizers, detokenizer, target)
+    content = _convert(model, with_text, quantized)
     manifest = {
         "keras_tfm": __version__,
         "keras": keras.__version__,
@@ -178,6 +194,8 @@ def export_tflite(
 def _convert(
     model: keras.Model, signatures: Sequence[Signature], quantization: Quantization
 ) -> bytes:
+    of_text = any(signature.name.endswith(TEXT) for signature in signatures)
+    allowed = LITERT_OPERATORS if of_text else set()
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
         with quantization.tracing():
@@ -188,6 +206,7 @@ def _convert(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+            converter.allow_custom_ops = bool(allowed)
             set_up(converter)
             with native_log.captured():
                 try:
@@ -198,7 +217,7 @@ def _convert(
                     ) from error
 
         content = quantization.apply(convert)
-    foreign = custom_operators(content)
+    foreign = [name for name in custom_operators(content) if name not in allowed]
     if foreign:
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
     return content
