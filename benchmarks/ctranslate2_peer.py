@@ -1,4 +1,4 @@
-"""CTranslate2 as a peer: the same encoder-decoder weights, decoded greedily by another engine.
+"""CTranslate2 as a peer: the same encoder-decoder weights, decoded by another engine.
 
 A contestant of benchmarks/generation.py.
 
@@ -173,11 +173,11 @@ def write_model(weights, path, *, num_heads, normalize_first, quantization=None,
 
 
 class CTranslate2Decoder:
-    """Greedy decoding of one sequence at a time; compute_type is "float32" or "int8"."""
+    """Decodes one sequence at a time, with a beam of 1 greedily; "float32" or "int8"."""
 
-    def __init__(self, path, compute_type: str, threads: int = 1):
+    def __init__(self, path, compute_type: str, threads: int = 1, beam: int = 1):
         config = json.loads(Path(path, "config.json").read_text())
-        self.vocabulary_size = config["source_vocabulary_size"]
+        self.vocabulary_size, self.beam = config["source_vocabulary_size"], beam
         self.translator = ctranslate2.Translator(
             str(path), compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
@@ -189,8 +189,9 @@ class CTranslate2Decoder:
             raise ValueError(f"expected ids in [0, {self.vocabulary_size}), received {source_ids}")
         (result,) = self.translator.translate_batch(
             [[str(i) for i in source_ids]],
-            beam_size=1,
-            end_token=[],  # Nothing stops the search, no logit is masked: a plain argmax.
+            beam_size=self.beam,
+            length_penalty=0.0,  # Hypotheses are equally long.
+            end_token=[],  # Nothing stops the search, no logit is masked.
             max_decoding_length=num_tokens,
             max_input_length=0,  # Never truncate.
         )

@@ -1,14 +1,16 @@
-"""Greedy generation of one sequence: our .tflite file in LiteRT against CTranslate2, one thread.
+"""Generation of one sequence: our .tflite file in LiteRT against CTranslate2, one thread.
 
     pip install -e ".[benchmarks]"
-    python benchmarks/generation.py                      # two minutes
+    python benchmarks/generation.py                      # four minutes
     python benchmarks/generation.py --markdown           # the table for benchmarks/README.md
 
 4+4 layers, D=256, H=8, F=1024, V=8000 (tied embeddings), 32 source ids, 64 tokens, batch 1, random
-weights, and the same ones on both sides: float32 tokens must be equal, or the run fails. The
-contestants take turns, each round with another source, so that what else the machine does hits all
-of them; medians, and ratios of medians within this run. A time is of the whole call from ids to
-ids, the encoder included. In int8 CTranslate2 quantises embeddings and output too, as we do.
+weights, and the same ones on both sides: float32 tokens must be equal, or the run fails. Greedy and
+with a beam of 4 the loop is inside our file; "by the host" is the same greedy search with the loop
+outside, over the file's "encode" and "decode". The contestants take turns, each round with another
+source, so that what else the machine does hits all of them; medians, and ratios of medians within
+this run. A time is of the whole call from ids to ids, the encoder included. In int8 CTranslate2
+quantises embeddings and output too, as we do.
 """
 
 import argparse
@@ -17,6 +19,8 @@ import platform
 import statistics
 import tempfile
 import time
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -27,7 +31,7 @@ from keras_tfm import runtime
 from keras_tfm.runtime import native_log
 
 SIZE = {"dim": 256, "num_layers": 4, "num_heads": 8, "intermediate_dim": 1024}
-VOCABULARY, SOURCE, TOKENS, START = 8000, 32, 64, 1
+VOCABULARY, SOURCE, TOKENS, START, BEAM = 8000, 32, 64, 1, 4
 
 
 def main() -> None:
@@ -49,6 +53,7 @@ def make_contestants(folder: Path) -> dict:
     import ctranslate2_peer as peer
 
     from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Beam
     from keras_tfm.models import transformer
 
     model = transformer(VOCABULARY, **SIZE)
@@ -58,24 +63,41 @@ def make_contestants(folder: Path) -> dict:
     )
     contestants = {}
     for precision in ("float32", "int8"):
-        path = folder / f"{precision}.tflite"
-        export_tflite(
-            model,
-            path,
-            quantization=precision,
-            source_length=SOURCE,
-            max_length=TOKENS + 1,
-            start_id=START,
-        )
-        ours = runtime.load(path)
-        theirs = peer.CTranslate2Decoder(folder / "ct2", precision)
-        contestants["keras_tfm", precision] = lambda ids, ours=ours: ours.generate(ids).tokens[
-            0, 1:
-        ]
-        contestants["CTranslate2", precision] = lambda ids, theirs=theirs: theirs(
-            ids.tolist(), TOKENS
-        )
+        for beam in (1, BEAM):
+            path = folder / f"{precision}-{beam}.tflite"
+            export_tflite(
+                model,
+                path,
+                ["generate"] if beam > 1 else ["generate", "encode", "decode"],
+                quantization=precision,
+                source_length=SOURCE,
+                max_length=TOKENS + 1,
+                start_id=START,
+                strategy=Beam(BEAM, length_penalty=0.0) if beam > 1 else None,
+                verify=False,
+            )
+            ours = runtime.load(path)
+            theirs = peer.CTranslate2Decoder(folder / "ct2", precision, beam=beam)
+            search = "greedy" if beam == 1 else f"beam {beam}"
+            contestants |= {
+                (search, precision, "keras_tfm"): partial(in_the_file, ours),
+                (search, precision, "CTranslate2"): partial(by_peer, theirs),
+            }
+            if beam == 1:
+                contestants[search, precision, "by the host"] = partial(by_host, ours)
     return contestants
+
+
+def in_the_file(model, ids) -> list[int]:
+    return model.generate(ids).tokens[0, 1:].tolist()
+
+
+def by_host(model, ids) -> list[int]:
+    return [int(tokens[0]) for tokens in model.stream(ids)]
+
+
+def by_peer(decoder, ids) -> list[int]:
+    return decoder(ids.tolist(), TOKENS)
 
 
 def randomise(model) -> None:
@@ -92,7 +114,7 @@ def randomise(model) -> None:
 def race(contestants: dict, rounds: int) -> dict:
     generator = np.random.default_rng(1)
     seconds = {name: [] for name in contestants}
-    agreed, different = [], set()
+    agreed, different = defaultdict(list), set()
     for round_number in range(rounds + 1):
         ids = generator.integers(1, VOCABULARY, SOURCE)
         tokens = {}
@@ -101,29 +123,37 @@ def race(contestants: dict, rounds: int) -> dict:
             tokens[name] = run(ids)
             if round_number:  # the first warms up
                 seconds[name].append(time.perf_counter() - start)
-        different.update(tokens["keras_tfm", "float32"].tolist())
-        agreed.append(
-            np.array_equal(tokens["keras_tfm", "float32"], tokens["CTranslate2", "float32"])
-        )
-    if not all(agreed):
-        raise SystemExit(f"float32 tokens differ in {agreed.count(False)} of {len(agreed)} rounds")
-    print(f"float32 tokens equal in all {len(agreed)} rounds ({len(different)} different ones)")
+        for search, precision, contestant in contestants:
+            ours = tokens[search, precision, "keras_tfm"]
+            different.update(ours)
+            agreed[search, precision, contestant].append(
+                ours == tokens[search, precision, contestant]
+            )
+    for contestant in ("CTranslate2", "by the host"):
+        if not all(agreed["greedy", "float32", contestant]):
+            raise SystemExit(f"the greedy float32 tokens of {contestant} are not ours")
+    print(f"{len(different)} different tokens; rounds with the tokens of our loop in the file:")
+    for name, same in agreed.items():
+        if name[-1] != "keras_tfm":
+            print(f"  {', '.join(name)}: {sum(same)} of {len(same)}")
     return seconds
 
 
 def print_results(seconds: dict, markdown: bool) -> None:
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    bar = "| " if markdown else ""
+    rows = [("", "keras_tfm", "CTranslate2", "ratio", "by the host", "ratio")]
+    for search, precision in dict.fromkeys(name[:2] for name in seconds):
+        ours, theirs = (medians[search, precision, x] for x in ("keras_tfm", "CTranslate2"))
+        host = medians.get((search, precision, "by the host"))
+        row = [f"{search}, {precision}"]
+        row += [f"{TOKENS / ours:.0f}", f"{TOKENS / theirs:.0f}", f"{theirs / ours:.2f}"]
+        rows.append((*row, *([f"{TOKENS / host:.0f}", f"{host / ours:.2f}"] if host else "  ")))
     print(f"{platform.processor() or platform.machine()}, one thread, tokens/s (median)")
-    print(f"{bar}{'':10}{bar}{'keras_tfm':>12}{bar}{'CTranslate2':>12}{bar}{'ratio':>8}{bar}")
-    if markdown:
-        print("|---|---:|---:|---:|")
-    for precision in ("float32", "int8"):
-        ours, theirs = (medians[name, precision] for name in ("keras_tfm", "CTranslate2"))
-        print(
-            f"{bar}{precision:10}{bar}{TOKENS / ours:12.0f}{bar}{TOKENS / theirs:12.0f}"
-            f"{bar}{theirs / ours:8.2f}{bar}"
-        )
+    for number, row in enumerate(rows):
+        cells = [f"{row[0]:16}", *(f"{cell.strip():>12}" for cell in row[1:])]
+        print(f"| {' | '.join(cells)} |" if markdown else " ".join(cells))
+        if markdown and not number:
+            print("|---|" + "---:|" * (len(row) - 1))
 
 
 if __name__ == "__main__":

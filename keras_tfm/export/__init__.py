@@ -1,10 +1,11 @@
 """Export: the trained model as a SavedModel or as one .tflite file."""
 
 from keras_tfm.export.benchmark import Benchmark, Footprint, Latency, benchmark
-from keras_tfm.export.report import Report, Subgraph
+from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import export_saved_model
 from keras_tfm.export.tflite import export_tflite
 from keras_tfm.export.verification import Check, Verification, VerificationError, verify
+from keras_tfm.runtime.inspection import Subgraph
 
 __all__ = [
     "Benchmark",

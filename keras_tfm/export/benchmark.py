@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import keras_tfm
-from keras_tfm.export.report import Subgraph, bytes_by_kind, inspect_subgraphs
+from keras_tfm.runtime.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.random_inputs import random_inputs
 

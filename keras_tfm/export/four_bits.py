@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from keras_tfm.export import flatbuffer
-from keras_tfm.runtime import native_log
+from keras_tfm.runtime import flatbuffer, native_log
 
 # Numbers that share a scale; XNNPACK has kernels for multiples of 32.
 BLOCK = 32

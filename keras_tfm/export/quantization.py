@@ -9,11 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_tfm.export import flatbuffer, four_bits
+from keras_tfm.export import four_bits
 from keras_tfm.export.kept_layers import find_buffers, find_layers
-from keras_tfm.export.report import inspect_subgraphs
 from keras_tfm.export.signatures import Request, Signature
 from keras_tfm.layers.masked_score import bounded_masks
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.inspection import inspect_subgraphs
 
 QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
 # With scores and this mask in 256 steps a 4-layer encoder is off by 0.04; with -100 by 0.05, with

@@ -1,5 +1,6 @@
 """What an exported file offers: functions over the one model, with their inputs spelled out."""
 
+import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -119,8 +120,13 @@ class Request:
         return [name for name in input_names(self.model) if name != self.target]
 
     def _check_steps(self, roles: list[str]) -> None:
+        if not self.static and {"encode", "prefill", "decode"} & set(roles):
+            raise ValueError(
+                "a SavedModel has the signatures 'predict' and 'generate'; caches are passed in "
+                "and out of .tflite files only"
+            )
         if self.max_length is None:
-            raise ValueError(f"a {roles[0]} signature needs max_length, got None")
+            raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")
         if "generate" in roles and self.start_id is None and not self.prompt_lengths:
             raise ValueError(
                 "a generate signature needs a start_id, or a prompt_length where prompts are given"
@@ -140,18 +146,13 @@ class Request:
         lonely = [role for role in roles if role in ("encode", "prefill")]
         if lonely and "decode" not in roles:
             raise ValueError(
-                f"a {lonely[0]} signature makes caches for 'decode': export that too, "
+                f"the signature {lonely[0]!r} makes caches for 'decode': export that too, "
                 f"got {self.roles}"
             )
         if "encode" in roles and not self.others:
             raise ValueError(
                 f"{self.model.name} has no input but {self.target!r}: there is nothing to encode; "
                 "a prefill signature reads a prompt"
-            )
-        if not self.static and {"encode", "prefill", "decode"} & set(roles):
-            raise ValueError(
-                "a SavedModel has the signatures 'predict' and 'generate'; caches are passed in "
-                "and out of .tflite files only"
             )
         check_ids(self.model, self.target, self.max_length, self.start_id, self.end_ids)
         if self.strategy is not None:
@@ -261,6 +262,7 @@ def generate(request: Request) -> list[Signature]:
         "end_id": request.end_id_setting(),
         "pad_id": 0,
         "target": request.target,
+        "strategy": _described(request.strategy),
     }
     result = []
     for name, length in request.named_lengths("generate"):
@@ -286,6 +288,17 @@ def generate(request: Request) -> list[Signature]:
                 )
             )
     return result
+
+
+def _described(strategy: Strategy | None) -> dict[str, Any] | None:
+    """A strategy's name and those of its settings that are numbers; None is greedy."""
+    if strategy is None:
+        return None
+    numbers: dict[str, float] = {}
+    if dataclasses.is_dataclass(strategy):
+        settings = dataclasses.asdict(strategy).items()
+        numbers = {key: x for key, x in settings if isinstance(x, int | float)}
+    return {"name": type(strategy).__name__, **numbers}
 
 
 def padding_is_invisible(model: keras.Model, name: str, sizes: dict[str, int]) -> bool:

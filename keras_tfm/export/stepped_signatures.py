@@ -170,6 +170,11 @@ def decode(request: Request) -> list[Signature]:
     assert request.max_length is not None
     rooms = cache_lengths(request.max_length, room=128)
     contexts = caches.specs(growing=False)
+    if contexts and "encode" not in request.roles:
+        raise ValueError(
+            f"the signature 'decode' of {request.model.name} takes what 'encode' makes: export "
+            f"that too, got {request.roles}"
+        )
     settings = {
         "max_length": request.max_length,
         "start_id": request.start_id,

@@ -1,5 +1,6 @@
 """One .tflite file from a trained model."""
 
+import logging
 import os
 import re
 import tempfile
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.quantization import Quantization
-from keras_tfm.export.report import Report, custom_operators, make_report
+from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
 from keras_tfm.export.text_signatures import (
@@ -26,7 +27,11 @@ from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
+from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
+from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.version import __version__
+
+_log = logging.getLogger(__name__)
 
 
 def export_tflite(
@@ -45,6 +50,7 @@ def export_tflite(
     strategy: Strategy | None = None,
     keep_float: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
+    custom_operators: bool = False,
     verify: bool = True,
     verify_inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
@@ -92,14 +98,17 @@ def export_tflite(
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
         representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
             arrays by name (of arrays, for a model of one input), each of the exported shape.
+        custom_operators: whether operators may be in the file that plain LiteRT has not, those of
+            TensorFlow (Flex) or others. The program that runs it must bring them; such a file is
+            not verified.
         verify: whether to run every signature of the file against the model before it is kept.
         verify_inputs, tolerance: as in `verify`.
         tokenizer: what `Model.generate_text` and `Model.predict_text` of the runtime make ids with,
             for every input of ids, or a dictionary by the input's name. It goes into the file: a
             `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of one's file
-            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. For signatures of
-            text it is instead what `export_saved_model` takes, made of a FastWordpieceTokenizer or
-            a FastSentencepieceTokenizer of tensorflow-text.
+            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. For signatures
+            of text it is instead what `export_saved_model` takes, made of tensorflow-text's
+            FastWordpieceTokenizer or FastSentencepieceTokenizer.
         detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
 
     Returns:
@@ -172,19 +181,21 @@ def export_tflite(
     with_text = list(made)
     if of_text:
         with_text += add_text_signatures(model, made, of_text, tokenizers, detokenizer, target)
-    content = _convert(model, with_text, quantized)
+    content = _convert(model, with_text, quantized, custom_operators)
     manifest = {
         "keras_tfm": __version__,
         "keras": keras.__version__,
         "tensorflow": tf.__version__,
         "quantization": quantization,
         "signatures": _describe(content, made),
+        "layers": _layer_sizes(content, model),
         **carried.manifest,
     }
     content = manifests.add(content, manifest, carried.entries)
-    report = make_report(path, content, manifest)
+    _log.info("counting operators")
+    report = Report(**inspected(path, content, manifest))
     with _beside(path, content) as new:
-        if verify:
+        if verify and not (custom_operators and report.custom_operators):
             report.verification = verify_file(model, new, verify_inputs, tolerance, strategy)
             report.verification.path = str(path)
         os.replace(new, path)
@@ -192,12 +203,12 @@ def export_tflite(
 
 
 def _convert(
-    model: keras.Model, signatures: Sequence[Signature], quantization: Quantization
+    model: keras.Model, signatures: Sequence[Signature], quantization: Quantization, custom: bool
 ) -> bytes:
     of_text = any(signature.name.endswith(TEXT) for signature in signatures)
-    allowed = LITERT_OPERATORS if of_text else set()
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
+        _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
         with quantization.tracing():
             write_saved_model(model, signatures, saved)
 
@@ -206,48 +217,79 @@ def _convert(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-            converter.allow_custom_ops = bool(allowed)
+            converter.allow_custom_ops = custom or of_text
+            if custom:
+                converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
             set_up(converter)
             with native_log.captured():
                 try:
                     return bytes(converter.convert())
                 except Exception as error:  # it has several, with the graph as their text
-                    raise ValueError(
-                        f"{model.name} cannot be converted: {_reason(error)}"
-                    ) from error
+                    failure = error
+            lacking = _lacking(str(failure), model)
+            if lacking:
+                raise ValueError(
+                    f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
+                ) from None
+            raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
+        _log.info("converting")
         content = quantization.apply(convert)
-    foreign = [name for name in custom_operators(content) if name not in allowed]
-    if foreign:
+    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
+    if foreign:  # the converter says so itself, where no signature of text is
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
     return content
+
+
+def _lacking(text: str, model: keras.Model) -> list[str]:
+    """The operators, and their layers, of which a converter says that there are none."""
+    found = re.findall(
+        r'error: (?:loc\(callsite\(fused\["\w*:", "([^"@]*)/[^"/]*"\].*?)?'
+        r"'(\w+\.\w+)' op is neither a custom op nor a flex op",
+        text,
+    )
+    return list(
+        dict.fromkeys(
+            f"{operator} (in {_layer_path(model, scope) or model.name})" if scope else operator
+            for scope, operator in found
+        )
+    )
 
 
 def _reason(error: Exception) -> str:
     """What of a converter's error says what is wrong, without the graph."""
     text = str(error)
-    lacking = sorted(set(re.findall(r"'(\w+\.\w+)' op is neither a custom op nor a flex op", text)))
-    if lacking:
-        return f"LiteRT has no {', '.join(lacking)}"
     failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (failed or lines or [type(error).__name__])[0][:300]
 
 
+def _layer_path(model: keras.Model, scope: str) -> str:
+    """The path of the layer that a graph calls `scope`: there each name may end in a number."""
+    known = {layer.name for layer in model._flatten_layers(include_self=False)}
+    names = []
+    for part in scope.split("/")[1:]:
+        name = part if part in known else re.sub(r"_\d+$", "", part)
+        if name not in known:
+            break  # the name of an operator, or of a scope that no layer has
+        names.append(name)
+    return "/".join(names)
+
+
+def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
+    """The bytes of each layer's weights, by its path; under "" what no layer has."""
+    sizes: dict[str, int] = {}
+    for scope, size in bytes_by_scope(content).items():
+        path = _layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", scope))
+        sizes[path] = sizes.get(path, 0) + size
+    order = {layer.name: i for i, layer in enumerate(model.layers)}
+    return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))
+
+
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
     """The signatures for the manifest, with the outputs as they are in the file."""
-    interpreter_module = manifests.import_litert("interpreter")
-    with native_log.captured():
-        interpreter = interpreter_module.Interpreter(model_content=content)
-        described = {}
-        for signature in signatures:
-            details = interpreter.get_signature_runner(signature.name).get_output_details()
-            outputs = {
-                name: {"shape": detail["shape"].tolist(), "dtype": detail["dtype"].__name__}
-                for name, detail in details.items()
-            }
-            described[signature.name] = {**signature.manifest(), "outputs": outputs}
-    return described
+    outputs = signature_outputs(content)
+    return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Whether an exported file answers as the model does, signature by signature."""
 
 import functools
+import itertools
+import logging
+import operator
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,10 +16,13 @@ from keras import ops
 
 from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.generator import Generator
-from keras_tfm.generation.model_inputs import call_model
-from keras_tfm.generation.strategies import Greedy, Strategy
+from keras_tfm.generation.model_inputs import call_model, input_specs
+from keras_tfm.generation.strategies import Beam, Greedy, Strategy
+from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.random_inputs import random_inputs
+
+_log = logging.getLogger(__name__)
 
 # How far a file may be off: the root mean square of the errors, relative to that of the model's
 # numbers. Rounding makes 1e-6 in float32, 1e-3 in float16; eight bits 1e-2 in a trained model, and
@@ -120,11 +126,12 @@ def verify(
             stepped one may be among them; by default made at random, of every length exported.
         tolerance: the largest relative error (`Check.relative_error`); by default 1e-4 in float32,
             1e-2 in float16, 0.25 in int8, 0.5 in int8_full, 0.75 in int4.
-        strategy: the one that was exported.
+        strategy: the one that was exported; a file tells it, but for one of your own.
 
     Raises:
         VerificationError: a signature is beyond the tolerance.
         ValueError: the inputs do not fit, or the file is damaged.
+        TypeError: ids are no integers.
 
     Example:
 
@@ -141,15 +148,31 @@ def verify(
     quantization = file.manifest["quantization"]
     if tolerance is None:
         tolerance = TOLERANCES[quantization]
-    comparison = _Comparison(model, file, inputs, strategy or Greedy())
-    result = Verification(
-        str(path), quantization, tolerance, [comparison.of(name) for name in file.signatures]
-    )
+    if inputs is not None:
+        _checked_rows(model, file, inputs)
+    comparison = _Comparison(model, file, inputs, strategy or _strategy_of(file))
+    checks = []
+    for name in file.signatures:
+        _log.info("comparing %s with %s", name, model.name)
+        checks.append(comparison.of(name))
+    result = Verification(str(path), quantization, tolerance, checks)
     if result.failures:
         raise VerificationError(
             f"the file does not answer as {model.name}: {'; '.join(result.failures)}", result
         )
     return result
+
+
+def _strategy_of(file: Model) -> Strategy:
+    """The strategy that a file was exported with."""
+    for signature in file.signatures.values():
+        settings = dict(signature.get("strategy") or {})
+        if settings:
+            name = settings.pop("name")
+            if name != "Beam" or set(settings) != {field.name for field in fields(Beam)}:
+                raise ValueError(f"{file.path} was exported with a {name} of your own: give it")
+            return Beam(**settings)
+    return Greedy()
 
 
 class _Comparison:
@@ -163,12 +186,14 @@ class _Comparison:
 
     def of(self, name: str) -> Check:
         """The check of one signature."""
-        role = self.file.signatures[name]["role"]
-        if role in ("encode", "prefill"):
-            return self._steps(name, *self._lengths(name))
-        return {"predict": self._predict, "generate": self._generate, "decode": self._steps}[role](
-            name
-        )
+        checks = {
+            "predict": self._predict,
+            "generate": self._generate,
+            "encode": self._encode,
+            "prefill": self._prefill,
+            "decode": self._decode,
+        }
+        return checks[self.file.signatures[name]["role"]](name)
 
     def _rows(self, name: str, number: int) -> dict[str, np.ndarray]:
         """Arguments of a signature: one call's, of the whole length, for the model and the file."""
@@ -177,39 +202,51 @@ class _Comparison:
         for key, x in made.items():
             if number and x.ndim == 2 and signature["inputs"][key]["padded"]:
                 x[:, max(1, x.shape[1] // 2) :] = 0  # as shorter text is
-        if self.given is not None:
-            for key in signature["inputs"]:
-                if key in self.given:
-                    made[key] = self._chunk(key, made[key], number)
+        rows = self._fitting(name)
+        if rows:
+            for key in self._given(name):
+                made[key] = self._chunk(key, made[key], rows, number)
         return made
 
-    def _chunk(self, key: str, like: np.ndarray, number: int) -> np.ndarray:
+    def _given(self, name: str) -> list[str]:
+        """The inputs of a signature that the caller gave, without what is fed step by step."""
+        signature = self.file.signatures[name]
+        stepped = signature["target"] if signature["role"] == "decode" else None
+        return [x for x in signature["inputs"] if x in (self.given or {}) and x != stepped]
+
+    def _fitting(self, name: str) -> list[int]:
+        """Which of the rows that the caller gave are short enough; none: they are made."""
+        keys = self._given(name)
+        if self.given is None or not keys:
+            return []
+        inputs = self.file.signatures[name]["inputs"]
+        return [
+            i
+            for i in range(len(self.given[keys[0]]))
+            if all(
+                n <= m
+                for key in keys
+                for n, m in zip(np.shape(self.given[key][i]), inputs[key]["shape"][1:], strict=True)
+            )
+        ]
+
+    def _chunk(self, key: str, like: np.ndarray, rows: list[int], number: int) -> np.ndarray:
         """Of what the caller gave, the rows of the call `number`, in the shape of `like`."""
         assert self.given is not None
         result = np.zeros_like(like)
-        rows = self.given[key]
-        if not len(rows):
-            raise ValueError(f"inputs must have at least one row, got none for {key!r}")
         for i in range(len(like)):
-            row = np.asarray(rows[(number * len(like) + i) % len(rows)])
-            if row.ndim != like.ndim - 1 or any(
-                n > m for n, m in zip(row.shape, like.shape[1:], strict=True)
-            ):
-                raise ValueError(
-                    f"input {key!r} must have rows of at most {like.shape[1:]}, got {row.shape}"
-                )
+            row = np.asarray(self.given[key][rows[(number * len(like) + i) % len(rows)]])
             result[i][tuple(slice(n) for n in row.shape)] = row
         return result
 
-    def _calls(self) -> int:
-        if self.given is None:
-            return ROWS
-        batch = next(iter(next(iter(self.file.signatures.values()))["inputs"].values()))["shape"][0]
-        return max(1, -(-max(len(rows) for rows in self.given.values()) // batch))
+    def _calls(self, name: str) -> int:
+        rows = self._fitting(name)
+        batch = next(iter(self.file.signatures[name]["inputs"].values()))["shape"][0]
+        return -(-len(rows) // batch) if rows else ROWS
 
     def _predict(self, name: str) -> Check:
         errors, wanted, top, seconds = [], [], [], []
-        for number in range(self._calls()):
+        for number in range(self._calls(name)):
             inputs = self._rows(name, number)
             outputs, ms = _timed(functools.partial(self.file.run, name, inputs))
             expected = {
@@ -231,15 +268,15 @@ class _Comparison:
     def _generate(self, name: str) -> Check:
         signature = self.file.signatures[name]
         errors, wanted, top, seconds = [], [], [], []
-        for number in range(self._calls()):
+        for number in range(self._calls(name)):
             inputs: dict[str, Any] = dict(self._rows(name, number))
             inputs.pop("padding", None)
             prompt = signature.get("prompt")
-            if prompt is not None and self.given is None:
-                inputs[prompt] = inputs[prompt][:, : max(1, inputs[prompt].shape[1] - number)]
-            elif prompt is not None:
+            if prompt in self._given(name):
                 inputs[prompt] = [np.trim_zeros(row, "b") for row in inputs[prompt]]
-            found, ms = _timed(functools.partial(self.file.generate, inputs))
+            elif prompt is not None:
+                inputs[prompt] = inputs[prompt][:, : max(1, inputs[prompt].shape[1] - number)]
+            found, ms = _timed(functools.partial(self.file.generate_by, name, inputs))
             seconds.append(ms)
             if isinstance(self.strategy, Greedy):
                 gaps, scale, right = self._gaps(signature, inputs, found.tokens)
@@ -295,58 +332,136 @@ class _Comparison:
         wanted = np.asarray(expected.scores, "float64")
         return _difference(np.asarray(found.scores), wanted), wanted.ravel(), same
 
-    def _lengths(self, name: str) -> tuple[str | None, int | None]:
-        """Which signature is to read the source, or how many tokens are to be prefilled."""
-        if self.file.signatures[name]["role"] == "encode":
-            return name, None
-        inputs = self.file.signatures[name]["inputs"]
-        return None, inputs[self._decode["target"]]["shape"][1]
+    def _encode(self, name: str) -> Check:
+        """Seen in the steps after it."""
+        return _walk_check(name, self._walk(encode=name, steps=2))
+
+    def _prefill(self, name: str) -> Check:
+        """Seen in the steps after it."""
+        length = self.file.signatures[name]["inputs"][self._settings["target"]]["shape"][1]
+        return _walk_check(name, self._walk(prefill=length, steps=2))
+
+    def _decode(self, name: str) -> Check:
+        """Of the positions that the caches of no smaller one hold."""
+        rooms = [x["room"] for x in self.file.signatures.values() if x["role"] == "decode"]
+        room = self.file.signatures[name]["room"]
+        before = max((x for x in rooms if x < room), default=0)
+        return _walk_check(name, self._whole_walk, slice(before, room))
 
     @property
-    def _decode(self) -> dict[str, Any]:
-        return next(x for x in reversed(self.file.signatures.values()) if x["role"] == "decode")
+    def _settings(self) -> dict[str, Any]:
+        """Those of the largest `decode`."""
+        decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
+        return max(decoders, key=operator.itemgetter("room"))
 
-    def _steps(self, name: str, encode: str | None = None, prefill: int | None = None) -> Check:
-        """A text fed token by token, against one full pass over it."""
-        decode, role = self._decode, self.file.signatures[name]["role"]
-        target, length = decode["target"], decode["max_length"]
-        generator = np.random.default_rng(0)
-        encoders = [key for key, x in self.file.signatures.items() if x["role"] == "encode"]
-        source = encode or (encoders[-1] if encoders else None)
-        errors, wanted, top, seconds = [], [], [], []
+    @functools.cached_property
+    def _whole_walk(self) -> list["_Walk"]:
+        return self._walk()
+
+    def _walk(
+        self, encode: str | None = None, prefill: int = 0, steps: int | None = None
+    ) -> list["_Walk"]:
+        """Texts fed token by token, after a prefill of so many, and one full pass over each."""
+        settings, decode = self._settings, by_length(self.file.signatures, "decode")[-1]
+        target, length = settings["target"], settings["max_length"]
+        source = encode or next(reversed(by_length(self.file.signatures, "encode")), None)
+        first = min(prefill + 1, length - 1)
+        result = []
         for number in range(ROWS if self.given is None else 1):
             inputs = self._rows(source, number) if source else {}
-            for key, x in random_inputs(decode, seed=number).items():
-                if key not in inputs and not key.startswith("cache_"):
+            for key, x in self._rows(decode, number).items():
+                if key not in inputs and key != "position" and not key.startswith("cache_"):
                     inputs[key] = x
-            inputs.pop("position")
-            batch = decode["inputs"][target]["shape"][0]
-            size = decode["inputs"][target].get("vocabulary_size", decode["vocabulary_size"])
-            tokens = generator.integers(min(1, size - 1), size, (batch, length)).astype("int32")
-            first = 1 if prefill is None else min(prefill + 1, length - 1)
+            tokens = self._text(decode, number)
             inputs[target] = tokens[:, :first]
-            # A prefill and an encoder are seen in the steps after them.
-            last = length if role == "decode" else min(first + 2, length)
-            logits: list[np.ndarray] = []
+            found: list[np.ndarray] = []
 
             def forced(
-                found: np.ndarray, tokens: np.ndarray = tokens, seen: Any = logits, at: int = first
+                logits: np.ndarray, tokens: np.ndarray = tokens, found: Any = found
             ) -> np.ndarray:
-                seen.append(np.array(found))
-                return tokens[:, at + len(seen) - 1]
+                found.append(np.array(logits))
+                return tokens[:, first + len(found) - 1]
 
-            start = time.perf_counter()
-            for column, _ in enumerate(self.file.stream(inputs, choose=forced), first + 1):
-                if column >= last:
+            times, begun = [], time.perf_counter()
+            for _ in self.file.stream(inputs, choose=forced):
+                times.append(1e3 * (time.perf_counter() - begun))
+                if len(times) == steps:
                     break
-            seconds.append(1e3 * (time.perf_counter() - start) / len(logits))
+                begun = time.perf_counter()
             others = {key: x for key, x in inputs.items() if key != target}
-            full = self._full_pass(others, target, tokens)[:, first - 1 : first - 1 + len(logits)]
-            found = np.stack(logits, axis=1)
-            errors.append(_difference(found, full))
-            wanted.append(full.astype("float64").ravel())
-            top.append((np.argmax(found, -1) == np.argmax(full, -1)).ravel())
-        return _check(name, len(seconds) * batch, errors, wanted, top, seconds)
+            full = self._full_pass(others, target, tokens)[:, first - 1 :][:, : len(found)]
+            result.append(_Walk(np.stack(found, axis=1), full, np.array(times)))
+        return result
+
+    def _text(self, decode: str, number: int) -> np.ndarray:
+        """Tokens (B, T) to be fed: those given, and after them others at random."""
+        signature = self.file.signatures[decode]
+        target = signature["target"]
+        batch, size = signature["inputs"][target]["shape"][0], signature["vocabulary_size"]
+        size = signature["inputs"][target].get("vocabulary_size", size)
+        shape = (batch, signature["max_length"])
+        tokens = np.random.default_rng(number).integers(min(1, size - 1), size, shape)
+        if self.given is not None and target in self.given:
+            for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
+                known = np.trim_zeros(np.asarray(given), "b")[: len(row)]
+                row[: len(known)] = known
+        return tokens.astype("int32")
+
+
+class _Walk(NamedTuple):
+    """Logits (B, T, V) of the steps and of the full pass, and milliseconds (T,) a step."""
+
+    found: np.ndarray
+    full: np.ndarray
+    ms: np.ndarray
+
+
+def _walk_check(name: str, walks: list[_Walk], steps: slice = slice(None)) -> Check:
+    found = np.concatenate([walk.found[:, steps] for walk in walks])
+    full = np.concatenate([walk.full[:, steps] for walk in walks])
+    return _check(
+        name,
+        len(found),
+        [_difference(found, full)],
+        [full.ravel()],
+        [(np.argmax(found, -1) == np.argmax(full, -1)).ravel()],
+        [float(ms) for walk in walks for ms in walk.ms[steps]],
+    )
+
+
+def _checked_rows(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
+    """Raises unless every row that the caller gave fits one of the exported lengths."""
+    specs = input_specs(model)
+    taken = {key for x in file.signatures.values() for key in x["inputs"]}
+    names = [name for name in specs if name in taken]
+    if not given or any(name not in names for name in given):
+        raise ValueError(
+            f"inputs to verify with must be among the file's, {names}, got {list(given)}"
+        )
+    counts = {name: len(rows) for name, rows in given.items()}
+    if len(set(counts.values())) > 1 or not all(counts.values()):
+        raise ValueError(f"inputs must have the same number of rows, at least one, got {counts}")
+    for name, rows in given.items():
+        shapes = [
+            [*x["inputs"][name]["shape"][1:]]
+            for x in file.signatures.values()
+            if name in x["inputs"] and not (x["role"] == "decode" and x["target"] == name)
+        ]
+        shapes += [[x["max_length"]] for x in file.signatures.values() if x.get("target") == name]
+        longest = max(shapes, default=[])
+        for row in map(np.asarray, rows):
+            if row.size and "int" in specs[name].dtype and row.dtype.kind not in "iu":
+                raise TypeError(f"{name} must be integer ids, got {row.dtype}")
+            shape = row.shape
+            if len(shape) != len(specs[name].shape) - 1 or any(
+                n > m if d is None else n != d
+                for n, m, d in zip(shape, longest, specs[name].shape[1:], strict=True)
+            ):
+                raise ValueError(
+                    f"input {name!r} must have rows of shape {tuple(longest)}"
+                    + (" or shorter" if None in specs[name].shape[1:] else "")
+                    + f", got {shape}"
+                )
 
 
 def _timed(run: Callable[[], Any]) -> tuple[Any, float]:

@@ -136,13 +136,12 @@ class GenerationLoop:
             branches=self._branches(None if ancestors is None else ops.greater(ancestors, 0.5)),
         ) as scope:
             logits, features = self._call(state["token"])
-        cache = scope.cache_after(logits)
         logits = ops.reshape(logits, (-1, logits.shape[-1]))
         if features is not None:
             features = ops.reshape(features, (-1, features.shape[-1]))
         after, parents = self.strategy.advance(task, state, logits, features)
         after["position"] = position + 1
-        after["cache"] = cache
+        after["cache"] = scope.cache_after(after["token"])
         if ancestors is not None:
             # One token each has been added; then each becomes a copy of its parent.
             own = ops.broadcast_to(ops.eye(width, dtype="float32"), (task.batch, width, width))

@@ -178,12 +178,12 @@ class DecodingScope:
         return self._written
 
     def cache_after(self, result: Tensor) -> Cache:
-        """The same cache, written when `result` (B, ...), floats of this step, is there.
+        """The same cache, written when `result` (B, ...), ids that this step chose, is there.
 
         A compiler that may choose the order would copy a whole cache to read it after a write.
         """
-        one = ops.reshape(result, (-1,))[0]
-        nothing = ops.cast(ops.minimum(ops.abs(ops.cast(one, "float32")), 0.0), "int32")
+        # Ids, not logits: these may be no number where a row has ended, and 0 times that is none.
+        nothing = ops.minimum(ops.reshape(result, (-1,))[0], 0)
         return self._write(self._column() + nothing)
 
     def _write(self, column: Any) -> Cache:

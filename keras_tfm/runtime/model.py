@@ -74,7 +74,10 @@ class Model:
         """
         if not by_length(self.signatures, "generate"):
             return Generated(self._stepped(inputs))
-        name, inputs = self._choose("generate", inputs)
+        return self.generate_by(*self._choose("generate", inputs))
+
+    def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
+        """`generate` by one signature of several, whether or not a shorter one would do."""
         prompt = self.signatures[name].get("prompt")
         padding = None
         if prompt is not None:
@@ -120,6 +123,11 @@ class Model:
             raise ValueError(f"{self.path} was exported without a start_id: give {target!r}")
         else:
             prompt = np.full((rows, 1), decode["start_id"], "int32")
+        for x in known.values():
+            if len(x) != rows:
+                raise ValueError(
+                    f"all inputs must have the same number of rows, got {len(x)} and {rows}"
+                )
         if not 0 < rows <= batch:
             raise ValueError(f"{self.path} steps {batch} rows at once, got {rows}")
         if not 0 < prompt.shape[1] < decode["max_length"]:
@@ -159,9 +167,13 @@ class Model:
         if encoders:
             name, inputs = self._choose("encode", inputs)
             known.update(self.run(name, inputs))
-        for key, x in inputs.items():
-            if key in decode["inputs"]:
-                known[key] = _fit(key, x, decode["inputs"][key])
+        fed = ("position", decode["target"])
+        read = [x for x in decode["inputs"] if x not in fed and not x.startswith("cache_")]
+        if not encoders and set(inputs) != set(read):
+            raise ValueError(
+                f"the steps take the inputs {read} and {decode['target']!r}, got {list(inputs)}"
+            )
+        known.update({key: _fit(key, inputs[key], decode["inputs"][key]) for key in read})
         return known
 
     def _stepped(self, inputs: Any) -> np.ndarray:
@@ -175,11 +187,13 @@ class Model:
         target, length = decode["target"], decode["max_length"]
         inputs = self._by_name(inputs, target)
         batch = decode["inputs"][target]["shape"][0]
-        arrays = {
-            key: [np.asarray(row) for row in (x if np.ndim(x[0]) else [x])]
-            for key, x in inputs.items()
-        }
-        rows = len(next(iter(arrays.values())))
+        arrays = {key: self._several(key, x) for key, x in inputs.items()}
+        counts = {key: len(x) for key, x in arrays.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"all inputs must have the same number of rows, got {counts}")
+        rows = next(iter(counts.values()), batch)
+        if rows == 0:
+            raise ValueError("got no rows")
         result = np.zeros((rows, length), "int32")
         for start in range(0, rows, batch):
             chunk = {key: x[start : start + batch] for key, x in arrays.items()}
@@ -194,6 +208,14 @@ class Model:
                 part[:, column] = tokens
                 column += 1
         return result
+
+    def _several(self, name: str, values: Any) -> list[Any]:
+        """The rows of an input, of which one may come alone."""
+        shapes = [
+            x["inputs"][name]["shape"] for x in self.signatures.values() if name in x["inputs"]
+        ]
+        alone = shapes and len(values) and np.ndim(values[0]) == len(shapes[0]) - 2
+        return [values] if alone else list(values)
 
     def _buffers(self, name: str) -> Any:
         runner = self._runners[name]
@@ -469,7 +491,9 @@ def _is_rows(expected: dict[str, Any]) -> bool:
 
 def _longest(values: Any) -> int:
     """Of rows of ids; 0 where they are none, which is for `_ids` to say."""
-    if np.ndim(values) == 0 if not isinstance(values, (list, tuple)) else not len(values):
+    if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
+        return 0
+    if not len(values):
         return 0
     return len(values) if np.ndim(values[0]) == 0 else max(len(row) for row in values)
 

@@ -19,10 +19,12 @@ from small_models import randomize
 from test_imports import modules_after
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, flatbuffer, quantization, tflite
+from keras_tfm.export import export_tflite, quantization, tflite
+from keras_tfm.export.signatures import Request, make_signatures
 from keras_tfm.generation import generate
 from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
 from keras_tfm.models import transformer
+from keras_tfm.runtime import flatbuffer
 
 needs_quantizer = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_quantizer") is None,
@@ -61,14 +63,19 @@ def small():
 def small_file(preset, keep_float=()):
     """`small` as `export_tflite` writes it; traced once, and converted once in each way."""
     with (
-        mock.patch.multiple(tflite, make_signatures=made, write_saved_model=mock.DEFAULT),
+        mock.patch.object(tflite, "make_signatures", lambda request: made()),
+        mock.patch.object(tflite, "write_saved_model"),
         mock.patch.object(tf.lite.TFLiteConverter, "from_saved_model", Once),
     ):
-        options = {"end_id": 2, "keep_float": keep_float, **LENGTHS}
+        options = {"end_id": 2, "keep_float": keep_float, "verify": False, **LENGTHS}
         return export_tflite(small(), new_path(), BOTH, preset, **options)
 
 
-made = functools.cache(tflite.make_signatures)
+@functools.cache
+def made():
+    return make_signatures(Request(small(), BOTH, batch_size=1, end_id=2, **LENGTHS))
+
+
 write_saved_model = tflite.write_saved_model
 from_saved_model = tf.lite.TFLiteConverter.from_saved_model
 
@@ -76,7 +83,7 @@ from_saved_model = tf.lite.TFLiteConverter.from_saved_model
 @functools.cache
 def saved_model():
     path = folder() / "quantization"
-    write_saved_model(small(), made(small(), BOTH, 1, 7, 5, 1, 2, None, True), path)
+    write_saved_model(small(), made(), path)
     return str(path)
 
 
@@ -338,6 +345,7 @@ def full_file():
             max_length=5,
             batch_size=2,
             representative_data=iter(representative()),
+            verify=False,
         )
     return report, [warning for warning in caught if warning.category is UserWarning]
 
@@ -415,9 +423,13 @@ FULL = {"quantization": "int8_full", "signatures": ["predict"]}
         ({**FULL, "representative_data": []}, "representative_data is empty"),
         (
             {**FULL, "signatures": None, "representative_data": one()},
-            r"for the signature 'predict' alone, got signatures \['generate'\]",
+            r"for one signature 'predict', got signatures \['generate'\] of 1 lengths",
         ),
-        ({**FULL, "signatures": BOTH, "representative_data": one()}, "'predict' alone"),
+        (
+            {**FULL, "source_length": (5, 7), "representative_data": one()},
+            r"got signatures \['predict'\] of 2 lengths",
+        ),
+        ({**FULL, "signatures": BOTH, "representative_data": one()}, "for one signature 'predict'"),
         (
             {**FULL, "representative_data": [np.zeros((1, 7), "int32")]},
             r"representative_data\[0\] must be a dictionary of arrays by input name, "

@@ -150,9 +150,10 @@ def test_an_empty_folder_is_filled(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"signatures": ["encode"]}, "signatures must be among"),
-        ({"signatures": ["generate"]}, "needs max_length and start_id"),
-        ({"start_id": 1}, "needs max_length and start_id, got max_length=None, start_id=1"),
+        ({"signatures": ["encore"]}, "signatures must be among"),
+        ({"signatures": ["decode"]}, "a SavedModel has the signatures 'predict' and 'generate'"),
+        ({"signatures": ["generate"]}, "'generate' needs max_length, got None"),
+        ({"signatures": ["generate"], "max_length": 5}, "needs a start_id"),
         ({"start_id": 13, "max_length": 5}, r"start_id must be in 0\.\.12, got 13"),
         ({"start_id": 1, "max_length": 5, "end_id": 99}, r"end_id must be in 0\.\.12, got 99"),
     ],

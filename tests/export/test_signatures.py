@@ -10,11 +10,11 @@ from keras import layers
 from small_exports import small, small_tokens
 from small_models import SOURCE_SIZE, SOURCES, START, TARGET_SIZE, decoder_only, logits_of
 
-from keras_tfm.export.signatures import make_signatures
+from keras_tfm.export.signatures import Request, make_signatures
 from keras_tfm.layers import TokenEmbedding
 
 DEFAULTS = {
-    "names": None,
+    "roles": None,
     "batch_size": 1,
     "source_length": 5,
     "max_length": 9,
@@ -26,7 +26,8 @@ DEFAULTS = {
 
 
 def made(model=None, **options):
-    return make_signatures(small() if model is None else model, **{**DEFAULTS, **options})
+    options = {**DEFAULTS, **options}
+    return make_signatures(Request(small() if model is None else model, **options))
 
 
 def shapes(signature):
@@ -38,18 +39,18 @@ def shapes(signature):
 def test_the_names_by_default():
     assert [s.name for s in made()] == ["generate"]
     assert [s.name for s in made(start_id=None)] == ["predict"]
-    assert [s.name for s in made(names=["predict", "generate"])] == ["predict", "generate"]
+    assert [s.name for s in made(roles=["predict", "generate"])] == ["predict", "generate"]
 
 
 def test_static_inputs():
-    generate, predict = made(names=["generate", "predict"], batch_size=3)
+    generate, predict = made(roles=["generate", "predict"], batch_size=3)
     assert shapes(generate) == {"source": ([3, 5], "int32")}
     assert shapes(predict) == {"source": ([3, 5], "int32"), "target": ([3, 9], "int32")}
 
 
 def test_open_inputs():
     options = {"batch_size": None, "source_length": None, "static": False}
-    generate, predict = made(names=["generate", "predict"], **options)
+    generate, predict = made(roles=["generate", "predict"], **options)
     assert shapes(generate) == {"source": ([None, None], "int32")}
     assert shapes(predict) == dict.fromkeys(["source", "target"], ([None, None], "int32"))
 
@@ -86,7 +87,7 @@ def test_generate_answers_as_keras():
 
 
 def test_predict_answers_as_keras():
-    (predict,) = made(names=["predict"])
+    (predict,) = made(roles=["predict"])
     targets = np.random.default_rng(0).integers(1, TARGET_SIZE, (4, 9))
     outputs = predict.function(source=SOURCES, target=targets)
     # Eager and graph round differently, logits are of order 1.
@@ -95,7 +96,7 @@ def test_predict_answers_as_keras():
 
 
 def test_dropout_is_off():
-    (predict,) = made(names=["predict"])
+    (predict,) = made(roles=["predict"])
     first, second = (predict.function(source=SOURCES, target=SOURCES)["output"] for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
@@ -147,14 +148,14 @@ def test_the_manifest_is_json(integer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"names": ["encode"]}, r"signatures must be among \['generate', 'predict'\], got \['enc"),
-        ({"names": []}, r"signatures must be among .*, got \[\]"),
+        ({"roles": ["encore"]}, r"signatures must be among \['predict', .*\], got \['encore'\]"),
+        ({"roles": []}, r"signatures must be among .*, got \[\]"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"source_length": -1}, "source_length must be at least 1, got -1"),
         ({"source_length": None}, r"input 'source' has shape \(None, None\): give source_length"),
-        ({"names": ["predict"], "source_length": None}, r"input 'source' .*give source_length"),
-        ({"max_length": None}, "needs max_length and start_id, got max_length=None, start_id=1"),
-        ({"names": ["generate"], "start_id": None}, "got max_length=9, start_id=None"),
+        ({"roles": ["predict"], "source_length": None}, r"input 'source' .*give source_length"),
+        ({"max_length": None}, "the signature 'generate' needs max_length, got None"),
+        ({"roles": ["generate"], "start_id": None}, "a generate signature needs a start_id"),
         ({"max_length": 1}, "max_length must be at least 2"),
         ({"start_id": TARGET_SIZE}, r"start_id must be in 0\.\.12, got 13"),
         ({"end_id": -1}, r"end_id must be in 0\.\.12, got -1"),

@@ -15,8 +15,9 @@ from small_models import (
     unpadded,
 )
 
-from keras_tfm.generation import Greedy
-from keras_tfm.generation.loop import generation_loop
+from keras_tfm.generation import Beam, Contrastive, Greedy
+from keras_tfm.generation.loop import cache_lengths, generation_loop
+from keras_tfm.generation.model_inputs import with_features
 
 MAX_LENGTH = 7
 # Logits of order 1 differ by 1e-6 between a full pass and steps; six log-probabilities add up.
@@ -120,3 +121,38 @@ def test_a_forbidden_token_leaves_scores_finite():
     assert result["tokens"][0, -1] == 0  # the first row has ended
     scores = [score for _, score, _ in expected]
     np.testing.assert_allclose(result["scores"], scores, rtol=0.0, atol=SCORE)
+
+
+@pytest.mark.parametrize(
+    ("length", "room", "taken", "expected"),
+    [
+        (1, 32, 0, (1,)),
+        (32, 32, 0, (32,)),
+        (48, 32, 0, (48,)),  # 32 would be two thirds
+        (49, 32, 0, (32, 49)),
+        (192, 32, 0, (32, 192)),
+        (193, 32, 0, (32, 128, 193)),
+        (10000, 128, 0, (128, 512, 2048, 10000)),
+        (193, 32, 31, (32, 128, 193)),
+        (193, 32, 32, (128, 193)),
+        (193, 32, 128, (193,)),
+        (193, 32, 192, (193,)),
+    ],
+)
+def test_room_for_caches(length, room, taken, expected):
+    assert cache_lengths(length, room, taken) == expected
+
+
+@pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Contrastive(3)], ids=repr)
+@pytest.mark.parametrize("prompt", [1, 3])
+def test_caches_that_grow_change_nothing(model, strategy, prompt):
+    """Room for 1, for 4 and for 7 positions, or for all at once."""
+    if strategy.reads_features:
+        model = with_features(model)
+    results = [
+        loop(model, prompts(4, prompt), strategy=strategy, room=room) for room in (1, MAX_LENGTH)
+    ]
+    assert cache_lengths(MAX_LENGTH, 1, prompt) == {1: (4, 7), 3: (4, 7)}[prompt]
+    np.testing.assert_array_equal(results[0]["tokens"], results[1]["tokens"])
+    assert len(np.unique(results[0]["tokens"])) > 3
+    np.testing.assert_allclose(results[0]["scores"], results[1]["scores"], atol=SCORE)

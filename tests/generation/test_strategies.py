@@ -495,11 +495,12 @@ def test_positions_do_not_see_the_padding(position):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_row_that_has_ended_may_leave_the_table_of_positions(strategy):
-    """The longest prompt's row is full while the shortest's goes on."""
+    """The longest prompt's row, the first of all, is full while the shortest's goes on."""
     model = positioned("learned", PositionEmbedding(MAX_LENGTH))
     generator = Generator(model, MAX_LENGTH, strategy=STRATEGIES[strategy])
-    together = generator(PROMPTS)
-    for row, prompt in enumerate(PROMPTS):
+    prompts = sorted(PROMPTS, key=len, reverse=True)
+    together = generator(prompts)
+    for row, prompt in enumerate(prompts):
         np.testing.assert_array_equal(together.tokens[row], generator([prompt]).tokens[0])
 
 

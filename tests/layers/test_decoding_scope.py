@@ -7,14 +7,17 @@ from keras import ops
 from keras_weights import built, randomize
 
 from keras_tfm.layers import (
+    ALiBi,
     DecodingScope,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     PositionalEncoding,
+    RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from keras_tfm.layers.decoding_scope import Branches
 
 # Float32 rounds at 6e-8; the same sums in another order, through up to five blocks.
 FLOAT32 = 1e-5
@@ -407,6 +410,149 @@ def test_initial_cache_of_a_later_step_is_the_one_given(x):
         np.testing.assert_array_equal(
             scope.initial_cache["000_attend"][name], given["000_attend"][name]
         )
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_new_is_what_a_step_adds(start):
+    """Of self-attention the tokens given, of cross-attention nothing after the first step."""
+    model = encoder_decoder()
+    with DecodingScope(length=T) as scope:
+        model([SOURCE, TARGET[:, :2]])
+    if start:
+        with DecodingScope(scope.cache, position=2, length=T) as scope:
+            model([SOURCE, TARGET[:, 2:5]])
+    end = 5 if start else 2
+    names = ["000_self_attention", "002_self_attention"]
+    assert scope.growing == names
+    assert sorted(scope.new) == (names if start else sorted(scope.cache))
+    for name in names:
+        assert sorted(scope.new[name]) == sorted(scope.cache[name])
+        for part, new in scope.new[name].items():
+            axis = 1 if part == "mask" else 2
+            written = np.take(to_numpy(scope.cache[name][part]), range(start, end), axis)
+            np.testing.assert_array_equal(to_numpy(new), written)
+
+
+@pytest.mark.parametrize("token", [0, 5])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cache_written_after_a_result_is_the_same_whatever_the_result(x, mode, token):
+    layer = built(MultiHeadSelfAttention(2, causal=True, name="attend"), (B, T, D))
+    with DecodingScope(length=T) as scope:
+        layer(x[:, :2])
+
+    def step(cache, tokens, position, result):
+        with DecodingScope(cache, position=position, length=T) as scope:
+            layer(tokens)
+        return scope.cache, scope.cache_after(result)
+
+    result = np.full((B, 1), token, "int32")
+    arguments = (ops.convert_to_tensor(a) for a in (x[:, 2:4], np.int32(2), result))
+    wanted, found = compiled(mode, step)(scope.cache, *arguments)
+    for part in ("key", "value"):
+        assert to_numpy(wanted["000_attend"][part])[:, :, 2:4].all()
+        np.testing.assert_array_equal(
+            to_numpy(found["000_attend"][part]), to_numpy(wanted["000_attend"][part])
+        )
+
+
+# Positions
+
+
+@pytest.mark.parametrize(
+    ("options", "positions", "span"),
+    [
+        ({}, [[3, 4, 5, 6]], 4),
+        ({"padding": np.array([0, 2, 5], "int32")}, [[3, 4, 5, 6], [1, 2, 3, 4], [0, 0, 0, 1]], 4),
+        ({"branches": Branches(4, 1)}, [[3, 4, 5, 6]], 4),
+        ({"branches": Branches(4, 1, np.ones((1, 4, 32), bool))}, [[3, 3, 3, 3]], 1),
+        (
+            {"branches": Branches(4, 1, np.ones((2, 4, 32), bool)), "padding": np.int32([2, 4])},
+            [[1, 1, 1, 1], [0, 0, 0, 0]],
+            1,
+        ),
+    ],
+    ids=["plain", "padding", "shared", "branches", "both"],
+)
+def test_positions_by_hand(options, positions, span):
+    """Of four tokens from column 3 on; branches stand side by side."""
+    scope = DecodingScope({}, position=3, length=9, **options)
+    assert to_numpy(scope.positions(4)).tolist() == positions
+    assert scope.span(4) == span
+
+
+# Branches
+
+
+def grown(ancestors, paths, parents):
+    """Each of the n paths (B, n, t) becomes a copy of its parent, with the parent's ancestors."""
+    rows = parents[:, :, np.newaxis]
+    return np.take_along_axis(ancestors, rows, 1), np.take_along_axis(paths, rows, 1)
+
+
+@pytest.mark.parametrize("padding", [None, [0, 2]], ids=["even", "padded"])
+@pytest.mark.parametrize("shared", [3, 5])
+@pytest.mark.parametrize("part", [None, RotaryEmbedding, ALiBi], ids=["plain", "rotary", "ALiBi"])
+def test_branches_are_the_paths_of_a_tree(part, shared, padding):
+    """Each of three tokens side by side sees the path to it, as if it were alone."""
+    n, rng = 3, np.random.default_rng(0)
+    model = decoder_only(1, head_dim=4, position=None if part is None else part())
+    tokens = rng.integers(1, V, (B, shared))
+    options = {}
+    with DecodingScope(length=T, branches=Branches(n, shared)) as scope:
+        model(tokens)
+    if padding is not None:
+        options = {"padding": np.array(padding, "int32")}
+        branches = Branches(n, shared)
+        with DecodingScope(scope.initial_cache, length=T, branches=branches, **options) as scope:
+            model(tokens)
+    cache = scope.cache
+    columns = shared + n * (T - shared)
+    assert cache["000_self_attention"]["key"].shape[2] == columns
+    paths = np.repeat(tokens[:, np.newaxis], n, axis=1)
+    ancestors = np.zeros((B, n, n * (T - shared)), bool)
+    for position in range(shared, T):
+        given = rng.integers(1, V, (B, n))
+        paths = np.concatenate([paths, given[:, :, np.newaxis]], axis=2)
+        branches = Branches(n, shared, ancestors)
+        with DecodingScope(
+            cache, position=position, length=T, branches=branches, **options
+        ) as scope:
+            logits = to_numpy(model(given))
+        cache = scope.cache
+        for row in range(B):
+            first = 0 if padding is None else padding[row]
+            alone = to_numpy(model(paths[row, :, first:]))[:, -1]
+            assert_close(logits[row], alone, FLOAT32)
+        column = n * (position - shared)
+        ancestors[:, range(n), range(column, column + n)] = True
+        ancestors, paths = grown(ancestors, paths, rng.integers(0, n, (B, n)))
+
+
+def test_branches_beside_a_source():
+    model, n, shared = encoder_decoder(), 3, 2
+    with DecodingScope(length=T, branches=Branches(n, shared)) as scope:
+        model([SOURCE, TARGET[:, :shared]])
+    given = np.array([[7, 1, 4], [9, 9, 2]])
+    ancestors = np.zeros((B, n, n * (T - shared)), bool)
+    branches = Branches(n, shared, ancestors)
+    with DecodingScope(scope.cache, position=shared, length=T, branches=branches):
+        logits = to_numpy(model([SOURCE, given]))
+    for branch in range(n):
+        whole = np.concatenate([TARGET[:, :shared], given[:, branch : branch + 1]], axis=1)
+        assert_close(logits[:, branch], to_numpy(model([SOURCE, whole]))[:, -1], FLOAT32)
+
+
+def test_branches_do_not_fit_beyond_the_length():
+    model, branches = decoder_only(num_layers=1), Branches(3, 2, np.zeros((B, 3, 15), bool))
+    with DecodingScope(length=T, branches=Branches(3, 2)) as scope:
+        model(TARGET[:, :2])
+    with DecodingScope(scope.cache, position=T - 1, length=T, branches=branches):
+        model(TARGET[:, :3])
+    with (
+        pytest.raises(ValueError, match="8 positions do not fit a DecodingScope of length 7"),
+        DecodingScope(scope.cache, position=T, length=T, branches=branches),
+    ):
+        model(TARGET[:, :3])
 
 
 # The scope

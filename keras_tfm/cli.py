@@ -1,0 +1,310 @@
+"""The command line: `keras-tfm export | verify | benchmark | inspect | generate`.
+
+Exit codes: 0, done; 1, it could not be done, and why stands on standard error; 2, the command was
+not understood; 3, the file does not answer as the model does.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+except ModuleNotFoundError as missing:
+    if missing.name not in ("typer", "rich"):
+        raise
+    sys.exit('keras-tfm needs typer and rich: pip install "keras-tfm[cli]"')
+
+# Before TensorFlow is imported: only its errors, and the backend that exports.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+from keras_tfm import runtime
+from keras_tfm.runtime import native_log
+
+FAILED, DIFFERENT = 1, 3
+
+app = typer.Typer(
+    help="Exports Keras transformers to .tflite, and checks, measures and runs the files.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+messages = Console(stderr=True, highlight=False, markup=False)
+
+
+class Quantization(StrEnum):
+    """The presets of `export_tflite`."""
+
+    float32 = "float32"
+    float16 = "float16"
+    int8 = "int8"
+    int8_full = "int8_full"
+    int4 = "int4"
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    """ "32,128" -> [32, 128]."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected integers with commas between them, as 32,128, got {text!r}"
+        ) from None
+
+
+ModelPath = Annotated[Path, typer.Argument(help="A .keras file, loaded in safe mode.")]
+FilePath = Annotated[Path, typer.Argument(help="A .tflite file that keras_tfm wrote.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(help="Rows to compare with: an .npz of arrays by input; random by default."),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(help="The largest relative error; by default as the quantization allows."),
+]
+
+
+@app.command()
+def export(
+    model: ModelPath,
+    output: Annotated[Path, typer.Argument(help="The .tflite file to write.")],
+    quantize: Annotated[Quantization, typer.Option(help="How weights are stored.")] = (
+        Quantization.float32
+    ),
+    signatures: Annotated[
+        str | None,
+        typer.Option(help="Among predict, generate, encode, prefill, decode, with commas."),
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Ids of the source, one number or several: 32,128.")
+    ] = None,
+    prompt_lengths: Annotated[
+        str | None, typer.Option(help="Ids of a prompt, one number or several: 16,64.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Generated tokens with start or prompt.")
+    ] = None,
+    start: Annotated[int | None, typer.Option(help="The start token.")] = None,
+    end: Annotated[str | None, typer.Option(help="The end token, or several: 2,3.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of a call.")] = 1,
+    target: Annotated[
+        str | None, typer.Option(help="The input that is generated; found by default.")
+    ] = None,
+    beam: Annotated[int, typer.Option(help="Beginnings that a beam search keeps; 1: greedy.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Of a beam search.")] = 0.6,
+    hypotheses: Annotated[int, typer.Option(help="How many a beam search returns.")] = 1,
+    keep_float: Annotated[
+        list[str] | None, typer.Option(help="A layer that stays float32; may be repeated.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="For int8_full: an .npz of some hundred inputs, rows by input."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json or a SentencePiece .model to include.")
+    ] = None,
+    detokenizer: Annotated[
+        Path | None, typer.Option(help="Another one for what is generated.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Compare the file with the model before it is kept.")
+    ] = True,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a .keras model as one .tflite file, and checks that it answers as the model does."""
+    with _work("loading TensorFlow"), native_log.captured():
+        from keras_tfm.export import export_tflite
+        from keras_tfm.generation import Beam
+    loaded = _load(model)
+    with _work(f"exporting {model.name}"):
+        report = export_tflite(
+            loaded,
+            output,
+            None if signatures is None else signatures.split(","),
+            quantize.value,
+            source_length=_numbers(lengths),
+            prompt_length=_numbers(prompt_lengths),
+            max_length=max_length,
+            start_id=start,
+            end_id=_numbers(end),
+            batch_size=batch_size,
+            target=target,
+            strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
+            keep_float=keep_float or (),
+            representative_data=None if data is None else _rows_of(data),
+            tokenizer=tokenizer,
+            detokenizer=detokenizer,
+            verify=verify,
+            verify_inputs=_arrays(inputs),
+            tolerance=tolerance,
+        )
+    _print(report, as_json)
+
+
+@app.command()
+def verify(
+    model: ModelPath,
+    file: FilePath,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compares every signature of a .tflite file with the .keras model it was made of."""
+    with _work("loading TensorFlow"), native_log.captured():
+        from keras_tfm.export import verify as verify_file
+    loaded = _load(model)
+    with _work(f"comparing {file.name} with {model.name}"):
+        result = verify_file(loaded, file, _arrays(inputs), tolerance)
+    _print(result, as_json)
+
+
+@app.command()
+def benchmark(
+    file: FilePath,
+    threads: Annotated[str, typer.Option(help="Numbers of threads: 1,2,4.")] = "1,2",
+    seconds: Annotated[float, typer.Option(help="For each signature and number.")] = 1.0,
+    weight_cache: Annotated[
+        bool, typer.Option(help="Measure XNNPACK's weight cache, too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measures latency, tokens per second, memory and load time on this machine."""
+    with _work("loading TensorFlow"), native_log.captured():
+        from keras_tfm.export import benchmark as measure
+    with _work(f"running {file.name}"):
+        result = measure(file, _numbers(threads) or (), seconds=seconds, weight_cache=weight_cache)
+    _print(result, as_json)
+
+
+@app.command()
+def inspect(
+    file: FilePath,
+    depth: Annotated[int, typer.Option(help="How deep to look into layers.", min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Prints what a .tflite file holds: signatures, sizes, operators, partitions, manifest."""
+    from keras_tfm.runtime.inspection import inspect_file
+
+    result = inspect_file(file)
+    _print(result if as_json else result.table(depth), as_json)
+
+
+@app.command()
+def generate(
+    file: FilePath,
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="What to read; lines of standard input by default.")
+    ] = None,
+    ids: Annotated[bool, typer.Option(help="Read and print ids with commas, not text.")] = False,
+    stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is there.")] = False,
+    threads: Annotated[int, typer.Option(help="How many LiteRT uses.", min=1)] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Answers texts with a .tflite file: needs neither Keras nor TensorFlow."""
+    if stream and (ids or as_json):
+        raise typer.BadParameter("--stream prints text: leave out --ids and --json")
+    model = runtime.load(file, threads)
+    for text in texts or (line.rstrip("\n") for line in sys.stdin):
+        if stream:
+            for piece in model.stream_text(text):
+                print(piece, end="", flush=True)
+            print()
+            continue
+        if ids:
+            answer: Any = model.generate([_numbers(text)]).tokens[0].tolist()
+            shown = ",".join(map(str, answer))
+        else:
+            answer = shown = model.generate_text(text)
+            if isinstance(answer, list):
+                shown = "\n".join(answer)
+        print(json.dumps({"input": text, "output": answer}) if as_json else shown, flush=True)
+
+
+def _load(path: Path) -> Any:
+    import keras_tfm
+
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    with _work(f"loading {path.name}"), native_log.captured():
+        return keras_tfm.load_model(path, compile=False)
+
+
+def _arrays(path: Path | None) -> dict[str, Any] | None:
+    """The arrays of an .npz file."""
+    if path is None:
+        return None
+    import numpy as np
+
+    loaded = np.load(path, allow_pickle=False)
+    if not hasattr(loaded, "files"):
+        raise ValueError(f"{path} must be an .npz file of arrays by input, got one array")
+    return {name: loaded[name] for name in loaded.files}
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    """What `representative_data` takes: an example after the other."""
+    arrays = _arrays(path)
+    assert arrays is not None
+    count = min(map(len, arrays.values()), default=0)
+    return [{name: x[i : i + 1] for name, x in arrays.items()} for i in range(count)]
+
+
+def _print(result: Any, as_json: bool) -> None:
+    print(json.dumps(result.asdict(), indent=2) if as_json else result, flush=True)
+
+
+@contextmanager
+def _work(text: str) -> Iterator[None]:
+    """Shows on standard error what goes on and, of an export, each of its steps."""
+    with messages.status(text) as status:
+
+        class Steps(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                line = f"{text}: {record.getMessage()}"
+                status.update(line)
+                if not messages.is_terminal:
+                    messages.print(line)
+
+        logger, handler = logging.getLogger("keras_tfm"), Steps()
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # or TensorFlow's handler would print them, too
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+
+
+def main() -> None:
+    """The command `keras-tfm`."""
+    try:
+        app()
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(FAILED)
+    except Exception as error:
+        # What a user did or has; anything else is a mistake of ours and keeps its traceback.
+        if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
+            raise
+        verification = getattr(error, "verification", None)
+        if verification is not None:
+            _print(verification, "--json" in sys.argv)
+        messages.print(f"keras-tfm: {error}", soft_wrap=True)
+        sys.exit(FAILED if verification is None else DIFFERENT)
+
+
+if __name__ == "__main__":
+    main()

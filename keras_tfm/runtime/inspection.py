@@ -1,0 +1,309 @@
+"""What is in a .tflite file: operators, and how much of them XNNPACK runs."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime import flatbuffer, native_log
+from keras_tfm.runtime.manifest import import_litert, read
+
+
+@dataclass
+class Subgraph:
+    """One graph of the file: a signature's, or a loop's body or condition.
+
+    Attributes:
+        name: the converter's name of it.
+        operators: how many of each.
+        delegated: how many nodes XNNPACK runs.
+        partitions: in how many pieces it runs them; between two pieces the interpreter runs the
+            nodes that XNNPACK does not take.
+    """
+
+    name: str
+    operators: dict[str, int]
+    delegated: int
+    partitions: int
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return sum(self.operators.values())
+
+
+@dataclass
+class Inspection:
+    """What a file holds; `print` it, or take `asdict()`.
+
+    Attributes:
+        path: the file.
+        bytes: its size.
+        manifest: what it says of itself; the signatures among it.
+        subgraphs: its graphs.
+        layers: how many bytes the weights of each layer take, by its path in the model.
+        bytes_by_kind: constants by their type, "metadata", and "graph", the rest.
+        custom_operators: the operators that plain LiteRT does not have.
+    """
+
+    path: str
+    bytes: int
+    manifest: dict[str, Any]
+    subgraphs: list[Subgraph]
+    bytes_by_kind: dict[str, int]
+    custom_operators: list[str]
+
+    @property
+    def quantization(self) -> str:
+        """The preset."""
+        return str(self.manifest["quantization"])
+
+    @property
+    def signatures(self) -> dict[str, Any]:
+        """Of the manifest: inputs, outputs and settings by name."""
+        signatures: dict[str, Any] = self.manifest["signatures"]
+        return signatures
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """How many bytes the weights of each layer take, by its path in the model."""
+        layers: dict[str, int] = self.manifest["layers"]
+        return layers
+
+    def asdict(self) -> dict[str, Any]:
+        """Everything, as plain dictionaries and lists."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """A table for people."""
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Size, signatures and graphs."""
+        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}"]
+        for name, signature in self.signatures.items():
+            inputs, outputs = (_described(signature[key]) for key in ("inputs", "outputs"))
+            lines.append(f"  {name}({inputs}) -> {outputs}")
+        lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}")
+        for graph in self.subgraphs:
+            lines.append(
+                f"  {graph.name[:24]:24} {graph.nodes:6} {graph.delegated:11} {graph.partitions:11}"
+            )
+        lines.append(f"  Flex and custom operators: {', '.join(self.custom_operators) or 'none'}")
+        return lines
+
+    def table(self, depth: int = 1) -> str:
+        """The same, and layers to a depth, kinds of bytes, operators and the manifest's rest."""
+        lines = self.lines()
+        sizes: Counter[str] = Counter()
+        for path, size in self.layers.items():
+            sizes["/".join(path.split("/")[:depth])] += size
+        width = max([24, *map(len, sizes)])
+        lines.append(f"  {'weights of':{width}} {'kB':>10} {'share':>7}")
+        for path, size in sizes.items():
+            share = size / self.bytes
+            bar = "#" * round(40 * share)
+            path = path or "no layer"
+            lines.append(f"  {path:{width}} {size / 1e3:10.1f} {share:7.1%} {bar}".rstrip())
+        kinds = (f"{kind} {size / 1e3:.1f} kB" for kind, size in self.bytes_by_kind.items())
+        lines.append(f"  bytes: {', '.join(kinds)}")
+        operators: Counter[str] = Counter()
+        for graph in self.subgraphs:
+            operators.update(graph.operators)
+        counts = (f"{name} {count}" for name, count in operators.most_common())
+        lines.append(f"  operators: {', '.join(counts)}")
+        for key, value in self.manifest.items():
+            if key not in ("signatures", "layers", "quantization"):
+                lines.append(f"  {key}: {value}")
+        return "\n".join(lines)
+
+
+def _described(tensors: dict[str, Any]) -> str:
+    """Names, shapes and dtypes; caches, of which there are many, as one."""
+    texts, caches = [], [x for name, x in tensors.items() if name.startswith("cache_")]
+    for name, x in tensors.items():
+        if not name.startswith("cache_"):
+            texts.append(f"{name} {tuple(x['shape'])} {x['dtype']}")
+    if caches:
+        size = sum(int(np.prod(x["shape"])) * np.dtype(x["dtype"]).itemsize for x in caches)
+        texts.append(f"{len(caches)} caches of {size / 1e3:.1f} kB")
+    return ", ".join(texts)
+
+
+def inspect_file(path: str | Path) -> Inspection:
+    """What a file holds, after its checksum was compared.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `runtime.load`.
+    """
+    manifest = read(path)
+    return Inspection(**inspected(path, Path(path).read_bytes(), manifest))
+
+
+def inspected(path: str | Path, content: bytes, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an `Inspection` of a file whose bytes are `content`."""
+    return {
+        "path": str(path),
+        "bytes": len(content),
+        "manifest": manifest,
+        "subgraphs": inspect_subgraphs(content),
+        "bytes_by_kind": bytes_by_kind(content),
+        "custom_operators": custom_operators(content),
+    }
+
+
+def inspect_subgraphs(content: bytes) -> list[Subgraph]:
+    """The subgraphs of a .tflite file, each given to XNNPACK by itself."""
+    schema = import_litert("schema_py_generated")
+    names = {
+        code: name
+        for name, code in vars(schema.BuiltinOperator).items()
+        if not name.startswith("_")
+    }
+    model = flatbuffer.read(content)
+
+    def operator_name(operator: Any) -> str:
+        code = model.operatorCodes[operator.opcodeIndex]
+        if code.customCode is not None:
+            return code.customCode.decode()
+        return names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+
+    result = []
+    for index, graph in enumerate(model.subgraphs):
+        operators = Counter(operator_name(operator) for operator in graph.operators)
+        try:
+            delegated, partitions = _delegation(_first(content, index))
+        except RuntimeError:
+            if not custom_operators(content):  # or LiteRT would have to be given them
+                raise
+            delegated, partitions = 0, 0
+        name = (graph.name or b"").decode()
+        result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
+    return result
+
+
+def bytes_by_kind(content: bytes) -> dict[str, int]:
+    """The bytes of a file: constants by their type, each counted once, then "metadata", "graph".
+
+    "graph" is what remains: operators, names, and the padding between constants.
+    """
+    schema = import_litert("schema_py_generated")
+    types = _types(schema)
+    model = schema.Model.GetRootAsModel(content, 0)
+    kinds = {model.Metadata(i).Buffer(): "metadata" for i in range(model.MetadataLength())}
+    for i in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(i)
+        for j in range(graph.TensorsLength()):
+            kinds.setdefault(graph.Tensors(j).Buffer(), types[graph.Tensors(j).Type()])
+    sizes: Counter[str] = Counter()
+    for number, kind in kinds.items():
+        sizes[kind] += _buffer_size(model.Buffers(number))
+    metadata = sizes.pop("metadata", 0)
+    result = {kind: size for kind, size in sizes.most_common() if size}
+    return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
+
+
+def bytes_by_scope(content: bytes) -> dict[str, int]:
+    """The bytes of constants by the scope of the operator that reads them, as graphs name it.
+
+    A converter's name is a list of the operators that it fused, the last of which was first.
+    """
+    schema = import_litert("schema_py_generated")
+    model = schema.Model.GetRootAsModel(content, 0)
+    sizes: Counter[str] = Counter()
+    seen: set[int] = set()
+    for i in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(i)
+        for j in range(graph.TensorsLength()):
+            tensor = graph.Tensors(j)
+            size = _buffer_size(model.Buffers(tensor.Buffer()))
+            if size and tensor.Buffer() not in seen:
+                seen.add(tensor.Buffer())
+                names = [x for x in (tensor.Name() or b"").decode().split(";") if "/" in x]
+                sizes[names[-1] if names else ""] += size
+    return dict(sizes)
+
+
+def signature_outputs(content: bytes) -> dict[str, dict[str, Any]]:
+    """The shapes and dtypes of what each signature of a .tflite file returns, by name."""
+    schema = import_litert("schema_py_generated")
+    types = _types(schema)
+    model = schema.Model.GetRootAsModel(content, 0)
+    result = {}
+    for i in range(model.SignatureDefsLength()):
+        signature = model.SignatureDefs(i)
+        graph = model.Subgraphs(signature.SubgraphIndex())
+        outputs = {}
+        for j in range(signature.OutputsLength()):
+            tensor = graph.Tensors(signature.Outputs(j).TensorIndex())
+            shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
+            outputs[signature.Outputs(j).Name().decode()] = {
+                "shape": shape,
+                "dtype": types[tensor.Type()],
+            }
+        result[signature.SignatureKey().decode()] = outputs
+    return result
+
+
+def _types(schema: Any) -> dict[int, str]:
+    """The dtypes of a file's tensors by their codes."""
+    codes = vars(schema.TensorType).items()
+    return {code: name.lower() for name, code in codes if not name.startswith("_")}
+
+
+def custom_operators(content: bytes) -> list[str]:
+    """The names of operators that plain LiteRT does not have: Flex and custom ones."""
+    schema = import_litert("schema_py_generated")
+    model = schema.Model.GetRootAsModel(content, 0)
+    codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
+    return sorted({code.decode() for code in codes if code is not None})
+
+
+def _buffer_size(buffer: Any) -> int:
+    """The bytes of a constant, inside the flatbuffer or behind it."""
+    return int(buffer.DataLength() or buffer.Size())
+
+
+def _first(content: bytes, index: int) -> bytes:
+    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists."""
+    model = flatbuffer.read(content)
+    order = list(range(len(model.subgraphs)))
+    order[0], order[index] = order[index], order[0]
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            options = operator.builtinOptions
+            for key in ("condSubgraphIndex", "bodySubgraphIndex"):
+                if hasattr(options, key):
+                    setattr(options, key, order.index(getattr(options, key)))
+    model.subgraphs = [model.subgraphs[i] for i in order]
+    model.signatureDefs = None
+    return flatbuffer.write(model)
+
+
+def _delegation(content: bytes) -> tuple[int, int]:
+    """How many nodes of the main subgraph XNNPACK runs, and in how many partitions."""
+    interpreter_module = import_litert("interpreter")
+    with native_log.captured():
+        interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
+        interpreter.allocate_tensors()
+    nodes = interpreter._get_ops_details()  # not public, and the only account of delegation
+    delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
+    producer = {
+        output: node
+        for node in nodes
+        if node["op_name"] != "DELEGATE"
+        for output in node["outputs"]
+    }
+    taken: set[int] = set()
+    for delegate in delegates:
+        inputs, waiting = set(delegate["inputs"]), list(delegate["outputs"])
+        while waiting:
+            tensor = waiting.pop()
+            node = producer.get(tensor)
+            if tensor in inputs or node is None or node["index"] in taken:
+                continue
+            taken.add(node["index"])
+            waiting.extend(node["inputs"])
+    return len(taken), len(delegates)

@@ -1,0 +1,409 @@
+"""`verify`: a file that answers otherwise is seen, whichever signature it is, and none is left."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as schema
+from keras import layers, ops
+from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small
+from small_models import (
+    BLOCK,
+    DIM,
+    SOURCES,
+    START,
+    TARGET_SIZE,
+    decoder_only,
+    embed,
+    randomize,
+)
+
+from keras_tfm.export import VerificationError, export_tflite, verify
+from keras_tfm.export.verification import TOLERANCES
+from keras_tfm.generation import Beam
+from keras_tfm.layers import TransformerDecoderBlock
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime import manifest as manifests
+
+LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id": START}
+ROLES = ["predict", "generate", "encode", "prefill", "decode"]
+NAMES = ["predict", "generate", "encode_5", "prefill_3", "decode"]
+# What float32 rounds; the library allows 1e-4.
+FLOAT32 = 1e-5
+
+
+@functools.cache
+def whole_file():
+    """Every role; no source is too short for a prompt."""
+    return export_tflite(small(), new_path(), ROLES, **LENGTHS, prompt_length=3)
+
+
+@functools.cache
+def lengths_file():
+    """Of several lengths, not yet verified."""
+    return export_tflite(
+        small(),
+        new_path(),
+        ["predict", "encode", "prefill", "decode"],
+        verify=False,
+        **{**LENGTHS, "source_length": [3, 5], "prompt_length": [2, 4]},
+    )
+
+
+def dense_model(units=3, seed=0):
+    keras.utils.set_random_seed(seed)
+    x = keras.Input((4,), name="x")
+    return keras.Model(x, layers.Dense(units)(x), name="dense")
+
+
+def wide_model():
+    """The smallest that the converter quantises has 1,024 weights."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((37,), name="x")
+    return keras.Model(x, layers.Dense(41)(x), name="wide")
+
+
+@functools.cache
+def dense():
+    model = dense_model()
+    return model, export_tflite(model, new_path(), verify=False).path
+
+
+# What is reported
+
+
+def test_every_signature_is_verified_before_the_file_is_there():
+    verification = whole_file().verification
+    assert [x.signature for x in verification.checks] == NAMES
+    assert verification.path == whole_file().path
+    assert (verification.quantization, verification.tolerance) == ("float32", 1e-4)
+    for check in verification.checks:
+        assert check.rows == 2
+        assert 0 <= check.relative_error < FLOAT32
+        assert 0 <= check.mean_error <= check.max_error < FLOAT32
+        assert check.top_1 == 1.0
+        assert check.ms > 0
+    errors = {x.signature: x.max_error for x in verification.checks}
+    assert errors["predict"] > 0  # sums are taken in another order: nothing is compared with itself
+    assert errors["decode"] > 0
+    assert verification.failures == []
+
+
+def test_a_table_for_people():
+    text = str(whole_file())
+    assert str(whole_file().verification) in text
+    lines = str(whole_file().verification).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == NAMES
+    assert lines[0].split()[:5] == ["against", "Keras", "rows", "max", "error"]
+    assert all("100.0 %" in line for line in lines[1:])
+
+
+def test_asdict_is_json():
+    verification = whole_file().verification
+    content = json.loads(json.dumps(whole_file().asdict()))["verification"]
+    assert content == verification.asdict() == dataclasses.asdict(verification)
+    assert [x["signature"] for x in content["checks"]] == NAMES
+
+
+def test_every_length_has_its_check():
+    verification = verify(small(), lengths_file().path)
+    names = ["predict_3", "predict_5", "encode_3", "encode_5", "prefill_2", "prefill_4", "decode"]
+    assert [x.signature for x in verification.checks] == names
+    assert max(x.relative_error for x in verification.checks) < FLOAT32
+
+
+def test_verification_may_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("keras_tfm.export.tflite.verify_file", lambda *_: pytest.fail("verified"))
+    report = export_tflite(dense_model(), tmp_path / "model.tflite", verify=False)
+    assert report.verification is None
+    assert report.asdict()["verification"] is None
+
+
+def test_numbers_are_those_of_the_definition():
+    """Ones everywhere in Keras, 1.5 of four numbers in eight in the file."""
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, layers.Dense(2, kernel_initializer="zeros")(x), name="dense")
+    layer = model.layers[-1]
+    layer.bias.assign([1.5, 1.0])
+    path = export_tflite(model, new_path(), verify=False).path
+    layer.bias.assign([1.0, 1.0])
+    check = verify(model, path, tolerance=1.0).checks[0]
+    assert check.max_error == 0.5
+    assert check.mean_error == 0.25
+    assert check.relative_error == pytest.approx(0.125**0.5)
+    assert check.top_1 == 1.0  # of equal numbers the first one
+
+
+@pytest.mark.parametrize("quantization", ["float16", "int8"])
+def test_quantised_files_have_tolerances_of_their_own(quantization):
+    report = export_tflite(wide_model(), new_path(), quantization=quantization)
+    assert report.verification.tolerance == TOLERANCES[quantization]
+    (check,) = report.verification.checks
+    assert 10 * FLOAT32 < check.relative_error < TOLERANCES[quantization]
+
+
+# What is noticed
+
+
+def test_a_file_of_another_models_weights():
+    other = small(seed=3)
+    with pytest.raises(VerificationError, match=r"^the file does not answer as small: ") as caught:
+        verify(other, whole_file().path)
+    message, failed = str(caught.value), caught.value.verification.failures
+    assert len(failed) == len(NAMES)
+    for name, sentence in zip(NAMES, failed, strict=True):
+        assert sentence.startswith(f"{name} is off by ")
+        assert sentence in message
+    assert "\n" not in message
+
+
+def tampered(report, graphs):
+    """A copy of a file in which some graphs have other biases than the rest."""
+    manifest = manifests.read(report.path)
+    del manifest["sha256"]
+    model = flatbuffer.read(Path(report.path).read_bytes())
+    model.metadata = []
+    changed = set()
+    for graph in model.subgraphs:
+        for tensor in graph.tensors if graph.name.decode() in graphs else ():
+            data = model.buffers[tensor.buffer].data
+            if data is None or len(tensor.shape) != 1 or tensor.type != schema.TensorType.FLOAT32:
+                continue
+            buffer = schema.BufferT()
+            values = np.frombuffer(bytes(data), "float32")
+            buffer.data = (values + np.linspace(0.0, 1.0, values.size, dtype="float32")).view(
+                "uint8"
+            )
+            tensor.buffer = len(model.buffers)
+            model.buffers.append(buffer)
+            changed.add(graph.name.decode())
+    assert changed == set(graphs)
+    path = new_path()
+    path.write_bytes(manifests.add(flatbuffer.write(model), manifest))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("graphs", "named"),
+    [
+        (["predict"], ["predict"]),
+        (["while_body"], ["generate"]),
+        (["encode_5"], ["encode_5", "prefill_3", "decode"]),
+        (["prefill_3"], ["prefill_3"]),
+        (["decode"], ["encode_5", "prefill_3", "decode"]),
+    ],
+)
+def test_a_signature_that_is_off_is_named(graphs, named):
+    """Caches that are off are seen in the steps that read them."""
+    with pytest.raises(VerificationError) as caught:
+        verify(small(), tampered(whole_file(), graphs))
+    failed = [sentence.split(" is off by ")[0] for sentence in caught.value.verification.failures]
+    assert failed == named
+
+
+def test_what_was_not_tampered_with_is_right():
+    verify(small(), tampered(whole_file(), []))
+
+
+def test_of_several_caches_the_one_that_is_off_is_named():
+    model = decoder_only(num_layers=1)
+    report = export_tflite(model, new_path(), ["decode"], max_length=193)
+    assert [x.signature for x in report.verification.checks] == ["decode_128", "decode_193"]
+    for x in report.verification.checks:
+        assert x.relative_error < FLOAT32
+    with pytest.raises(VerificationError, match="as small: decode_193 is off") as caught:
+        verify(model, tampered(report, ["decode_193"]))
+    assert len(caught.value.verification.failures) == 1
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_beyond_the_tolerance_nothing_is_left(tmp_path, earlier):
+    path = tmp_path / "model.tflite"
+    if earlier:
+        path.write_bytes(b"earlier")
+    message = r"predict is off by 0\.\d+ of the model's numbers .*, more than 1e-06"
+    with pytest.raises(VerificationError, match=message):
+        export_tflite(wide_model(), path, quantization="int8", tolerance=1e-6)
+    assert list(tmp_path.iterdir()) == [path] * earlier
+    assert not earlier or path.read_bytes() == b"earlier"
+
+
+def test_a_model_that_computes_no_numbers_is_refused(tmp_path):
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, ops.log(layers.Dense(3, bias_initializer="ones")(x) - 1e3))
+    with pytest.raises(VerificationError, match="predict is off by nan"):
+        export_tflite(model, tmp_path / "model.tflite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_infinities_that_are_the_models_are_right():
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, ops.log(layers.ReLU()(x)))  # of 0 where x is negative
+    verification = export_tflite(model, new_path()).verification
+    assert verification.checks[0].max_error < FLOAT32
+
+
+# The inputs
+
+
+def test_rows_that_are_given_are_all_compared():
+    rows = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+    model, path = dense()
+    assert verify(model, path, {"x": rows}).checks[0].rows == 7
+    assert verify(model, path, {"x": rows.tolist()}).checks[0].rows == 7
+
+
+def test_rows_that_are_given_are_those_compared():
+    """A file that is wrong for one row of seven only."""
+    x = keras.Input((4,), name="x")
+    dense = layers.Dense(3)
+    model = keras.Model(x, dense(layers.ReLU(threshold=5.0)(x)), name="high")
+    path = export_tflite(model, new_path(), verify=False).path
+    dense.kernel.assign(dense.kernel + 1.0)
+    rows = np.zeros((7, 4), "float32")
+    verify(model, path, {"x": rows})
+    rows[6, 2] = 9.0
+    with pytest.raises(VerificationError, match="predict is off"):
+        verify(model, path, {"x": rows})
+
+
+def test_rows_of_several_lengths_go_where_they_fit():
+    rows = [[3, 4, 5, 6, 7], [8, 9, 10], [2]]
+    verification = verify(small(), lengths_file().path, {"source": rows})
+    counts = {x.signature: x.rows for x in verification.checks}
+    assert (counts["predict_3"], counts["predict_5"]) == (2, 3)
+    assert max(x.relative_error for x in verification.checks) < FLOAT32
+
+
+def test_where_no_row_fits_they_are_made():
+    verification = verify(small(), lengths_file().path, {"source": SOURCES[:1]})
+    counts = {x.signature: x.rows for x in verification.checks}
+    assert (counts["predict_3"], counts["predict_5"]) == (2, 1)
+
+
+def test_prompts_may_be_given_and_be_shorter():
+    inputs = {"source": [[3, 4, 5], [8, 9]], "target": [[1, 7, 12], [5]]}
+    verification = verify(small(), whole_file().path, inputs)
+    assert {x.signature: x.rows for x in verification.checks} == {
+        "predict": 2, "generate": 2, "encode_5": 1, "prefill_3": 1, "decode": 1
+    }  # fmt: skip
+    assert max(x.relative_error for x in verification.checks) < FLOAT32
+
+
+def test_texts_that_are_given_are_those_stepped():
+    """A file that is wrong for one token of thirteen only."""
+    model, other = decoder_only(num_layers=1), decoder_only(num_layers=1)
+    path = export_tflite(model, new_path(), ["decode"], max_length=7, verify=False).path
+    table = other.get_layer("token_embedding").embeddings
+    table.assign(table + 3.0 * np.eye(TARGET_SIZE)[:, [9]])
+    verify(other, path, {"tokens": [[3, 5, 4, 1, 2, 6, 7]]})
+    with pytest.raises(VerificationError, match="decode is off"):
+        verify(other, path, {"tokens": [[3, 5, 4, 9, 2, 6, 7]]})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"y": [[1.0] * 4]}, r"inputs to verify with must be among .*\['x'\], got \['y'\]"),
+        ({"x": [[1.0] * 4], "y": [[1]]}, r"must be among .*\['x'\], got \['x', 'y'\]"),
+        ({}, r"must be among .*\['x'\], got \[\]"),
+        ({"x": []}, r"the same number of rows, at least one, got \{'x': 0\}"),
+        ({"x": [[1.0] * 5]}, r"input 'x' must have rows of shape \(4,\), got \(5,\)"),
+        ({"x": [[1.0] * 3]}, r"input 'x' must have rows of shape \(4,\), got \(3,\)"),
+        ({"x": [1.0] * 4}, r"input 'x' must have rows of shape \(4,\), got \(\)"),
+    ],
+)
+def test_inputs_that_do_not_fit(inputs, message):
+    model, path = dense()
+    with pytest.raises(ValueError, match=message) as caught:
+        verify(model, path, inputs)
+    assert not isinstance(caught.value, VerificationError)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"position": [[0]]}, r"among .*\['source', 'target'\], got \['position'\]"),
+        ({"source": [[1] * 6]}, r"'source' must have rows of shape \(5,\) or shorter, got \(6,\)"),
+        ({"target": [[1] * 10]}, r"'target' must have rows of shape \(9,\) or shorter, got \(10,"),
+        ({"source": [[1], [2]], "target": [[1]]}, r"the same number of rows.*: 2, 'target': 1"),
+        ({"source": [[11]]}, r"source: ids must be in 0\.\.10, got 0\.\.11"),
+        ({"source": [[1.5]]}, "source must be integer ids, got float64"),
+    ],
+)
+def test_ids_that_do_not_fit(inputs, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        verify(small(), lengths_file().path, inputs)
+
+
+def test_export_takes_them_too(tmp_path):
+    path = tmp_path / "model.tflite"
+    with pytest.raises(ValueError, match=r"must be among .*\['x'\], got \['y'\]"):
+        export_tflite(dense_model(), path, verify_inputs={"y": [[1.0] * 4]})
+    assert list(tmp_path.iterdir()) == []
+    rows = {"x": np.ones((5, 4))}
+    assert export_tflite(dense_model(), path, verify_inputs=rows).verification.checks[0].rows == 5
+
+
+# Models and strategies of other kinds
+
+
+def test_a_beam_search():
+    strategy = Beam(2)
+    report = export_tflite(small(), new_path(), ["generate"], **LENGTHS, strategy=strategy)
+    (check,) = report.verification.checks
+    assert check.relative_error < FLOAT32
+    assert check.top_1 == 1.0
+    with pytest.raises(VerificationError, match="generate is off"):
+        verify(small(), report.path, strategy=Beam(2, length_penalty=2.0))
+    with pytest.raises(VerificationError, match="generate is off"):
+        verify(small(seed=3), report.path, strategy=strategy)
+
+
+def test_an_end_token_hides_nothing_before_it():
+    report = export_tflite(small(seed=6), new_path(), ["generate"], **LENGTHS, end_id=7)
+    assert report.verification.checks[0].max_error < FLOAT32
+    with pytest.raises(VerificationError, match="generate is off"):
+        verify(small(), report.path)
+
+
+def styled():
+    """A decoder whose every step reads a style (B, 3)."""
+    style = keras.Input((3,), name="style")
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = embed(target, "target", TARGET_SIZE)
+    x = x + ops.expand_dims(layers.Dense(DIM)(style), 1)
+    x = TransformerDecoderBlock(**BLOCK, cross_attention=False)(x)
+    model = keras.Model({"style": style, "target": target}, layers.Dense(TARGET_SIZE)(x))
+    return randomize(model, 3)
+
+
+def test_an_input_that_every_step_reads():
+    model = styled()
+    options = {"prompt_length": 2, "max_length": 5}
+    report = export_tflite(model, new_path(), ["prefill", "decode"], **options)
+    assert max(x.relative_error for x in report.verification.checks) < FLOAT32
+    inputs = {"style": [[0.1, -2.0, 0.5]], "target": [[3, 4, 5]]}
+    for check in verify(model, report.path, inputs).checks:
+        assert check.relative_error < FLOAT32
+
+
+def test_a_damaged_file_is_no_other_answer(tmp_path):
+    model, path = dense()
+    content = bytearray(Path(path).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "model.tflite").write_bytes(content)
+    with pytest.raises(ValueError, match="damaged"):
+        verify(model, tmp_path / "model.tflite")
+
+
+def test_several_rows_a_call():
+    model = decoder_only(num_layers=1)
+    options = {"source_length": 5, "max_length": 5, "batch_size": 3}
+    report = export_tflite(model, new_path(), ["predict", "decode"], **options)
+    assert [x.rows for x in report.verification.checks] == [6, 6]
+    assert verify(model, report.path, {"tokens": [[1, 2]] * 4}).checks[0].rows == 6

@@ -1,0 +1,315 @@
+"""Files that are stepped from outside: `stream`, and `generate` where no loop is inside."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from small_exports import MAX_LENGTH, QUESTIONS, SOURCE_LENGTH, new_path, small, small_tokens
+from small_models import (
+    BLOCK,
+    DIM,
+    SOURCES,
+    START,
+    TARGET_SIZE,
+    decoder_only,
+    embed,
+    logits_of,
+    randomize,
+    unpadded,
+)
+
+from keras_tfm.export import export_tflite
+from keras_tfm.generation import generate
+from keras_tfm.layers import TransformerDecoderBlock
+from keras_tfm.runtime import load
+
+END = 7
+# What float32 rounds, of logits of order 1.
+FLOAT32 = 1e-5
+LONG = 200
+PROMPTS = [[5, 8, 3], [4, 8, 3, 1, 12, 9], [9]]
+
+
+@functools.cache
+def translator():
+    """`small(seed=6)`, three rows at once, of two source lengths, and no loop inside."""
+    report = export_tflite(
+        small(seed=6),
+        new_path(),
+        ["predict", "encode", "prefill", "decode"],
+        source_length=[3, SOURCE_LENGTH],
+        prompt_length=[2, 4],
+        max_length=MAX_LENGTH,
+        start_id=START,
+        end_id=END,
+        batch_size=3,
+        verify=False,
+    )
+    return report.path
+
+
+@functools.cache
+def writer():
+    """A decoder alone, of long texts: two rooms, a prefill, and the loop too."""
+    roles = ["generate", "prefill", "decode"]
+    options = {"prompt_length": 6, "max_length": LONG, "verify": False}
+    return export_tflite(story(), new_path(), roles, **options).path
+
+
+@functools.cache
+def story():
+    return decoder_only(num_layers=1)
+
+
+def expected(questions=QUESTIONS):
+    return small_tokens(seed=6, end_id=END)[: len(questions)]
+
+
+def rows_of(stream):
+    """(B, T) of the steps."""
+    return np.stack(list(stream), axis=1)
+
+
+# As generate in Keras
+
+
+def test_without_a_loop_inside_generate_steps_from_outside():
+    model = load(translator())
+    assert "generate" not in model.signatures
+    generated = model.generate(QUESTIONS)
+    np.testing.assert_array_equal(generated.tokens, expected())
+    assert generated.tokens.dtype == np.int32
+    assert generated.scores is None
+
+
+def test_shorter_sources_take_the_shorter_encoder(monkeypatch):
+    model, taken = load(translator()), []
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda name, x: (taken.append(name), run(name, x))[1])
+    for row, tokens in zip(SOURCES, expected(), strict=False):
+        np.testing.assert_array_equal(model.generate(unpadded(row)).tokens, [tokens])
+    assert taken == ["encode_5", "encode_3", "encode_3", "encode_5"]
+
+
+@pytest.mark.parametrize("prompt", [[START], [START, 5], [START, 5, 9], [1, 5, 9, 2, 4, 6, 3]])
+def test_prompts_are_continued(prompt):
+    """Read by no prefill, by one to its length and not, and by more steps than that."""
+    model = load(translator())
+    inputs = {"source": SOURCES[:3], "target": np.tile(np.array(prompt, "int32"), (3, 1))}
+    wanted = generate(small(seed=6), inputs, MAX_LENGTH, end_id=END).tokens
+    np.testing.assert_array_equal(model.generate(inputs).tokens, wanted)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_a_stream_is_what_the_loop_inside_makes(prompt):
+    model = load(writer())
+    assert {"decode_128", f"decode_{LONG}", "generate"} <= model.signatures.keys()
+    inside = model.generate({"tokens": [prompt]}).tokens
+    assert len(set(inside[0, 100:].tolist())) > 3
+    streamed = rows_of(model.stream({"tokens": [prompt]}))
+    np.testing.assert_array_equal(streamed, inside[:, len(prompt) :])
+
+
+def test_a_stream_yields_a_token_of_each_row_as_it_is_chosen():
+    model = load(translator())
+    steps = list(model.stream(SOURCES[:2]))
+    assert all(step.shape == (2,) and step.dtype == np.int32 for step in steps)
+    tokens = np.stack(steps, axis=1)
+    wanted = expected()[:2, 1:]
+    np.testing.assert_array_equal(tokens, wanted[:, : len(steps)])
+    assert not wanted[:, len(steps) :].any()
+
+
+def test_an_ended_row_gives_zeros_until_all_have_ended():
+    tokens = expected()
+    ends = [row.tolist().index(END) if END in row else MAX_LENGTH for row in tokens]
+    early, late = int(np.argmin(ends)), int(np.argmax(ends))
+    assert ends[early] < ends[late]
+    model = load(translator())
+    streamed = rows_of(model.stream(QUESTIONS[[early, late]]))
+    assert streamed[0, ends[early] - 1] == END
+    assert not streamed[0, ends[early] :].any()
+    np.testing.assert_array_equal(streamed[1], tokens[late, 1:][: streamed.shape[1]])
+    (alone,) = rows_of(load(translator()).stream(QUESTIONS[early]))
+    assert len(alone) == ends[early]
+
+
+def test_a_cache_of_weights_steps_alike(tmp_path):
+    """LiteRT's CompiledModel takes copies of the caches."""
+    model = load(translator(), weight_cache=tmp_path)
+    np.testing.assert_array_equal(model.generate(QUESTIONS[:4]).tokens, expected()[:4])
+
+
+# Choosing
+
+
+def test_the_caller_may_choose():
+    seen = []
+
+    def second_best(logits):
+        seen.append(logits.copy())
+        return np.argsort(logits, axis=-1)[:, -2]
+
+    model = load(translator())
+    streamed = rows_of(model.stream(SOURCES[:3], choose=second_best))
+    whole = np.concatenate([np.full((3, 1), START), streamed], axis=1)
+    logits = logits_of(small(seed=6), SOURCES[:3], whole[:, :-1])
+    assert seen[0].dtype == np.float32
+    going = whole[:, :-1].astype(bool) & ~(whole[:, :-1] == END)
+    for column, found in enumerate(seen):
+        rows = going[:, : column + 1].all(axis=1)
+        np.testing.assert_allclose(found[rows], logits[rows, column], rtol=0.0, atol=FLOAT32)
+    best = np.argsort(logits, axis=-1)[:, :, -2]
+    np.testing.assert_array_equal(streamed[going], best[going])
+
+
+@pytest.mark.parametrize("prompt", [1, 6, 7, 127, 128, 129, 190])
+def test_logits_across_rooms_are_those_of_a_full_pass(prompt):
+    """The caches of `decode_128` go on in `decode_200`, wherever the prompt ends."""
+    model = load(writer())
+    text = np.random.default_rng(prompt).integers(1, TARGET_SIZE, (1, LONG)).astype("int32")
+    seen = []
+
+    def forced(logits):
+        seen.append(logits.copy())
+        return text[:, prompt + len(seen) - 1]
+
+    streamed = rows_of(model.stream({"tokens": text[:, :prompt]}, choose=forced))
+    np.testing.assert_array_equal(streamed, text[:, prompt:])
+    found, wanted = np.stack(seen, axis=1), logits_of(story(), text)[:, prompt - 1 : -1]
+    np.testing.assert_allclose(found, wanted, rtol=0.0, atol=FLOAT32)
+
+
+def test_a_text_begun_before_leaves_nothing_behind():
+    """The caches are made anew, those of each room."""
+    model = load(writer())
+    first = rows_of(model.stream({"tokens": [PROMPTS[1]]}))
+    rows_of(model.stream({"tokens": [[12] * 150]}))
+    np.testing.assert_array_equal(rows_of(model.stream({"tokens": [PROMPTS[1]]})), first)
+
+
+# Several at once
+
+
+def test_two_streams_at_once_are_refused():
+    model = load(translator())
+    first, second = model.stream(SOURCES[0]), model.stream(SOURCES[1])
+    np.testing.assert_array_equal(next(first), expected()[0, 1:2])
+    np.testing.assert_array_equal(next(second), expected()[1, 1:2])
+    with pytest.raises(RuntimeError, match=r"another stream has begun, .*: load it twice to run"):
+        next(first)
+    rest = [int(tokens[0]) for tokens in second]
+    assert rest == expected()[1, 2 : 2 + len(rest)].tolist()
+
+
+def test_a_stream_goes_on_after_other_signatures_have_run():
+    model = load(translator())
+    tokens = []
+    for step in model.stream(SOURCES[0]):
+        tokens.append(int(step[0]))
+        model.predict({"source": SOURCES[1:2], "target": [[1, 2]]})
+        model.run("encode_5", SOURCES[2:3])
+        model.run("prefill_2", {**model.run("encode_5", SOURCES[1:2]), "target": [[3, 4]]})
+    assert tokens == expected()[0, 1 : 1 + len(tokens)].tolist()
+
+
+# An input that every step reads
+
+
+@functools.cache
+def styled():
+    style = keras.Input((3,), name="style")
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = embed(target, "target", TARGET_SIZE)
+    x = x + ops.expand_dims(layers.Dense(DIM)(style), 1)
+    x = TransformerDecoderBlock(**BLOCK, cross_attention=False)(x)
+    model = keras.Model({"style": style, "target": target}, layers.Dense(TARGET_SIZE)(x))
+    options = {"max_length": 7, "start_id": START, "batch_size": 2, "verify": False}
+    return randomize(model, 3), export_tflite(model, new_path(), ["decode"], **options).path
+
+
+def test_a_style_is_read_by_every_step():
+    model, path = styled()
+    styles = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
+    wanted = generate(model, {"style": styles}, 7, START).tokens
+    assert len({tuple(row) for row in wanted.tolist()}) > 1
+    np.testing.assert_array_equal(load(path).generate({"style": styles}).tokens, wanted)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([[1] * 6], "source has 6 ids, but the file was exported for at most 5"),
+        ([[11]], r"source: ids must be in 0\.\.10, got 11\.\.11"),
+        ([[1]] * 4, "steps 3 rows at once, got 4"),
+        ([], "got no rows"),
+        ({"sauce": [[1]]}, r"encode_3 takes the inputs \['source'\], got \['sauce'\]"),
+        ({}, r"takes the inputs \['source'\], got \[\]"),
+        ({"source": [[1]], "target": [[13]]}, r"target: ids must be in 0\.\.12, got 13\.\.13"),
+        ({"source": [[1]], "target": [[]]}, "at least one token and fewer than max_length"),
+        ({"source": [[1]], "target": [[1] * 9]}, r"fewer than max_length \(9\), got 9"),
+        ({"source": [[1]], "target": [[1], [2]]}, "the same number of rows, got 1 and 2"),
+    ],
+)
+def test_bad_inputs(inputs, message):
+    model = load(translator())
+    with pytest.raises(ValueError, match=message):
+        list(model.stream(inputs))
+
+
+@pytest.mark.parametrize("inputs", [[], {}, {"source": []}, {"sauce": [[1]]}])
+def test_bad_inputs_of_generate(inputs):
+    with pytest.raises(ValueError, match=r"got no rows|takes the inputs"):
+        load(translator()).generate(inputs)
+
+
+def test_prompts_stepped_together_have_one_length():
+    inputs = {"source": SOURCES[:2], "target": [[1, 5], [1]]}
+    message = r"target: prompts that are stepped together must have one length, got \[1, 2\]"
+    with pytest.raises(ValueError, match=message):
+        list(load(translator()).stream(inputs))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sources_are_as_many_as_prompts(rows):
+    """A smaller batch is filled up; that must not hide it."""
+    inputs, model = {"source": SOURCES[:rows], "target": [[1, 5], [1, 6]]}, load(translator())
+    with pytest.raises(ValueError, match=f"the same number of rows, got {rows} and 2"):
+        list(model.stream(inputs))
+    message = f"the same number of rows, got .*'source': {rows}, 'target': 2"
+    with pytest.raises(ValueError, match=message):
+        model.generate(inputs)
+
+
+def test_a_file_without_a_start_token_needs_a_prompt():
+    with pytest.raises(ValueError, match="exported without a start_id: give 'tokens'"):
+        next(load(writer()).stream({}))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, r"the steps take the inputs \['style'\] and 'target', got \[\]"),
+        ({"target": [[1]]}, r"the steps take the inputs \['style'\] and 'target', got \[\]"),
+        ({"style": [[1.0] * 3], "tone": [[1]]}, r"got \['style', 'tone'\]"),
+        ({"style": [[1.0] * 2]}, r"style must have shape \(B, 3\), got \(1, 2\)"),
+    ],
+)
+def test_an_input_is_neither_missing_nor_ignored(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        list(load(styled()[1]).stream(inputs))
+
+
+def test_a_file_that_cannot_be_stepped():
+    x = keras.Input((4,), name="x")
+    model = keras.Model(x, layers.Dense(3)(x))
+    file = load(export_tflite(model, new_path(), verify=False).path)
+    with pytest.raises(ValueError, match=r"has no signature 'decode', it has \['predict'\]"):
+        next(file.stream([[1]]))
+    with pytest.raises(ValueError, match=r"has no signature 'generate', it has \['predict'\]"):
+        file.generate([[1]])

@@ -1,0 +1,223 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from small_exports import SOURCE_LENGTH, small, small_file, small_tokens
+from small_models import SOURCES, START, randomize
+
+from keras_tfm import cli, runtime
+
+SIZES = ["--lengths", str(SOURCE_LENGTH), "--max-length", "9", "--start", str(START)]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command: its exit code, standard output and standard error."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "small.keras"
+    small().save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file_path():
+    return small_file().path
+
+
+def test_export_verifies_reports_and_tells_each_step(run, model_path, tmp_path):
+    code, out, err = run(
+        *("export", model_path, tmp_path / "small.tflite", "--quantize", "int8"),
+        *("--signatures", "generate,predict", *SIZES, "--end", "2"),
+    )
+    assert code == 0
+    assert "small.tflite: " in out and "int8" in out and "against Keras" in out
+    for step in ("tracing generate, predict", "converting", "comparing predict with small"):
+        assert step in err
+    manifest = runtime.load(tmp_path / "small.tflite").manifest
+    assert manifest["quantization"] == "int8"
+    assert manifest["signatures"]["generate"]["end_id"] == 2
+
+
+def test_export_takes_the_other_options(run, model_path, tmp_path):
+    path = tmp_path / "small.tflite"
+    arguments = ["--signatures", "generate", "--lengths", "3", *SIZES[2:], "--batch-size", "2"]
+    beam = ["--beam", "3", "--length-penalty", "1", "--hypotheses", "2", "--target", "target"]
+    code, out, _ = run("export", model_path, path, *arguments, *beam, "--no-verify", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report["verification"] is None
+    generate = report["manifest"]["signatures"]["generate"]
+    assert generate["inputs"]["source"]["shape"] == [2, 3]
+    assert generate["outputs"]["tokens"]["shape"] == [2, 2, 9]
+    assert generate["strategy"] == {
+        "name": "Beam",
+        "size": 3,
+        "length_penalty": 1.0,
+        "hypotheses": 2,
+    }
+    assert run("verify", model_path, path)[0] == 0  # by the strategy that the file tells
+
+
+def test_export_of_an_integer_file_reads_its_data(run, tmp_path):
+    x = keras.Input((4,), name="x")
+    keras.Model(x, keras.layers.Dense(3)(x)).save(tmp_path / "dense.keras")
+    np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).normal(size=(50, 4)))
+    code, out, err = run(
+        *("export", tmp_path / "dense.keras", tmp_path / "dense.tflite"),
+        *("--quantize", "int8_full", "--data", tmp_path / "rows.npz"),
+    )
+    assert code == 0, err
+    assert "int8_full" in out
+
+
+def test_verify(run, model_path, file_path, tmp_path):
+    code, out, _ = run("verify", model_path, file_path, "--json")
+    assert code == 0
+    checks = {check["signature"]: check for check in json.loads(out)["checks"]}
+    assert set(checks) == {"generate", "predict"}
+    np.savez(tmp_path / "rows.npz", source=SOURCES)
+    code, out, _ = run("verify", model_path, file_path, "--inputs", tmp_path / "rows.npz")
+    assert code == 0
+    assert f"generate             {len(SOURCES)}" in out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_file_of_another_model(run, file_path, tmp_path, options):
+    other = keras.models.clone_model(small())
+    randomize(other, 5).save(tmp_path / "other.keras")
+    code, out, err = run("verify", tmp_path / "other.keras", file_path, *options)
+    assert code == 3
+    assert "does not answer as small: " in err
+    if options:
+        assert json.loads(out)["checks"][0]["relative_error"] > 1e-4
+    else:
+        assert "against Keras" in out
+
+
+def test_benchmark(run, file_path):
+    arguments = ["--threads", "1", "--seconds", "0.01"]
+    code, out, _ = run("benchmark", file_path, *arguments, "--json")
+    assert code == 0
+    latencies = json.loads(out)["latencies"]
+    assert [x["signature"] for x in latencies] == ["generate", "predict"]
+    code, out, _ = run("benchmark", file_path, *arguments)
+    assert code == 0
+    assert "tokens/s" in out
+
+
+def test_inspect(run, file_path):
+    code, out, _ = run("inspect", file_path)
+    assert code == 0
+    for text in (
+        "generate(source (1, 5) int32)",
+        "encoder_0 ",
+        "WHILE 1",
+        "sha256: ",
+        "while_body",
+    ):
+        assert text in out
+    assert "encoder_0/" not in out
+    assert (
+        "encoder_0/self_attention_residual/self_attention/"
+        in run("inspect", file_path, "--depth", 9)[1]
+    )
+    layers = json.loads(run("inspect", file_path, "--json")[1])["manifest"]["layers"]
+    weights = sum(weight.numpy().nbytes for weight in small().weights)
+    assert 0.9 * weights < sum(layers.values()) < 1.5 * weights
+
+
+def test_generate(run, file_path):
+    rows = [",".join(map(str, row)) for row in SOURCES]
+    expected = [",".join(map(str, row)) for row in small_tokens()[: len(rows)]]
+    code, out, _ = run("generate", file_path, "--ids", *rows)
+    assert code == 0
+    assert out.splitlines() == expected
+    code, out, _ = run("generate", file_path, "--ids", "--json", rows[0])
+    assert json.loads(out) == {"input": rows[0], "output": small_tokens()[0].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["inspect", "nothing.tflite"], 1, "no such file: nothing.tflite"),
+        (["inspect", "MODEL"], 1, "is not a .tflite file"),
+        (["export", "nothing.keras", "x.tflite"], 1, "no such file: nothing.keras"),
+        (["export", "MODEL", "x.tflite", *SIZES[:-1], "99"], 1, "start_id must be in 0..12"),
+        (["export", "MODEL", "missing/x.tflite", *SIZES], 1, "missing"),
+        (["export", "MODEL", "x.tflite", "--lengths", "five"], 2, "expected integers"),
+        (["export", "MODEL", "x.tflite", "--quantize", "int9"], 2, "int9"),
+        (["benchmark", "FILE", "--threads", "0"], 1, "threads must be integers of at least 1"),
+        (["generate", "FILE", "hello"], 1, "has no tokenizer"),
+        (["generate", "FILE", "--ids", "3,4,5,6,7,8"], 1, "source has 6 ids"),
+        (["generate", "FILE", "--ids", "--stream", "3"], 2, "--stream"),
+        (["verify", "MODEL", "FILE", "--tolerance", "1e-12"], 3, "more than 1e-12"),
+        (["grow"], 2, "grow"),
+    ],
+)
+def test_what_is_refused(
+    run, model_path, file_path, tmp_path, monkeypatch, arguments, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    names = {"MODEL": model_path, "FILE": file_path}
+    actual, out, err = run(*(names.get(argument, argument) for argument in arguments))
+    assert actual == code
+    assert message in err
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_keras_file_with_code_in_it_is_refused(run, tmp_path):
+    x = keras.Input((4,))
+    keras.Model(x, keras.layers.Lambda(lambda x: 2 * x)(x)).save(tmp_path / "lambda.keras")
+    code, _, err = run("export", tmp_path / "lambda.keras", tmp_path / "out.tflite")
+    assert code == 1
+    assert "Lambda" in err or "lambda" in err
+    assert not (tmp_path / "out.tflite").exists()
+
+
+def test_a_device_needs_neither_keras_nor_tensorflow(file_path):
+    code = (
+        "import sys\n"
+        "for name in ('keras', 'tensorflow', 'torch', 'jax'): sys.modules[name] = None\n"
+        f"sys.argv = ['keras-tfm', 'generate', {str(file_path)!r}, '--ids', '3,4,5']\n"
+        "from keras_tfm import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        f"sys.argv = ['keras-tfm', 'inspect', {str(file_path)!r}]\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{START},")
+
+
+def test_a_missing_extra_is_named():
+    code = "import sys; sys.modules['typer'] = None\nfrom keras_tfm import cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip() == 'keras-tfm needs typer and rich: pip install "keras-tfm[cli]"'
+
+
+def test_it_is_installed():
+    command = Path(sys.executable).parent / "keras-tfm"
+    done = subprocess.run([command, "--help"], capture_output=True, text=True)
+    for name in ("export", "verify", "benchmark", "inspect", "generate"):
+        assert name in done.stdout
