@@ -162,7 +162,7 @@ def export_tflite(
     of_text = [name for name in signatures or () if name.endswith(TEXT)]
     request = Request(
         model,
-        signatures and list(dict.fromkeys(name.removesuffix(TEXT) for name in signatures)),
+        [*dict.fromkeys(x.removesuffix(TEXT) for x in signatures)] if of_text else signatures,
         batch_size=batch_size,
         source_length=source_length,
         prompt_length=prompt_length,
@@ -174,7 +174,7 @@ def export_tflite(
     )
     quantized.check_request(request)
     if of_text:
-        tokenizers = check_tokenizers(model, of_text, tokenizer, detokenizer)
+        tokenizers = check_tokenizers(model, signatures, tokenizer, detokenizer)
     carried = Carried() if of_text else carry(request, tokenizer, detokenizer)
     made = make_signatures(request)
     quantized.read_data(made)

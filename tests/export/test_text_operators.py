@@ -141,11 +141,11 @@ def test_other_operators_are_refused(tmp_path):
     [
         ({}, r"\['generate_text'\] need a tokenizer, got None"),
         ({"tokenizer": Split(), "source_length": [3, 5]}, "needs one source_length"),
+        ({"tokenizer": Split(), "signatures": ["predict", "predict", "generate_text"]}, "twice"),
     ],
 )
 def test_bad_arguments(tmp_path, options, message):
+    given = {"signatures": ["generate_text"], **SIZES, **options}
     with pytest.raises(ValueError, match=message):
-        export_tflite(
-            small(seed=6), tmp_path / "a.tflite", ["generate_text"], **{**SIZES, **options}
-        )
+        export_tflite(small(seed=6), tmp_path / "a.tflite", **given)
     assert list(tmp_path.iterdir()) == []
