@@ -159,10 +159,11 @@ def export_tflite(
     check_writable(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder")
-    of_text = [name for name in signatures or () if name.endswith(TEXT)]
+    names = list(signatures or ())
+    of_text = [name for name in names if name.endswith(TEXT)]
     request = Request(
         model,
-        [*dict.fromkeys(x.removesuffix(TEXT) for x in signatures)] if of_text else signatures,
+        [*dict.fromkeys(x.removesuffix(TEXT) for x in names)] if of_text else signatures,
         batch_size=batch_size,
         source_length=source_length,
         prompt_length=prompt_length,
@@ -174,7 +175,7 @@ def export_tflite(
     )
     quantized.check_request(request)
     if of_text:
-        tokenizers = check_tokenizers(model, signatures, tokenizer, detokenizer)
+        tokenizers = check_tokenizers(model, names, tokenizer, detokenizer)
     carried = Carried() if of_text else carry(request, tokenizer, detokenizer)
     made = make_signatures(request)
     quantized.read_data(made)
