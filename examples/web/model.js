@@ -49,7 +49,7 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   const manifest = await readManifest(bytes, metadata);
   const [inputName, signatures] = textSignatures(manifest);
   const source = readTokenizer(inputName, manifest, metadata);
-  const target = readTokenizer("target", manifest, metadata);
+  const target = readTokenizer(signatures[0].target, manifest, metadata);
   const known = Math.max(...source.get_vocab().values()) + 1;
   const size = signatures[0].inputs[inputName].vocabulary_size ?? known;
   if (known > size) {
@@ -59,7 +59,15 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   try {
     const cpuOptions = { numThreads: threads };
     const compiled = await loadAndCompile(bytes, { accelerator: "wasm", cpuOptions });
-    const model = new Model(compiled, manifest, bytes.length, inputName, signatures, source, target);
+    const model = new Model(
+      compiled,
+      manifest,
+      bytes.length,
+      inputName,
+      signatures,
+      source,
+      target,
+    );
     await model.generateTokens([1]); // the first run takes many times as long as others
     return model;
   } catch (error) {
@@ -108,7 +116,9 @@ export class Model {
     if (unknown.size) {
       const nameless = unknown.delete(this.#source.model.unk_token) && !unknown.size;
       const list = [...unknown].map((token) => `“${token}”`).join(", ");
-      throw new TextError(`The model has never seen ${nameless ? "some of these characters" : list}.`);
+      throw new TextError(
+        `The model has never seen ${nameless ? "some of these characters" : list}.`,
+      );
     }
     if (tokens.every((token) => special.has(token))) {
       throw new TextError("There is no text to read.");
@@ -179,7 +189,9 @@ let started; // LiteRT.js is one WebAssembly module a page
 
 function startRuntime(threads) {
   if (!Number.isInteger(threads) || threads < 1) {
-    return Promise.reject(new ModelError(`The number of threads must be 1 or more, not ${threads}.`));
+    return Promise.reject(
+      new ModelError(`The number of threads must be 1 or more, not ${threads}.`),
+    );
   }
   if (started && started.threads !== threads) {
     return Promise.reject(
@@ -218,7 +230,7 @@ async function download(url, onProgress) {
   let loaded = 0;
   onProgress(0, total);
   try {
-    for (const reader = response.body.getReader(); ; ) {
+    for (const reader = response.body.getReader(); ;) {
       const { done, value } = await reader.read();
       if (done) break;
       chunks.push(value);
@@ -261,7 +273,8 @@ function readMetadata(bytes) {
     const model = u32(0); // Model {.., buffers 4, .., metadata 6}
     const buffers = tables(model, 4); // Buffer {data 0, offset 1, size 2}
     const found = new Map();
-    for (const entry of tables(model, 6)) { // Metadata {name 0, buffer 1}
+    for (const entry of tables(model, 6)) {
+      // Metadata {name 0, buffer 1}
       const name = vector(entry, 0);
       const number = field(entry, 1);
       const buffer = buffers[number && u32(number)];
@@ -280,7 +293,9 @@ function readMetadata(bytes) {
 async function readManifest(bytes, metadata) {
   const raw = metadata.get(METADATA_NAME);
   if (!raw) {
-    throw new ModelError("The file has no keras_tfm manifest: something else wrote it, or it is damaged.");
+    throw new ModelError(
+      "The file has no keras_tfm manifest: something else wrote it, or it is damaged.",
+    );
   }
   const text = new TextDecoder("latin1").decode(raw); // a character a byte; it is ASCII
   let manifest;

@@ -98,13 +98,15 @@ function loaded(weights) {
 
 /** The languages that the file's tokenizer has a token for, "[de]" or "[en_GB]". */
 function offerLanguages(model) {
-  const tags = model.specialTokens.flatMap((token) => /^\[([a-z]+(?:_[A-Z]+)?)\]$/.exec(token)?.[1] ?? []);
+  const tags = model.specialTokens.flatMap(
+    (token) => /^\[([a-z]+(?:_[A-Z]+)?)\]$/.exec(token)?.[1] ?? [],
+  );
   if (tags.join() === offered) return; // the other file has the same
   offered = tags.join();
   const named = tags.filter((tag) => tag !== "any").map((tag) => [languageName(tag), tag]);
   named.sort(([a], [b]) => a.localeCompare(b));
   if (tags.includes("any")) named.unshift(["Not told: month by name, or year-month-day", "any"]);
-  const chosen = language.disabled ? pendingLanguage ?? preferred(tags) : language.value;
+  const chosen = language.disabled ? (pendingLanguage ?? preferred(tags)) : language.value;
   language.replaceChildren(...named.map(([name, tag]) => new Option(name, tag)));
   language.value = tags.includes(chosen) ? chosen : tags[0];
   language.disabled = false;
@@ -117,7 +119,9 @@ function languageName(tag) {
 /** The reader's own language, where the model knows it. */
 function preferred(tags) {
   const own = navigator.languages.map((name) => name.replace("-", "_"));
-  const found = own.flatMap((name) => [name, name.split("_")[0]]).find((name) => tags.includes(name));
+  const found = own
+    .flatMap((name) => [name, name.split("_")[0]])
+    .find((name) => tags.includes(name));
   return found ?? "any";
 }
 
@@ -127,9 +131,14 @@ function stateFacts(model, weights) {
     File: `${weights}.tflite, ${megabytes(model.size)}, written by keras_tfm ${version}`,
     Checksum: `${sha256.slice(0, 12)}…, compared`,
     Runtime: `LiteRT.js, ${threads} thread${threads === 1 ? "" : "s"}`,
-    "Cross-origin isolated": crossOriginIsolated ? "yes, threads are possible" : "no, so no threads",
+    "Cross-origin isolated": crossOriginIsolated
+      ? "yes, threads are possible"
+      : "no, so no threads",
   };
-  const rows = Object.entries(facts).flatMap(([term, fact]) => [make("dt", term), make("dd", fact)]);
+  const rows = Object.entries(facts).flatMap(([term, fact]) => [
+    make("dt", term),
+    make("dd", fact),
+  ]);
   element("facts").replaceChildren(...rows);
 }
 
@@ -141,7 +150,10 @@ const make = (name, text, rest = {}) =>
 
 for (const [text, tag] of EXAMPLES) {
   const button = make("button", "", { type: "button" });
-  button.append(make("span", text, { dir: "auto", lang: tag.replace("_", "-") }), make("small", languageName(tag)));
+  button.append(
+    make("span", text, { dir: "auto", lang: tag.replace("_", "-") }),
+    make("small", languageName(tag)),
+  );
   button.addEventListener("click", () => {
     date.value = text;
     if (language.disabled) pendingLanguage = tag;

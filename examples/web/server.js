@@ -31,7 +31,9 @@ export async function serve(models, port) {
   const server = createServer((request, response) => {
     answer(request, response, models).catch((error) => response.destroy(error));
   });
-  await new Promise((resolve, reject) => server.on("error", reject).listen(port, "127.0.0.1", resolve));
+  await new Promise((resolve, reject) =>
+    server.on("error", reject).listen(port, "127.0.0.1", resolve),
+  );
   return server;
 }
 
@@ -46,7 +48,9 @@ async function answer(request, response, models) {
     "Content-Length": file.size,
   });
   if (request.method === "HEAD") return response.end();
-  createReadStream(file.path).on("error", (error) => response.destroy(error)).pipe(response);
+  createReadStream(file.path)
+    .on("error", (error) => response.destroy(error))
+    .pipe(response);
 }
 
 /** The file of an address, if it is one, and in one of the two folders, links resolved. */

@@ -16,7 +16,9 @@ export async function start(models, requests = []) {
     process.env.CHROMIUM || execFileSync("which", ["chromium"], { encoding: "utf8" }).trim();
   const server = await serve(models, 0);
   const origin = `http://127.0.0.1:${server.address().port}`;
-  const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  // Chromium refuses to be sandboxed for root.
+  const args = process.getuid?.() === 0 ? ["--no-sandbox"] : [];
+  const browser = await chromium.launch({ executablePath, args });
   return {
     origin,
     version: browser.version(),

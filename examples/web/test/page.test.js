@@ -26,7 +26,8 @@ const folder = mkdtempSync(join(tmpdir(), "keras_tfm-web-")); // the models, and
 let browser;
 
 before(async () => {
-  for (const name of ["float32.tflite", "int8.tflite"]) copyFileSync(join(MODELS, name), join(folder, name));
+  for (const name of ["float32.tflite", "int8.tflite"])
+    copyFileSync(join(MODELS, name), join(folder, name));
   browser = await start(folder, requests);
 });
 
@@ -80,7 +81,10 @@ async function loadingError(page, bytes) {
   writeFileSync(join(folder, "changed.tflite"), bytes);
   return page.evaluate(async () => {
     const { loadModel } = await import("/model.js");
-    return loadModel("models/changed.tflite").then(() => "", (error) => `${error.name}: ${error.message}`);
+    return loadModel("models/changed.tflite").then(
+      () => "",
+      (error) => `${error.name}: ${error.message}`,
+    );
   });
 }
 
@@ -113,7 +117,7 @@ test("two threads give the same float32 tokens", async () => {
 });
 
 test("a date, a language and Enter give the date in ISO 8601 and the milliseconds", async () => {
-  const page = await ready("/", { viewport: { width: 400, height: 800 } });
+  const page = await ready("/", { viewport: { width: 340, height: 700 } });
   for (let i = 0; i < 10; i++) {
     const [, language, date] = /^\[(\w+)\](.*)$/.exec(expected.texts[i]);
     assert.ok((await read(page, date, language)).startsWith(wording(expected.answers.int8[i])));
@@ -122,11 +126,14 @@ test("a date, a language and Enter give the date in ISO 8601 and the millisecond
   }
   const answers = page.locator("#answer");
   assert.equal(await answers.getAttribute("aria-live"), "polite");
-  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 400);
+  assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 340);
   await page.getByLabel("Date").focus();
   for (const id of ["language", "int8"]) {
     await page.keyboard.press("Tab");
-    assert.equal(await page.evaluate(() => document.activeElement.id || document.activeElement.value), id);
+    assert.equal(
+      await page.evaluate(() => document.activeElement.id || document.activeElement.value),
+      id,
+    );
   }
   await page.keyboard.press("ArrowRight"); // the other weights, which are loaded and answer
   await page.locator("main", { hasText: "ms, float32" }).waitFor();
@@ -175,16 +182,28 @@ test("damaged, foreign and missing files are refused in words", async () => {
     [int8.subarray(0, int8.length - 1000), /^ModelError: The file is damaged/],
     [Buffer.alloc(0), /^ModelError: This is not a \.tflite file\.$/],
     [Buffer.from("<!doctype html>"), /^ModelError: This is not a \.tflite file\.$/],
-    [Buffer.from(int8.toString("latin1").replaceAll("keras_tfm\0", "keras_tfn\0"), "latin1"), /no keras_tfm manifest/],
-    [edited('"dtype": "int32"}}', '"dtype": "bool" }}'), /is bool, and it takes float32, int32, uint8\.$/],
-    [edited('"tokenizers": {"source"', '"tokenizers": {"sourcx"'), /no tokenizer for its source\.$/],
+    [
+      Buffer.from(int8.toString("latin1").replaceAll("keras_tfm\0", "keras_tfn\0"), "latin1"),
+      /no keras_tfm manifest/,
+    ],
+    [
+      edited('"dtype": "int32"}}', '"dtype": "bool" }}'),
+      /is bool, and it takes float32, int32, uint8\.$/,
+    ],
+    [
+      edited('"tokenizers": {"source"', '"tokenizers": {"sourcx"'),
+      /no tokenizer for its source\.$/,
+    ],
     [edited('"tokenizers"', '"tokenizerz"'), /no tokenizer for its source\.$/],
   ]) {
     assert.match(await loadingError(page, bytes), words);
   }
   await page.context().close();
 
-  for (const [bytes, words] of [[flipped, /checksum does not match/], [null, /^The server has no file int8\.tflite\.$/]]) {
+  for (const [bytes, words] of [
+    [flipped, /checksum does not match/],
+    [null, /^The server has no file int8\.tflite\.$/],
+  ]) {
     if (bytes) writeFileSync(join(folder, "int8.tflite"), bytes);
     else rmSync(join(folder, "int8.tflite"));
     const damaged = await browser.open("/");
@@ -210,7 +229,7 @@ test("no flipped byte goes through", async () => {
     state = (state * 48271) % 2147483647;
     const bytes = Buffer.from(int8);
     // Half of them in the last part, where offsets and the manifest are as likely as weights.
-    bytes[i % 2 ? state % bytes.length : state % 4096] ^= 1 << state % 8;
+    bytes[i % 2 ? state % bytes.length : state % 4096] ^= 1 << (state % 8);
     assert.match(await loadingError(page, bytes), /^ModelError: /);
   }
   await page.context().close();
@@ -221,12 +240,24 @@ test("the server keeps to its folders", async () => {
   const get = (path, method = "GET") =>
     new Promise((resolve, reject) => {
       const options = { port, host: "127.0.0.1", path, method };
-      httpRequest(options, (answer) => resolve(answer.resume())).on("error", reject).end();
+      httpRequest(options, (answer) => resolve(answer.resume()))
+        .on("error", reject)
+        .end();
     });
-  for (const path of ["/../pyproject.toml", "/..%2f..%2fpyproject.toml", "/models/../../../etc/passwd"]) {
+  for (const path of [
+    "/../pyproject.toml",
+    "/..%2f..%2fpyproject.toml",
+    "/models/../../../etc/passwd",
+  ]) {
     assert.equal((await get(path)).statusCode, 404);
   }
-  for (const path of ["/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/%", "/test", "/models/", "//etc/passwd"]) {
+  for (const path of [
+    "/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "/%",
+    "/test",
+    "/models/",
+    "//etc/passwd",
+  ]) {
     assert.equal((await get(path)).statusCode, 404);
   }
   assert.equal((await get("/", "POST")).statusCode, 405);
@@ -239,9 +270,14 @@ test("nothing leaves the origin, and the page's own policy refuses it", async ()
   const page = await ready("/");
   const refused = await page.evaluate(async () => {
     const violation = new Promise((resolve) => {
-      document.addEventListener("securitypolicyviolation", (event) => resolve(event.violatedDirective));
+      document.addEventListener("securitypolicyviolation", (event) =>
+        resolve(event.violatedDirective),
+      );
     });
-    const failed = await fetch("http://localhost:9/").then(() => false, () => true);
+    const failed = await fetch("http://localhost:9/").then(
+      () => false,
+      () => true,
+    );
     return failed && (await violation);
   });
   assert.equal(refused, "connect-src");
@@ -249,5 +285,8 @@ test("nothing leaves the origin, and the page's own policy refuses it", async ()
   const asked = requests.filter((url) => url !== "http://localhost:9/"); // the one above
   assert.ok(asked.length > 50);
   const elsewhere = asked.filter((url) => !url.startsWith(`${browser.origin}/`));
-  assert.deepEqual(elsewhere.filter((url) => !/^(data:,|blob:http:\/\/127\.0\.0\.1)/.test(url)), []);
+  assert.deepEqual(
+    elsewhere.filter((url) => !/^(data:,|blob:http:\/\/127\.0\.0\.1)/.test(url)),
+    [],
+  );
 });
