@@ -1,4 +1,4 @@
-"""The page in examples/web, in headless Chromium, with a file made here or a trained one."""
+"""The page in examples/web, in headless Chromium, with files made here."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from keras_tfm.runtime import manifest
 
 ROOT = Path(__file__).parents[2]
-WEB, TRAINED = ROOT / "examples/web", ROOT / "artifacts/dates"
+WEB = ROOT / "examples/web"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 
@@ -29,16 +29,14 @@ def test_the_page_answers_as_python_does(tmp_path):
         installed = subprocess.run(["npm", "ci"], cwd=WEB, capture_output=True, text=True)
         if installed.returncode:
             pytest.skip(f"npm ci failed: {installed.stderr[-500:]}")
-    models = TRAINED if _has_tokenizers(TRAINED / "int8.tflite") else tmp_path
-    if models == tmp_path:
-        _export(tmp_path)
+    _export(tmp_path)
     expected = tmp_path / "expected.json"
     subprocess.run(
-        [sys.executable, WEB / "test/expected.py", models, expected],
+        [sys.executable, WEB / "test/expected.py", tmp_path, expected],
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    settings = {"MODELS": str(models), "EXPECTED": str(expected), "CHROMIUM": CHROMIUM}
+    settings = {"MODELS": str(tmp_path), "EXPECTED": str(expected), "CHROMIUM": CHROMIUM}
     result = subprocess.run(
         ["npm", "test"], cwd=WEB, env={**os.environ, **settings}, capture_output=True, text=True
     )
@@ -46,15 +44,12 @@ def test_the_page_answers_as_python_does(tmp_path):
     assert result.returncode == 0
 
 
-def _has_tokenizers(path: Path) -> bool:
-    return path.exists() and "tokenizers" in manifest.read(path)
-
-
 def _export(folder: Path) -> None:
-    """A small model that learned nothing: what is compared are its tokens."""
+    """A small model that learned nothing, three times: what is compared are its tokens."""
     import keras
 
     from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Beam
     from keras_tfm.models import transformer
 
     keras.utils.set_random_seed(0)
@@ -72,10 +67,16 @@ def _export(folder: Path) -> None:
     model.set_weights(
         [3.0 * weight if weight.ndim > 1 else weight for weight in model.get_weights()]
     )
-    sizes = {"source_length": data.SOURCE_LENGTH, "max_length": data.TARGET_LENGTH}
-    for quantization in ("float32", "int8"):
-        path = folder / f"{quantization}.tflite"
-        export_tflite(model, path, quantization=quantization, start_id=1, end_id=2, **sizes)
+    length = data.SOURCE_LENGTH
+    files = {
+        "float32": {"source_length": length},
+        "int8": {"source_length": length, "quantization": "int8"},
+        "beam": {"source_length": (length // 2, length), "batch_size": 2, "strategy": Beam(size=2)},
+    }
+    for name, options in files.items():
+        path = folder / f"{name}.tflite"
+        options |= {"start_id": 1, "end_id": 2, "max_length": data.TARGET_LENGTH, "verify": False}
+        export_tflite(model, path, **options)
         _add_tokenizers(path, vocabulary)
 
 

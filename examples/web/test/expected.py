@@ -2,8 +2,9 @@
 
     python examples/web/test/expected.py FOLDER OUTPUT.json
 
-FOLDER holds float32.tflite and int8.tflite as examples/dates.py writes them. The ids come from
-examples/dates_data.py and not from the tokenizers in the file: the page has to arrive at the same.
+FOLDER holds float32.tflite and int8.tflite as examples/dates.py writes them, and others like them.
+The ids come from examples/dates_data.py and not from the tokenizers in the files: the page has to
+arrive at the same.
 """
 
 import json
@@ -48,14 +49,16 @@ def main() -> None:
         "tokens": {},
         "answers": {},
     }
-    for name in ("float32", "int8"):
-        model = runtime.load(folder / f"{name}.tflite")
+    for path in sorted(folder.glob("*.tflite")):
+        name, model = path.stem, runtime.load(path)
         model.generate(rows[0])
         tokens, seconds = [], []
         for row in rows:
             start = time.perf_counter()
-            tokens.append(model.generate(row).tokens[0])
+            tokens.append(model.generate(row).tokens)
             seconds.append(time.perf_counter() - start)
+        # Of a beam search the best.
+        tokens = np.concatenate(tokens) if tokens[0].ndim == 2 else np.concatenate(tokens)[:, 0]
         result["tokens"][name] = [row.tolist() for row in tokens]
         result["answers"][name] = [vocabulary.decode_target(row) for row in tokens]
         steps = np.count_nonzero(tokens) - len(tokens)  # the start token is given
