@@ -304,7 +304,7 @@ async function readManifest(bytes, metadata) {
   } catch {
     throw new ModelError("The file is damaged: its manifest is not JSON.");
   }
-  const expected = String(manifest.sha256);
+  const expected = String(manifest?.sha256);
   const position = text.indexOf(expected);
   if (position < 0 || expected.length !== 64) {
     throw new ModelError("The file is damaged: it has no checksum.");

@@ -40,7 +40,8 @@ after(async () => {
 /** A page whose first model is loaded. */
 async function ready(path, options) {
   const page = await browser.open(path, options);
-  await page.locator("#facts dd").first().waitFor();
+  await page.locator("#facts dd, #problem:not(:empty)").first().waitFor();
+  assert.equal(await page.locator("#problem").textContent(), "");
   return page;
 }
 
@@ -117,6 +118,17 @@ test("two threads give the same float32 tokens", async () => {
   assert.match(await page.locator("#facts").textContent(), /2 threads.*isolatedyes/);
   const { tokens } = await generateAll(page, "float32", expected.texts.slice(0, 50), 2);
   assert.deepEqual(tokens, expected.tokens.float32.slice(0, 50));
+  await page.context().close();
+});
+
+test("questions asked at once are answered each", async () => {
+  const page = await ready("/");
+  const answers = await page.evaluate(async (texts) => {
+    const { loadModel } = await import("/model.js");
+    const model = await loadModel("models/float32.tflite");
+    return Promise.all(texts.map(async (text) => (await model.generate(text)).text));
+  }, expected.texts);
+  assert.deepEqual(answers, expected.answers.float32);
   await page.context().close();
 });
 
