@@ -48,6 +48,7 @@ def export_tflite(
     batch_size: int = 1,
     target: str | None = None,
     strategy: Strategy | None = None,
+    whole_caches: bool = False,
     keep_float: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
     custom_operators: bool = False,
@@ -94,6 +95,9 @@ def export_tflite(
         target: the input that is stepped; "target", or the only one, by default.
         strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or one of
             your own that draws no random numbers.
+        whole_caches: whether "prefill" and "decode" return whole caches, all of max_length, for a
+            host that passes on what it got; by default they return the new entries, which a host
+            writes into the caches that it has: nothing is copied.
         keep_float: layers whose weights stay float32 in "float16", "int8" and "int4": names, paths
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
         representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
@@ -172,6 +176,7 @@ def export_tflite(
         end_id=end_id,
         target=target,
         strategy=strategy,
+        whole_caches=whole_caches,
     )
     quantized.check_request(request)
     if of_text:

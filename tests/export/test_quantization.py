@@ -187,9 +187,9 @@ def test_weights_of_four_bits_are_stored_exactly():
     embedding.embeddings.assign(weights(VOCABULARY, 64))
     dense.kernel.assign(weights(37, 64).T)
     values = np.arange(36).reshape(6, 6)
-    actual = runtime.load(export_tflite(model, new_path(), quantization="int4").path).predict(
-        values
-    )
+    actual = runtime.load(
+        export_tflite(model, new_path(), quantization="int4", verify=False).path
+    ).predict(values)
     np.testing.assert_array_equal(actual["rows"], model(values)["rows"])
     expected = np.asarray(model(values)["products"], "float64")
     assert relative_error(actual["products"], expected) < 0.01  # 1/254 of a row's largest
@@ -251,7 +251,9 @@ def test_int8_is_a_quarter_of_a_real_size():
     embedding = TokenEmbedding(8000, 256, scale=True)
     x = FeedForward(512)(PositionalEncoding()(embedding(ids)))
     model = keras.Model(ids, embedding(x, reverse=True))
-    reports = [export_tflite(model, new_path(), quantization=q) for q in ("float32", "int8")]
+    reports = [
+        export_tflite(model, new_path(), quantization=q, verify=False) for q in ("float32", "int8")
+    ]
     assert table_sizes(reports[1], 8000 * 256) == [8000 * 256]
     assert reports[1].bytes <= 0.27 * reports[0].bytes
 

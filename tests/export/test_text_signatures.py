@@ -68,7 +68,7 @@ def served(folder):
 
 
 def test_all_signatures_are_there(served):
-    assert set(served.signatures) == {*ALL, "serving_default"}
+    assert set(served.signatures) == {*ALL, "serve", "serving_default"}
     (_, inputs) = served.signatures["serving_default"].structured_input_signature
     assert inputs["source"].dtype == tf.string
     assert inputs["source"].shape.as_list() == [None]
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_detokenizes(tmp_path):
     both = {"source": Ragged(WORDS), "target": Ragged(MORE_WORDS)}
     path = export_saved_model(small(seed=6), tmp_path / "model", tokenizer=both, **LENGTHS)
     served = tf.saved_model.load(str(path))
-    assert set(served.signatures) == {"generate", "generate_text", "serving_default"}
+    assert set(served.signatures) == {"generate", "generate_text", "serve", "serving_default"}
     assert texts_of(served) == expected_texts()
 
 
