@@ -104,7 +104,9 @@ def test_the_graphs_are_those_of_the_ids(folder):
     assert len(names) == 3, names  # generate, its loop, predict
 
 
-@pytest.mark.parametrize("from_file", [False, True], ids=["list", "file"])
+@pytest.mark.parametrize(
+    "from_file", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["list", "file"]
+)
 def test_tensorflow_alone_serves_it(from_file, tmp_path):
     """In a process with neither this library nor Keras, with the vocabulary carried along."""
     given, file = tokenizer(WORDS), tmp_path / "words.txt"
