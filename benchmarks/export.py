@@ -4,6 +4,7 @@
     python benchmarks/export.py                      # four minutes; who is not installed is named
     python benchmarks/export.py --markdown --rounds 60 \\
         --python-executorch venv1/bin/python --python-litert-torch venv2/bin/python
+    python benchmarks/export.py --presets            # ours in every quantisation, a minute
 
 ExecuTorch (`pip install executorch torch`) and litert-torch (`pip install litert-torch`) pin
 versions of their own: each may have a Python of its own.
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -50,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--presets", action="store_true", help="ours alone, in every preset")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--python-executorch", default=sys.executable, help="ExecuTorch's Python")
     parser.add_argument("--python-litert-torch", default=sys.executable, help="litert-torch's")
@@ -64,6 +67,9 @@ def main() -> None:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         expected = write_task(folder)
+        if arguments.presets:
+            print_presets(folder, expected, arguments)
+            return
         failures = build(names, folder, pythons)
         rows = race([x for x in names if x not in failures], folder, pythons, arguments.rounds)
         print_race(rows, failures, expected, folder, arguments)
@@ -219,7 +225,47 @@ def file_size(name: str, precision: str, folder: Path) -> str:
     return f"{path.stat().st_size / 1e6:.2f}" if path.is_file() else "-"
 
 
-# Our files: sizes, loading, memory.
+# Our files: presets, sizes, loading, memory.
+
+
+def print_presets(folder: Path, expected: np.ndarray, arguments) -> None:
+    """The encoder in every quantisation, one process, in turns."""
+    from keras_tfm.export import export_tflite
+
+    weights, x = np.load(folder / "weights.npz"), np.load(folder / "x.npy")
+    model, generator = peers.keras_tfm_encoder(weights), np.random.default_rng(2)
+    data = [{"x": generator.normal(size=x.shape).astype("float32")} for _ in range(100)]
+    reports, calls, seconds = {}, {}, {}
+    for preset in ("float32", "float16", "int8", "int8_full", "int4"):
+        options = {"representative_data": data} if preset == "int8_full" else {}
+        path = folder / f"{preset}.tflite"
+        reports[preset] = export_tflite(model, path, quantization=preset, verify=False, **options)
+        calls[preset] = peers.run_litert(path, x)
+        seconds[preset] = []
+    outputs = {preset: call() for preset, call in calls.items()}
+    for _ in range(arguments.rounds):
+        for preset, call in random.sample(list(calls.items()), len(calls)):
+            times = []
+            for _ in range(5):
+                start = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - start)
+            seconds[preset].append(statistics.median(times))
+    bar = "| " if arguments.markdown else ""
+    print(f"\nencoder, one thread, {arguments.rounds} rounds")
+    print(
+        f"{bar}{'':10}{bar}{'MB':>7}{bar}{'ms':>8}{bar}{'error':>9}{bar}{'partitions':>11}{bar}".rstrip()
+    )
+    if arguments.markdown:
+        print("|---|---:|---:|---:|---:|")
+    for preset, report in reports.items():
+        off = outputs[preset] - expected
+        print(
+            f"{bar}{preset:10}{bar}{report.bytes / 1e6:7.2f}"
+            f"{bar}{1e3 * statistics.median(seconds[preset]):8.2f}"
+            f"{bar}{off.std() / expected.std():9.1e}{bar}{report.subgraphs[0].partitions:11}"
+            f"{bar}".rstrip()
+        )
 
 
 def write_transformer(folder: Path) -> dict[tuple[str, str], Path]:

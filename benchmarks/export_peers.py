@@ -74,10 +74,9 @@ def reference(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 # Building: what each engine runs, one file a precision.
 
 
-def build_keras_tfm(weights, folder: Path) -> None:
+def keras_tfm_encoder(weights):
     import keras
 
-    from keras_tfm.export import export_tflite
     from keras_tfm.layers import TransformerEncoderBlock
 
     inputs = x = keras.Input((LENGTH, DIM), name="x")
@@ -101,7 +100,13 @@ def build_keras_tfm(weights, folder: Path) -> None:
         ):
             residual.norm.gamma.assign(weights[f"{i}.{norm}.gamma"])
             residual.norm.beta.assign(weights[f"{i}.{norm}.beta"])
-    model = keras.Model(inputs, x)
+    return keras.Model(inputs, x)
+
+
+def build_keras_tfm(weights, folder: Path) -> None:
+    from keras_tfm.export import export_tflite
+
+    model = keras_tfm_encoder(weights)
     for precision in PRECISIONS:
         path = folder / f"keras_tfm-{precision}.tflite"
         print(export_tflite(model, path, quantization=precision))

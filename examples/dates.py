@@ -88,6 +88,8 @@ def train_and_export(count: int, smoke: bool) -> None:
     print("exporting float32 and int8")
     FOLDER.mkdir(parents=True, exist_ok=True)
     model.save(FOLDER / "dates.keras")
+    source_tokenizer.save(str(FOLDER / "source.json"))
+    target_tokenizer.save(str(FOLDER / "target.json"))
     for quantization in ("float32", "int8"):
         report = export_tflite(
             model,

@@ -4,9 +4,9 @@
     python export/classifier.py                          # two minutes
     python export/classifier.py --ask "Neuseeland"       # by the file alone, with no Keras
 
-Copy it where your own classifier is to leave: replace `examples_of` by your texts and `build` by your
-model (or `keras_tfm.load_model(path)`). Data: Babel's names of countries, cities, currencies and
-languages in 30 languages; a tenth of the things is held out, in all languages.
+Copy it where your own classifier is to leave: replace `examples_of` by your texts and `build` by
+your model (or `keras_tfm.load_model(path)`). Data: Babel's names of countries, cities, currencies
+and languages in 30 languages; a tenth of the things is held out, in all languages.
 """
 
 import argparse
@@ -83,6 +83,8 @@ def export(smoke: bool) -> None:
 
         keras.utils.set_random_seed(0)
     train, test = data.split(data.names())
+    np.random.default_rng(0).shuffle(train)
+    np.random.default_rng(1).shuffle(test)
     texts, classes = examples_of(train)
     test_texts, test_classes = examples_of(test)
     tokenizer = make_tokenizer(texts)
@@ -112,7 +114,7 @@ def export(smoke: bool) -> None:
         quantization="int8",
         source_length=LENGTHS,
         tokenizer=tokenizer,
-        verify_inputs={"ids": ids_of(test_texts[:20])},
+        verify_inputs={"ids": [encoded.ids for encoded in tokenizer.encode_batch(test_texts[:20])]},
     )
     print(report)
 

@@ -92,6 +92,7 @@ def export(smoke: bool) -> None:
 
         keras.utils.set_random_seed(0)
     train, test = data.split(data.names())
+    np.random.default_rng(0).shuffle(train)
     tokenizer = make_tokenizer(train)
 
     def rows_of(names: list) -> np.ndarray:
@@ -107,7 +108,6 @@ def export(smoke: bool) -> None:
         LabelSmoothedCrossEntropy(label_smoothing=0.0),
         metrics=[MaskedAccuracy()],
     )
-    np.random.default_rng(0).shuffle(train)
     rows = rows_of(train[:2_000] if smoke else train)
     model.fit(rows[:, :-1], rows[:, 1:], batch_size=64, epochs=1 if smoke else 3, verbose=2)
 

@@ -11,6 +11,7 @@ classifier of export/classifier.py: the language that a name is written in.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -52,6 +53,7 @@ def export(smoke: bool) -> None:
 
         keras.utils.set_random_seed(0)
     train, test = classifier.data.split(classifier.data.names())
+    np.random.default_rng(0).shuffle(train)
     texts, classes = classifier.examples_of(train)
     # Of TensorFlow's own operators, so that the SavedModel runs wherever TensorFlow does.
     tokenizer = keras.layers.TextVectorization(standardize=None, split="character")
@@ -68,6 +70,7 @@ def export(smoke: bool) -> None:
     few = 2_000 if smoke else None
     ids = np.asarray(tokenizer(texts), "int32")
     model.fit(ids[:few], classes[:few], batch_size=64, epochs=1 if smoke else 3, verbose=2)
+    FOLDER.parent.mkdir(parents=True, exist_ok=True)
     export_saved_model(model, FOLDER, ["predict_text"], tokenizer=tokenizer)
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     print(f"{FOLDER}: {size / 1e6:.2f} MB")
@@ -127,10 +130,8 @@ def serve(port: int) -> None:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     print(f"serving {FOLDER} at http://127.0.0.1:{server.server_port}", flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import keras_tfm
 MODULES = ["keras_tfm"]
 MODULES += sorted(m.name for m in pkgutil.walk_packages(keras_tfm.__path__, "keras_tfm."))
 # Results, which are returned and not made.
-RESULTS = {"Benchmark", "Footprint", "Generated", "Latency", "Model", "Report", "Subgraph"}
-RESULTS |= {"Hypothesis"}
+RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspection", "Latency"}
+RESULTS |= {"Model", "Report", "Subgraph", "Verification", "VerificationError"}
 # Examples that need an extra.
 NEEDED = {"keras_tfm.runtime.model": "tokenizers"}
 

@@ -65,7 +65,8 @@ def find_buffers(
     """Those of the file's weights that hold weights of the layers.
 
     By value, because a file's tensors are named after the operator that used them last. The
-    converter transposes kernels, and multiplies factors that follow a layer into its kernel.
+    converter transposes kernels, and multiplies factors before a layer (a normalisation's gamma)
+    and after it into its kernel.
 
     Args:
         stored: the file's weights in float32, by the number of their buffer.
@@ -102,7 +103,7 @@ def _is_part(name: str, path: str) -> bool:
 
 
 def _holds(values: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether `values` are `weight`, rearranged, with any factor for each output."""
+    """Whether `values` are `weight`, rearranged, with any factors for outputs and inputs."""
     if values.size != weight.size:
         return False
     return any(_proportional(values.reshape(rows.shape), rows) for rows in _arrangements(weight))
@@ -119,8 +120,24 @@ def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _proportional(values: np.ndarray, rows: np.ndarray) -> bool:
-    norms = np.sum(np.square(rows, dtype="float64"), axis=1, keepdims=True)
-    products = np.sum(np.multiply(values, rows, dtype="float64"), axis=1, keepdims=True)
-    factors = products / np.where(norms == 0.0, 1.0, norms)
+    """Whether `values` are `rows` with a factor for each row and, of several rows, each column."""
     largest = np.max(np.abs(values), axis=1, keepdims=True)
-    return bool(np.all(np.abs(values - factors * rows) <= _ROUNDING * largest))
+    columns, before = np.ones((1, rows.shape[1])), np.inf
+    while True:
+        scaled = rows * columns
+        factors = _factors(values, scaled, axis=1)
+        errors = np.abs(values - factors * scaled)
+        if np.all(errors <= _ROUNDING * largest):
+            return True
+        # Each pass leaves a part of what the one before it left; of another weight nearly all.
+        if len(rows) == 1 or np.sum(errors) > 0.8 * before:
+            return False
+        before = np.sum(errors)
+        columns = _factors(values, rows * factors, axis=0)
+
+
+def _factors(values: np.ndarray, rows: np.ndarray, axis: int) -> np.ndarray:
+    """By which to multiply `rows` for the least squared error, one for each of the other axis."""
+    norms = np.sum(np.square(rows, dtype="float64"), axis=axis, keepdims=True)
+    products = np.sum(np.multiply(values, rows, dtype="float64"), axis=axis, keepdims=True)
+    return products / np.where(norms == 0.0, 1.0, norms)

@@ -37,7 +37,8 @@ def export_saved_model(
 ) -> Path:
     """Writes a SavedModel that TensorFlow loads without keras_tfm and Keras. Any batch, any length.
 
-    The first signature is also `serving_default`, which TensorFlow Serving asks for.
+    The first signature is also `serve`, as Keras calls it, and `serving_default`, which TensorFlow
+    Serving asks for.
 
     With a `tokenizer`, "generate_text" and "predict_text" take strings: the tokenizer and its
     vocabulary are inside the SavedModel. One of plain TensorFlow operations
@@ -139,7 +140,7 @@ def write_saved_model(
         model: the tables of its preprocessing layers are written, as the weights are.
         signatures: what is written.
         path: a folder that is not there yet.
-        default: the signature that is `serving_default` as well; None: there is none.
+        default: the signature that is `serve` and `serving_default` as well; None: there is none.
         resources: other layers whose tables are written.
     """
     root = tf.Module()
@@ -155,7 +156,7 @@ def write_saved_model(
         if isinstance(table, tf.saved_model.experimental.TrackableResource)
     ]
     if default is not None:
-        concrete["serving_default"] = concrete[default]
+        concrete |= dict.fromkeys(("serve", "serving_default"), concrete[default])
     with native_log.captured():
         try:
             tf.saved_model.save(root, str(path), signatures=concrete)

@@ -61,6 +61,7 @@ class Request:
             open. Of `source_length` and `prompt_length` there may be several.
         start_id, end_id, target, strategy: as in `generation.Generator`.
         static: whether every axis must have a size.
+        whole_caches: whether "prefill" and "decode" return the caches and not what they add.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Request:
         target: str | None = None,
         strategy: Strategy | None = None,
         static: bool = True,
+        whole_caches: bool = False,
     ):
         input_names(model)  # refuses what is not functional
         if roles is None:
@@ -96,6 +98,7 @@ class Request:
         self.end_ids = end_ids_of(end_id)
         self.strategy = strategy
         self.static = static
+        self.whole_caches = whole_caches
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.padded = frozenset(
             name
@@ -106,6 +109,10 @@ class Request:
         steps = [role for role in self.roles if role != "predict"]
         if steps:
             self._check_steps(steps)
+        if whole_caches and "decode" not in self.roles:
+            raise ValueError(
+                f"whole_caches is for the signatures 'prefill' and 'decode', got {self.roles}"
+            )
         if len(self.source_lengths) > 1:
             self._check_several()
 

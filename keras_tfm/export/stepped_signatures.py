@@ -2,7 +2,8 @@
 
 `encode` projects a source once for all steps, `prefill` reads a prompt but its last token, `decode`
 feeds one token. A step returns what it adds to the caches, not the caches: the host writes it at
-its position, into the very buffers that it passes in.
+its position, into the very buffers that it passes in. With `whole_caches` it returns them written,
+for hosts that pass on what they got.
 """
 
 from collections.abc import Callable
@@ -105,11 +106,9 @@ def encode(request: Request) -> list[Signature]:
             with DecodingScope(length=2) as scope:
                 call_model(request.model, {**inputs, request.target: token})
             contexts = {
-                entry: {part: _padded(x, _axis(part), missing) for part, x in parts.items()}
-                for entry, parts in scope.cache.items()
-                if entry not in caches.growing
+                entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
             }
-            return _to_host(contexts)
+            return _to_host(_longer(contexts, missing))
 
         if not caches.specs(growing=False):
             raise ValueError(
@@ -136,18 +135,23 @@ def prefill(request: Request) -> list[Signature]:
     """
     caches = _Caches(request)
     contexts = caches.specs(growing=False)
+    assert request.max_length is not None
     result = []
     for length in request.prompt_lengths:
         own = caches.specs(growing=True, length=length)
 
-        def function(length: int = length, own: Any = own, **given: Tensor) -> Any:
+        missing = request.max_length - length if request.whole_caches else 0
+
+        def function(
+            length: int = length, own: Any = own, missing: int = missing, **given: Tensor
+        ) -> Any:
             tokens = given.pop(request.target)
             empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
             cache = caches.unflatten({**empty, **given})
             inputs = _inputs(request, given)
             with DecodingScope(cache, position=0, length=length) as scope:
                 call_model(request.model, {**inputs, request.target: tokens})
-            return _to_host(scope.new)
+            return _to_host(_longer(scope.new, missing))
 
         specs = {request.target: tf.TensorSpec((request.batch_size, length), "int32"), **contexts}
         function, specs = _with_inputs_read(request, _named(function), specs)
@@ -169,6 +173,8 @@ def decode(request: Request) -> list[Signature]:
     caches = _Caches(request)
     assert request.max_length is not None
     rooms = cache_lengths(request.max_length, room=128)
+    if request.whole_caches:  # which a host hands on: of one size
+        rooms = (request.max_length,)
     contexts = caches.specs(growing=False)
     if contexts and "encode" not in request.roles:
         raise ValueError(
@@ -191,8 +197,10 @@ def decode(request: Request) -> list[Signature]:
             inputs = _inputs(request, given)
             with DecodingScope(caches.unflatten(given), position=position, length=room) as scope:
                 outputs = call_model(request.model, {**inputs, request.target: token})
-            logits = tf.nest.flatten(outputs)[0]
-            return {"logits": logits[:, -1], **_to_host(scope.new)}
+            logits, after = tf.nest.flatten(outputs)[0], scope.new
+            if request.whole_caches:
+                after = {entry: scope.cache[entry] for entry in scope.growing}
+            return {"logits": logits[:, -1], **_to_host(after)}
 
         specs = {
             request.target: tf.TensorSpec((request.batch_size, 1), "int32"),
@@ -256,9 +264,17 @@ def _with_inputs_read(
     return function, {**specs, **read}
 
 
-def _padded(x: Tensor, axis: int, missing: int) -> Tensor:
+def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:
+    """Entries with so many more positions, of zeros."""
     if not missing:
-        return x
-    paddings = np.zeros((len(x.shape), 2), "int32")
-    paddings[axis, 1] = missing
-    return tf.pad(x, paddings)
+        return entries
+
+    def longer(part: str, x: Tensor) -> Tensor:
+        paddings = np.zeros((len(x.shape), 2), "int32")
+        paddings[_axis(part), 1] = missing
+        return tf.pad(x, paddings)
+
+    return {
+        entry: {part: longer(part, x) for part, x in parts.items()}
+        for entry, parts in entries.items()
+    }

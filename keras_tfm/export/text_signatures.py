@@ -11,6 +11,14 @@ from keras_tfm.generation.generator import end_ids_of
 from keras_tfm.generation.model_inputs import find_target, input_specs, vocabulary_sizes
 
 TEXT = "_text"
+# Of tensorflow-text, with kernels for LiteRT that an app links: what was run. Others are refused.
+LITERT_OPERATORS = {
+    "FastWordpieceTokenizeWithOffsets",
+    "RaggedTensorToTensor",
+    "TFText>FastSentencepieceDetokenize",
+    "TFText>FastSentencepieceTokenize",
+    "TFText>FastWordpieceDetokenize",
+}
 
 
 def traced_function(signature: Signature) -> Any:
@@ -87,6 +95,8 @@ def add_text_signatures(
     by_name = {signature.name: signature for signature in made}
     result = []
     for name in names:
+        if name.removesuffix(TEXT) not in by_name:
+            raise ValueError(f"{name} needs one source_length and prompt_length, got several")
         base = by_name[name.removesuffix(TEXT)]
         if name == base.name:
             result.append(base)
@@ -160,7 +170,10 @@ def _tokenized(
     with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
         missing = tf.maximum((1 if length is None else length) - columns, 0)
         ids = tf.pad(ids, [(0, 0), (0, missing)])
-    return tf.ensure_shape(tf.cast(ids, spec.dtype), spec.shape)
+    ids = tf.cast(ids, spec.dtype)
+    if spec.shape.is_fully_defined():
+        return tf.reshape(ids, spec.shape)  # LiteRT has no assertions: there, this one fails
+    return tf.ensure_shape(ids, spec.shape)
 
 
 def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:

@@ -12,16 +12,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_tfm.export.carried_tokenizers import carry
+from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.export.text_signatures import (
+    LITERT_OPERATORS,
+    TEXT,
+    add_text_signatures,
+    check_tokenizers,
+)
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
+from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -41,6 +48,7 @@ def export_tflite(
     batch_size: int = 1,
     target: str | None = None,
     strategy: Strategy | None = None,
+    whole_caches: bool = False,
     keep_float: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
     custom_operators: bool = False,
@@ -65,6 +73,8 @@ def export_tflite(
             For a host that drives the loop: "encode" projects a source once, "prefill" reads a
             prompt but its last token, "decode" feeds a token and returns logits (B, V) and what it
             adds to the caches, which are its arguments.
+            "generate_text", "predict_text": beside those, strings in and out, with operators of
+            tensorflow-text, whose kernels the app links; the others run in any LiteRT as before.
         quantization: how the weights of products, convolutions and lookups are stored.
             "float32"; "float16" (computed in float32); "int8" (8 bits, computed with int8
             activations that are scaled on the fly; no calibration data needed); "int8_full"
@@ -85,6 +95,9 @@ def export_tflite(
         target: the input that is stepped; "target", or the only one, by default.
         strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or one of
             your own that draws no random numbers.
+        whole_caches: whether "prefill" and "decode" return whole caches, all of max_length, for a
+            host that passes on what it got; by default they return the new entries, which a host
+            writes into the caches that it has: nothing is copied.
         keep_float: layers whose weights stay float32 in "float16", "int8" and "int4": names, paths
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
         representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
@@ -97,7 +110,9 @@ def export_tflite(
         tokenizer: what `Model.generate_text` and `Model.predict_text` of the runtime make ids with,
             for every input of ids, or a dictionary by the input's name. It goes into the file: a
             `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of one's file
-            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub.
+            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. For signatures
+            of text it is instead what `export_saved_model` takes, made of tensorflow-text's
+            FastWordpieceTokenizer or FastSentencepieceTokenizer.
         detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
 
     Returns:
@@ -149,9 +164,11 @@ def export_tflite(
     check_writable(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    names = list(signatures or ())
+    of_text = [name for name in names if name.endswith(TEXT)]
     request = Request(
         model,
-        signatures,
+        [*dict.fromkeys(x.removesuffix(TEXT) for x in names)] if of_text else signatures,
         batch_size=batch_size,
         source_length=source_length,
         prompt_length=prompt_length,
@@ -160,12 +177,18 @@ def export_tflite(
         end_id=end_id,
         target=target,
         strategy=strategy,
+        whole_caches=whole_caches,
     )
     quantized.check_request(request)
-    carried = carry(request, tokenizer, detokenizer)
+    if of_text:
+        tokenizers = check_tokenizers(model, names, tokenizer, detokenizer)
+    carried = Carried() if of_text else carry(request, tokenizer, detokenizer)
     made = make_signatures(request)
     quantized.read_data(made)
-    content = _convert(model, made, quantized, custom_operators)
+    with_text = list(made)
+    if of_text:
+        with_text += add_text_signatures(model, made, of_text, tokenizers, detokenizer, target)
+    content = _convert(model, with_text, quantized, custom_operators)
     manifest = {
         "keras_tfm": __version__,
         "keras": keras.__version__,
@@ -179,7 +202,7 @@ def export_tflite(
     _log.info("counting operators")
     report = Report(**inspected(path, content, manifest))
     with _beside(path, content) as new:
-        if verify and not report.custom_operators:
+        if verify and not (custom_operators and report.custom_operators):
             report.verification = verify_file(model, new, verify_inputs, tolerance, strategy)
             report.verification.path = str(path)
         os.replace(new, path)
@@ -189,6 +212,7 @@ def export_tflite(
 def _convert(
     model: keras.Model, signatures: Sequence[Signature], quantization: Quantization, custom: bool
 ) -> bytes:
+    of_text = any(signature.name.endswith(TEXT) for signature in signatures)
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
@@ -200,9 +224,9 @@ def _convert(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )
             converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+            converter.allow_custom_ops = custom or of_text
             if custom:
                 converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
-                converter.allow_custom_ops = True
             set_up(converter)
             with native_log.captured():
                 try:
@@ -217,7 +241,11 @@ def _convert(
             raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
         _log.info("converting")
-        return quantization.apply(convert)
+        content = quantization.apply(convert)
+    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
+    if foreign:  # the converter says so itself, where no signature of text is
+        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
+    return content
 
 
 def _lacking(text: str, model: keras.Model) -> list[str]:

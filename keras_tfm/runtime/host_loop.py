@@ -144,8 +144,10 @@ def _first(x: np.ndarray, count: int) -> np.ndarray:
 
 
 def _write(cache: np.ndarray, x: np.ndarray, position: int) -> None:
-    """Entries (B, S) and (B, G, S, K) hold positions in another axis."""
-    if x.ndim == 2:
+    """Entries (B, S) and (B, G, S, K) hold positions in another axis; `x` may be all of them."""
+    if x.shape == cache.shape:
+        cache[...] = x
+    elif x.ndim == 2:
         cache[:, position : position + x.shape[1]] = x
     else:
         cache[:, :, position : position + x.shape[2]] = x

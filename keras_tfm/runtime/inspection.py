@@ -170,11 +170,15 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
             return code.customCode.decode()
         return names[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
-    runs = not custom_operators(content)  # or LiteRT would have to be given them
     result = []
     for index, graph in enumerate(model.subgraphs):
         operators = Counter(operator_name(operator) for operator in graph.operators)
-        delegated, partitions = _delegation(_first(content, index)) if runs else (0, 0)
+        try:
+            delegated, partitions = _delegation(_first(content, index))
+        except RuntimeError:
+            if not custom_operators(content):  # or LiteRT would have to be given them
+                raise
+            delegated, partitions = 0, 0
         name = (graph.name or b"").decode()
         result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
     return result

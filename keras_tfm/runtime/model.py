@@ -302,8 +302,7 @@ class Model:
         >>> from keras_tfm.models import transformer
         >>> ids = {token: i for i, token in enumerate(["<pad>", "<start>", "<end>", *"abcdefgh"])}
         >>> tokenizer = Tokenizer(models.WordLevel(ids))
-        >>> tokenizer.add_special_tokens(["<pad>", "<start>", "<end>"])
-        0
+        >>> _ = tokenizer.add_special_tokens(["<pad>", "<start>", "<end>"])
         >>> tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
         >>> tokenizer.decoder = decoders.Fuse()
         >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)

@@ -19,7 +19,7 @@ from small_models import randomize
 from test_imports import modules_after
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, quantization, tflite
+from keras_tfm.export import export_tflite, kept_layers, quantization, tflite
 from keras_tfm.export.signatures import Request, make_signatures
 from keras_tfm.generation import generate
 from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
@@ -187,9 +187,9 @@ def test_weights_of_four_bits_are_stored_exactly():
     embedding.embeddings.assign(weights(VOCABULARY, 64))
     dense.kernel.assign(weights(37, 64).T)
     values = np.arange(36).reshape(6, 6)
-    actual = runtime.load(export_tflite(model, new_path(), quantization="int4").path).predict(
-        values
-    )
+    actual = runtime.load(
+        export_tflite(model, new_path(), quantization="int4", verify=False).path
+    ).predict(values)
     np.testing.assert_array_equal(actual["rows"], model(values)["rows"])
     expected = np.asarray(model(values)["products"], "float64")
     assert relative_error(actual["products"], expected) < 0.01  # 1/254 of a row's largest
@@ -251,7 +251,9 @@ def test_int8_is_a_quarter_of_a_real_size():
     embedding = TokenEmbedding(8000, 256, scale=True)
     x = FeedForward(512)(PositionalEncoding()(embedding(ids)))
     model = keras.Model(ids, embedding(x, reverse=True))
-    reports = [export_tflite(model, new_path(), quantization=q) for q in ("float32", "int8")]
+    reports = [
+        export_tflite(model, new_path(), quantization=q, verify=False) for q in ("float32", "int8")
+    ]
     assert table_sizes(reports[1], 8000 * 256) == [8000 * 256]
     assert reports[1].bytes <= 0.27 * reports[0].bytes
 
@@ -274,6 +276,21 @@ def test_kept_layers_are_float32_and_others_are_not(preset):
         else:
             assert found == plain[name, shape]
     assert ERRORS[preset][0] < error_of(small_file(preset, kept)) < error_of(small_file(preset))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_a_weight_is_found_whatever_is_multiplied_into_it(zeros):
+    """By a normalisation before the layer, of which a gamma may be 0, and by what follows it."""
+    rng = np.random.default_rng(0)
+    kernel, other = rng.normal(size=(2, 41, 37)) * (rng.random((2, 41, 37)) > zeros)
+    gamma, scale = np.exp(rng.normal(size=(41, 1))), rng.normal(size=37)
+    gamma[3] = 0.0
+    files = [kernel, kernel.T, gamma * kernel, (gamma * kernel * scale).T, kernel * scale]
+    stored = {i: np.ascontiguousarray(x, "float32") for i, x in enumerate(files)}
+    strangers = [other, other.T, gamma * other, kernel[::-1], kernel + 1e-3 * other]
+    stored |= {10 + i: np.ascontiguousarray(x, "float32") for i, x in enumerate(strangers)}
+    layers_ = {"dense": [kernel.astype("float32")]}
+    assert sorted(kept_layers.find_buffers(stored, layers_)) == list(range(len(files)))
 
 
 @pytest.mark.parametrize("preset", ["float16", "int8", FOUR_BITS])

@@ -61,17 +61,18 @@ def test_ids_out_of_range_are_an_error(served):
 
 
 def test_the_first_signature_is_served_by_default(served, expected):
-    assert set(served.signatures) == {*BOTH, "serving_default"}
-    tokens = served.signatures["serving_default"](source=tf.constant(QUESTIONS))["tokens"]
-    np.testing.assert_array_equal(tokens, expected)
+    assert set(served.signatures) == {*BOTH, "serve", "serving_default"}
+    for name in ("serve", "serving_default"):
+        tokens = served.signatures[name](source=tf.constant(QUESTIONS))["tokens"]
+        np.testing.assert_array_equal(tokens, expected)
 
 
 def test_graphs_and_weights_are_written_once(folder):
     library = graph_library(folder)
-    # Two functions, and a wrapper of three nodes for each of the three names.
+    # Two functions, and a wrapper of three nodes for each of the four names.
     assert len([f for f in library if len(f.node_def) > 500]) == 3  # generate's loop is one
     wrappers = [f for f in library if "signature_wrapper" in f.signature.name]
-    assert [len(f.node_def) for f in wrappers] == [3, 3, 3]
+    assert [len(f.node_def) for f in wrappers] == [3, 3, 3, 3]
     written = tf.train.list_variables(str(folder / "variables" / "variables"))
     sizes = sorted(int(np.prod(shape)) for name, shape in written if "VARIABLE_VALUE" in name)
     assert sizes == sorted(int(np.prod(weight.shape)) for weight in small(seed=6).weights)

@@ -68,7 +68,7 @@ def served(folder):
 
 
 def test_all_signatures_are_there(served):
-    assert set(served.signatures) == {*ALL, "serving_default"}
+    assert set(served.signatures) == {*ALL, "serve", "serving_default"}
     (_, inputs) = served.signatures["serving_default"].structured_input_signature
     assert inputs["source"].dtype == tf.string
     assert inputs["source"].shape.as_list() == [None]
@@ -104,7 +104,9 @@ def test_the_graphs_are_those_of_the_ids(folder):
     assert len(names) == 3, names  # generate, its loop, predict
 
 
-@pytest.mark.parametrize("from_file", [False, True], ids=["list", "file"])
+@pytest.mark.parametrize(
+    "from_file", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["list", "file"]
+)
 def test_tensorflow_alone_serves_it(from_file, tmp_path):
     """In a process with neither this library nor Keras, with the vocabulary carried along."""
     given, file = tokenizer(WORDS), tmp_path / "words.txt"
@@ -158,7 +160,7 @@ def test_a_tokenizer_that_detokenizes(tmp_path):
     both = {"source": Ragged(WORDS), "target": Ragged(MORE_WORDS)}
     path = export_saved_model(small(seed=6), tmp_path / "model", tokenizer=both, **LENGTHS)
     served = tf.saved_model.load(str(path))
-    assert set(served.signatures) == {"generate", "generate_text", "serving_default"}
+    assert set(served.signatures) == {"generate", "generate_text", "serve", "serving_default"}
     assert texts_of(served) == expected_texts()
 
 

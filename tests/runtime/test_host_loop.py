@@ -84,6 +84,33 @@ def test_without_a_loop_inside_generate_steps_from_outside():
     assert generated.scores is None
 
 
+def test_whole_caches_are_handed_on():
+    """As a host does that passes on what it got, and as the runtime's loop takes them."""
+    options = {"source_length": SOURCE_LENGTH, "prompt_length": 3, "max_length": MAX_LENGTH}
+    report = export_tflite(
+        small(seed=6),
+        new_path(),
+        ["encode", "prefill", "decode"],
+        start_id=START,
+        whole_caches=True,
+        **options,
+    )
+    assert report.verification is not None
+    model = load(report.path)
+    known = model.run("encode_5", SOURCES[:1])
+    cache = model.run("prefill_3", {"target": [[START, 5, 9]], **known})
+    tokens = [START, 5, 9, 2]
+    for position in (3, 4):
+        step = {"target": [tokens[position:]], "position": [position], **known, **cache}
+        cache = model.run("decode", step)
+        logits = cache.pop("logits")
+        wanted = logits_of(small(seed=6), SOURCES[:1], [tokens])[:, -1]
+        np.testing.assert_allclose(logits, wanted, rtol=0.0, atol=FLOAT32)
+        tokens.append(int(logits.argmax()))
+    inputs = {"source": SOURCES[:1], "target": [tokens[:4]]}
+    np.testing.assert_array_equal(model.generate(inputs).tokens[0, :6], tokens)
+
+
 def test_shorter_sources_take_the_shorter_encoder(monkeypatch):
     model, taken = load(translator()), []
     run = model.run

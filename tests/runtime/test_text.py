@@ -139,6 +139,11 @@ def test_a_prompt_goes_on(prompted, i):
     assert len(new) > 3
 
 
+def test_prompts_of_different_lengths(prompted):
+    texts = ["three four", "", "six"]
+    assert prompted.generate_text(texts) == [prompted.generate_text(text) for text in texts]
+
+
 def test_an_end_that_a_prompt_says_is_kept(prompted):
     """It is the tokenizer's own that is left out, not the user's."""
     tokens = generate(decoder_only(), [[1, 3, END]], MAX_LENGTH, end_id=END).tokens[0].tolist()
