@@ -136,7 +136,7 @@ def test_inspect(run, file_path):
         assert text in out
     assert "encoder_0/" not in out
     assert (
-        "encoder_0/self_attention_residual/self_attention/"
+        "encoder_0/self_attention/"
         in run("inspect", file_path, "--depth", 9)[1]
     )
     layers = json.loads(run("inspect", file_path, "--json")[1])["manifest"]["layers"]

@@ -272,15 +272,21 @@ def _reason(error: Exception) -> str:
 
 
 def _layer_path(model: keras.Model, scope: str) -> str:
-    """The path of the layer that a graph calls `scope`: there each name may end in a number."""
-    known = {layer.name for layer in model._flatten_layers(include_self=False)}
-    names = []
-    for part in scope.split("/")[1:]:
-        name = part if part in known else re.sub(r"_\d+$", "", part)
-        if name not in known:
-            break  # the name of an operator, or of a scope that no layer has
-        names.append(name)
-    return "/".join(names)
+    """The path of the layer that a graph calls `scope`.
+
+    There each name may end in a number, and layers stand that call the layer but do not own it.
+    """
+    inside = model._flatten_layers(include_self=False)
+    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in inside]
+    known = {path[-1] for path in paths}
+    names = [x if x in known else re.sub(r"_\d+$", "", x) for x in scope.split("/")[1:]]
+
+    def is_in_scope(path: list[str]) -> bool:
+        rest = iter(names)
+        return all(name in rest for name in path)
+
+    deepest = max((path for path in paths if is_in_scope(path)), key=len, default=[])
+    return "/".join(deepest)
 
 
 def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:

@@ -69,7 +69,7 @@ class Inspection:
     @property
     def layers(self) -> dict[str, int]:
         """How many bytes the weights of each layer take, by its path in the model."""
-        layers: dict[str, int] = self.manifest["layers"]
+        layers: dict[str, int] = self.manifest.get("layers", {})
         return layers
 
     def asdict(self) -> dict[str, Any]:
