@@ -1,9 +1,9 @@
 """The recipes of export/, run as their users run them, and their files in two clients.
 
 One client is `keras_tfm.runtime`. The other, `plain_...` below, shows that nothing of keras_tfm is
-needed: LiteRT's interpreter, the tokenizer out of the file's metadata, and a few lines. Both run the
-same kernels, so tokens and scores are equal bit for bit, in int8 too. The third client, Chromium,
-is in tests/examples/test_web.py.
+needed: LiteRT's interpreter, the tokenizer out of the file's metadata, and a few lines. Both run
+the same kernels, so tokens and scores are equal bit for bit, in int8 too. The third client,
+Chromium, is in tests/examples/test_web.py.
 """
 
 import json

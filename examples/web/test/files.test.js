@@ -183,32 +183,29 @@ test("every tensor is freed, of streams that are left early too", async () => {
 });
 
 test("what a file cannot do is refused in words", async () => {
-  const errors = await page.evaluate(
-    async (files) => {
-      const errors = [];
-      for (const [name, { can, texts }] of Object.entries(files)) {
-        const model = await opened(name);
-        for (const ability of ["generate", "stream", "predict"]) {
-          const possible = ability === "generate" ? ["generate", "stream"] : [ability];
-          if (possible.some((x) => can.includes(x))) continue;
-          const answer =
-            ability === "stream" ? collect(model.stream(texts[0])) : model[ability](texts[0]);
-          errors.push(await answer.then(String, String));
-        }
-        const long = `${texts[0]} `.repeat(300);
-        const call = can.includes("predict") ? "predict" : "generate";
-        errors.push(await model[call](long).then(String, String));
-        if (can.includes("stream")) {
-          for (const token of [-1, 1.5, 1e6, undefined]) {
-            const stream = model.stream(texts[0], { choose: () => token });
-            errors.push(await collect(stream).then(String, String));
-          }
+  const errors = await page.evaluate(async (files) => {
+    const errors = [];
+    for (const [name, { can, texts }] of Object.entries(files)) {
+      const model = await opened(name);
+      for (const ability of ["generate", "stream", "predict"]) {
+        const possible = ability === "generate" ? ["generate", "stream"] : [ability];
+        if (possible.some((x) => can.includes(x))) continue;
+        const answer =
+          ability === "stream" ? collect(model.stream(texts[0])) : model[ability](texts[0]);
+        errors.push(await answer.then(String, String));
+      }
+      const long = `${texts[0]} `.repeat(300);
+      const call = can.includes("predict") ? "predict" : "generate";
+      errors.push(await model[call](long).then(String, String));
+      if (can.includes("stream")) {
+        for (const token of [-1, 1.5, 1e6, undefined]) {
+          const stream = model.stream(texts[0], { choose: () => token });
+          errors.push(await collect(stream).then(String, String));
         }
       }
-      return errors;
-    },
-    files,
-  );
+    }
+    return errors;
+  }, files);
   assert.ok(errors.length > Object.keys(files).length);
   for (const error of errors) {
     assert.match(
