@@ -32,9 +32,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="NAME", help="a name to sort; exports first if need be")
     parser.add_argument("--smoke", action="store_true", help="half a minute, to see that all runs")
+    parser.add_argument("--quantize", choices=("float32", "float16", "int8"), default="int8")
     arguments = parser.parse_args()
     if not (arguments.ask and PATH.exists()):
-        export(arguments.smoke)
+        export(arguments.smoke, arguments.quantize)
     if arguments.ask:
         scores = runtime.load(PATH).predict_text(arguments.ask)["output"][0]
         for i in np.argsort(scores)[:-4:-1]:
@@ -75,7 +76,7 @@ def build(vocabulary_size: int, classes: int, dim: int, num_layers: int):
     return keras.Model(ids, keras.layers.Dense(classes, name="head")(x), name="classifier")
 
 
-def export(smoke: bool) -> None:
+def export(smoke: bool, quantization: str) -> None:
     with native_log.captured():
         import keras
 
@@ -111,7 +112,7 @@ def export(smoke: bool) -> None:
     report = export_tflite(
         model,
         PATH,
-        quantization="int8",
+        quantization=quantization,
         source_length=LENGTHS,
         tokenizer=tokenizer,
         verify_inputs={"ids": [encoded.ids for encoded in tokenizer.encode_batch(test_texts[:20])]},
@@ -125,7 +126,8 @@ def export(smoke: bool) -> None:
     right = [np.mean(x == test_classes[few]) for x in (in_keras, in_litert)]
     print(
         f"\n{len(in_keras):,} names of things never seen: {right[0]:.1%} right in Keras, "
-        f"{right[1]:.1%} in int8; the same answer for {np.mean(in_keras == in_litert):.1%}"
+        f"{right[1]:.1%} in {quantization}; "
+        f"the same answer for {np.mean(in_keras == in_litert):.1%}"
     )
 
 

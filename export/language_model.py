@@ -34,9 +34,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", metavar="BEGINNING", help='as "[de][city]Neu"')
     parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
+    parser.add_argument("--quantize", choices=("float32", "float16", "int8"), default="int8")
     arguments = parser.parse_args()
     if not (arguments.write and PATH.exists()):
-        export(arguments.smoke)
+        export(arguments.smoke, arguments.quantize)
     write(arguments.write or "[de][city]")
 
 
@@ -83,7 +84,7 @@ def build(vocabulary_size: int, dim: int, num_layers: int):
     return keras.Model(tokens, embedding(x, reverse=True), name="names")
 
 
-def export(smoke: bool) -> None:
+def export(smoke: bool, quantization: str) -> None:
     with native_log.captured():
         import keras
 
@@ -117,7 +118,7 @@ def export(smoke: bool) -> None:
         model,
         PATH,
         ["prefill", "decode"],
-        quantization="int8",
+        quantization=quantization,
         prompt_length=(4, 16),  # the runtime takes the shortest that fits
         max_length=LENGTH,
         end_id=END,

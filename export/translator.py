@@ -29,9 +29,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a date to read; exports first if need be")
     parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
+    parser.add_argument("--quantize", choices=("float32", "float16", "int8"), default="int8")
     arguments = parser.parse_args()
     if not (arguments.ask and PATH.exists()):
-        export(arguments.smoke)
+        export(arguments.smoke, arguments.quantize)
     if arguments.ask:
         for text, score in runtime.load(PATH).generate_text(data.question(arguments.ask, data.ANY)):
             print(f"{text} {score:.3f}")
@@ -53,7 +54,7 @@ def build(source_size: int, target_size: int, dim: int, num_layers: int):
     )
 
 
-def export(smoke: bool) -> None:
+def export(smoke: bool, quantization: str) -> None:
     with native_log.captured():
         import keras
 
@@ -83,7 +84,7 @@ def export(smoke: bool) -> None:
         model,
         PATH,
         ["generate"],
-        quantization="int8",
+        quantization=quantization,
         source_length=(20, data.SOURCE_LENGTH),  # the runtime takes the shorter where it fits
         max_length=data.TARGET_LENGTH,
         start_id=data.START,

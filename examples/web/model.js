@@ -1,23 +1,31 @@
 /**
- * A text-to-text model that keras_tfm exported, run in the browser.
+ * A text model that keras_tfm exported, run in the browser.
  *
  *     import { loadModel } from "./model.js";
  *
- *     const model = await loadModel("models/int8.tflite");
- *     const { text, milliseconds } = await model.generate("[es]3 de marzo de 2026");
+ *     const translator = await loadModel("models/translator.tflite");
+ *     const { text, milliseconds } = await translator.generate("[es]3 de marzo de 2026");
  *
- * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers of both
- * sides and a checksum over all of that. This module needs `@litertjs/core` and
- * `@huggingface/tokenizers` in the page's import map, and nothing else of this folder.
+ *     const classifier = await loadModel("models/classifier.tflite");
+ *     const { output } = await classifier.predict("Neuseeland"); // a score a class
+ *
+ *     const writer = await loadModel("models/language_model.tflite");
+ *     for await (const piece of writer.stream("[de][city]Neu")) console.log(piece);
+ *
+ * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers and a
+ * checksum over all of that. This module needs `@litertjs/core` and `@huggingface/tokenizers` in
+ * the page's import map, and nothing else of this folder.
  */
 
-import { loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
+import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
 import { Tokenizer } from "@huggingface/tokenizers";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest.py
-const LITERT_DTYPES = ["float32", "int32", "uint8"]; // what LiteRT.js passes in and out
+// What LiteRT.js passes in and out.
+const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
 const SPLIT_BEHAVIORS = ["isolated", "removed"]; // of others the library makes "isolated"
+const INCOMPLETE = "\ufffd"; // what a decoder writes for bytes that are no character, or not yet
 
 /** The file, or the browser, is not fit; `message` says why. */
 export class ModelError extends Error {
@@ -47,140 +55,395 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   const bytes = await download(url, onProgress);
   const metadata = readMetadata(bytes);
   const manifest = await readManifest(bytes, metadata);
-  const [inputName, signatures] = textSignatures(manifest);
-  const source = readTokenizer(inputName, manifest, metadata);
-  const target = readTokenizer(signatures[0].target, manifest, metadata);
-  const known = Math.max(...source.get_vocab().values()) + 1;
-  const size = signatures[0].inputs[inputName].vocabulary_size ?? known;
-  if (known > size) {
-    throw new ModelError(`The file's tokenizer has ${known} tokens, its model only ${size}.`);
-  }
+  const abilities = readAbilities(manifest, metadata);
   await runtime;
   try {
     const cpuOptions = { numThreads: threads };
     const compiled = await loadAndCompile(bytes, { accelerator: "wasm", cpuOptions });
-    const model = new Model(
-      compiled,
-      manifest,
-      bytes.length,
-      inputName,
-      signatures,
-      source,
-      target,
-    );
-    await model.generateTokens([1]); // the first run takes many times as long as others
+    const model = new Model(compiled, manifest, bytes.length, abilities);
+    await runOnce(model);
     return model;
   } catch (error) {
     throw new ModelError(`LiteRT.js cannot load the file: ${error.message}`);
   }
 }
 
+/** The first run takes many times as long as others. */
+async function runOnce(model) {
+  if (model.abilities.includes("generate")) {
+    await model.generateTokens([1]);
+  } else if (model.abilities.includes("stream")) {
+    const ids = [1, 1].slice(0, model.length);
+    for await (const token of model.streamTokens(ids)) if (token >= 0) break;
+  }
+  if (model.abilities.includes("predict")) await model.predictTokens([1]);
+}
+
 /** A loaded model; made by `loadModel`. */
 export class Model {
   #compiled;
-  #inputName;
-  #signatures;
-  #source;
-  #target;
+  #abilities;
+  #main;
 
-  constructor(compiled, manifest, size, inputName, signatures, source, target) {
+  constructor(compiled, manifest, size, abilities) {
     this.#compiled = compiled;
-    this.#inputName = inputName;
-    this.#signatures = signatures;
-    this.#source = source;
-    this.#target = target;
+    this.#abilities = abilities;
+    /** What the file can: some of "generate", "stream" and "predict". */
+    this.abilities = Object.keys(abilities).filter((name) => !abilities[name].refusal);
+    this.#main = abilities[this.abilities[0]];
     /** What the file says of itself. */
     this.manifest = manifest;
     /** Of the file, in bytes. */
     this.size = size;
     /** How many tokens a text may have. */
-    this.length = signatures.at(-1).length;
+    this.length = this.#main.length;
     /** The source's special tokens, such as "[de]", which a text may contain. */
-    this.specialTokens = [...source.special_tokens];
+    this.specialTokens = [...this.#main.source.special_tokens];
   }
 
   /**
    * @param {string} text
-   * @returns {number[]} its tokens.
+   * @returns {number[]} its tokens, as the first of the `abilities` reads them.
    * @throws {TextError} nothing to read, characters the model never saw, or too many tokens.
    */
   encode(text) {
-    const { ids, tokens } = this.#source.encode(text);
-    const special = new Set(this.#source.special_tokens);
-    const unknown = new Set(
-      tokens.filter(
-        (token) =>
-          this.#source.token_to_id(token) === undefined || token === this.#source.model.unk_token,
-      ),
-    );
-    if (unknown.size) {
-      const nameless = unknown.delete(this.#source.model.unk_token) && !unknown.size;
-      const list = [...unknown].map((token) => `“${token}”`).join(", ");
-      throw new TextError(
-        `The model has never seen ${nameless ? "some of these characters" : list}.`,
-      );
-    }
-    if (tokens.every((token) => special.has(token))) {
-      throw new TextError("There is no text to read.");
-    }
-    if (ids.length > this.length) {
-      throw new TextError(
-        `The text is too long: it has ${ids.length} tokens, and the model reads ${this.length}.`,
-      );
-    }
-    return ids;
+    return encode(text, this.#main);
   }
 
   /**
+   * Generates by the search in the file; one that has none is stepped, greedily.
+   *
    * @param {number[]} ids - at most `length` tokens.
-   * @returns {Promise<Int32Array>} the generated tokens: the start token first, 0 after the end; of
-   *   a beam search the best.
+   * @returns {Promise<Int32Array>} the generated tokens: the start token or the prompt first, 0
+   *   after the end; of a beam search the best.
    */
   async generateTokens(ids) {
-    const signature = this.#signatures.find(({ length }) => ids.length <= length);
-    const rows = new Int32Array(signature.batch * signature.length);
-    for (let row = 0; row < signature.batch; row++) rows.set(ids, row * signature.length);
-    const input = new Tensor(rows, [signature.batch, signature.length]);
-    let outputs = {};
+    if (!this.abilities.includes("generate")) return this.#stepAll(ids);
+    const { input, signatures } = this.#ability("generate");
+    const signature = fitting(signatures, ids.length);
+    const outputs = await this.#run(signature, input, ids);
     try {
-      const runner = this.#compiled.signatures[signature.name];
-      outputs = await runner.run({ [this.#inputName]: input });
-      return (await outputs.tokens.data()).slice(0, signature.outputs.tokens.shape.at(-1));
+      return outputs.tokens.toTypedArray().slice(0, signature.outputs.tokens.shape.at(-1));
     } finally {
-      for (const tensor of [input, ...Object.values(outputs)]) tensor.delete();
+      free(outputs);
     }
+  }
+
+  async #stepAll(ids) {
+    const ability = this.#ability("stream");
+    const tokens = new Int32Array(ability.maxLength);
+    const given = promptOf(ids, ability);
+    tokens.set(given);
+    let count = given.length;
+    for await (const token of this.streamTokens(ids)) tokens[count++] = token;
+    return tokens;
   }
 
   /**
    * @param {ArrayLike<number>} tokens - as `generateTokens` makes them.
+   * @param {number} [given] - how many of them the model was given: the prompt, or the start token.
    * @returns {string}
    */
-  decode(tokens) {
-    const { end_id: end, pad_id: padding } = this.#signatures[0];
-    const ends = end === null ? [] : [end].flat();
-    const ids = Array.from(tokens).slice(1);
-    const stop = ids.findIndex((id) => ends.includes(id));
+  decode(tokens, given = 1) {
+    const { target, startId, endIds, paddingId } = this.#writing();
+    const ids = Array.from(tokens);
+    const stop = ids.findIndex((id, i) => i >= given && endIds.includes(id));
     if (stop >= 0) ids.length = stop;
-    while (ids.length && ids.at(-1) === padding) ids.pop();
-    return ids.length ? this.#target.decode(ids, { skip_special_tokens: true }) : "";
+    while (ids.length && ids.at(-1) === paddingId) ids.pop();
+    return textOf(ids[0] === startId ? ids.slice(1) : ids, target);
   }
 
   /**
-   * @param {string} text
-   * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} the answer, and
-   *   how long it took from text to text.
+   * @param {string} text - what is read, or of a decoder-only model what is gone on from.
+   * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} the answer, after
+   *   its prompt if there was one, and how long it took from text to text.
    * @throws {TextError}
    */
   async generate(text) {
     const start = performance.now();
-    const tokens = await this.generateTokens(this.encode(text));
-    return { text: this.decode(tokens), tokens, milliseconds: performance.now() - start };
+    const ability = this.#writing();
+    const ids = encode(text, ability);
+    const tokens = await this.generateTokens(ids);
+    const answer = this.decode(tokens, promptOf(ids, ability).length);
+    return { text: answer, tokens, milliseconds: performance.now() - start };
+  }
+
+  /**
+   * Yields what is generated, without the prompt, piece by piece; a piece ends where a character
+   * does. Several streams may run at once.
+   *
+   * @param {string} text - as in `generate`.
+   * @param {object} [options]
+   * @param {(logits: Float32Array) => number | Promise<number>} [options.choose] - chooses the next
+   *   token; by default the most probable.
+   * @throws {TextError}
+   */
+  async *stream(text, options) {
+    const ability = this.#ability("stream");
+    const { target, endIds, startId } = ability;
+    const ids = encode(text, ability);
+    const all = promptOf(ids, ability);
+    if (all[0] === startId) all.shift();
+    // A character may take several tokens, and a space belong to the token after it: what is new is
+    // the difference between the text of some tokens and of those and the next.
+    let [begin, end] = [0, all.length];
+    const added = () => {
+      const known = textOf(all.slice(begin, end), target).length;
+      return textOf(all.slice(begin), target).slice(known);
+    };
+    for await (const token of this.streamTokens(ids, options)) {
+      if (endIds.includes(token)) break;
+      all.push(token);
+      const piece = added();
+      if (piece && !piece.endsWith(INCOMPLETE)) {
+        yield piece;
+        [begin, end] = [end, all.length];
+      }
+    }
+    const rest = added();
+    if (rest) yield rest;
+  }
+
+  /**
+   * Yields the tokens of `stream` as soon as they are chosen, the end among them.
+   *
+   * @param {number[]} ids - at most `length` tokens.
+   * @param {object} [options] - as in `stream`.
+   */
+  async *streamTokens(ids, { choose = mostProbable } = {}) {
+    const ability = this.#ability("stream");
+    const { input, encoders, prefills, rooms, stepped, grown, endIds, maxLength } = ability;
+    const prompt = promptOf(ids, ability);
+    let encoded = {}; // what every step reads and none changes
+    let caches = {};
+    try {
+      if (encoders.length) {
+        encoded = await this.#run(fitting(encoders, ids.length), input, ids);
+      }
+      // A prefill reads all of the prompt but its last token, or as much as it can.
+      const before = prompt.length - 1;
+      const prefill = before > 0 && (fitting(prefills, before) ?? prefills.at(-1));
+      let position = prefill ? Math.min(before, prefill.length) : 0;
+      let room = rooms.find((signature) => signature.room > position);
+      caches = empty(grown, room);
+      if (prefill) {
+        const entries = await this.#run(prefill, stepped, prompt.slice(0, position));
+        write(caches, entries, 0, position);
+        free(entries);
+      }
+      let token = prompt[position];
+      while (position + 1 < maxLength) {
+        if (position === room.room) {
+          room = rooms[rooms.indexOf(room) + 1];
+          const larger = empty(grown, room);
+          write(larger, caches, 0, position);
+          free(caches);
+          caches = larger;
+        }
+        const step = {
+          [stepped]: filled(room.inputs[stepped], token),
+          position: filled(room.inputs.position, position),
+        };
+        let logits;
+        let results = {};
+        try {
+          const runner = this.#compiled.signatures[room.name];
+          results = await runner.run({ ...encoded, ...caches, ...step });
+          write(caches, results, position);
+          logits = results.logits.toTypedArray().slice(0, room.outputs.logits.shape.at(-1));
+        } finally {
+          free(step);
+          free(results);
+        }
+        position += 1;
+        if (position < prompt.length) {
+          token = prompt[position];
+          continue;
+        }
+        token = await choose(logits);
+        if (!(Number.isInteger(token) && token >= 0 && token < logits.length)) {
+          throw new RangeError(`choose must return a token, 0 to ${logits.length - 1}: ${token}`);
+        }
+        yield token;
+        if (endIds.includes(token)) return;
+      }
+    } finally {
+      free(encoded);
+      free(caches);
+    }
+  }
+
+  /**
+   * @param {string} text - may have characters that the model never saw, if its tokenizer has a
+   *   token for those.
+   * @returns {Promise<Record<string, Float32Array>>} the model's outputs by name, those of the
+   *   shortest length that the text fits.
+   * @throws {TextError}
+   */
+  async predict(text) {
+    return this.predictTokens(encode(text, this.#ability("predict")));
+  }
+
+  /**
+   * @param {number[]} ids - at most `length` tokens.
+   * @returns {Promise<Record<string, Float32Array>>} as of `predict`.
+   */
+  async predictTokens(ids) {
+    const { input, signatures } = this.#ability("predict");
+    const signature = fitting(signatures, ids.length);
+    const outputs = await this.#run(signature, input, ids);
+    try {
+      const rows = Object.entries(outputs).map(([name, tensor]) => {
+        const values = tensor.toTypedArray();
+        return [name, values.slice(0, values.length / signature.batch)];
+      });
+      return Object.fromEntries(rows);
+    } finally {
+      free(outputs);
+    }
   }
 
   /** Frees the memory, which the browser cannot do by itself. */
   delete() {
     this.#compiled.delete();
   }
+
+  #ability(name) {
+    const ability = this.#abilities[name];
+    if (!ability) {
+      const names = Object.keys(this.manifest.signatures).join(", ");
+      throw new ModelError(`The file cannot ${name}: it has the signatures ${names}.`);
+    }
+    if (ability.refusal) throw ability.refusal;
+    return ability;
+  }
+
+  /** How the file writes text: by its own search, or step by step. */
+  #writing() {
+    const [name] = this.abilities.filter((ability) => ability !== "predict");
+    return this.#ability(name ?? "generate");
+  }
+
+  /** Runs a signature of one input on a row of tokens, which fills all rows of the batch. */
+  async #run(signature, input, ids) {
+    const { batch, length, name } = signature;
+    const rows = new Int32Array(batch * length);
+    for (let row = 0; row < batch; row++) rows.set(ids, row * length);
+    const tensor = new Tensor(rows, [batch, length]);
+    try {
+      return await this.#compiled.signatures[name].run({ [input]: tensor });
+    } finally {
+      tensor.delete();
+    }
+  }
+}
+
+// --- Text --------------------------------------------------------------------------------------
+
+/** The tokens of a text, as one of the abilities reads it. */
+function encode(text, { source, length, endIds, startId, goesOn, takesUnknown }) {
+  let { ids, tokens } = source.encode(text);
+  const unknown = new Set(
+    tokens.filter(
+      (token, i) =>
+        ids[i] === undefined ||
+        (!takesUnknown &&
+          (source.token_to_id(token) === undefined || token === source.model.unk_token)),
+    ),
+  );
+  if (unknown.size) {
+    const nameless = unknown.delete(source.model.unk_token) && !unknown.size;
+    const list = [...unknown].map((token) => `“${token}”`).join(", ");
+    throw new TextError(
+      `The model has never seen ${nameless ? "some of these characters" : list}.`,
+    );
+  }
+  if (goesOn) {
+    // The end that a tokenizer puts after a text is none; one that is written in it stays.
+    const ends = (list) => list.length - list.findLastIndex((id) => !endIds.includes(id)) - 1;
+    const bare = source.encode(text, { add_special_tokens: false }).ids;
+    ids = ids.slice(0, ids.length - Math.max(0, ends(ids) - ends(bare)));
+    if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
+    if (!ids.length) throw new TextError("There is no text to go on from.");
+  } else if (tokens.every((token) => source.special_tokens.includes(token))) {
+    throw new TextError("There is no text to read.");
+  }
+  if (ids.length > length) {
+    throw new TextError(
+      `The text is too long: it has ${ids.length} tokens, and the model reads ${length}.`,
+    );
+  }
+  return ids;
+}
+
+/** What the generated tokens begin with. */
+function promptOf(ids, { goesOn, startId }) {
+  return goesOn ? [...ids] : [startId];
+}
+
+function textOf(ids, tokenizer) {
+  const known = ids.filter((id) => tokenizer.id_to_token(id) !== undefined);
+  return known.length ? tokenizer.decode(known, { skip_special_tokens: true }) : "";
+}
+
+/** Greedy search. */
+function mostProbable(logits) {
+  let best = 0;
+  for (let i = 1; i < logits.length; i++) if (logits[i] > logits[best]) best = i;
+  return best;
+}
+
+// --- Tensors, which live in LiteRT's memory until they are deleted ------------------------------
+
+/** The shortest signature for so many tokens. */
+function fitting(signatures, count) {
+  return signatures.find(({ length }) => count <= length);
+}
+
+function filled({ shape, dtype }, value) {
+  return new Tensor(new ARRAYS[dtype](product(shape)).fill(value), shape);
+}
+
+function empty(names, { inputs }) {
+  return Object.fromEntries(names.map((name) => [name, filled(inputs[name], 0)]));
+}
+
+function free(tensors) {
+  for (const tensor of Object.values(tensors)) tensor.delete();
+}
+
+/**
+ * Writes entries into the caches of their names, from a position on, which is counted in axis 2 of
+ * keys and values (B, G, S, K) and in axis 1 of masks (B, S); all of them, or the first `count`.
+ */
+function write(caches, entries, position, count) {
+  const { liteRtWasm } = getGlobalLiteRt();
+  for (const [name, cache] of Object.entries(caches)) {
+    const data = entries[name].toTypedArray();
+    const [to, from] = [cache, entries[name]].map(({ type }) => [...type.layout.dimensions]);
+    const axis = to.length === 2 ? 1 : 2;
+    const size = count ?? from[axis];
+    const first = size === to[axis] ? 0 : position; // entries may be the whole cache
+    const width = product(to.slice(axis + 1));
+    // Into the tensor that there is: a new one would copy the whole cache at every step.
+    const buffer = cache.liteRtTensorBuffer;
+    const memory = buffer.lock(liteRtWasm.LiteRtTensorBufferLockMode.WRITE);
+    try {
+      for (let block = 0; block < product(to.slice(0, axis)); block++) {
+        const begin = block * from[axis] * width;
+        const part = data.subarray(begin, begin + size * width);
+        const offset = (block * to[axis] + first) * width * data.BYTES_PER_ELEMENT;
+        const bytes = new Uint8Array(part.buffer, part.byteOffset, part.byteLength);
+        liteRtWasm.HEAPU8.set(bytes, memory + offset);
+      }
+    } finally {
+      buffer.unlock();
+    }
+  }
+}
+
+function product(numbers) {
+  return numbers.reduce((a, b) => a * b, 1);
 }
 
 // --- The runtime -------------------------------------------------------------------------------
@@ -328,33 +591,111 @@ async function readManifest(bytes, metadata) {
   return manifest;
 }
 
-/** The name of the one input, and the signatures that generate from it, the shortest first. */
-function textSignatures(manifest) {
+/** What a file can, by name, the one it is for first; one that is refused has the error. */
+function readAbilities(manifest, metadata) {
   for (const [name, { inputs, outputs }] of Object.entries(manifest.signatures)) {
     for (const [key, { dtype }] of [...Object.entries(inputs), ...Object.entries(outputs)]) {
-      if (!LITERT_DTYPES.includes(dtype)) {
+      if (!(dtype in ARRAYS)) {
         throw new ModelError(
           `LiteRT.js cannot load the file: ${key} of its signature ${name} is ${dtype}, and it ` +
-            `takes ${LITERT_DTYPES.join(", ")}.`,
+            `takes ${Object.keys(ARRAYS).join(", ")}.`,
         );
       }
     }
   }
-  const signatures = Object.entries(manifest.signatures)
-    .filter(([, signature]) => signature.role === "generate")
+  const readers = { generate: readGenerate, stream: readStream, predict: readPredict };
+  const abilities = {};
+  for (const [name, read] of Object.entries(readers)) {
+    try {
+      const ability = read(manifest, metadata);
+      if (ability) abilities[name] = ability;
+    } catch (error) {
+      if (!(error instanceof ModelError)) throw error;
+      abilities[name] = { refusal: error };
+    }
+  }
+  const found = Object.values(abilities);
+  if (!found.length) throw new ModelError("The file has no signature that reads or writes text.");
+  if (found.every(({ refusal }) => refusal)) throw found[0].refusal;
+  return abilities;
+}
+
+function readGenerate(manifest, metadata) {
+  const signatures = byLength(manifest, "generate");
+  if (!signatures.length) return null;
+  return {
+    ...readSource(signatures, manifest, metadata),
+    ...readTarget(signatures[0], manifest, metadata),
+    signatures,
+  };
+}
+
+function readPredict(manifest, metadata) {
+  const signatures = byLength(manifest, "predict");
+  if (!signatures.length) return null;
+  return { ...readSource(signatures, manifest, metadata), signatures, takesUnknown: true };
+}
+
+/** The loop outside the file: keras_tfm/runtime/host_loop.py is the same in Python. */
+function readStream(manifest, metadata) {
+  const rooms = byLength(manifest, "decode").sort((a, b) => a.room - b.room);
+  if (!rooms.length) return null;
+  const [{ target: stepped, inputs, outputs, max_length: maxLength }] = rooms;
+  const encoders = byLength(manifest, "encode");
+  const grown = Object.keys(outputs).filter((name) => name !== "logits");
+  const given = [stepped, "position", ...grown, ...Object.keys(encoders[0]?.outputs ?? {})];
+  const missing = Object.keys(inputs).filter((name) => !given.includes(name));
+  if (missing.length) {
+    throw new ModelError(`This page has nothing to give as ${missing.join(", ")} of every step.`);
+  }
+  const target = readTarget(rooms[0], manifest, metadata);
+  if (encoders.length && target.startId === null) {
+    throw new ModelError("The file was exported without a start token.");
+  }
+  const source = encoders.length
+    ? readSource(encoders, manifest, metadata)
+    : { input: stepped, source: target.target, length: maxLength - 1, goesOn: true };
+  const prefills = byLength(manifest, "prefill", stepped);
+  return { ...source, ...target, encoders, prefills, rooms, stepped, grown, maxLength };
+}
+
+/** The signatures of a role, the shortest first, by their first input or by one of a name. */
+function byLength(manifest, role, input) {
+  return Object.entries(manifest.signatures)
+    .filter(([, signature]) => signature.role === role)
     .map(([name, signature]) => {
-      const [batch, length] = Object.values(signature.inputs)[0].shape;
-      return { ...signature, name, batch, length };
+      const { shape } = signature.inputs[input ?? Object.keys(signature.inputs)[0]];
+      return { ...signature, name, batch: shape[0], length: shape[1] };
     })
     .sort((a, b) => a.length - b.length);
-  if (!signatures.length) throw new ModelError("The file has no signature that generates.");
-  const [inputName, ...others] = Object.keys(signatures[0].inputs);
-  const { shape, dtype, padded = true } = signatures[0].inputs[inputName];
+}
+
+/** The one input of signatures that read text. */
+function readSource(signatures, manifest, metadata) {
+  const [input, ...others] = Object.keys(signatures[0].inputs);
+  const { shape, dtype, padded = true, vocabulary_size } = signatures[0].inputs[input];
   if (others.length || shape.length !== 2 || dtype !== "int32" || !padded) {
-    const names = [inputName, ...others].join(", ");
+    const names = [input, ...others].join(", ");
     throw new ModelError(`This page runs models of one padded row of tokens, not of ${names}.`);
   }
-  return [inputName, signatures];
+  const source = readTokenizer(input, manifest, metadata);
+  checkSize(source, vocabulary_size);
+  return { input, source, length: signatures.at(-1).length, goesOn: false };
+}
+
+/** What signatures that write text say of it. */
+function readTarget(signature, manifest, metadata) {
+  const { target: name, start_id, end_id, pad_id, inputs } = signature;
+  const target = readTokenizer(name, manifest, metadata);
+  checkSize(target, inputs[name]?.vocabulary_size);
+  return { target, startId: start_id, endIds: [end_id ?? []].flat(), paddingId: pad_id };
+}
+
+function checkSize(tokenizer, size = Infinity) {
+  const known = Math.max(...tokenizer.get_vocab().values()) + 1;
+  if (known > size) {
+    throw new ModelError(`The file's tokenizer has ${known} tokens, its model only ${size}.`);
+  }
 }
 
 function readTokenizer(key, manifest, metadata) {

@@ -195,9 +195,15 @@ class Model:
         if rows == 0:
             raise ValueError("got no rows")
         result = np.zeros((rows, length), "int32")
-        for start in range(0, rows, batch):
-            chunk = {key: x[start : start + batch] for key, x in arrays.items()}
-            part = result[start : start + batch]
+        # Prompts that are stepped together have one length.
+        lengths = [len(row) for row in arrays[target]] if target in arrays else [1] * rows
+        stop = 0
+        while stop < rows:
+            start = stop
+            while stop < min(rows, start + batch) and lengths[stop] == lengths[start]:
+                stop += 1
+            chunk = {key: x[start:stop] for key, x in arrays.items()}
+            part = result[start:stop]
             column = 1
             if target in chunk:
                 column = len(chunk[target][0])

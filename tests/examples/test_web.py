@@ -1,5 +1,11 @@
-"""The page in examples/web, in headless Chromium, with files made here."""
+"""examples/web in headless Chromium: the page, and model.js with the recipes' files and others.
 
+Of float32 files the same tokens are asked for as Python's runtime gives. Of int8 files, since the
+kernels of WebAssembly round differently and tokens may be nearly tied, most of them.
+"""
+
+import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -7,14 +13,19 @@ import sys
 from pathlib import Path
 
 import dates_data as data
+import numpy as np
 import pytest
+
+from keras_tfm import runtime
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "examples/web"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 
-def test_the_page_answers_as_python_does(tmp_path):
+@pytest.fixture(scope="module", autouse=True)
+def chromium():
+    """All tests here need it, and Node."""
     for needed, found in {
         "node": shutil.which("node"),
         "npm": shutil.which("npm"),
@@ -26,6 +37,9 @@ def test_the_page_answers_as_python_does(tmp_path):
         installed = subprocess.run(["npm", "ci"], cwd=WEB, capture_output=True, text=True)
         if installed.returncode:
             pytest.skip(f"npm ci failed: {installed.stderr[-500:]}")
+
+
+def test_the_page_answers_as_python_does(tmp_path):
     _export(tmp_path)
     expected = tmp_path / "expected.json"
     subprocess.run(
@@ -33,11 +47,134 @@ def test_the_page_answers_as_python_does(tmp_path):
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    settings = {"MODELS": str(tmp_path), "EXPECTED": str(expected), "CHROMIUM": CHROMIUM}
-    result = subprocess.run(
-        ["npm", "test"], cwd=WEB, env={**os.environ, **settings}, capture_output=True, text=True
+    _run("test", tmp_path, expected)
+
+
+# What --smoke trains knows nothing: what is compared is that clients give the same answers.
+SMOKE_TEXTS = {
+    "classifier": ["Neuseeland", "Oslo", "Åland ☃", "Democratic Republic of Congo"],
+    "language_model": ["[de][city]", "[fr][country]Nou", "[sw][currency]dola ya Ny", "x"],
+    "translator": [data.question(x.text, x.tag) for x in data.test_dates(12)],
+}
+
+
+@pytest.mark.parametrize("quantization", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+def test_files_of_the_recipes(quantization, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "export"))
+    for recipe in SMOKE_TEXTS:
+        importlib.import_module(recipe).export(smoke=True, quantization=quantization)
+    _compare(tmp_path / "artifacts/export", SMOKE_TEXTS, exact=quantization == "float32")
+
+
+def test_files_that_are_stepped(tmp_path):
+    """Two rooms, characters of several tokens, whole caches, and an encoder of two lengths."""
+    from small_exports import MAX_LENGTH, SOURCE_LENGTH, small
+    from small_models import START, randomize
+    from small_tokenizers import CORPUS, END, byte_pairs, source_words, words
+
+    from keras_tfm.export import export_tflite
+
+    for name, options in {
+        "rooms": {"max_length": 200, "batch_size": 2, "prompt_length": 6},
+        "whole": {"max_length": 20, "prompt_length": (3, 19), "whole_caches": True},
+    }.items():
+        export_tflite(
+            randomize(_bytes_writer(), seed=0),
+            tmp_path / f"{name}.tflite",
+            ["prefill", "decode"],
+            start_id=1,
+            end_id=2,
+            tokenizer=byte_pairs(),
+            verify=False,
+            **options,
+        )
+    export_tflite(
+        small(seed=6),
+        tmp_path / "encoder.tflite",
+        ["predict", "encode", "decode"],
+        source_length=(3, SOURCE_LENGTH),
+        max_length=MAX_LENGTH,
+        start_id=START,
+        end_id=END,
+        batch_size=3,
+        tokenizer={"source": source_words()},
+        detokenizer=words(),
+        verify=False,
     )
-    print(result.stdout)
+    texts = {
+        "rooms": [*dict.fromkeys(CORPUS), "日"],
+        "whole": ["world", "日本", "ü"],
+        "encoder": ["three four FIVE six ten", "eight nine", "two"],
+    }
+    _compare(tmp_path, texts, exact=True)
+
+
+def _bytes_writer():
+    import keras
+
+    from keras_tfm import layers
+
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = layers.TokenEmbedding(300, 12, mask_zero=True)(tokens)
+    x = layers.TransformerDecoderBlock(
+        16, num_heads=2, cross_attention=False, position=layers.RotaryEmbedding()
+    )(x)
+    return keras.Model(tokens, keras.layers.Dense(300)(x))
+
+
+def _compare(folder: Path, texts: dict[str, list[str]], exact: bool) -> None:
+    """Chromium's answers with Python's."""
+    files = {}
+    for name in texts:
+        model = runtime.load(folder / f"{name}.tflite")
+        files[name] = {"texts": texts[name], **_answers(model, texts[name])}
+    expected = folder / "expected.json"
+    expected.write_text(json.dumps({"exact": exact, "files": files}))
+    _run("test:files", folder, expected)
+
+
+def _answers(model: runtime.Model, texts: list[str]) -> dict:
+    roles = {signature["role"] for signature in model.signatures.values()}
+    if roles == {"predict"}:
+        rows = [model.predict_text(text) for text in texts]
+        outputs = [{name: x[0].tolist() for name, x in row.items()} for row in rows]
+        return {"can": ["predict"], "outputs": outputs}
+    answers = [x if isinstance(x, str) else x[0].text for x in model.generate_text(texts)]
+    if "decode" not in roles:
+        return {"can": ["generate"], "answers": answers}
+    return {
+        "can": ["stream"],
+        "answers": answers,
+        "pieces": [list(model.stream_text(text)) for text in texts],
+        "unrepeated": [list(model.stream_text(text, _unrepeated())) for text in texts],
+    }
+
+
+def _unrepeated():
+    """Chooses the most probable token that was not yet chosen."""
+    seen: list[int] = []
+
+    def choose(logits: np.ndarray) -> np.ndarray:
+        row = logits[0].copy()
+        row[seen] = -np.inf
+        seen.append(int(row.argmax()))
+        return np.full(len(logits), seen[-1])
+
+    return choose
+
+
+def _run(script: str, models: Path, expected: Path) -> None:
+    """A test in JavaScript, of examples/web/package.json."""
+    settings = {"MODELS": str(models), "EXPECTED": str(expected), "CHROMIUM": CHROMIUM}
+    result = subprocess.run(
+        ["npm", "run", script],
+        cwd=WEB,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+    )
+    print(result.stdout, result.stderr)
     assert result.returncode == 0
 
 

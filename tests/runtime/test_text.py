@@ -144,6 +144,21 @@ def test_prompts_of_different_lengths(prompted):
     assert prompted.generate_text(texts) == [prompted.generate_text(text) for text in texts]
 
 
+def test_prompts_of_different_lengths_in_a_file_of_several_rows(prompted):
+    file = export_tflite(
+        decoder_only(),
+        new_path(),
+        ["decode"],
+        **LENGTHS,
+        start_id=START,
+        batch_size=2,
+        tokenizer=words(),
+    )
+    texts = ["three four", "six", "ten", "two", "three four"]
+    loaded = runtime.load(file.path)
+    assert loaded.generate_text(texts) == [prompted.generate_text(text) for text in texts]
+
+
 def test_an_end_that_a_prompt_says_is_kept(prompted):
     """It is the tokenizer's own that is left out, not the user's."""
     tokens = generate(decoder_only(), [[1, 3, END]], MAX_LENGTH, end_id=END).tokens[0].tolist()

@@ -1,0 +1,178 @@
+"""The recipes of export/, run as their users run them, and their files in two clients.
+
+One client is `keras_tfm.runtime`. The other, `plain_...` below, shows that nothing of keras_tfm is
+needed: LiteRT's interpreter, the tokenizer out of the file's metadata, and a few lines. Both run
+the same kernels, so tokens and scores are equal bit for bit, in int8 too. The third client,
+Chromium, is in tests/examples/test_web.py.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import dates_data
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated
+from ai_edge_litert.interpreter import Interpreter
+from tokenizers import Tokenizer
+
+from keras_tfm import runtime
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["Neuseeland", "Oslo", "Åland ☃", "Democratic Republic of Congo"]  # of all three lengths
+BEGINNINGS = ["x", "[de][city]", "[fr][country]Nou", "[sw][currency]dola ya Nyuzil"]
+DATES = [dates_data.question(date.text, date.tag) for date in dates_data.test_dates(12)]
+
+
+def ran(folder, recipe, *arguments):
+    """What a recipe prints in its smoke size."""
+    command = [sys.executable, ROOT / f"export/{recipe}.py", "--smoke", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+# A client without keras_tfm
+
+
+def plain_metadata(path):
+    """The file's metadata, bytes by name."""
+    model = schema_py_generated.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    return {x.name.decode(): bytes(model.buffers[x.buffer].data) for x in model.metadata}
+
+
+def plain_padded(ids, length):
+    return np.array([ids + [0] * (length - len(ids))], "int32")
+
+
+def plain_predict(path, texts):
+    tokenizer = Tokenizer.from_str(plain_metadata(path)["tokenizer.json"].decode())
+    interpreter = Interpreter(str(path))
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        length = next(n for n in (8, 16, 32) if len(ids) <= n)
+        runner = interpreter.get_signature_runner(f"predict_{length}")
+        yield runner(ids=plain_padded(ids, length))["output"][0]
+
+
+def plain_generate(path, texts):
+    """The three best texts with their scores."""
+    metadata = plain_metadata(path)
+    names = json.loads(metadata["keras_tfm"])["tokenizers"]
+    source, target = (
+        Tokenizer.from_str(metadata[names[name]].decode()) for name in ("source", "target")
+    )
+    interpreter = Interpreter(str(path))
+    for text in texts:
+        ids = source.encode(text).ids
+        length = 20 if len(ids) <= 20 else 40
+        runner = interpreter.get_signature_runner(f"generate_{length}")
+        found = runner(source=plain_padded(ids, length))
+        yield [
+            (target.decode(tokens.tolist()), float(score))
+            for tokens, score in zip(found["tokens"][0], found["scores"][0], strict=True)
+        ]
+
+
+def plain_write(path, text, choose):
+    """What goes on from a text, token by token, with the caches here."""
+    tokenizer = Tokenizer.from_str(plain_metadata(path)["tokenizer.json"].decode())
+    interpreter = Interpreter(str(path))
+    decode = interpreter.get_signature_runner("decode")
+    caches = {
+        name: np.zeros(spec["shape"], spec["dtype"])
+        for name, spec in decode.get_input_details().items()
+        if name.startswith("cache_")
+    }
+
+    def keep(new, position, count):
+        for name, cache in caches.items():
+            if cache.ndim == 2:  # a mask (B, S)
+                cache[:, position : position + count] = new[name][:, :count]
+            else:  # keys and values (B, G, S, K)
+                cache[:, :, position : position + count] = new[name][:, :, :count]
+
+    ids = tokenizer.encode(text).ids
+    before = min(len(ids) - 1, 16)  # what is longer than the longest prefill is decoded
+    if before:
+        length = 4 if before <= 4 else 16
+        prefill = interpreter.get_signature_runner(f"prefill_{length}")
+        keep(prefill(tokens=plain_padded(ids[:before], length)), 0, before)
+    for position in range(before, caches["cache_000_self_attention_mask"].shape[1] - 1):
+        token, at = np.array([[ids[position]]], "int32"), np.array([position], "int32")
+        new = decode(tokens=token, position=at, **caches)
+        keep(new, position, 1)
+        if position == len(ids) - 1:
+            ids.append(int(choose(new["logits"])[0]))
+            if ids[-1] == 1:  # the end
+                break
+    return tokenizer.decode(ids)
+
+
+def most_probable():
+    return lambda logits: np.argmax(logits, axis=-1)
+
+
+def never_twice():
+    """The most probable token that was not yet chosen: what hardly learned repeats itself."""
+    chosen = []
+
+    def choose(logits):
+        logits = logits.copy()
+        logits[:, chosen] = -np.inf
+        chosen.append(int(np.argmax(logits[0])))
+        return np.array(chosen[-1:])
+
+    return choose
+
+
+# The recipes
+
+
+def test_a_classifier(tmp_path):
+    report = ran(tmp_path, "classifier", "--ask", "Neuseeland")
+    assert re.search(r"the same answer for (9[5-9]|100)\.\d%", report)
+    assert len(re.findall(r"^\w\w \d+\.\d%$", report, re.MULTILINE)) == 3
+    path = tmp_path / "artifacts/export/classifier.tflite"
+    model = runtime.load(path)
+    assert {len(model.tokenizers["ids"].encode(name)) > 8 for name in NAMES} == {True, False}
+    scores = [model.predict_text(name)["output"][0] for name in NAMES]
+    np.testing.assert_array_equal(scores, list(plain_predict(path, NAMES)))
+
+
+def test_a_translator(tmp_path):
+    report = ran(tmp_path, "translator", "--ask", "3 de marzo de 2026")
+    assert len(re.findall(r"^[\d-]+ -\d+\.\d{3}$", report, re.MULTILINE)) == 3
+    path = tmp_path / "artifacts/export/translator.tflite"
+    found = runtime.load(path).generate_text(DATES)
+    assert [[tuple(x) for x in row] for row in found] == list(plain_generate(path, DATES))
+
+
+def test_a_language_model(tmp_path):
+    ran(tmp_path, "language_model", "--write", "[de][city]Neu")
+    path = tmp_path / "artifacts/export/language_model.tflite"
+    model = runtime.load(path)
+    for choose in (most_probable, never_twice):
+        for text in BEGINNINGS:
+            written = re.sub(r"\[\w+\]", "", text)  # tags are special tokens
+            pieces = list(model.stream_text(text, choose()))
+            assert written + "".join(pieces) == plain_write(path, text, choose())
+
+
+def test_a_server(tmp_path):
+    """It asks itself over HTTP, in a process without Keras."""
+    report = ran(tmp_path, "saved_model_server")
+    # float32 of two graphs, scores of order 1.
+    assert float(re.search(r"50 answers over HTTP, off by at most (\S+)", report).group(1)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["float32", "float16"])
+def test_other_weights(quantization, tmp_path):
+    for recipe in ("classifier", "translator", "language_model"):
+        assert f", {quantization}\n" in ran(tmp_path, recipe, "--quantize", quantization)
