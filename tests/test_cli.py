@@ -135,10 +135,7 @@ def test_inspect(run, file_path):
     ):
         assert text in out
     assert "encoder_0/" not in out
-    assert (
-        "encoder_0/self_attention/"
-        in run("inspect", file_path, "--depth", 9)[1]
-    )
+    assert "encoder_0/self_attention/" in run("inspect", file_path, "--depth", 9)[1]
     layers = json.loads(run("inspect", file_path, "--json")[1])["manifest"]["layers"]
     weights = sum(weight.numpy().nbytes for weight in small().weights)
     assert 0.9 * weights < sum(layers.values()) < 1.5 * weights

@@ -1,6 +1,7 @@
 """What Keras offers for its own layers reaches these: RematScope, LoRA, quantization."""
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -74,14 +75,20 @@ def losses(scope, dropout, jit=False):
     return model.fit(IDS, TARGETS, epochs=3, batch_size=2, shuffle=False, verbose=0).history["loss"]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@functools.cache
+def plain_losses(dropout):
+    return losses(None, dropout)
+
+
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_learns_the_same_inside_a_remat_scope(mode, dropout):
     """Three steps: wrong gradients, or other dropout in the backward pass, would show."""
     # The same sums in another order, in float32, over three steps.
-    np.testing.assert_allclose(losses(MODES[mode], dropout), losses(None, dropout), rtol=1e-5)
+    np.testing.assert_allclose(losses(MODES[mode], dropout), plain_losses(dropout), rtol=1e-5)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_a_model_learns_the_same_inside_a_remat_scope_under_xla():
     scope = MODES["full"]
