@@ -100,7 +100,8 @@ def step(
         if position < prompt.shape[1]:
             token = prompt[:, position : position + 1]
             continue
-        chosen = np.where(ended, 0, choose(results["logits"]))
+        # A copy: what `choose` keeps, or runs meanwhile, must not meet LiteRT's memory.
+        chosen = np.where(ended, 0, choose(np.array(results["logits"])))
         yield chosen.astype("int32")
         ended |= np.isin(chosen, end_ids)
         if ended.all():

@@ -48,7 +48,8 @@ class Model:
         else:
             self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
         # LiteRT's interpreter is one set of buffers: two threads would mix their answers.
-        self._lock = threading.Lock()
+        # Reentrant: what chooses tokens inside a step may ask the same model.
+        self._lock = threading.RLock()
         self._streams = 0
 
     def _interpreted(self, threads: int) -> dict[str, Runner]:
@@ -143,13 +144,14 @@ class Model:
             _fill(prompt, batch),
             choose or _most_probable,
         )
-        number = self._streams = self._streams + 1
+        with self._lock:
+            number = self._streams = self._streams + 1
         while True:
             with self._lock:
                 if number != self._streams:
                     raise RuntimeError(
-                        "another stream has begun, and one file has one set of caches: "
-                        "load it twice to run two streams side by side"
+                        "another stream has begun, or 'decode' has run, and one file has one set "
+                        "of caches: load it twice to run two side by side"
                     )
                 tokens = next(steps, None)
             if tokens is None:
@@ -210,9 +212,10 @@ class Model:
                 part[:, :column] = chunk[target]
             else:
                 part[:, 0] = decode["start_id"]
-            for tokens in self.stream(chunk):
-                part[:, column] = tokens
-                column += 1
+            with self._lock:  # to the end, or another thread's rows would take the caches
+                for tokens in self.stream(chunk):
+                    part[:, column] = tokens
+                    column += 1
         return result
 
     def _several(self, name: str, values: Any) -> list[Any]:
@@ -375,6 +378,8 @@ class Model:
             chunk = {key: array[start : start + batch] for key, array in arrays.items()}
             filled = {key: _fill(array, batch) for key, array in chunk.items()}
             with self._lock:
+                if self.signatures[name]["role"] == "decode":
+                    self._streams += 1  # it overwrites the caches of a stream
                 results.append(self._runners[name](**filled))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 

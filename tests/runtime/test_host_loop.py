@@ -1,6 +1,7 @@
 """Files that are stepped from outside: `stream`, and `generate` where no loop is inside."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -192,6 +193,32 @@ def test_the_caller_may_choose():
     np.testing.assert_array_equal(streamed[going], best[going])
 
 
+def test_logits_are_the_callers_to_keep():
+    kept, copies = [], []
+
+    def choose(logits):
+        kept.append(logits)
+        copies.append(logits.copy())
+        return logits.argmax(axis=-1)
+
+    list(load(translator()).stream(SOURCES[:3], choose))
+    assert len(kept) > 2
+    np.testing.assert_array_equal(kept, copies)
+
+
+def test_what_chooses_may_ask_the_model():
+    model, answers = load(translator()), []
+
+    def choose(logits):
+        inputs = {"source": SOURCES[1:2], "target": [[1, 2]]}
+        answers.append(model.predict(inputs)["output"])
+        return logits.argmax(axis=-1)
+
+    streamed = rows_of(model.stream(SOURCES[:1], choose))
+    np.testing.assert_array_equal(streamed, expected()[:1, 1 : 1 + streamed.shape[1]])
+    assert len(answers) == streamed.shape[1]
+
+
 @pytest.mark.parametrize("prompt", [1, 6, 7, 127, 128, 129, 190])
 def test_logits_across_rooms_are_those_of_a_full_pass(prompt):
     """The caches of `decode_128` go on in `decode_200`, wherever the prompt ends."""
@@ -225,7 +252,7 @@ def test_two_streams_at_once_are_refused():
     first, second = model.stream(SOURCES[0]), model.stream(SOURCES[1])
     np.testing.assert_array_equal(next(first), expected()[0, 1:2])
     np.testing.assert_array_equal(next(second), expected()[1, 1:2])
-    with pytest.raises(RuntimeError, match=r"another stream has begun, .*: load it twice to run"):
+    with pytest.raises(RuntimeError, match=r"another stream has begun, .*: load it twice to"):
         next(first)
     rest = [int(tokens[0]) for tokens in second]
     assert rest == expected()[1, 2 : 2 + len(rest)].tolist()
@@ -240,6 +267,24 @@ def test_a_stream_goes_on_after_other_signatures_have_run():
         model.run("encode_5", SOURCES[2:3])
         model.run("prefill_2", {**model.run("encode_5", SOURCES[1:2]), "target": [[3, 4]]})
     assert tokens == expected()[0, 1 : 1 + len(tokens)].tolist()
+
+
+def test_a_decode_between_two_steps_ends_a_stream():
+    model = load(writer())
+    stream = model.stream([3])
+    next(stream)
+    specs = model.signatures["decode_128"]["inputs"]
+    model.run("decode_128", {x: np.zeros(y["shape"], y["dtype"]) for x, y in specs.items()})
+    with pytest.raises(RuntimeError, match="'decode' has run, and one file has one set of caches"):
+        next(stream)
+
+
+def test_several_threads_generate_one_at_a_time():
+    model = load(translator())
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(model.generate, [QUESTIONS[i : i + 4] for i in range(12)]))
+    for i, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.tokens, expected()[i : i + 4])
 
 
 # An input that every step reads
