@@ -101,7 +101,8 @@ def step(
             token = prompt[:, position : position + 1]
             continue
         # A copy: what `choose` keeps, or runs meanwhile, must not meet LiteRT's memory.
-        chosen = np.where(ended, 0, choose(np.array(results["logits"])))
+        logits = np.array(results["logits"])
+        chosen = _tokens(choose(logits), ended, logits.shape[-1])
         yield chosen.astype("int32")
         ended |= np.isin(chosen, end_ids)
         if ended.all():
@@ -127,6 +128,20 @@ def _prefilled(
     at = _begin(buffers(name), known, {})
     at.inputs[target][:, :count] = prompt[:, :count]
     return {key: _first(x, count) for key, x in at.run().items()}, count
+
+
+def _tokens(chosen: Any, ended: np.ndarray, size: int) -> np.ndarray:
+    """What a caller chose, checked: a token (B,) of each row, 0 of those that have ended."""
+    tokens = np.asarray(chosen)
+    if tokens.shape != ended.shape or not np.issubdtype(tokens.dtype, np.integer):
+        raise TypeError(
+            f"choose must return integer tokens of shape {ended.shape}, got "
+            + (f"{tokens.dtype} {tokens.shape}" if tokens.ndim else type(chosen).__name__)
+        )
+    tokens = np.where(ended, 0, tokens)
+    if tokens.min() < 0 or tokens.max() >= size:
+        raise ValueError(f"choose must return tokens in 0..{size - 1}, got {tokens.tolist()}")
+    return tokens
 
 
 def _begin(at: Any, known: dict[str, np.ndarray], cache: dict[str, np.ndarray]) -> Any:

@@ -38,6 +38,8 @@ class Model:
     """
 
     def __init__(self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None):
+        if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)):
+            raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         self.path = Path(path)
@@ -46,6 +48,8 @@ class Model:
         if weight_cache is None:
             self._runners = self._interpreted(threads)
         else:
+            if Path(weight_cache).is_file():
+                raise ValueError(f"weight_cache must be a folder, got the file {weight_cache}")
             self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
         # LiteRT's interpreter is one set of buffers: two threads would mix their answers.
         # Reentrant: what chooses tokens inside a step may ask the same model.
@@ -79,13 +83,10 @@ class Model:
 
     def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
         """`generate` by one signature of several, whether or not a shorter one would do."""
-        prompt = self.signatures[name].get("prompt")
         padding = None
-        if prompt is not None:
-            inputs = dict(inputs)
-            length = self.signatures[name]["inputs"][prompt]["shape"][1]
-            inputs[prompt], padding = _left_padded(prompt, inputs[prompt], length)
-            inputs["padding"] = padding
+        if "prompt" in self.signatures[name]:
+            inputs = self._prompted(name, inputs)
+            padding = inputs["padding"]
         results = self.run(name, inputs)
         tokens = results["tokens"]
         if padding is not None:
@@ -93,6 +94,25 @@ class Model:
                 tokens[row] = np.roll(tokens[row], -count, axis=-1)
             tokens = np.ascontiguousarray(tokens[..., : self.signatures[name]["max_length"]])
         return Generated(tokens, results.get("scores"))
+
+    def _prompted(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs with the prompts padded on the left; without prompts, the start tokens."""
+        signature = self.signatures[name]
+        prompt, specs = signature["prompt"], dict(signature["inputs"])
+        del specs["padding"]
+        if not set(specs) - {prompt} <= set(inputs) <= set(specs):
+            raise ValueError(f"{name} takes the inputs {list(specs)}, got {list(inputs)}")
+        prompts = inputs.get(prompt)
+        if prompt not in inputs:
+            if signature["start_id"] is None or not inputs:
+                raise ValueError(
+                    f"{name} needs a prompt, {prompt!r}: got none"
+                    + ("" if signature["start_id"] is not None else " and there is no start_id")
+                )
+            key, x = next(iter(inputs.items()))
+            prompts = [[signature["start_id"]]] * len(_fit(key, x, specs[key]))
+        tokens, padding = _left_padded(prompt, prompts, specs[prompt])
+        return {**inputs, prompt: tokens, "padding": padding}
 
     def stream(
         self, inputs: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
@@ -118,7 +138,7 @@ class Model:
         known = self._known(decode, inputs)
         rows = next((len(x) for x in known.values()), batch)
         if given is not None:
-            checked = _rows(target, given, decode["inputs"][target])
+            checked = _rows(target, given, _prompts(decode))
             prompt, rows = prompt_of(checked, target), len(checked)
         elif decode["start_id"] is None:
             raise ValueError(f"{self.path} was exported without a start_id: give {target!r}")
@@ -131,11 +151,7 @@ class Model:
                 )
         if not 0 < rows <= batch:
             raise ValueError(f"{self.path} steps {batch} rows at once, got {rows}")
-        if not 0 < prompt.shape[1] < decode["max_length"]:
-            raise ValueError(
-                "a prompt must have at least one token and fewer than max_length "
-                f"({decode['max_length']}), got {prompt.shape[1]}"
-            )
+        _check_prompt(prompt.shape[1], decode["max_length"])
         known = {key: _fill(x, batch) for key, x in known.items()}
         steps = step(
             self.signatures,
@@ -189,7 +205,9 @@ class Model:
         target, length = decode["target"], decode["max_length"]
         inputs = self._by_name(inputs, target)
         batch = decode["inputs"][target]["shape"][0]
-        arrays = {key: self._several(key, x) for key, x in inputs.items()}
+        specs = {k: x for s in self.signatures.values() for k, x in s["inputs"].items()}
+        specs[target] = _prompts(decode)
+        arrays = {key: _several(key, x, specs.get(key)) for key, x in inputs.items()}
         counts = {key: len(x) for key, x in arrays.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"all inputs must have the same number of rows, got {counts}")
@@ -199,6 +217,8 @@ class Model:
         result = np.zeros((rows, length), "int32")
         # Prompts that are stepped together have one length.
         lengths = [len(row) for row in arrays[target]] if target in arrays else [1] * rows
+        for count in lengths:
+            _check_prompt(count, length)
         stop = 0
         while stop < rows:
             start = stop
@@ -210,21 +230,13 @@ class Model:
             if target in chunk:
                 column = len(chunk[target][0])
                 part[:, :column] = chunk[target]
-            else:
+            elif decode["start_id"] is not None:
                 part[:, 0] = decode["start_id"]
             with self._lock:  # to the end, or another thread's rows would take the caches
                 for tokens in self.stream(chunk):
                     part[:, column] = tokens
                     column += 1
         return result
-
-    def _several(self, name: str, values: Any) -> list[Any]:
-        """The rows of an input, of which one may come alone."""
-        shapes = [
-            x["inputs"][name]["shape"] for x in self.signatures.values() if name in x["inputs"]
-        ]
-        alone = shapes and len(values) and np.ndim(values[0]) == len(shapes[0]) - 2
-        return [values] if alone else list(values)
 
     def _buffers(self, name: str) -> Any:
         runner = self._runners[name]
@@ -423,7 +435,7 @@ def _fit(name: str, values: Any, expected: dict[str, Any]) -> np.ndarray:
     if dtype.kind in "iu":
         array = _ids(name, values, shape, expected)
     else:
-        array = np.asarray(values)
+        array = _array(name, values)
         if dtype.kind == "b" and array.dtype.kind not in "biu":
             raise TypeError(f"{name} must be bool, True = attend, got {array.dtype}")
         array = array.astype(dtype)
@@ -459,15 +471,21 @@ def _ids(name: str, values: Any, shape: tuple[int, ...], expected: dict[str, Any
 def _rows(name: str, values: Any, expected: dict[str, Any]) -> list[np.ndarray]:
     """Rows of integers in range, of any lengths."""
     shape = expected["shape"]
-    if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
+    if not _is_sequence(values):
         raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
     rows: Sequence[Any] = values
-    if len(shape) > 1 and len(rows) and np.ndim(rows[0]) == 0:
+    if not len(rows):
+        raise ValueError(f"{name}: got no rows")
+    if len(shape) > 1 and not _is_sequence(rows[0]):
         rows = [values]
-    arrays = [np.asarray(row) for row in rows]
+    arrays = [_array(name, row) for row in rows]
     for array in arrays:
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{name} must be integer ids, got {array.dtype}")
+        wrong = array.ndim != 1 if len(shape) == 2 else array.shape != tuple(shape[1:])
+        if wrong:
+            wanted = ", ".join(["B", *map(str, shape[1:])])
+            raise ValueError(f"{name} must have shape ({wanted}), got a row of {array.shape}")
     # Before they are cast: 2**32 + 3 in 32 bits is 3.
     limits = np.iinfo(expected["dtype"])
     size = expected.get("vocabulary_size", int(limits.max) + 1)
@@ -482,10 +500,44 @@ def _rows(name: str, values: Any, expected: dict[str, Any]) -> list[np.ndarray]:
     return arrays
 
 
-def _left_padded(name: str, values: Any, length: int) -> tuple[np.ndarray, np.ndarray]:
+def _several(name: str, values: Any, expected: dict[str, Any] | None) -> list[Any]:
+    """The rows of an input, of which one may come alone."""
+    if expected is not None and _is_rows(expected):
+        return list(_rows(name, values, expected))
+    array = _array(name, values)
+    alone = expected is not None and array.ndim == len(expected["shape"]) - 1
+    return [array] if alone or not array.ndim else list(array)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:  # NumPy's words are of its own insides
+        raise ValueError(f"{name} must be an array, got rows of different shapes") from None
+
+
+def _is_sequence(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) or np.ndim(values) > 0
+
+
+def _prompts(decode: dict[str, Any]) -> dict[str, Any]:
+    """What prompts are like that `decode` reads, which itself takes one token."""
+    spec = dict(decode["inputs"][decode["target"]])
+    return {**spec, "shape": [spec["shape"][0], decode["max_length"] - 1]}
+
+
+def _check_prompt(count: int, max_length: int) -> None:
+    if not 0 < count < max_length:
+        raise ValueError(
+            "a prompt must have at least one token and fewer than max_length "
+            f"({max_length}), got {count}"
+        )
+
+
+def _left_padded(name: str, values: Any, expected: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Prompts padded before their first token: (B, N), and by how much: (B,), int32."""
-    rows = [np.asarray(row) for row in ([values] if np.ndim(values[0]) == 0 else values)]
-    if not rows or min(map(len, rows)) < 1 or max(map(len, rows)) > length:
+    rows, length = _rows(name, values, expected), expected["shape"][1]
+    if min(map(len, rows)) < 1 or max(map(len, rows)) > length:
         raise ValueError(
             f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "
             f"got {sorted({len(row) for row in rows})}"
@@ -502,11 +554,11 @@ def _is_rows(expected: dict[str, Any]) -> bool:
 
 def _longest(values: Any) -> int:
     """Of rows of ids; 0 where they are none, which is for `_ids` to say."""
-    if not isinstance(values, (list, tuple)) and np.ndim(values) == 0:
+    if not _is_sequence(values) or not len(values):
         return 0
-    if not len(values):
-        return 0
-    return len(values) if np.ndim(values[0]) == 0 else max(len(row) for row in values)
+    if not _is_sequence(values[0]):
+        return len(values)
+    return max(len(row) if _is_sequence(row) else 0 for row in values)
 
 
 def _most_probable(logits: np.ndarray) -> np.ndarray:

@@ -340,6 +340,51 @@ def test_bad_inputs_of_generate(inputs):
         load(translator()).generate(inputs)
 
 
+@functools.cache
+def stepped_writer():
+    """`writer`, with no loop inside."""
+    options = {"max_length": 9, "verify": False}
+    return export_tflite(story(), new_path(), ["decode"], **options).path
+
+
+@pytest.mark.parametrize("path", [writer, stepped_writer])
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ([], ValueError, "tokens: got no rows"),
+        ({}, ValueError, "needs a prompt|takes the inputs|without a start_id: give 'tokens'"),
+        ({"x": [[1]]}, ValueError, r"takes? the inputs .*'tokens'.*, got \['x'\]"),
+        (3, TypeError, "tokens must be rows of ids, got int"),
+        (None, TypeError, "tokens must be rows of ids, got NoneType"),
+        ("a", TypeError, "tokens must be rows of ids, got str"),
+        ([["a"]], TypeError, "tokens must be integer ids, got <U1"),
+        ([[1, 2], 3], ValueError, r"tokens must have shape \(B, \d\), got a row of \(\)"),
+        ([[]], ValueError, "a prompt must have"),
+        ([[1] * (LONG + 1)], ValueError, "a prompt must have .*got .*201"),
+    ],
+)
+def test_bad_prompts_of_generate(path, inputs, error, message):
+    with pytest.raises(error, match=message):
+        load(path()).generate(inputs)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        ([[1]], TypeError, r"integer tokens of shape \(1,\), got int64 \(1, 1\)"),
+        ([1, 2], TypeError, r"integer tokens of shape \(1,\), got int64 \(2,\)"),
+        ([1.0], TypeError, r"integer tokens of shape \(1,\), got float64 \(1,\)"),
+        (None, TypeError, r"integer tokens of shape \(1,\), got NoneType"),
+        ("a", TypeError, r"integer tokens of shape \(1,\), got str"),
+        ([TARGET_SIZE], ValueError, r"tokens in 0\.\.12, got \[13\]"),
+        ([-1], ValueError, r"tokens in 0\.\.12, got \[-1\]"),
+    ],
+)
+def test_what_is_chosen_must_be_tokens(chosen, error, message):
+    with pytest.raises(error, match=f"choose must return {message}"):
+        next(load(stepped_writer()).stream([[1]], lambda logits: chosen))
+
+
 def test_prompts_stepped_together_have_one_length():
     inputs = {"source": SOURCES[:2], "target": [[1, 5], [1]]}
     message = r"target: prompts that are stepped together must have one length, got \[1, 2\]"

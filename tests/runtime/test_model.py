@@ -4,8 +4,17 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from small_exports import MAX_LENGTH, QUESTIONS, SOURCE_LENGTH, folder, small_file, small_tokens
-from small_models import SOURCES, TARGET_SIZE, unpadded
+from small_exports import (
+    MAX_LENGTH,
+    QUESTIONS,
+    SOURCE_LENGTH,
+    folder,
+    new_path,
+    small,
+    small_file,
+    small_tokens,
+)
+from small_models import SOURCES, START, TARGET_SIZE, unpadded
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
@@ -131,6 +140,8 @@ def test_inputs_by_name_in_any_order(model):
         ("drei", TypeError, r"source must be .*ids, got (<U4|str)"),
         ([[None]], TypeError, r"source must be integer ids, got object"),
         ([[2**70]], TypeError, r"source must be integer ids, got object"),
+        ([[1, 2], 3], ValueError, r"^source must have shape \(B, 5\), got a row of \(\)"),
+        ([3, [1, 2]], ValueError, r"^source must be an array, got rows of different shapes"),
         ([], ValueError, r"got no rows"),
         (np.zeros((0, 5), "int32"), ValueError, r"got no rows"),
         (np.ones((1, 1, 5), "int32"), ValueError, r"source must have shape \(B, 5"),
@@ -180,6 +191,64 @@ def test_a_signature_that_is_not_there(pairs):
 def test_threads_must_be_some(threads):
     with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
         runtime.load(small_file(num_layers=2).path, threads=threads)
+
+
+@pytest.mark.parametrize("threads", ["2", 1.5, True, None])
+def test_threads_must_be_a_number(threads):
+    with pytest.raises(TypeError, match=r"threads must be an integer of at least 1, got"):
+        runtime.load(small_file(num_layers=2).path, threads=threads)
+
+
+def test_a_weight_cache_is_a_folder(tmp_path):
+    (tmp_path / "cache").write_text("here")
+    with pytest.raises(ValueError, match=r"weight_cache must be a folder, got the file .*cache"):
+        runtime.load(small_file(num_layers=2).path, weight_cache=tmp_path / "cache")
+
+
+# Prompts
+
+
+@pytest.fixture(scope="module", params=[START, None], ids=["start", "no start"])
+def prompted(request):
+    """A file that takes a source and a prompt."""
+    path, options = new_path(), {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH}
+    start = {"start_id": request.param, "prompt_length": 3, "verify": False}
+    export_tflite(small(num_layers=2), path, ["generate"], **options, **start)
+    return runtime.load(path)
+
+
+def test_without_a_prompt_the_start_token_begins(prompted, expected):
+    if prompted.signatures["generate"]["start_id"] is None:
+        with pytest.raises(ValueError, match=r"needs a prompt, 'target': got none and .* start"):
+            prompted.generate([[3, 4, 5]])
+    else:
+        tokens = prompted.generate(QUESTIONS[:3]).tokens
+        np.testing.assert_array_equal(tokens, expected[:3])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ([], ValueError, "got no rows|needs a prompt"),
+        ({}, ValueError, r"takes the inputs \['source', 'target'\], got \[\]"),
+        ({"x": [[1]]}, ValueError, r"takes the inputs \['source', 'target'\], got \['x'\]"),
+        ({"source": [[1]], "target": []}, ValueError, "target: got no rows"),
+        ({"source": [[1]], "target": 3}, TypeError, "target must be rows of ids, got int"),
+        ({"source": [[1]], "target": None}, TypeError, "target must be rows of ids, got NoneType"),
+        ({"source": [[1]], "target": "a"}, TypeError, "target must be rows of ids, got str"),
+        ({"source": [[1]], "target": [["a"]]}, TypeError, "target must be integer ids, got <U1"),
+        (
+            {"source": [[1]], "target": [[1] * 4]},
+            ValueError,
+            r"must have 1 to 3 .*got \[4\]",
+        ),
+        ({"source": [[1]], "target": [[1] * 50]}, ValueError, r"prompt must have 1 to 3 "),
+        ({"source": [[1]], "target": [[1], [2]]}, ValueError, "the same number of rows, got"),
+    ],
+)
+def test_bad_prompts(prompted, inputs, error, message):
+    with pytest.raises(error, match=message):
+        prompted.generate(inputs)
 
 
 # Inputs of other kinds
