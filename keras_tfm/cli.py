@@ -1,7 +1,7 @@
 """The command line: `keras-tfm export | verify | benchmark | inspect | generate`.
 
 Exit codes: 0, done; 1, it could not be done, and why stands on standard error; 2, the command was
-not understood; 3, the file does not answer as the model does.
+not understood; 3, the file does not answer as the model does; 130, it was interrupted.
 """
 
 import json
@@ -29,7 +29,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 from keras_tfm import runtime
 from keras_tfm.runtime import native_log
 
-FAILED, DIFFERENT = 1, 3
+FAILED, DIFFERENT, INTERRUPTED = 1, 3, 130
 
 app = typer.Typer(
     help="Exports Keras transformers to .tflite, and checks, measures and runs the files.",
@@ -102,9 +102,11 @@ def export(
     target: Annotated[
         str | None, typer.Option(help="The input that is generated; found by default.")
     ] = None,
-    beam: Annotated[int, typer.Option(help="Beginnings that a beam search keeps; 1: greedy.")] = 1,
+    beam: Annotated[
+        int, typer.Option(help="Beginnings that a beam search keeps; 1: greedy.", min=1)
+    ] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of a beam search.")] = 0.6,
-    hypotheses: Annotated[int, typer.Option(help="How many a beam search returns.")] = 1,
+    hypotheses: Annotated[int, typer.Option(help="How many a beam search returns.", min=1)] = 1,
     keep_float: Annotated[
         list[str] | None, typer.Option(help="A layer that stays float32; may be repeated.")
     ] = None,
@@ -126,6 +128,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Writes a .keras model as one .tflite file, and checks that it answers as the model does."""
+    if hypotheses > beam:
+        raise typer.BadParameter(f"--hypotheses {hypotheses} needs a --beam of as many, got {beam}")
     with _work("loading TensorFlow"), native_log.captured():
         from keras_tfm.export import export_tflite
         from keras_tfm.generation import Beam
@@ -134,7 +138,7 @@ def export(
         report = export_tflite(
             loaded,
             output,
-            None if signatures is None else signatures.split(","),
+            None if signatures is None else [name.strip() for name in signatures.split(",")],
             quantize.value,
             source_length=_numbers(lengths),
             prompt_length=_numbers(prompt_lengths),
@@ -225,13 +229,23 @@ def generate(
             print()
             continue
         if ids:
-            answer: Any = model.generate([_numbers(text)]).tokens[0].tolist()
-            shown = ",".join(map(str, answer))
+            generated = model.generate([_numbers(text)])
+            answer, shown = _of_ids(generated.tokens[0], generated.scores)
         else:
             answer = shown = model.generate_text(text)
             if isinstance(answer, list):
-                shown = "\n".join(answer)
+                shown = "\n".join(f"{x.text}\t{x.score:.6g}" for x in answer)
+                answer = [x._asdict() for x in answer]
         print(json.dumps({"input": text, "output": answer}) if as_json else shown, flush=True)
+
+
+def _of_ids(tokens: Any, scores: Any) -> tuple[Any, str]:
+    """What is printed of one row, (T,) or of several hypotheses (n, T), for programs and people."""
+    if tokens.ndim == 1:
+        return tokens.tolist(), ",".join(map(str, tokens))
+    pairs = list(zip(tokens.tolist(), scores[0].tolist(), strict=True))
+    lines = (f"{','.join(map(str, row))}\t{score:.6g}" for row, score in pairs)
+    return [{"ids": row, "score": score} for row, score in pairs], "\n".join(lines)
 
 
 def _load(path: Path) -> Any:
@@ -293,7 +307,9 @@ def main() -> None:
     """The command `keras-tfm`."""
     try:
         app()
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # Typer's code, too
+    except BrokenPipeError:
         sys.exit(FAILED)
     except Exception as error:
         # What a user did or has; anything else is a mistake of ours and keeps its traceback.

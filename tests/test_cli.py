@@ -8,10 +8,13 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from small_exports import SOURCE_LENGTH, small, small_file, small_tokens
+from small_exports import SOURCE_LENGTH, new_path, small, small_file, small_tokens
 from small_models import SOURCES, START, randomize
+from small_tokenizers import END, source_words, words
 
 from keras_tfm import cli, runtime
+from keras_tfm.export import export_tflite
+from keras_tfm.generation import Beam
 
 SIZES = ["--lengths", str(SOURCE_LENGTH), "--max-length", "9", "--start", str(START)]
 
@@ -58,7 +61,15 @@ def test_export_verifies_reports_and_tells_each_step(run, model_path, tmp_path):
 
 def test_export_takes_the_other_options(run, model_path, tmp_path):
     path = tmp_path / "small.tflite"
-    arguments = ["--signatures", "generate", "--lengths", "3", *SIZES[2:], "--batch-size", "2"]
+    arguments = [
+        "--signatures",
+        "generate, predict",
+        "--lengths",
+        "3",
+        *SIZES[2:],
+        "--batch-size",
+        "2",
+    ]
     beam = ["--beam", "3", "--length-penalty", "1", "--hypotheses", "2", "--target", "target"]
     code, out, _ = run("export", model_path, path, *arguments, *beam, "--no-verify", "--json")
     assert code == 0
@@ -151,9 +162,59 @@ def test_generate(run, file_path):
     assert json.loads(out) == {"input": rows[0], "output": small_tokens()[0].tolist()}
 
 
+@pytest.fixture(scope="module")
+def beam_path():
+    """A file of three hypotheses, with tokenizers."""
+    report = export_tflite(
+        small(seed=6),
+        new_path(),
+        ["generate"],
+        source_length=SOURCE_LENGTH,
+        max_length=9,
+        start_id=START,
+        end_id=END,
+        strategy=Beam(3, hypotheses=3),
+        tokenizer=source_words(),
+        detokenizer=words(),
+        verify=False,
+    )
+    return report.path
+
+
+def test_generate_several_hypotheses(run, beam_path):
+    text = "three four five"
+    texts = runtime.load(beam_path).generate_text(text)
+    code, out, err = run("generate", beam_path, text)
+    assert code == 0, err
+    assert out.splitlines() == [f"{x.text}\t{x.score:.6g}" for x in texts]
+    code, out, _ = run("generate", beam_path, "--json", text)
+    answer = [{"text": x.text, "score": x.score} for x in texts]
+    assert json.loads(out) == {"input": text, "output": answer}
+
+
+def test_generate_ids_of_several_hypotheses(run, beam_path):
+    (tokens,), (scores,) = runtime.load(beam_path).generate([3, 4, 5])
+    pairs = list(zip(tokens.tolist(), scores.tolist(), strict=True))
+    code, out, err = run("generate", beam_path, "--ids", "3,4,5")
+    assert code == 0, err
+    assert out.splitlines() == [f"{','.join(map(str, row))}\t{score:.6g}" for row, score in pairs]
+    out = run("generate", beam_path, "--ids", "--json", "3,4,5")[1]
+    assert json.loads(out)["output"] == [{"ids": row, "score": score} for row, score in pairs]
+
+
+def test_an_interrupt(run, file_path, monkeypatch):
+    def load(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "load", load)
+    assert run("generate", file_path, "--ids", "3")[0] == 130
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["export", "MODEL", "x.tflite", *SIZES, "--beam", "0"], 2, "Invalid value for '--beam'"),
+        (["export", "MODEL", "x.tflite", *SIZES, "--hypotheses", "2"], 2, "--beam of as many"),
         (["inspect", "nothing.tflite"], 1, "no such file: nothing.tflite"),
         (["inspect", "MODEL"], 1, "is not a .tflite file"),
         (["export", "nothing.keras", "x.tflite"], 1, "no such file: nothing.keras"),

@@ -207,20 +207,28 @@ def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -
         times.append(time.perf_counter() - start)
     tokens = None
     if "max_length" in signature and "tokens" in outputs:
-        tokens = count_tokens(outputs["tokens"], signature.get("end_id"))
+        # A prompt at random fills its length, so that nothing pads it; columns after max_length are
+        # there for rows whose prompt is padded.
+        prompt = 1
+        if "prompt" in signature:
+            prompt = signature["inputs"][signature["prompt"]]["shape"][1]
+        made = outputs["tokens"][..., : signature["max_length"]]
+        tokens = count_tokens(made, signature.get("end_id"), prompt)
     median, p90 = (1e3 * float(np.quantile(times, q)) for q in (0.5, 0.9))
     return Latency(name, threads, len(times), median, p90, tokens)
 
 
-def count_tokens(tokens: np.ndarray, end_id: int | Sequence[int] | None) -> int:
-    """How many tokens were made: those after the start token, up to and with the end.
+def count_tokens(
+    tokens: np.ndarray, end_id: int | Sequence[int] | None, prompt_length: int = 1
+) -> int:
+    """How many tokens were made: those after the start token or prompt, up to and with the end.
 
     >>> import numpy as np
     >>> from keras_tfm.export.benchmark import count_tokens
     >>> count_tokens(np.array([[1, 5, 2, 0], [1, 5, 6, 7]]), end_id=2)
     5
     """
-    made = tokens.reshape(-1, tokens.shape[-1])[:, 1:]
+    made = tokens.reshape(-1, tokens.shape[-1])[:, prompt_length:]
     ended = np.isin(made, [] if end_id is None else end_id)
     ended_before: np.ndarray = np.cumsum(ended, axis=1) - ended
     return int((ended_before == 0).sum())

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_exports import BOTH, MAX_LENGTH, real_file, small_file, small_tokens
+from small_exports import BOTH, MAX_LENGTH, new_path, real_file, small_file, small_tokens
+from small_models import decoder_only
 
 from keras_tfm import runtime
-from keras_tfm.export import benchmark
+from keras_tfm.export import benchmark, export_tflite
 from keras_tfm.export.benchmark import LEAST_RUNS, Footprint, count_tokens
 from keras_tfm.runtime.inspection import bytes_by_kind
 from keras_tfm.runtime.random_inputs import random_inputs
@@ -62,6 +63,28 @@ def test_tokens_of_all_rows_up_to_their_ends():
 @pytest.mark.parametrize(("end_id", "expected"), [(None, 6), (2, 5), (9, 6), ([2, 6], 3)])
 def test_count_tokens(end_id, expected):
     assert count_tokens(np.array([[2, 5, 2, 0], [2, 6, 6, 2]]), end_id) == expected
+
+
+@pytest.mark.parametrize(("end_id", "expected"), [(None, 4), (2, 3), (9, 4)])
+def test_count_tokens_after_a_prompt(end_id, expected):
+    assert count_tokens(np.array([[2, 5, 2, 0], [2, 6, 6, 2]]), end_id, 2) == expected
+
+
+@pytest.mark.parametrize("end_id", [None, 7])
+def test_a_prompt_is_not_counted(end_id):
+    """Its ids are any, the end's among them."""
+    length, path = 4, new_path()
+    options = {"prompt_length": length, "max_length": MAX_LENGTH, "end_id": end_id}
+    export_tflite(decoder_only(num_layers=1), path, ["generate"], **options, verify=False)
+    model = runtime.load(path)
+
+    def prompt(seed):
+        return random_inputs(model.signatures["generate"], seed)["tokens"]
+
+    seed = next(seed for seed in range(50) if 7 in prompt(seed))
+    new = model.generate(prompt(seed)).tokens[0, length:].tolist()
+    (x,) = benchmark(path, [1], seconds=0.01, seed=seed).latencies
+    assert x.tokens == (new.index(7) + 1 if end_id in new else MAX_LENGTH - length)
 
 
 def test_count_tokens_against_python():
