@@ -49,7 +49,9 @@ class Model:
             self._runners = self._interpreted(threads)
         else:
             if Path(weight_cache).is_file():
-                raise ValueError(f"weight_cache must be a folder, got the file {weight_cache}")
+                raise NotADirectoryError(
+                    f"weight_cache must be a folder, got the file {weight_cache}"
+                )
             self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
         # LiteRT's interpreter is one set of buffers: two threads would mix their answers.
         # Reentrant: what chooses tokens inside a step may ask the same model.
@@ -72,10 +74,13 @@ class Model:
         Args:
             inputs: ids (B, S) or (S,), as an array or as lists of any length; or, by name, all
                 inputs of the model but the stepped one, and prompts for that where the file was
-                exported with a prompt_length. Shorter ids are padded.
+                exported with a prompt_length; without them rows begin with the start token, where
+                the file has one. Shorter ids are padded.
 
         Raises:
-            ValueError: ids longer than the file was exported for, or outside the vocabulary.
+            ValueError: ids longer than the file was exported for, or outside the vocabulary; no
+                rows; inputs of other names.
+            TypeError: what was given are no rows of integers.
         """
         if not by_length(self.signatures, "generate"):
             return Generated(self._stepped(inputs))
@@ -124,7 +129,14 @@ class Model:
         Args:
             inputs: as in `generate`, of at most as many rows as the file was exported for. Prompts
                 have one length.
-            choose: logits (B, V), float32 -> tokens (B,); the most probable by default.
+            choose: logits (B, V), float32, a copy to keep -> integer tokens (B,), with B the rows
+                that the file steps at once, as it was exported; the most probable by default. It
+                may ask this model, but for "decode".
+
+        Raises:
+            ValueError: as in `generate`; or `choose` gave a token outside the vocabulary.
+            TypeError: as in `generate`; or `choose` gave no tokens (B,).
+            RuntimeError: another stream has begun, or "decode" has run: it has these caches now.
         """
         names = by_length(self.signatures, "decode")
         if not names:
@@ -410,8 +422,9 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or keras_tfm did not write it.
-        OSError: the folder of the cache cannot be written.
+        ValueError: the file is damaged, or keras_tfm did not write it; `threads` is below 1.
+        TypeError: `threads` is no integer.
+        OSError: the folder of the cache cannot be written, or is a file.
         ModuleNotFoundError: LiteRT is missing; the message names the extra that brings it.
 
     Example, with a model that Keras made:
