@@ -24,6 +24,7 @@ from keras_tfm.export.text_signatures import (
     check_tokenizers,
 )
 from keras_tfm.export.verification import verify as verify_file
+from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
@@ -32,6 +33,8 @@ from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
+
+NOT_FLOAT32 = ("float16", "bfloat16", "float64")
 
 
 def export_tflite(
@@ -153,8 +156,10 @@ def export_tflite(
             f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
             "save the model, and load it with KERAS_BACKEND=tensorflow"
         )
+    input_names(model)  # refuses what is not functional
     quantized = Quantization(model, quantization, keep_float, representative_data)
-    mixed = next((x for x in model.layers if "float16" in str(x.compute_dtype)), None)
+    inside = model._flatten_layers(include_self=False)
+    mixed = next((x for x in inside if x.compute_dtype in NOT_FLOAT32), None)
     if mixed is not None:
         raise ValueError(
             f"export needs layers that compute in float32, got {mixed.name} in "

@@ -438,6 +438,8 @@ def _checked_rows(model: keras.Model, file: Model, given: dict[str, Any]) -> Non
     specs = input_specs(model)
     taken = {key for x in file.signatures.values() for key in x["inputs"]}
     names = [name for name in specs if name in taken]
+    if not isinstance(given, dict):
+        raise TypeError(f"inputs must be a dictionary of {names}, got {type(given).__name__}")
     if not given or any(name not in names for name in given):
         raise ValueError(
             f"inputs to verify with must be among the file's, {names}, got {list(given)}"

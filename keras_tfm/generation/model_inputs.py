@@ -13,15 +13,34 @@ def input_names(model: keras.Model) -> list[str]:
         raise TypeError(
             "expected a functional keras.Model (made of keras.Input and layers), "
             f"got {type(model).__name__}"
+            + (
+                "; of one that is built, keras.Model(model.inputs, model.outputs) is functional"
+                if isinstance(model, keras.Sequential)
+                else ""
+            )
         )
     struct = model.input
-    return list(struct) if isinstance(struct, dict) else [x.name for x in model.inputs]
+    values = list(struct.values()) if isinstance(struct, dict) else struct
+    for x in values if isinstance(values, list | tuple) else [values]:
+        if not isinstance(x, keras.KerasTensor):
+            raise TypeError(
+                "expected a model whose inputs are one tensor, a list of them, or a dictionary, "
+                f"got {type(x).__name__} among them"
+            )
+    if isinstance(struct, dict):
+        return list(struct)
+    # An input without a name of its own is known by its layer's. Not public, and no other record.
+    return [x._keras_history.operation.name for x in model.inputs]
 
 
 def call_model(model: keras.Model, inputs: dict[str, Any]) -> Any:
     """The model's outputs in inference mode, from inputs by name."""
-    single = isinstance(model.input, keras.KerasTensor)
-    return model(next(iter(inputs.values())) if single else inputs, training=False)
+    arguments: Any = inputs
+    if isinstance(model.input, keras.KerasTensor):
+        (arguments,) = inputs.values()
+    elif not isinstance(model.input, dict):
+        arguments = [inputs[name] for name in input_names(model)]
+    return model(arguments, training=False)
 
 
 def find_target(model: keras.Model, target: str | None = None) -> str:
@@ -51,15 +70,19 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for operation in model.operations:
         if isinstance(operation, TokenEmbedding):
-            size = operation.vocabulary_size
+            taken: list[int | None] = [operation.vocabulary_size]
         elif isinstance(operation, keras.layers.Embedding):
-            size = operation.input_dim
+            taken = [operation.input_dim]
+        elif isinstance(operation, keras.Model) and hasattr(operation, "operations"):
+            inner = vocabulary_sizes(operation)
+            names = {id(x): name for name, x in input_specs(operation).items()}
+            taken = [inner.get(names[id(x)]) for x in keras.tree.flatten(operation.input)]
         else:
             continue
         # Not public, but the only record of an embedding that is called several times.
         for node in operation._inbound_nodes:
-            for x in node.input_tensors:
-                if id(x) in inputs:
+            for x, size in zip(node.input_tensors, taken, strict=False):
+                if id(x) in inputs and size is not None:
                     name = inputs[id(x)]
                     sizes[name] = min(size, sizes.get(name, size))
     return sizes

@@ -137,8 +137,10 @@ def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool
     size = np.abs(whole[finite])
     if not size.size:
         return True
-    # Of the logit itself or of the median one: a token forbidden by -1e9 is no measure of others.
-    allowed = tolerance * np.maximum(size, max(1.0, float(np.median(size))))
+    # Of the logit itself or of the median one: a token forbidden by -1e9 is no measure of others,
+    # nor are zeros.
+    some = size[size > 0]
+    allowed = tolerance * np.maximum(size, float(np.median(some)) if some.size else 0.0)
     return bool((np.abs(together[finite] - whole[finite]) <= allowed).all())
 
 

@@ -162,7 +162,8 @@ def lookup(table: Tensor, ids: Tensor) -> Tensor:
     # On a device, the lookup carries a name by which the TFLite converter knows it. It becomes
     # EMBEDDING_LOOKUP, which reads the table that the tied output holds, in int8 too; a GATHER
     # would get a copy of its own. Not in training: through a function the gradient is dense.
-    rows = _embedding_matmul(tf)(tf.convert_to_tensor(table), tf.reshape(ids, (-1,)))
+    flat = tf.cast(tf.reshape(ids, (-1,)), tf.int32)
+    rows = _embedding_matmul(tf)(tf.convert_to_tensor(table), flat)
     return tf.reshape(rows, (*ops.shape(ids), table.shape[-1]))
 
 

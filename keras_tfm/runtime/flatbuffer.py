@@ -149,9 +149,14 @@ def store_half(model: Any, buffers: Collection[int]) -> None:
 def round_after_lookup(model: Any) -> None:
     """Has lookups of an int8 table give float32, rounded by an operator of its own behind them.
 
-    The converter's full int8 makes lookups give int8, which LiteRT refuses to run.
+    The converter's full int8 makes lookups give int8, which LiteRT refuses to run; and it has no
+    lookup in a table whose zero is not 0.
     """
     schema = import_litert("schema_py_generated")
+    tables = [use for use in weight_uses(model) if use.name == "EMBEDDING_LOOKUP"]
+    for use in {use.tensor.buffer: use for use in tables}.values():
+        if use.tensor.type == schema.TensorType.INT8:
+            _centre(model, use.tensor)
     lookups = {
         id(use.operator): use.graph
         for use in weight_uses(model)
@@ -173,6 +178,24 @@ def round_after_lookup(model: Any) -> None:
             operator.outputs = [len(graph.tensors) - 1]
             operators.append(_operator(schema, code, len(graph.tensors) - 1, rounded))
         graph.operators = operators
+
+
+def _centre(model: Any, table: Any) -> None:
+    """Stores the int8 table (V, D) with a step for each row and 0 for zero."""
+    zero = int(np.asarray(table.quantization.zeroPoint).flat[0])
+    if zero == 0:
+        return
+    scale = float(np.asarray(table.quantization.scale).flat[0])
+    values = (_array(model, table, "int8").astype("float32") - zero) * scale
+    steps = np.maximum(np.abs(values).max(axis=1), 1e-9).astype("float32") / 127
+    model.buffers[table.buffer].data = _raw(np.rint(values / steps[:, np.newaxis]).astype("int8"))
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            if tensor.buffer == table.buffer:
+                tensor.quantization.scale = steps
+                tensor.quantization.zeroPoint = np.zeros(len(steps), "int64")
+                tensor.quantization.quantizedDimension = 0
+                tensor.quantization.min = tensor.quantization.max = None
 
 
 def _operator(schema: Any, code: int, source: int, target: int) -> Any:

@@ -1,0 +1,164 @@
+"""Models that are not ours throughout: unmasked, unnamed, nested, of bytes, of int64."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from small_exports import new_path
+
+from keras_tfm import runtime
+from keras_tfm.export import export_tflite
+from keras_tfm.generation import check_stepping
+from keras_tfm.layers import TokenEmbedding, TransformerEncoderBlock
+
+MANY = 2000
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    keras.utils.set_random_seed(1)
+
+
+def ids_input(name="ids", dtype="int32"):
+    return keras.Input((None,), dtype=dtype, name=name)
+
+
+def encoder(x):
+    return TransformerEncoderBlock(16, num_heads=2)(x)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", None])
+def test_padding_that_is_seen_is_refused_however_small_the_outputs_are(activation):
+    x = ids_input()
+    y = layers.GlobalAveragePooling1D()(encoder(TokenEmbedding(MANY, 16)(x)))  # no mask
+    kernel = keras.initializers.RandomNormal(stddev=1e-4)
+    y = layers.Dense(MANY, activation=activation, kernel_initializer=kernel)(y)
+    report = export_tflite(keras.Model(x, y), new_path(), source_length=8, verify=False)
+    model = runtime.load(report.path)
+    with pytest.raises(ValueError, match=r"was exported for exactly|must have|mask"):
+        model.predict([[3, 4, 5]])
+
+
+def test_padding_that_one_id_alone_sees_is_refused():
+    x = ids_input()
+    embedding = layers.Embedding(MANY, 4)
+    model = keras.Model(x, layers.GlobalMaxPooling1D()(embedding(x)))
+    table = np.abs(np.random.default_rng(0).normal(size=(MANY, 4)))
+    table[0], table[1] = 0.0, -1.0
+    embedding.set_weights([table])
+    report = export_tflite(model, new_path(), source_length=8, verify=False)
+    with pytest.raises(ValueError, match=r"was exported for exactly|must have|mask"):
+        runtime.load(report.path).predict([[1, 1]])
+
+
+def test_inputs_of_one_length_are_padded_together():
+    tokens, segments = ids_input("tokens"), ids_input("segments")
+    x = TokenEmbedding(11, 8, mask_zero=True)(tokens)
+    y = layers.Add()([x, TokenEmbedding(2, 8)(segments)])
+    mask = layers.Lambda(lambda ids: ids != 0)(tokens)
+    y = TransformerEncoderBlock(16, num_heads=2)(y, mask=mask)
+    y = layers.GlobalAveragePooling1D()(y, mask=mask)
+    model = keras.Model({"tokens": tokens, "segments": segments}, layers.Dense(3)(y))
+    report = export_tflite(model, new_path(), source_length=[4, 8])
+    inputs = {"tokens": [[3, 4, 5]], "segments": [[0, 1, 1]]}
+    expected = model({name: np.array(x, "int32") for name, x in inputs.items()})
+    found = runtime.load(report.path).predict(inputs)["output"]
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-5)
+
+
+def test_what_cannot_be_stepped_is_refused_however_small_its_outputs_are():
+    x = ids_input()
+    y = layers.Dense(MANY, activation="softmax")(encoder(TokenEmbedding(MANY, 8)(x)))
+    with pytest.raises(ValueError, match="cannot be stepped"):  # the encoder looks ahead
+        check_stepping(keras.Model(x, y))
+
+
+def test_bytes_are_verified_on_bytes():
+    x = keras.Input((8, 8, 3), dtype="uint8", name="image")
+    y = layers.Reshape((4, 32))(layers.Conv2D(32, 4, 4)(layers.Rescaling(1 / 255)(x)))
+    y = layers.Dense(4)(layers.Flatten()(encoder(y)))
+    report = export_tflite(keras.Model(x, y), new_path(), quantization="int8")
+    assert 1e-4 < report.verification.checks[0].relative_error < 0.25
+
+
+def test_ids_of_a_model_inside_are_drawn_from_its_vocabulary():
+    x = ids_input("x")
+    inside = keras.Model(x, TokenEmbedding(50, 16, mask_zero=True)(x))
+    y = ids_input("y")
+    report = export_tflite(
+        keras.Model(y, encoder(inside(y))), new_path(), source_length=6, quantization="int8"
+    )
+    assert report.signatures["predict"]["inputs"]["y"]["vocabulary_size"] == 50
+    with pytest.raises(ValueError, match=r"0\.\.49"):
+        runtime.load(report.path).predict([[99]])
+
+
+def test_a_table_of_its_own_is_looked_up_in_full_int8():
+    x = keras.Input((6,), dtype="int32", name="ids")
+    y = layers.Dense(4)(encoder(TokenEmbedding(200, 16)(x)))
+    model = keras.Model(x, y)
+    data = np.random.default_rng(0).integers(1, 200, (30, 1, 6))
+    rows = [{"ids": row.astype("int32")} for row in data]
+    with pytest.warns(UserWarning, match="partitions"):
+        report = export_tflite(
+            model, new_path(), quantization="int8_full", representative_data=rows
+        )
+    assert report.verification.checks[0].relative_error < 0.3
+
+
+def test_inputs_without_names_and_models_cut_from_others():
+    first, second = keras.Input((4,)), keras.Input((4,))
+    hidden = layers.Dense(3, name="hidden")(layers.Subtract()([first, second]))
+    whole = keras.Model([first, second], layers.Dense(2)(hidden))
+    part = keras.Model(whole.inputs, whole.get_layer("hidden").output)
+    sequential = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    for model in (whole, part, keras.Model(sequential.inputs, sequential.outputs)):
+        file = runtime.load(export_tflite(model, new_path()).path)
+        names = list(file.signatures["predict"]["inputs"])
+        rows = np.random.default_rng(0).normal(size=(len(names), 1, 4)).astype("float32")
+        found = file.predict(dict(zip(names, rows, strict=True)))["output"]
+        expected = model(list(rows))
+        expected = expected[0] if isinstance(expected, list) else expected
+        np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-5)
+
+
+def test_ids_of_64_bits():
+    x = ids_input(dtype="int64")
+    model = keras.Model(x, encoder(TokenEmbedding(11, 8, mask_zero=True)(x)))
+    found = runtime.load(export_tflite(model, new_path(), source_length=5).path)
+    expected = model(np.array([[3, 4, 5]]))
+    output = found.predict([[3, 4, 5]])["output"][:, :3]
+    np.testing.assert_allclose(output, expected, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": "2"}, TypeError, "batch_size must be an integer, got '2'"),
+        ({"source_length": "8"}, TypeError, "source_length must be an integer, got '8'"),
+        ({"source_length": 8.5}, TypeError, "source_length must be an integer, got 8.5"),
+        ({"max_length": "8", "start_id": 1}, TypeError, "max_length must be an integer"),
+        ({"signatures": "predict"}, ValueError, "a list, got 'predict'"),
+        ({"strategy": "beam"}, TypeError, "strategy must be a Strategy as Beam"),
+        ({"verify_inputs": np.ones((1, 4))}, TypeError, "must be a dictionary of .*'ids'"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_named(options, error, message):
+    x = ids_input()
+    model = keras.Model(x, TokenEmbedding(11, 8, mask_zero=True)(x))
+    with pytest.raises(error, match=message):
+        export_tflite(model, new_path(), **{"source_length": 4, **options})
+
+
+@pytest.mark.parametrize("model", ["model.keras", None])
+def test_what_is_no_model(model):
+    with pytest.raises(TypeError, match=r"expected a functional keras\.Model"):
+        export_tflite(model, new_path())
+
+
+def test_mixed_precision_inside_a_nested_model():
+    x = keras.Input((4,))
+    inside = keras.Model(x, layers.Dense(3, dtype="float64")(x))
+    y = keras.Input((4,))
+    with pytest.raises(ValueError, match=r"compute in float32, got dense.* in float64"):
+        export_tflite(keras.Model(y, inside(y)), new_path())
