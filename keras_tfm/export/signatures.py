@@ -86,8 +86,8 @@ class Request:
             roles = ["generate"] if generates else ["predict"]
         unknown = [role for role in roles if role not in ROLES]
         if unknown or not roles or len(set(roles)) < len(roles):
-            got = roles if isinstance(roles, str) else list(roles)
-            raise ValueError(f"signatures must be among {list(ROLES)}, a list, got {got!r}")
+            got = f"the string {roles!r}" if isinstance(roles, str) else list(roles)
+            raise ValueError(f"signatures must be among {list(ROLES)}, got {got}")
         self.model = model
         self.roles = list(roles)
         # NumPy's integers become Python's: the manifest is JSON.

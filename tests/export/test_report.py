@@ -98,7 +98,7 @@ def translator():
     return transformer(VOCABULARY, dim=DIM, num_layers=1, **BLOCK)
 
 
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
+@pytest.mark.parametrize("quantization", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 @pytest.mark.parametrize(
     ("make", "signatures", "options"),
     [

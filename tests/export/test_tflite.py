@@ -363,7 +363,7 @@ def path(tmp_path, monkeypatch):
         ({"end_id": 13}, r"end_id must be in 0\.\.12, got 13"),
         ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
         ({"signatures": ["encore"]}, r"signatures must be among .*, got \['encore'\]"),
-        ({"signatures": "predict"}, r"signatures must be among .*, got \['p'"),
+        ({"signatures": "predict"}, r"signatures must be among .*, got the string 'predict'"),
         ({"signatures": []}, r"signatures must be among"),
         ({"signatures": ["predict", "predict"]}, r"predict"),
         ({"target": "sauce"}, r"no input 'sauce' to step"),

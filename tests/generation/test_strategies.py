@@ -568,6 +568,7 @@ def test_what_may_change_later_cannot_be_streamed(writer, strategy):
 # Once compiled
 
 
+@pytest.mark.slow
 def test_shapes_of_many_lengths_are_few_graphs(translator, monkeypatch):
     traces = []
 
@@ -591,7 +592,13 @@ def test_shapes_of_many_lengths_are_few_graphs(translator, monkeypatch):
     assert len(traces) - before <= 20 * first
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(strategy, id=name, marks=[pytest.mark.slow] * (name == "contrastive"))
+        for name, strategy in STRATEGIES.items()
+    ],
+)
 def test_under_xla_as_in_a_graph(translator, strategy):
     inputs = {"source": SOURCES, "target": PROMPTS}
     plain, jit = (
