@@ -199,6 +199,8 @@ def benchmark(
 def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -> Latency:
     signature = model.signatures[name]
     inputs = random_inputs(signature, seed)
+    if "prompt" in signature:
+        inputs["padding"][:] = 0  # prompts fill their length
     outputs = model.run(name, inputs)
     times: list[float] = []
     while len(times) < LEAST_RUNS or sum(times) < seconds:
@@ -207,8 +209,7 @@ def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -
         times.append(time.perf_counter() - start)
     tokens = None
     if "max_length" in signature and "tokens" in outputs:
-        # A prompt at random fills its length, so that nothing pads it; columns after max_length are
-        # there for rows whose prompt is padded.
+        # Columns after max_length are there for rows whose prompt is padded.
         prompt = 1
         if "prompt" in signature:
             prompt = signature["inputs"][signature["prompt"]]["shape"][1]

@@ -78,11 +78,11 @@ def test_a_prompt_is_not_counted(end_id):
     export_tflite(decoder_only(num_layers=1), path, ["generate"], **options, verify=False)
     model = runtime.load(path)
 
-    def prompt(seed):
-        return random_inputs(model.signatures["generate"], seed)["tokens"]
+    def inputs(seed):
+        return random_inputs(model.signatures["generate"], seed)
 
-    seed = next(seed for seed in range(50) if 7 in prompt(seed))
-    new = model.generate(prompt(seed)).tokens[0, length:].tolist()
+    seed = next(i for i in range(99) if 7 in inputs(i)["tokens"] and inputs(i)["padding"].any())
+    new = model.generate(inputs(seed)["tokens"]).tokens[0, length:].tolist()
     (x,) = benchmark(path, [1], seconds=0.01, seed=seed).latencies
     assert x.tokens == (new.index(7) + 1 if end_id in new else MAX_LENGTH - length)
 
