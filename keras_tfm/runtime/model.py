@@ -391,7 +391,9 @@ class Model:
         if set(inputs) != set(expected):
             raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
         arrays = {key: _fit(key, inputs[key], expected[key]) for key in expected}
-        lengths = {key: len(array) for key, array in arrays.items()}
+        # A step has one position for all its rows.
+        of_step = expected.get("position") if self.signatures[name]["role"] == "decode" else None
+        lengths = {key: len(x) for key, x in arrays.items() if expected[key] is not of_step}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"all inputs must have the same number of rows, got {lengths}")
         rows, batch = lengths[next(iter(expected))], next(iter(expected.values()))["shape"][0]
@@ -399,8 +401,8 @@ class Model:
             raise ValueError("got no rows")
         results = []
         for start in range(0, rows, batch):
-            chunk = {key: array[start : start + batch] for key, array in arrays.items()}
-            filled = {key: _fill(array, batch) for key, array in chunk.items()}
+            chunk = {key: arrays[key][start : start + batch] for key in lengths}
+            filled = {**arrays, **{key: _fill(array, batch) for key, array in chunk.items()}}
             with self._lock:
                 if self.signatures[name]["role"] == "decode":
                     self._streams += 1  # it overwrites the caches of a stream

@@ -112,6 +112,19 @@ def test_whole_caches_are_handed_on():
     np.testing.assert_array_equal(model.generate(inputs).tokens[0, :6], tokens)
 
 
+def test_a_step_of_three_rows_has_one_position():
+    model = load(translator())
+    caches = {
+        name: np.zeros((2, *spec["shape"][1:]), spec["dtype"])
+        for name, spec in model.signatures["decode"]["inputs"].items()
+        if name.startswith("cache_") and name in model.signatures["decode"]["outputs"]
+    }
+    known = model.run("encode_5", SOURCES[:2])
+    results = model.run("decode", {"target": [[START]] * 2, "position": [0], **known, **caches})
+    wanted = logits_of(small(seed=6), SOURCES[:2], [[START]] * 2)[:, -1]
+    np.testing.assert_allclose(results["logits"], wanted, rtol=0.0, atol=FLOAT32)
+
+
 def test_shorter_sources_take_the_shorter_encoder(monkeypatch):
     model, taken = load(translator()), []
     run = model.run
