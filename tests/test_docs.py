@@ -25,7 +25,11 @@ def blocks_of(page):
 # Keras's own saving makes NumPy arrays of variables.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:int8_full:UserWarning")
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize(
+    "page",
+    # The first is the README's program, which tests/test_readme.py runs.
+    [pytest.param(x, marks=[pytest.mark.slow] * (x == "first-model")) for x in GUIDES],
+)
 def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     for package in NEEDED.get(page, []):
         pytest.importorskip(package)

@@ -58,7 +58,8 @@ SMOKE_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("quantization", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
 def test_files_of_the_recipes(quantization, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "export"))
