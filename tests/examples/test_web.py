@@ -68,6 +68,7 @@ def test_files_of_the_recipes(quantization, tmp_path, monkeypatch):
     _compare(tmp_path / "artifacts/export", SMOKE_TEXTS, exact=quantization == "float32")
 
 
+@pytest.mark.slow
 def test_files_that_are_stepped(tmp_path):
     """Two rooms, characters of several tokens, whole caches, and an encoder of two lengths."""
     from small_exports import MAX_LENGTH, SOURCE_LENGTH, small
