@@ -379,7 +379,7 @@ class _Comparison:
             def forced(
                 logits: np.ndarray, tokens: np.ndarray = tokens, found: Any = found
             ) -> np.ndarray:
-                found.append(np.array(logits))
+                found.append(logits)
                 return tokens[:, first + len(found) - 1]
 
             times, begun = [], time.perf_counter()

@@ -138,11 +138,7 @@ class Model:
             TypeError: as in `generate`; or `choose` gave no tokens (B,).
             RuntimeError: another stream has begun, or "decode" has run: it has these caches now.
         """
-        names = by_length(self.signatures, "decode")
-        if not names:
-            raise ValueError(
-                f"{self.path} has no signature 'decode', it has {list(self.signatures)}"
-            )
+        names = self._names("decode")
         decode = self.signatures[names[-1]]
         target, batch = decode["target"], decode["inputs"][decode["target"]]["shape"][0]
         inputs = self._by_name(inputs, target)
@@ -265,13 +261,18 @@ class Model:
         first = next(iter(self.signatures[names[0]]["inputs"])) if names else only
         return {first: inputs}
 
-    def _choose(self, role: str, inputs: Any) -> tuple[str, Any]:
-        """The signature of the shortest lengths that `inputs` fit, and these by name."""
+    def _names(self, role: str) -> list[str]:
+        """The signatures of a role, the shortest first; there is one at least."""
         names = by_length(self.signatures, role)
         if not names:
             raise ValueError(
                 f"{self.path} has no signature {role!r}, it has {list(self.signatures)}"
             )
+        return names
+
+    def _choose(self, role: str, inputs: Any) -> tuple[str, Any]:
+        """The signature of the shortest lengths that `inputs` fit, and these by name."""
+        names = self._names(role)
         if not isinstance(inputs, dict):
             inputs = {next(iter(self.signatures[names[0]]["inputs"])): inputs}
         for name in names:

@@ -4,13 +4,14 @@ What they do is done by the packages that train them: `tokenizers` for the JSON 
 `sentencepiece` for a SentencePiece model. Neither is imported before it is needed.
 """
 
+import abc
 import importlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 
-class Tokenizer:
+class Tokenizer(abc.ABC):
     """Text to ids and back; made by `read`.
 
     Attributes:
@@ -30,12 +31,12 @@ class Tokenizer:
         """
         return self._encode(_checked(text), end_ids)
 
+    @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens; ids that the tokenizer has not are left out."""
-        raise NotImplementedError
 
-    def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _encode(self, text: str, end_ids: Collection[int]) -> list[int]: ...
 
 
 class _HuggingFace(Tokenizer):
