@@ -142,20 +142,26 @@ class DistributedModel(keras.Model):
             logs = tree.map_structure(lambda value: tf.reshape(value, (1,)), logs)
         return logs
 
+    def build_for(self, data: Any) -> None:
+        """Makes the variables of metrics, losses and optimizer, from the form of the data alone.
+
+        Args:
+            data: the `EpochIterator` of `fit`; no batch is drawn.
+        """
+        spec = tree.map_structure(_tensor_spec, data._distributed_dataset.element_spec)
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=spec)
+
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds metrics, losses and the optimizer from the form of the data, drawing none."""
-        strategy = self._distribute_strategy
         self._epoch_iterator = iterator
-        if strategy is None:
+        if self._distribute_strategy is None:
             return
-        if iterator is not None:
-            _check_batch_size(iterator.data_adapter.batch_size, strategy.num_replicas_in_sync)
-            spec = iterator._distributed_dataset.element_spec
-            data_batch = tree.map_structure(_tensor_spec, spec)
+        if iterator is None:
+            super()._maybe_symbolic_build(data_batch=data_batch)
         else:
-            data_batch = tree.map_structure(tf.convert_to_tensor, data_batch)
-        with strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
+            replicas = self._distribute_strategy.num_replicas_in_sync
+            _check_batch_size(iterator.data_adapter.batch_size, replicas)
+            self.build_for(iterator)
 
     def _check_strategy(self) -> None:
         """Refuses what Keras 3.15 starts under a strategy and cannot finish."""
