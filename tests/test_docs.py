@@ -12,10 +12,13 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "masks", "generation", "export"]
+GUIDES = ["first-model", "masks", "training", "generation", "export"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
-NEEDED = {"export": ["tokenizers", "ai_edge_quantizer"]}
+NEEDED = {
+    "export": ["tokenizers", "ai_edge_quantizer"],
+    "training": ["sacrebleu", "tensorboard", "matplotlib"],
+}
 
 
 def blocks_of(page):

@@ -49,7 +49,8 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
             return type(layer).from_config(_replaced(layer.get_config(), policy))
         except Exception as error:
             raise ValueError(
-                f"{layer.name} cannot be made again in {_name(policy)} from its get_config(): {error}"
+                f"{layer.name} cannot be made again in {_name(policy)} from its get_config(): "
+                f"{error}"
             ) from error
 
     before = keras.config.dtype_policy()

@@ -27,8 +27,8 @@ class GenerationScores(keras.callbacks.Callback):
             of similar lengths beside each other are faster.
         references: a text for each row, or several, of which each is right.
         decode: from ids to text: a function of one row's ids, or an object with `decode_batch`
-            (Hugging Face `tokenizers`), `decode` (SentencePiece) or `detokenize` (keras-hub). It gets
-            what was generated, without start, prompt, end and padding.
+            (Hugging Face `tokenizers`), `decode` (SentencePiece) or `detokenize` (keras-hub). It
+            gets what was generated, without start, prompt, end and padding.
         max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`; the first
             of several hypotheses is scored.
         max_examples: scores only so many rows, the first.
@@ -126,8 +126,9 @@ class GenerationScores(keras.callbacks.Callback):
         """The score of each metric, with the weights as they are now."""
         self.texts = self._generated()
         most = max(map(len, self.references))
-        # As sacrebleu takes them: the first of every row, the second, ..., None where there is none.
-        columns = [[row[i] if i < len(row) else None for row in self.references] for i in range(most)]
+        # As sacrebleu takes them: the first of every row, the second, ..., None where none is.
+        rows = self.references
+        columns = [[row[i] if i < len(row) else None for row in rows] for i in range(most)]
         return {
             name: _mean_over_workers(
                 self.model, float(metric.corpus_score(self.texts, columns).score)
@@ -190,8 +191,8 @@ def _decoder(decode: Any) -> Callable[[list[list[int]]], list[str]]:
     function = getattr(decode, "decode", decode)
     if not callable(function):
         raise TypeError(
-            "decode must be a function from ids to text, or have decode_batch, decode or detokenize, "
-            f"got {type(decode).__name__}"
+            "decode must be a function from ids to text, or have decode_batch, decode or "
+            f"detokenize, got {type(decode).__name__}"
         )
     return lambda rows: [_text(function(row)) for row in rows]
 

@@ -36,8 +36,8 @@ class GradientWatch:
             )
         self._apply = self._optimizer.apply
         self._optimizer.apply = self.apply
-        # Behind `apply` the gradients of all replicas are summed already. Not public, as this is the
-        # only place between a gradient and its update that knows of replicas.
+        # Behind `apply` the gradients of all replicas are summed already. Not public, and no other
+        # place between a gradient and its update knows of replicas.
         self._optimizer._all_reduce_sum_gradients = lambda pairs: pairs
         self._optimizer._gradient_watch = self
         self.retrace()
@@ -96,7 +96,9 @@ def _summed_over_replicas(grads: list[Tensor]) -> list[Tensor]:
 
 def _square(gradient: Tensor) -> Tensor:
     """|g|^2. Of rows that were looked up, those of one place are added up first."""
-    return ops.sum(ops.square(ops.cast(ops.convert_to_tensor(gradient), "float32")))
+    import tensorflow as tf
+
+    return tf.reduce_sum(tf.square(tf.cast(tf.convert_to_tensor(gradient), tf.float32)))
 
 
 def _where(finite: Tensor, gradient: Tensor) -> Tensor:

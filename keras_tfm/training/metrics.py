@@ -14,10 +14,10 @@ Tensor = Any
 class TokenMean(keras.metrics.Mean):
     """A mean over the labels that count: sum(weight value) / sum(weight), of all batches together.
 
-    Both sums are float64 where the backend has it: a float32 counter of tokens stands still at 2^24,
-    17 million, where each adds one, and rounds every batch from there on. JAX counts in float32
-    (without `jax_enable_x64`). Under `tf.distribute` each replica adds to its own sums, and they are
-    summed when the result is read, so the mean is that of one device.
+    Both sums are float64 where the backend has it: a float32 counter of tokens stands still at
+    2^24, 17 million, where each adds one, and rounds every batch from there on. JAX counts in
+    float32. Under `tf.distribute` each replica adds to its own sums, and they are summed when the
+    result is read, so the mean is that of one device.
 
     Attributes:
         count: how many labels were counted, or their weight.
@@ -43,9 +43,9 @@ class TokenMean(keras.metrics.Mean):
         weights = label_weights(labels, self.ignore_class, sample_weight)
         mask = getattr(y_pred, "_keras_mask", None)
         if mask is not None:
-            weights = weights * ops.cast(mask, weights.dtype)
-        # Of one axis: of two, Keras would take the mean of each row first, and rows of a short batch
-        # would weigh as much as those of a long one.
+            weights = weights * ops.cast(mask, "float32")
+        # Of one axis: of two, Keras would take the mean of each row first, and rows of a short
+        # batch would weigh as much as those of a long one.
         super().update_state(
             ops.reshape(self.of_each(labels, y_pred), (-1,)), ops.reshape(weights, (-1,))
         )

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
-from keras_tfm.training.metrics import TokenMean, Tensor
+from keras_tfm.training.metrics import Tensor, TokenMean
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -14,8 +14,8 @@ class Perplexity(TokenMean):
     """How many tokens a model hesitates between: exp of the cross-entropy of a token.
 
     perplexity = exp(-sum log p(label) / number of labels), over all that was counted since the last
-    reset, and not a mean over batches or replicas. A label smoothing of the loss is left out: smoothed
-    losses of different models cannot be compared. Computed in float32, summed in float64.
+    reset, and not a mean over batches or replicas. A label smoothing of the loss is left out, or
+    models could not be compared. Computed in float32, summed in float64.
 
     Args:
         ignore_class: a label that does not count, or None.

@@ -54,7 +54,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     With s steps taken, lr = peak s / warmup_steps until the peak, then
     end + (peak - end) (total_steps - s) / (total_steps - warmup_steps), and end from `total_steps`
     on. "BERT" (arXiv:1810.04805), appendix A.2; where end is 0, it is transformers'
-    `get_linear_schedule_with_warmup`. As there, the first step's rate is 0 where there is a warm-up.
+    `get_linear_schedule_with_warmup`. As there, with a warm-up the first step's rate is 0.
 
     A cosine in place of the second line is Keras's own
     `CosineDecay(0.0, total_steps - warmup_steps, warmup_target=peak, warmup_steps=warmup_steps)`.

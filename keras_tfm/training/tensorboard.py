@@ -1,9 +1,10 @@
 """Keras's TensorBoard callback, with what one looks at when a transformer is trained."""
 
+import importlib.util
 import io
-import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,9 +21,9 @@ class TensorBoard(keras.callbacks.TensorBoard):
     Beside what Keras writes, into the same writers:
 
     - `batch_learning_rate` every `update_freq` steps (Keras has `epoch_learning_rate`);
-    - `batch_gradient_norm`, `epoch_gradient_norm` (the mean over the epoch's steps): the global norm
-      before clipping, without the loss scale, of the whole batch under several replicas. It is
-      taken from the gradients that the optimizer is given, on the TensorFlow backend;
+    - `batch_gradient_norm`, `epoch_gradient_norm` (the mean over the epoch's steps): the global
+      norm before clipping, without the loss scale, of the whole batch under several replicas. It
+      is taken from the gradients that the optimizer is given, on the TensorFlow backend;
     - `batch_tokens_per_second`, `epoch_tokens_per_second`: labels that count, by the clock between
       steps, without validation, where a `MaskedAccuracy` or a `Perplexity` is among the model's
       metrics, which count them. The first epoch's holds the compilation;
@@ -37,6 +38,10 @@ class TensorBoard(keras.callbacks.TensorBoard):
         attention_inputs: a batch of the model's inputs, as the model is called with it; its first
             row is drawn. Needs matplotlib (the extra `plots`).
         attention_freq: draws after each epoch whose number, from 1 on, this divides.
+
+    Raises:
+        ModuleNotFoundError: tensorboard, or for pictures matplotlib, is missing; the message names
+            the extra that brings it.
 
     Example:
 
@@ -56,6 +61,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self, *args: Any, attention_inputs: Any = None, attention_freq: int = 1, **kwargs: Any
     ):
         super().__init__(*args, **kwargs)
+        if importlib.util.find_spec("tensorboard") is None:
+            raise ModuleNotFoundError(
+                'summaries need tensorboard: pip install "keras-tfm[tensorboard]"',
+                name="tensorboard",
+            )
         if attention_freq < 1:
             raise ValueError(f"attention_freq must be at least 1, got {attention_freq}")
         if attention_inputs is not None:
@@ -64,6 +74,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
             plot_attention(np.zeros((1, 1, 1)))  # says what is missing now, and not after an epoch
         self.attention_inputs = attention_inputs
         self.attention_freq = attention_freq
+        self._folder = Path(self.log_dir)
         self._watch: GradientWatch | None = None
         self._counter: TokenMean | None = None
         self._norms: list[float] = []
@@ -74,8 +85,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
     def set_model(self, model: keras.Model) -> None:
         """Takes the model, and a folder of its own on every worker but the first."""
         worker = _worker(model)
-        if worker and os.path.basename(self.log_dir) != f"worker_{worker}":
-            self.log_dir = os.path.join(self.log_dir, f"worker_{worker}")
+        if worker:
+            self.log_dir = str(self._folder / f"worker_{worker}")
         super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -103,7 +114,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Writes what is the step's."""
         super().on_train_batch_end(batch, logs)
         if self._watch is not None:
-            self._norms.append(float(keras.ops.convert_to_numpy(self._watch.norm)))
+            self._norms.append(float(keras.ops.convert_to_tensor(self._watch.norm)))
         if self._counter is None:  # Keras makes a metric's variables in the first step
             self._counter = next(_token_means(self.model), None)
         self._now = (time.perf_counter(), self._now[1])
@@ -142,7 +153,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def _counted(self) -> float:
         assert self._counter is not None
-        return float(keras.ops.convert_to_numpy(self._counter.count))
+        return float(keras.ops.convert_to_tensor(self._counter.count))
 
     def _count_the_epoch(self) -> None:
         if self._counter is not None and not self._is_counted:

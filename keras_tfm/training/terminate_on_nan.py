@@ -16,8 +16,8 @@ class TerminateOnNaN(keras.callbacks.Callback):
     On the TensorFlow backend
 
     - the step whose loss is bad does not reach the weights: while training, gradients of which one
-      is not finite are replaced by zeros, all of them, on all replicas. What any callback saves then
-      are the weights from before;
+      is not finite are replaced by zeros, all of them, on all replicas. What any callback saves
+      then are the weights from before;
     - the batch is at hand when it happens (the last one is kept), and is run again, layer by layer:
       the error names the first of the inputs, labels, weights, outputs of layers (the innermost
       first), and gradients that is not finite.

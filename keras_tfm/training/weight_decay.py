@@ -12,8 +12,8 @@ def exclude_from_weight_decay(
 ) -> keras.optimizers.Optimizer:
     """Leaves biases, the scales of norms, and embeddings out of weight decay; the rest are kernels.
 
-    What it excludes is every weight of fewer than two axes, every bias, and the tables of embeddings
-    and positions. Call it where the optimizer is compiled:
+    What it excludes is every weight of fewer than two axes, every bias, and the tables of
+    embeddings and positions. Call it where the optimizer is compiled:
 
         model.compile(exclude_from_weight_decay(keras.optimizers.AdamW(1e-3), model), ...)
 
@@ -38,7 +38,7 @@ def exclude_from_weight_decay(
     >>> from keras_tfm.models import transformer
     >>> from keras_tfm.training import exclude_from_weight_decay
     >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
-    >>> optimizer = exclude_from_weight_decay(keras.optimizers.AdamW(0.001, weight_decay=0.1), model)
+    >>> optimizer = exclude_from_weight_decay(keras.optimizers.AdamW(weight_decay=0.1), model)
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if inner.weight_decay is None:
