@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.models.model import Model
+
 FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
 
 
@@ -57,7 +59,8 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     keras.config.set_dtype_policy(wanted_policy)  # of models, and of layers that layers make
     try:
         # Of the same graph without what was compiled, which would be copied, too.
-        plain = keras.Model(model.input, model.output, name=model.name)
+        kind = Model if isinstance(model, Model) else keras.Model
+        plain = kind(model.input, model.output, name=model.name)
         copy = keras.models.clone_model(plain, clone_function=again, recursive=True)
     finally:
         keras.config.set_dtype_policy(before)

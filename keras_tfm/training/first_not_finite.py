@@ -116,7 +116,8 @@ def _described(values: Any, rows: bool = False) -> str | None:
             continue
         if "float" not in keras.backend.standardize_dtype(value.dtype):
             continue
-        x = ops.convert_to_numpy(ops.cast(ops.convert_to_tensor(value), "float32"))
+        # Multiplied, which makes a tensor of a variable, of replicas too.
+        x = ops.convert_to_numpy(ops.cast(ops.multiply(value, 1), "float32"))
         nan, infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
         if nan or infinite:
             counts = [f"{n} {name}" for n, name in ((nan, "nan"), (infinite, "inf")) if n]

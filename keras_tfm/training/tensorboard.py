@@ -57,6 +57,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
     ...     history = model.fit(x, np.array([[3, 4, 2]]), callbacks=[board], verbose=0)
     """
 
+    log_dir: str
+
     def __init__(
         self, *args: Any, attention_inputs: Any = None, attention_freq: int = 1, **kwargs: Any
     ):
@@ -114,7 +116,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
         """Writes what is the step's."""
         super().on_train_batch_end(batch, logs)
         if self._watch is not None:
-            self._norms.append(float(keras.ops.convert_to_tensor(self._watch.norm)))
+            self._norms.append(float(keras.ops.convert_to_numpy(self._watch.norm)))
         if self._counter is None:  # Keras makes a metric's variables in the first step
             self._counter = next(_token_means(self.model), None)
         self._now = (time.perf_counter(), self._now[1])
@@ -153,7 +155,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     def _counted(self) -> float:
         assert self._counter is not None
-        return float(keras.ops.convert_to_tensor(self._counter.count))
+        return float(keras.ops.convert_to_numpy(self._counter.count))
 
     def _count_the_epoch(self) -> None:
         if self._counter is not None and not self._is_counted:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_tfm.training.first_not_finite import first_not_finite, of_weights
-from keras_tfm.training.gradients import GradientWatch
+from keras_tfm.training.gradients import GradientWatch, innermost
 
 
 class TerminateOnNaN(keras.callbacks.Callback):
@@ -102,8 +102,7 @@ class TerminateOnNaN(keras.callbacks.Callback):
 
     def _taken(self) -> int:
         """How many batches the optimizer has seen in earlier calls of `fit`."""
-        optimizer = self.model.optimizer
-        return int(getattr(optimizer, "inner_optimizer", optimizer)._iterations)
+        return int(keras.ops.convert_to_numpy(innermost(self.model.optimizer)._iterations))
 
     def _keeping(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The training step of a batch, which is kept until the next."""

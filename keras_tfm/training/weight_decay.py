@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers import AttentionPosition
+from keras_tfm.training.gradients import innermost
 
 
 def exclude_from_weight_decay(
@@ -40,7 +41,7 @@ def exclude_from_weight_decay(
     >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
     >>> optimizer = exclude_from_weight_decay(keras.optimizers.AdamW(weight_decay=0.1), model)
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = innermost(optimizer)
     if inner.weight_decay is None:
         raise ValueError(f"expected an optimizer with a weight_decay, got {inner.name} with none")
     if not model.weights:

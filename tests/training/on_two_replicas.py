@@ -44,7 +44,7 @@ def metrics(strategy):
         ]
         for _ in range(2):
             strategy.run(tf.function(x.update_state), values)
-        found[name] = float(x.result()), float(keras.ops.convert_to_tensor(x.count))
+        found[name] = float(x.result()), float(keras.ops.convert_to_numpy(x.count))
     return found
 
 
@@ -63,7 +63,7 @@ def clipped(strategy):
     watch = GradientWatch.of(model)
     model.fit(X, Y, batch_size=4, verbose=0)
     moved = float(np.linalg.norm(1.0 - model.get_weights()[0]))
-    return moved, float(keras.ops.convert_to_tensor(watch.norm))
+    return moved, float(keras.ops.convert_to_numpy(watch.norm))
 
 
 def momentum(strategy):
@@ -103,7 +103,7 @@ def generated(strategy):
         model.compile(keras.optimizers.SGD(0.0), training.LabelSmoothedCrossEntropy(0.0))
     scores = training.GenerationScores(
         np.array([[3, 4], [5, 6]]),
-        ["4 4 4", "6 6 5"],
+        ["4 4 4 4 4 4", "6 6 6 6 5"],
         lambda ids: " ".join(map(str, ids)),
         max_length=5,
     )
