@@ -207,5 +207,3 @@ def _check_batch_size(batch_size: int | None, replicas: int) -> None:
             f"a batch is divided among {replicas} replicas and must have at least as many rows, "
             f"got batch_size {batch_size}"
         )
-
-

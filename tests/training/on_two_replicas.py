@@ -14,6 +14,7 @@ import numpy as np  # noqa: E402
 
 from keras_tfm import training  # noqa: E402
 from keras_tfm.layers import TokenEmbedding  # noqa: E402
+from keras_tfm.models import Model  # noqa: E402
 from keras_tfm.training.gradients import GradientWatch  # noqa: E402
 
 ONE = tf.distribute.get_strategy()
@@ -99,7 +100,7 @@ def generated(strategy):
         keras.utils.set_random_seed(1)
         ids = keras.Input((None,), dtype="int32", name="target")
         embedding = TokenEmbedding(7, 8)
-        model = keras.Model(ids, embedding(embedding(ids), reverse=True))
+        model = Model(ids, embedding(embedding(ids), reverse=True))
         model.compile(keras.optimizers.SGD(0.0), training.LabelSmoothedCrossEntropy(0.0))
     scores = training.GenerationScores(
         np.array([[3, 4], [5, 6]]),
