@@ -83,8 +83,9 @@ class GenerationScores(keras.callbacks.Callback):
         prefix: str = "val_",
     ):
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("every", every)):
-            if value < 1:
+        at_least_1 = {"batch_size": batch_size, "every": every, "max_examples": max_examples}
+        for name, value in at_least_1.items():
+            if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         lengths = {len(x) for x in (inputs.values() if isinstance(inputs, dict) else [inputs])}
         if lengths != {len(references)} or not len(references):

@@ -6,7 +6,7 @@ from execution import tensorflow_only
 from small_models import encoder_decoder
 
 from keras_tfm.layers import RotaryEmbedding, TokenEmbedding, TransformerEncoderBlock
-from keras_tfm.models import transformer, with_dtype
+from keras_tfm.models import Model, transformer, with_dtype
 
 IDS = {"source": np.array([[3, 4, 5, 0]]), "target": np.array([[1, 7, 2]])}
 
@@ -29,6 +29,7 @@ def test_names_inputs_and_ties_stay():
     model.compile("sgd", "mse")
     copy = with_dtype(model)
     assert [x.name for x in copy.layers] == [x.name for x in model.layers]
+    assert type(copy) is type(model) is Model
     assert (copy.name, list(copy.input), copy.compiled) == ("here", ["source", "target"], False)
     assert [w.path for w in copy.weights] == [w.path for w in model.weights]
     assert len(copy.get_layer("embedding")._inbound_nodes) == 3  # source, target and output

@@ -169,6 +169,7 @@ def test_tokenizers_of_several_kinds(decode):
         ({"references": ["a"]}, ValueError, r"got \[4\] rows and 1 references"),
         ({"decode": 3}, TypeError, "decode must be a function from ids to text, .* got int"),
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
+        ({"max_examples": 0}, ValueError, "max_examples must be at least 1, got 0"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
     ],
 )
