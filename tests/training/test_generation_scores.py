@@ -47,7 +47,9 @@ def expected_texts(strategy=None):
     return texts
 
 
-@pytest.mark.parametrize("strategy", [None, Beam(3)], ids=["greedy", "beam"])
+@pytest.mark.parametrize(
+    "strategy", [None, pytest.param(Beam(3), marks=pytest.mark.slow)], ids=["greedy", "beam"]
+)
 def test_the_scores_are_sacrebleu_s_of_what_is_generated(strategy):
     model = trained()
     callback = GenerationScores(
@@ -100,6 +102,7 @@ def test_other_metrics_epochs_and_how_many():
     assert history["test_exact"] == [0.5, 0.5] and "val_bleu" not in history
 
 
+@pytest.mark.slow
 @saving
 def test_early_stopping_and_checkpoints_can_watch_them(tmp_path):
     model = trained()
@@ -114,6 +117,7 @@ def test_early_stopping_and_checkpoints_can_watch_them(tmp_path):
     assert (tmp_path / "best.weights.h5").exists()
 
 
+@pytest.mark.slow
 def test_prompts_are_no_part_of_the_answers():
     model = trained()
     inputs = {"source": SOURCES, "target": [[1, 4], [1], [1, 2, 3], [1, 5]]}

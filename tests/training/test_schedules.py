@@ -126,7 +126,7 @@ def test_keras_s_cosine_with_a_warm_up_is_that_of_transformers():
         assert float(schedule(step)) == pytest.approx(peak * factor, rel=1e-5, abs=1e-10)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fit_follows_the_linear_one(jit_compile):
     x = keras.Input((1,))
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")

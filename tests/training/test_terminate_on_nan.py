@@ -30,7 +30,7 @@ def fit(model, x, y, *callbacks, **options):
     return model.fit(x, y, callbacks=[*callbacks], **options)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_fault_26_in_an_input_the_batch_and_the_row_are_named(bad, jit_compile):
     model, (x, y) = regression(jit_compile=jit_compile), rows()
@@ -183,6 +183,7 @@ def test_several_steps_at_once_and_datasets(tmp_path):
         fit(model, data, None, TerminateOnNaN(), TensorBoard(tmp_path), batch_size=None)
 
 
+@pytest.mark.slow
 def test_generators_and_epochs_of_so_many_steps():
     model, (x, y) = regression(), rows()
     x[5] = np.nan
