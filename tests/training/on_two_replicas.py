@@ -23,6 +23,7 @@ TWO = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 # Seven labels that count on one replica, one on the other.
 LABELS = np.array([[3, 6, 1, 2], [2, 4, 5, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
 LOGITS = 3.0 * np.random.default_rng(5).normal(size=(4, 4, 7)).astype("float32")
+LOGITS[0, 0, 3] = LOGITS[0, 1, 6] = LOGITS[2, 0, 1] = 20.0  # right, on either replica
 X = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(4, 2)).astype("float32")
 
