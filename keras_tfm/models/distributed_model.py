@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import tree
 from keras.src.losses.loss import unscale_loss_for_distribution
 
+from keras_tfm.models.global_gradients import leave_sums_to_the_model, sum_over_replicas
 from keras_tfm.models.global_loss import GlobalLoss, over_replicas
 
 Tensor = Any
@@ -21,6 +22,8 @@ class DistributedModel(keras.Model):
     fails when Keras mends them, so that they can go.
     """
 
+    optimizer: Any
+    _compile_loss: Any
     gradient_accumulation_steps = 1
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
@@ -30,6 +33,14 @@ class DistributedModel(keras.Model):
                 f"gradient_accumulation_steps must be at least 1, got {gradient_accumulation_steps}"
             )
         super().compile(*args, **kwargs)
+        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        if kwargs.get("auto_scale_loss", True) and not scaled and self.optimizer is not None:
+            # Keras looks at the model's own policy, which is not that of layers with a `dtype`.
+            policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
+            if "mixed_float16" in policies:
+                self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
+        if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
+            leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         loss = self._compile_loss
         if loss is not None:
@@ -68,6 +79,7 @@ class DistributedModel(keras.Model):
         else:
             loss, gradients = self._accumulated(batch)
         self._track(loss, batch)
+        gradients = sum_over_replicas(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self._logs()
 

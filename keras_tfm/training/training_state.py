@@ -62,13 +62,13 @@ class TrainingState:
                 (directory / ".writable").unlink()
             except OSError as error:
                 raise OSError(f"checkpoints cannot be written to {directory}: {error}") from error
-        self.manager = None
+        self.manager: Any = None  # the chief's, once what is there was read
         self.keep = keep
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the newest whole checkpoint and gives what `save` was told, or None."""
         paths = self._paths()
-        whole = []
+        whole: list[str] = []
         found: dict[str, Any] | None = None
         for path in reversed(paths):
             try:
