@@ -196,6 +196,16 @@ def keras_fails():
     }
 
 
+def clipped(replicas):
+    """Gradients of some 1 to 2, cut to a global norm of 0.1."""
+    return run(replicas, optimizer=keras.optimizers.SGD(0.5, global_clipnorm=0.1))
+
+
+def half(replicas):
+    """Half precision, with the loss scaled."""
+    return run(replicas, make=lambda: small_training.model(dtype="mixed_float16"))
+
+
 CASES = {
     "1": {"replicas": 1},
     "2": {"replicas": 2},
@@ -216,6 +226,10 @@ if __name__ == "__main__":
     small_training.say(
         **{name: run(**case) for name, case in CASES.items()},
         **{
+            "clipped 1": clipped(1),
+            "clipped 2": clipped(2),
+            "half 1": half(1),
+            "half 2": half(2),
             "strings 1": strings(1),
             "strings 2": strings(2),
             "two outputs": two_outputs(1, 1),

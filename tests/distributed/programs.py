@@ -1,9 +1,11 @@
-"""Runs the programs beside this file in processes of their own."""
+"""Runs the programs beside this file in processes of their own, and compares what they say."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -27,3 +29,16 @@ def run(program, *arguments, workers=None, timeout=600):
         text=True,
         timeout=timeout,
     )
+
+
+# Float32 weights near 1 after six steps of sums in another order.
+FLOAT32 = 1e-6
+
+
+def assert_equal(one, other):
+    np.testing.assert_allclose(other["weights"], one["weights"], atol=FLOAT32, rtol=0)
+    # Logits of some 5, and sums of them.
+    np.testing.assert_allclose(other["predictions"], one["predictions"], atol=1e-5, rtol=0)
+    assert other["history"].keys() == one["history"].keys()
+    for name, values in one["history"].items():
+        np.testing.assert_allclose(other["history"][name], values, atol=FLOAT32, err_msg=name)

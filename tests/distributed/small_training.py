@@ -24,10 +24,9 @@ def data():
     return {"source": source, "target": target}, labels
 
 
-def model(dropout=0.0):
-    return models.transformer(
-        SIZE, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, dropout=dropout
-    )
+def model(dropout=0.0, dtype=None):
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+    return models.transformer(SIZE, **sizes, dropout=dropout, dtype=dtype)
 
 
 def compiled(small, loss=None, optimizer=None, **options):

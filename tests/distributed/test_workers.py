@@ -6,7 +6,7 @@ import numpy as np
 import programs
 import pytest
 import small_training
-from test_replicas import assert_equal
+from programs import assert_equal
 
 STEPS = 12  # three epochs of 22 rows in batches of 6
 
