@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from keras_tfm.version import __version__
 
 if TYPE_CHECKING:
-    from keras_tfm import export, generation, layers, models, runtime, training
+    from keras_tfm import checkpoints, export, generation, layers, models, runtime, training
 
 __all__ = [
     "__version__",
+    "checkpoints",
     "export",
     "generation",
     "layers",
