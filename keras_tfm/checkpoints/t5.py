@@ -14,6 +14,9 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 
+# "gated-gelu" has meant the approximation since before there was a name for it.
+_GATES = {"gelu_new": "gelu", "gelu": "gelu_python"}
+
 
 def _attention(weight: str, tensor: str, *fused: str) -> list[Row]:
     """One projection for each of `fused`, or one for them all, and the output's."""
@@ -71,7 +74,6 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     gate, _, name = form.rpartition("-")
     if gate not in ("", "gated"):
         config.refuse("feed_forward_proj", form, "an activation, or gated- and an activation")
-    # "gated-gelu" has meant the approximation since before there was a name for it.
     default = "gelu_new" if form == "gated-gelu" else name
     if "dense_act_fn" not in config.fields and default not in ACTIVATIONS:
         config.refuse("feed_forward_proj", form, f"one of {list(ACTIVATIONS)}, or gated- and one")
@@ -131,13 +133,15 @@ def _describe(model: keras.Model) -> tuple[str, dict[str, Any]] | None:
         "d_kv": block.head_dim or embedding.dim // block.num_heads,
         "d_ff": block.intermediate_dim,
         "num_layers": len(blocks),
-        "num_decoder_layers": len(decoders) or len(blocks),
+        **({"num_decoder_layers": len(decoders)} if decoders else {}),
         "num_heads": block.num_heads,
         "relative_attention_num_buckets": bias.num_buckets,
         "relative_attention_max_distance": bias.max_distance,
         "dropout_rate": block.dropout,
         "layer_norm_epsilon": block.layer_norm_epsilon,
-        "feed_forward_proj": f"gated-{activation}" if block.gated else activation,
+        "feed_forward_proj": f"gated-{_GATES.get(activation, activation)}"
+        if block.gated
+        else activation,
         "dense_act_fn": activation,
         "is_gated_act": block.gated,
         "tie_word_embeddings": tied,

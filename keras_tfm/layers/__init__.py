@@ -18,6 +18,7 @@ from keras_tfm.layers.relative_position import (
     RelativePositionBias,
     RelativePositionEmbedding,
 )
+from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.rotary_embedding import (
     LinearScaling,
     NTKScaling,
@@ -44,6 +45,7 @@ __all__ = [
     "OutputBias",
     "PositionEmbedding",
     "PositionalEncoding",
+    "RMSNormalization",
     "RelativePositionBias",
     "RelativePositionEmbedding",
     "RotaryEmbedding",

@@ -8,12 +8,12 @@ from keras import ops
 from keras_tfm.layers import (
     Dropout,
     RelativePositionBias,
+    RMSNormalization,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
     gelu_tanh,
 )
-from keras_tfm.layers.residual import make_norm
 
 _V11: dict[str, Any] = {"gated": True, "activation": gelu_tanh, "tie_output": False}
 
@@ -141,7 +141,7 @@ def t5(
         return RelativePositionBias(num_buckets, max_distance, dtype=dtype, name=name)
 
     def ending(x: Any, stack: str) -> Any:
-        norm = make_norm("rms_norm", layer_norm_epsilon, dtype, f"{stack}_norm")
+        norm = RMSNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=f"{stack}_norm")
         return Dropout(dropout, dtype=dtype, name=f"{stack}_dropout")(norm(x))
 
     embedding = TokenEmbedding(vocabulary_size, dim, dtype=dtype, name="embedding")

