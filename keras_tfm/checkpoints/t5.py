@@ -103,7 +103,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
 def _encoder(model: keras.Model) -> keras.Model:
     """From the source to the context that the decoder reads."""
     output = model.get_layer("encoder_dropout").output
-    return keras.Model(model.input["source"], output, name=model.name)
+    return models.Model(model.input["source"], output, name=model.name)
 
 
 ARCHITECTURES = {

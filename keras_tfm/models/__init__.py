@@ -1,4 +1,4 @@
-"""Models: functional builders over the layers, one file a family, and the heads they end with."""
+"""Models: functional builders over the layers, a file a family, their heads, and their class."""
 
 from keras_tfm.models.bert import bert
 from keras_tfm.models.gpt import gpt
@@ -10,10 +10,12 @@ from keras_tfm.models.heads import (
     sequence_classifier,
     token_classifier,
 )
+from keras_tfm.models.model import Model
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
 
 __all__ = [
+    "Model",
     "backbone",
     "bert",
     "gpt",

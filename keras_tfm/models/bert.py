@@ -12,6 +12,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.model import Model
 
 # "base" and "large": section 3 of the paper; the others: table 1 of "Well-Read Students Learn
 # Better" (arXiv:1908.08962), where a head has 64 channels and F is 4 D throughout.
@@ -41,7 +42,7 @@ def bert(
     segments: bool = True,
     name: str = "bert",
     dtype: Any = None,
-) -> keras.Model:
+) -> Model:
     """BERT's encoder, from token ids to features; a head of `keras_tfm.models` makes the rest.
 
     Id 0 is padding. `masked_language_model`, `next_sentence`, `sequence_classifier`,
@@ -113,4 +114,4 @@ def bert(
     pooler = keras.layers.Dense(
         dim, activation="tanh", kernel_initializer=initializer, dtype=dtype, name="pooler"
     )
-    return keras.Model(inputs, {"features": x, "pooled": pooler(x[:, 0])}, name=name)
+    return Model(inputs, {"features": x, "pooled": pooler(x[:, 0])}, name=name)

@@ -11,6 +11,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     gelu_tanh,
 )
+from keras_tfm.models.model import Model
 
 _GPT2: dict[str, Any] = {"max_length": 1024}
 _GPT3: dict[str, Any] = {"max_length": 2048}
@@ -77,7 +78,7 @@ def gpt(
     scale_scores_by_layer: bool = False,
     name: str = "gpt",
     dtype: Any = None,
-) -> keras.Model:
+) -> Model:
     """A decoder-only language model, from token ids to the next token's logits.
 
     No id is padding: what stands after a text changes nothing before it. Pre-norm blocks and one
@@ -156,4 +157,4 @@ def gpt(
             dtype=dtype,
             name="output",
         )(x)
-    return keras.Model(tokens, logits, name=name)
+    return Model(tokens, logits, name=name)

@@ -11,11 +11,12 @@ from keras import ops
 
 from keras_tfm.layers import Dropout, LayerNormalization, OutputBias, TokenEmbedding
 from keras_tfm.layers.transformer_block import TransformerBlock
+from keras_tfm.models.model import Model
 
 Tensor = Any
 
 
-def backbone(model: keras.Model) -> keras.Model:
+def backbone(model: keras.Model) -> Model:
     """The model without its head: from its inputs to features (B, T, D).
 
     They are the output of its last block, normalised where the model normalises it.
@@ -25,10 +26,10 @@ def backbone(model: keras.Model) -> keras.Model:
     >>> backbone(model).output.shape
     (None, None, 8)
     """
-    return keras.Model(model.input, features(model), name=model.name)
+    return Model(model.input, features(model), name=model.name)
 
 
-def masked_language_model(model: keras.Model, next_sentence: bool = False) -> keras.Model:
+def masked_language_model(model: keras.Model, next_sentence: bool = False) -> Model:
     """Logits (B, T, V) of the tokens that were masked: BERT's pre-training (arXiv:1810.04805).
 
     A dense layer with the blocks' activation, a normalisation, the embedding's own table, and a
@@ -62,10 +63,10 @@ def masked_language_model(model: keras.Model, next_sentence: bool = False) -> ke
     outputs = OutputBias(dtype=block.dtype_policy, name="output_bias")(logits)
     if next_sentence:
         outputs = {"tokens": outputs, "next_sentence": _is_next(model)}
-    return keras.Model(model.input, outputs, name=model.name)
+    return Model(model.input, outputs, name=model.name)
 
 
-def next_sentence(model: keras.Model) -> keras.Model:
+def next_sentence(model: keras.Model) -> Model:
     """Logits (B, 2): whether the second text follows the first (0) or does not (1).
 
     >>> from keras_tfm.models import bert, next_sentence
@@ -73,12 +74,12 @@ def next_sentence(model: keras.Model) -> keras.Model:
     >>> next_sentence(model).output.shape
     (None, 2)
     """
-    return keras.Model(model.input, _is_next(model), name=model.name)
+    return Model(model.input, _is_next(model), name=model.name)
 
 
 def sequence_classifier(
     model: keras.Model, num_classes: int, dropout: float | None = None
-) -> keras.Model:
+) -> Model:
     """Logits (B, C) of a text, or of a pair of texts, from the pooled first token.
 
     The pooler is the model's own where it has one, a new one elsewhere.
@@ -96,12 +97,10 @@ def sequence_classifier(
     (None, 3)
     """
     logits = _classify(model, pooled(model), num_classes, dropout)
-    return keras.Model(model.input, logits, name=model.name)
+    return Model(model.input, logits, name=model.name)
 
 
-def token_classifier(
-    model: keras.Model, num_classes: int, dropout: float | None = None
-) -> keras.Model:
+def token_classifier(model: keras.Model, num_classes: int, dropout: float | None = None) -> Model:
     """Logits (B, T, C) of each token. Arguments as in `sequence_classifier`.
 
     >>> from keras_tfm.models import bert, token_classifier
@@ -110,10 +109,10 @@ def token_classifier(
     (None, None, 5)
     """
     logits = _classify(model, features(model), num_classes, dropout)
-    return keras.Model(model.input, logits, name=model.name)
+    return Model(model.input, logits, name=model.name)
 
 
-def question_answering(model: keras.Model) -> keras.Model:
+def question_answering(model: keras.Model) -> Model:
     """Logits of where an answer begins and ends, "start" (B, T) and "end" (B, T).
 
     BERT's for SQuAD (arXiv:1810.04805, section 4.2): the question is segment 0, the text segment 1.
@@ -131,7 +130,7 @@ def question_answering(model: keras.Model) -> keras.Model:
         name="span",
     )
     start, end = ops.unstack(span(features(model)), 2, axis=-1)
-    return keras.Model(model.input, {"start": start, "end": end}, name=model.name)
+    return Model(model.input, {"start": start, "end": end}, name=model.name)
 
 
 def last_block(model: keras.Model) -> TransformerBlock:

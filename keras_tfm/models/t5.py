@@ -14,6 +14,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
+from keras_tfm.models.model import Model
 
 _V11: dict[str, Any] = {"gated": True, "activation": gelu_tanh, "tie_output": False}
 
@@ -78,7 +79,7 @@ def t5(
     scale_output: bool | None = None,
     name: str = "t5",
     dtype: Any = None,
-) -> keras.Model:
+) -> Model:
     """An encoder-decoder with relative positions, from token ids to logits.
 
     Pre-norm blocks with RMS norms, no biases, scores that are not divided by sqrt(K), and one
@@ -168,4 +169,4 @@ def t5(
         logits = embedding(x, reverse=True)
     else:
         logits = keras.layers.Dense(vocabulary_size, use_bias=False, dtype=dtype, name="output")(x)
-    return keras.Model({"source": source, "target": target}, logits, name=name)
+    return Model({"source": source, "target": target}, logits, name=name)

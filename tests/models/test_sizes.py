@@ -29,7 +29,7 @@ def rows():
             yield pytest.param(family, size, id=name, marks=[pytest.mark.slow] * deep)
 
 
-@pytest.mark.parametrize(("family", "size"), rows())
+@pytest.mark.parametrize(("family", "size"), list(rows()))
 def test_parameters_are_as_many_as_transformers_has(family, size):
     row = COUNTS[family][size]
     with without_storage():
