@@ -145,7 +145,7 @@ def _describe(model: keras.Model) -> tuple[str, dict[str, Any]] | None:
         "dense_act_fn": activation,
         "is_gated_act": block.gated,
         "tie_word_embeddings": tied,
-        "scale_decoder_outputs": "output_scale" in layers,
+        **({"scale_decoder_outputs": "output_scale" in layers} if made_by in names else {}),
         "is_encoder_decoder": bool(decoders),
         "pad_token_id": 0,
         "eos_token_id": 1,
