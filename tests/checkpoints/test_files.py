@@ -1,12 +1,15 @@
 """Models of checkpoints as .tflite files: what transformers made, on the device."""
 
+import shutil
+
+import keras
 import numpy as np
 import pytest
 from compare import assert_close
-from huggingface_cases import expected, inputs_of, loaded, outputs_of
+from huggingface_cases import FOLDER, expected, inputs_of, loaded, outputs_of
 
 from keras_tfm import models, runtime
-from keras_tfm.checkpoints import load_huggingface, load_tokenizer
+from keras_tfm.checkpoints import load_huggingface, load_tokenizer, save_huggingface
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam
 
@@ -25,9 +28,8 @@ def some(*fast, slow=()):
     "case",
     some(
         "bert_pretraining",
-        "t5_gated",
-        "gpt2_scaled",
         slow=[
+            "t5_gated", "gpt2_scaled",
             "bert_model", "bert_masked", "bert_next", "bert_sequence", "bert_token",
             "bert_question", "gpt1", "gpt2", "gpt2_unscaled", "t5", "t5_encoder",
         ],
@@ -57,7 +59,7 @@ def up_to_end(row, end):
 
 
 @pytest.mark.parametrize("case", some("t5", slow=["t5_gated"]))
-@pytest.mark.parametrize("kind", ["greedy", "beam", "steps"])
+@pytest.mark.parametrize("kind", some("beam", slow=["greedy", "steps"]))
 def test_t5_in_a_file_generates_what_transformers_does(case, kind, tmp_path):
     """The start token is the padding token: nothing of it may be masked."""
     wanted, end = expected(case), int(expected(case)["end_id"])
@@ -106,7 +108,7 @@ def test_a_classifier_with_its_vocabulary_in_int8(tmp_path, tiny_bert):
         ids = tokenizer.encode(text).ids
         assert len(ids) <= 24
         (found,) = file.predict_text(text).values()
-        whole = np.asarray(model(np.array([ids]), training=False))
+        whole = np.asarray(model({"tokens": np.array([ids])}, training=False))
         # 8 bits: a 256th of the largest weight, in two layers.
         assert_close(found, whole, 0.1)
     assert report.verification is not None and not report.verification.failures
@@ -115,19 +117,10 @@ def test_a_classifier_with_its_vocabulary_in_int8(tmp_path, tiny_bert):
 @pytest.fixture(scope="module")
 def tiny_bert(tmp_path_factory):
     """A classifier of texts of one segment, from a folder of weights and vocabulary."""
-    import shutil
-
-    import keras
-    from huggingface_cases import FOLDER
-
-    from keras_tfm.checkpoints import save_huggingface
-
     pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("bert")
     keras.utils.set_random_seed(0)
     bert = models.bert(256, dim=32, num_layers=2, num_heads=4, intermediate_dim=64, max_length=32)
     save_huggingface(models.sequence_classifier(bert, 3), folder)
     shutil.copy(FOLDER.with_name("huggingface_tokenizers") / "bert" / "vocab.txt", folder)
-    model = load_huggingface(folder, segments=False)
-    single = models.Model(model.input["tokens"], model.output)
-    return single, load_tokenizer(folder)
+    return load_huggingface(folder, segments=False), load_tokenizer(folder)

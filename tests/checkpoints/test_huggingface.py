@@ -30,7 +30,12 @@ def same(case, model, inputs=None, tolerance=FLOAT32):
 # Back
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {"bert_model", "bert_masked", "bert_next", "bert_token", "gpt2", "gpt2_unscaled", "t5"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in CASES]
+)
 def test_what_was_loaded_is_saved_as_it_was(case, tmp_path):
     save_huggingface(loaded(case), tmp_path / "saved")
     before, after = tensors_of(FOLDER / case), tensors_of(tmp_path / "saved")

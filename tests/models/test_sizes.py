@@ -13,8 +13,8 @@ from keras_tfm.checkpoints.without_storage import without_storage
 FIXTURE = Path(__file__).parents[1] / "parity" / "huggingface" / "parameter_counts.json"
 COUNTS = json.loads(FIXTURE.read_text())
 BILLION = 10**9
-# The deepest take seconds each: by default the largest of a family.
-FAST_OF_DEEP = {"bert-large", "gpt-gpt3-175b", "t5-11b", "t5-v1.1-xxl"}
+# The deepest take seconds each: by default one of them.
+FAST_OF_DEEP = {"gpt-gpt3-175b"}
 
 
 def sizes_of(family):
@@ -59,7 +59,7 @@ def test_parameters_are_those_of_the_papers(family, size, said):
 
 def test_nothing_is_allocated_and_nothing_is_left_to_be():
     with without_storage():
-        model = models.gpt(50257, **sizes_of("gpt")["gpt3-13b"])
+        model = models.gpt(50257, **sizes_of("gpt")["gpt3-small"])
     assert all(weight._value is None for weight in model.weights)  # not public
     with keras.StatelessScope():  # when it is closed, Keras fills what waits
         pass
