@@ -12,7 +12,7 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "masks", "generation", "export", "huggingface"]
+GUIDES = ["first-model", "masks", "generation", "export", "distribution", "huggingface"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
