@@ -46,7 +46,7 @@ def generated(case, strategy=None):
 
 
 def some(*fast):
-    """All cases, the others marked slow: what differs among them the outputs show, too."""
+    """All cases, the others marked slow: the outputs and test_files.py show the same."""
     return [pytest.param(x, marks=[pytest.mark.slow] * (x not in fast)) for x in GENERATING]
 
 
@@ -57,7 +57,7 @@ def test_greedy_tokens_are_those_of_transformers(case):
         assert up_to_end(tokens, end) == up_to_end(other, end)
 
 
-@pytest.mark.parametrize("case", some("t5"))
+@pytest.mark.parametrize("case", some())
 def test_beams_are_those_of_transformers(case):
     strategy = Beam(3, length_penalty=0.0, hypotheses=3)
     result, wanted, end = generated(case, strategy)
