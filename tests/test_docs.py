@@ -12,12 +12,14 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "masks", "generation", "export", "distribution", "huggingface"]
+GUIDES = ["first-model", "masks", "training", "distribution", "generation", "export", "huggingface"]
+SLOW = ["first-model", "training"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
     "export": ["tokenizers", "ai_edge_quantizer"],
     "huggingface": ["tokenizers", "safetensors"],
+    "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
 
 
@@ -30,8 +32,9 @@ def blocks_of(page):
 @pytest.mark.filterwarnings("ignore:int8_full:UserWarning")
 @pytest.mark.parametrize(
     "page",
-    # The first is the README's program, which tests/test_readme.py runs.
-    [pytest.param(x, marks=[pytest.mark.slow] * (x == "first-model")) for x in GUIDES],
+    # The first is the README's program, which tests/test_readme.py runs; of training the parts are
+    # tested one by one.
+    [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in GUIDES],
 )
 def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     for package in NEEDED.get(page, []):

@@ -13,6 +13,7 @@ from keras_tfm.models.heads import (
 from keras_tfm.models.model import Model
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
+from keras_tfm.models.with_dtype import with_dtype
 
 __all__ = [
     "Model",
@@ -26,4 +27,5 @@ __all__ = [
     "t5",
     "token_classifier",
     "transformer",
+    "with_dtype",
 ]

@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import tree
 from keras.src.losses.loss import unscale_loss_for_distribution
 
+from keras_tfm.models.global_gradients import leave_sums_to_the_model, sum_over_replicas
 from keras_tfm.models.global_loss import GlobalLoss, over_replicas
 
 Tensor = Any
@@ -21,6 +22,8 @@ class DistributedModel(keras.Model):
     fails when Keras mends them, so that they can go.
     """
 
+    optimizer: Any
+    _compile_loss: Any
     gradient_accumulation_steps = 1
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
@@ -30,6 +33,14 @@ class DistributedModel(keras.Model):
                 f"gradient_accumulation_steps must be at least 1, got {gradient_accumulation_steps}"
             )
         super().compile(*args, **kwargs)
+        scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        if kwargs.get("auto_scale_loss", True) and not scaled and self.optimizer is not None:
+            # Keras looks at the model's own policy, which is not that of layers with a `dtype`.
+            policies = {layer.dtype_policy.name for layer in self._flatten_layers()}
+            if "mixed_float16" in policies:
+                self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer)
+        if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
+            leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
         loss = self._compile_loss
         if loss is not None:
@@ -68,6 +79,7 @@ class DistributedModel(keras.Model):
         else:
             loss, gradients = self._accumulated(batch)
         self._track(loss, batch)
+        gradients = sum_over_replicas(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self._logs()
 
@@ -142,20 +154,26 @@ class DistributedModel(keras.Model):
             logs = tree.map_structure(lambda value: tf.reshape(value, (1,)), logs)
         return logs
 
+    def build_for(self, data: Any) -> None:
+        """Makes the variables of metrics, losses and optimizer, from the form of the data alone.
+
+        Args:
+            data: the `EpochIterator` of `fit`; no batch is drawn.
+        """
+        spec = tree.map_structure(_tensor_spec, data._distributed_dataset.element_spec)
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=spec)
+
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Builds metrics, losses and the optimizer from the form of the data, drawing none."""
-        strategy = self._distribute_strategy
         self._epoch_iterator = iterator
-        if strategy is None:
+        if self._distribute_strategy is None:
             return
-        if iterator is not None:
-            _check_batch_size(iterator.data_adapter.batch_size, strategy.num_replicas_in_sync)
-            spec = iterator._distributed_dataset.element_spec
-            data_batch = tree.map_structure(_tensor_spec, spec)
+        if iterator is None:
+            super()._maybe_symbolic_build(data_batch=data_batch)
         else:
-            data_batch = tree.map_structure(tf.convert_to_tensor, data_batch)
-        with strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
+            replicas = self._distribute_strategy.num_replicas_in_sync
+            _check_batch_size(iterator.data_adapter.batch_size, replicas)
+            self.build_for(iterator)
 
     def _check_strategy(self) -> None:
         """Refuses what Keras 3.15 starts under a strategy and cannot finish."""

@@ -21,6 +21,8 @@ class GlobalLoss(CompileLoss):
     is divided by the count of all replicas and, where a batch is taken in parts, of all parts.
     """
 
+    _flat_losses: Any
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.batch = Batch()
@@ -122,7 +124,8 @@ def label_count(
         return ops.sum(sample_weight) if weighs else ops.shape(y_pred)[0]
     mask = ops.cast(mask, "float32")
     if weighs:
-        rows = ops.reshape(sample_weight, (-1,) + (1,) * (len(mask.shape) - 1))
-        weight = sample_weight if len(sample_weight.shape) == len(mask.shape) else rows
-        mask = mask * ops.cast(weight, "float32")
+        weight = ops.cast(ops.convert_to_tensor(sample_weight), "float32")
+        if len(weight.shape) != len(mask.shape):
+            weight = ops.reshape(weight, (-1,) + (1,) * (len(mask.shape) - 1))
+        mask = mask * weight
     return ops.sum(mask)

@@ -1,7 +1,10 @@
 """The model class of this library: Keras's, with what training on several devices needs."""
 
+from typing import Any
+
 import keras
 
+Base: Any
 if keras.backend.backend() == "tensorflow":
     from keras_tfm.models.distributed_model import DistributedModel as Base
 else:

@@ -8,8 +8,6 @@ from typing import Any
 
 import keras
 
-from keras_tfm.training import data_position, training_state
-
 
 class Resume(keras.callbacks.Callback):
     """Saves the whole state of training, and goes on from it, to bit-equal weights.
@@ -83,6 +81,9 @@ class Resume(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest whole checkpoint, if there is one."""
+        from keras_tfm.training import data_position  # TensorFlow's alone
+        from keras_tfm.training.training_state import TrainingState
+
         model = self.model
         if not hasattr(model, "_epoch_iterator"):
             raise TypeError(
@@ -95,7 +96,7 @@ class Resume(keras.callbacks.Callback):
                 f"{model.steps_per_execution}"
             )
         data = model._epoch_iterator
-        self.state = training_state.TrainingState(
+        self.state = TrainingState(
             model, self.directory, self.keep, self.configuration, data_position.first_batch(data)
         )
         self.in_epoch = 0

@@ -35,8 +35,8 @@ class TrainingState:
         first_batch: str | None,
     ):
         strategy = model.distribute_strategy
+        model.build_for(model._epoch_iterator)
         with strategy.scope():
-            model.optimizer.build(model.trainable_variables)
             seed = global_seed_generator().state
         self.strategy = strategy
         self.directory = directory
@@ -62,18 +62,18 @@ class TrainingState:
                 (directory / ".writable").unlink()
             except OSError as error:
                 raise OSError(f"checkpoints cannot be written to {directory}: {error}") from error
-        self.manager = None
+        self.manager: Any = None  # the chief's, once what is there was read
         self.keep = keep
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the newest whole checkpoint and gives what `save` was told, or None."""
         paths = self._paths()
-        whole = []
+        whole: list[str] = []
         found: dict[str, Any] | None = None
         for path in reversed(paths):
             try:
                 notes = _read_whole(path)
-            except (tf.errors.OpError, ValueError, KeyError, UnicodeError) as error:
+            except Exception as error:  # of TensorFlow any: each damage has its own
                 reason = str(error).splitlines()[0]
                 print(f"the checkpoint {path} is damaged and left out: {reason}", file=sys.stderr)
                 continue
