@@ -27,14 +27,15 @@ def page() -> str:
     lines += ["", inspect.cleandoc(cli.__doc__).split("\n\n", 1)[1], ""]
     for command in cli.app.registered_commands:
         function = command.callback
+        name = command.name or function.__name__
         arguments = list(arguments_of(function))
         usage = [
             x["shown"] if x["default"] else f"[{x['shown']}]"
             for x in arguments
             if not x["shown"].startswith("--")
         ]
-        lines += [f"## keras-tfm {function.__name__}", "", inspect.getdoc(function), ""]
-        lines += ["```bash", " ".join(["keras-tfm", function.__name__, *usage, "[OPTIONS]"]), "```"]
+        lines += [f"## keras-tfm {name}", "", inspect.getdoc(function), ""]
+        lines += ["```bash", " ".join(["keras-tfm", name, *usage, "[OPTIONS]"]), "```"]
         lines += ["", "| argument | meaning | default |", "|---|---|---|"]
         lines += [f"| `{x['shown']}` | {x['help']} | {x['default']} |" for x in arguments]
         lines += [""]

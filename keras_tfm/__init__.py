@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from keras_tfm.version import __version__
 
 if TYPE_CHECKING:
-    from keras_tfm import export, generation, layers, models, runtime, training
+    from keras_tfm import checkpoints, export, generation, layers, models, runtime, training
     from keras_tfm.models import Model
 
 __all__ = [
     "Model",
     "__version__",
+    "checkpoints",
     "export",
     "generation",
     "layers",

@@ -1,4 +1,4 @@
-"""The command line: `keras-tfm export | verify | benchmark | inspect | generate`.
+"""The command line: `keras-tfm export | verify | benchmark | inspect | generate | import`.
 
 Exit codes: 0, done; 1, it could not be done, and why stands on standard error; 2, the command was
 not understood; 3, the file does not answer as the model does; 130, it was interrupted.
@@ -237,6 +237,43 @@ def generate(
                 shown = "\n".join(f"{x.text}\t{x.score:.6g}" for x in answer)
                 answer = [x._asdict() for x in answer]
         print(json.dumps({"input": text, "output": answer}) if as_json else shown, flush=True)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that Hugging Face's transformers wrote.")
+    ],
+    output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
+    architecture: Annotated[
+        str | None,
+        typer.Option(help="The class whose model it is; as config.json says by default."),
+    ] = None,
+    segments: Annotated[
+        bool, typer.Option(help="Keep BERT's input of segments, which tells two texts apart.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a BERT, GPT or T5 with its weights as a .keras model. Nothing is downloaded."""
+    if output.suffix != ".keras":
+        raise typer.BadParameter(f"the file to write must end in .keras, got {output}")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"no such folder: {output.parent}")
+    with _work("loading TensorFlow"), native_log.captured():
+        from keras_tfm.checkpoints import load_huggingface
+    with _work(f"reading {folder}"), native_log.captured():
+        options = {} if segments else {"segments": False}
+        model = load_huggingface(folder, architecture, **options)
+        new = output.with_name(f".{output.name}.new.keras")
+        try:
+            model.save(new)
+            os.replace(new, output)
+        finally:
+            new.unlink(missing_ok=True)
+    inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
+    result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
+    shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"
+    print(json.dumps(result, indent=2) if as_json else shown, flush=True)
 
 
 def _of_ids(tokens: Any, scores: Any) -> tuple[Any, str]:

@@ -12,10 +12,12 @@ from small_exports import SOURCE_LENGTH, new_path, small, small_file, small_toke
 from small_models import SOURCES, START, randomize
 from small_tokenizers import END, source_words, words
 
+import keras_tfm
 from keras_tfm import cli, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam
 
+HUGGING_FACE = Path(__file__).parent / "parity" / "huggingface"
 SIZES = ["--lengths", str(SOURCE_LENGTH), "--max-length", "9", "--start", str(START)]
 
 
@@ -97,6 +99,35 @@ def test_export_of_an_integer_file_reads_its_data(run, tmp_path):
     )
     assert code == 0, err
     assert "int8_full" in out
+
+
+def test_import(run, tmp_path):
+    pytest.importorskip("safetensors")
+    folder = HUGGING_FACE / "bert_sequence"
+    code, out, err = run("import", folder, tmp_path / "bert.keras", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["inputs"] == ["tokens", "segments"]
+    assert result["parameters"] == keras_tfm.load_model(tmp_path / "bert.keras").count_params()
+    code, out, err = run("import", folder, tmp_path / "bert.keras", "--no-segments")
+    assert code == 0
+    assert out.endswith(f"bert.keras: {result['parameters']:,} parameters, inputs tokens\n")
+    before = (tmp_path / "bert.keras").read_bytes()
+    for arguments, code, message in [
+        (
+            (folder, tmp_path / "bert.keras", "--architecture", "BertModel"),
+            1,
+            "files alone: classif",
+        ),
+        ((tmp_path, tmp_path / "bert.keras"), 1, "has no config.json"),
+        ((folder, tmp_path / "bert.h5"), 2, "must end in .keras"),
+        ((folder, tmp_path / "missing" / "bert.keras"), 1, "no such folder"),
+    ]:
+        found, out, err = run("import", *arguments)
+        assert (found, out) == (code, "")
+        assert message in " ".join(err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["bert.keras"]
+    assert (tmp_path / "bert.keras").read_bytes() == before
 
 
 def test_verify(run, model_path, file_path, tmp_path):

@@ -12,12 +12,13 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "masks", "training", "distribution", "generation", "export"]
+GUIDES = ["first-model", "masks", "training", "distribution", "generation", "export", "huggingface"]
 SLOW = ["first-model", "training"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
     "export": ["tokenizers", "ai_edge_quantizer"],
+    "huggingface": ["tokenizers", "safetensors"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
 
@@ -68,7 +69,7 @@ def test_the_first_model_is_the_readme_s():
 
 
 @pytest.mark.parametrize(
-    "package", ["layers", "models", "training", "generation", "export", "runtime"]
+    "package", ["checkpoints", "layers", "models", "training", "generation", "export", "runtime"]
 )
 def test_the_reference_has_each_public_name_once(package):
     listed = re.findall(r"^::: keras_tfm\.(.*)$", (DOCS / f"api/{package}.md").read_text(), re.M)

@@ -15,6 +15,8 @@ RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspec
 RESULTS |= {"Model", "Report", "Subgraph", "Verification", "VerificationError"}
 # Examples that need an extra.
 NEEDED = {
+    "keras_tfm.checkpoints.huggingface": "safetensors",
+    "keras_tfm.checkpoints.tokenizer_files": "tokenizers",
     "keras_tfm.runtime.model": "tokenizers",
     "keras_tfm.training.generation_scores": "sacrebleu",
     "keras_tfm.training.tensorboard": "tensorboard",

@@ -1,5 +1,6 @@
 """Layers: token ids in, features out. `keras.ops` only, so they run on every Keras backend."""
 
+from keras_tfm.layers.activations import gelu_tanh
 from keras_tfm.layers.attention import attention
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
@@ -9,6 +10,7 @@ from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.output_bias import OutputBias
 from keras_tfm.layers.position_embedding import PositionEmbedding
 from keras_tfm.layers.positional_encoding import PositionalEncoding
 from keras_tfm.layers.relative_position import (
@@ -16,12 +18,14 @@ from keras_tfm.layers.relative_position import (
     RelativePositionBias,
     RelativePositionEmbedding,
 )
+from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.rotary_embedding import (
     LinearScaling,
     NTKScaling,
     RotaryEmbedding,
     YaRNScaling,
 )
+from keras_tfm.layers.segment_embedding import SegmentEmbedding
 from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
 from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
@@ -38,14 +42,18 @@ __all__ = [
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
     "NTKScaling",
+    "OutputBias",
     "PositionEmbedding",
     "PositionalEncoding",
+    "RMSNormalization",
     "RelativePositionBias",
     "RelativePositionEmbedding",
     "RotaryEmbedding",
+    "SegmentEmbedding",
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
     "YaRNScaling",
     "attention",
+    "gelu_tanh",
 ]

@@ -9,6 +9,7 @@ from keras_tfm.layers.arguments import check_number, check_rate
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.rms_normalization import RMSNormalization
 
 Tensor = Any
 
@@ -24,9 +25,7 @@ def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.
     if kind == "layer_norm":
         return LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
     if kind == "rms_norm":
-        norm = keras.layers.RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
-        norm.supports_masking = True  # Keras's own would warn that it loses the mask
-        return norm
+        return RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
     raise ValueError(f"norm must be one of {list(NORMS)}, got {kind!r}")
 
 

@@ -1,7 +1,31 @@
-"""Models: functional builders over the layers, one file a family, and the class they return."""
+"""Models: functional builders over the layers, a file a family, their heads, and their class."""
 
+from keras_tfm.models.bert import bert
+from keras_tfm.models.gpt import gpt
+from keras_tfm.models.heads import (
+    backbone,
+    masked_language_model,
+    next_sentence,
+    question_answering,
+    sequence_classifier,
+    token_classifier,
+)
 from keras_tfm.models.model import Model
+from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
 from keras_tfm.models.with_dtype import with_dtype
 
-__all__ = ["Model", "transformer", "with_dtype"]
+__all__ = [
+    "Model",
+    "backbone",
+    "bert",
+    "gpt",
+    "masked_language_model",
+    "next_sentence",
+    "question_answering",
+    "sequence_classifier",
+    "t5",
+    "token_classifier",
+    "transformer",
+    "with_dtype",
+]

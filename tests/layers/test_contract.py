@@ -19,11 +19,14 @@ from keras_tfm.layers import (
     LayerNormalization,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
+    OutputBias,
     PositionalEncoding,
     PositionEmbedding,
     RelativePositionBias,
     RelativePositionEmbedding,
+    RMSNormalization,
     RotaryEmbedding,
+    SegmentEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
@@ -133,6 +136,12 @@ CASES = {
     "LayerNormalization": Case(
         LayerNormalization, {"epsilon": 1e-2, "beta_initializer": BIAS}, (X,)
     ),
+    "RMSNormalization": Case(RMSNormalization, {"epsilon": 1e-2}, (X,)),
+    "OutputBias": Case(OutputBias, {"initializer": BIAS}, (X,)),
+    "SegmentEmbedding": Case(
+        SegmentEmbedding, {"num_segments": 3, "initializer": GLOROT}, (X, IDS % 3)
+    ),
+    "SegmentEmbedding, one": Case(SegmentEmbedding, {"num_segments": 3}, (X,)),
     "Dropout": Case(Dropout, {"rate": 0.3, "seed": 5}, (X,)),
     "PositionalEncoding": Case(PositionalEncoding, {"max_wavelength": 50.0, "dropout": 0.3}, (X,)),
     "FeedForward": Case(

@@ -1,0 +1,188 @@
+"""BERT-base on one thread, in int8: keras_tfm, ONNX Runtime, and KerasHub as Keras exports it.
+
+    pip install -e ".[benchmarks,checkpoints]" keras-hub transformers
+    pip install torch onnx onnxscript onnxruntime
+    python benchmarks/bert.py                # BERT-base; five minutes on an idle machine
+    python benchmarks/bert.py --size tiny    # whether all of it runs
+
+12 layers, D=768, H=12, F=3072, S=128, batch 1, no padding, two segments; features and the pooled
+token come out. The weights are random and the same for all: ours, saved as a Hugging Face folder,
+which `transformers` opens for ONNX and KerasHub opens itself. int8 is each engine's own dynamic
+quantisation; KerasHub's is Keras's `export(format="litert")` with the converter's default
+optimisation. In float32 all must agree within 1e-4 of the outputs' size, or the run fails;
+"error" is the root mean square of what an engine is off from ours in float32, over that of the
+output. They take turns in one process, in a new order each round; a row is the median over rounds.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+VOCABULARY, LENGTH, TOLERANCE = 30522, 128, 1e-4
+Call = Callable[[], np.ndarray]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="base", help="of keras_tfm.models.bert.SIZES")
+    parser.add_argument("--rounds", type=int, default=30)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, VOCABULARY, (1, LENGTH), "int32")
+    segments = (np.arange(LENGTH) >= LENGTH // 2).astype("int32")[np.newaxis]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        files = {}
+        for build in (ours, onnx_runtime, keras_hub_exported):
+            files |= build(arguments.size, folder)
+        calls = {}
+        for (engine, precision), path in files.items():
+            run = run_onnx if path.suffix == ".onnx" else run_litert
+            calls[engine, precision] = run(path, tokens, segments)
+        outputs = {key: call() for key, call in calls.items()}
+        seconds: dict = {key: [] for key in calls}
+        for _ in range(arguments.rounds):
+            for key, call in random.sample(list(calls.items()), len(calls)):
+                call()  # warms up: another engine had the caches
+                start = time.perf_counter()
+                call()
+                seconds[key].append(time.perf_counter() - start)
+        report(arguments, outputs, seconds, files)
+
+
+def report(arguments: argparse.Namespace, outputs: dict, seconds: dict, files: dict) -> None:
+    expected = outputs["keras_tfm", "float32"]
+    medians = {key: statistics.median(x) for key, x in seconds.items()}
+    print(f"\nBERT-{arguments.size}, S={LENGTH}, one thread, {arguments.rounds} rounds")
+    print(f"{'':14}{'':9}{'ms':>8}{'ours is':>9}{'error':>9}{'MB':>8}")
+    wrong = []
+    for engine, precision in sorted(medians, key=lambda key: (key[1], medians[key])):
+        off = outputs[engine, precision] - expected
+        if precision == "float32" and np.abs(off).max() > TOLERANCE * np.abs(expected).max():
+            wrong.append(f"{engine} is off by {np.abs(off).max():.1e}")
+        milliseconds = 1e3 * medians[engine, precision]
+        ratio = medians[engine, precision] / medians["keras_tfm", precision]
+        size = files[engine, precision].stat().st_size / 1e6
+        error = off.std() / expected.std()
+        print(
+            f"{engine:14}{precision:9}{milliseconds:8.1f}{ratio:8.2f}x{error:9.1e}{size:8.1f}",
+            flush=True,
+        )
+    if wrong:
+        raise SystemExit("float32 outputs differ: " + "; ".join(wrong))
+
+
+# The contestants: files by engine and precision.
+
+
+def ours(size: str, folder: Path) -> dict[tuple[str, str], Path]:
+    from keras_tfm.runtime import native_log
+
+    with native_log.captured():
+        import keras
+    from keras_tfm import checkpoints, export, models
+    from keras_tfm.models.bert import SIZES
+
+    keras.utils.set_random_seed(0)
+    model = models.bert(VOCABULARY, **SIZES[size])
+    checkpoints.save_huggingface(model, folder / "checkpoint")
+    files = {}
+    for precision in ("float32", "int8"):
+        path = files["keras_tfm", precision] = folder / f"ours-{precision}.tflite"
+        export.export_tflite(
+            model, path, quantization=precision, source_length=LENGTH, verify=False
+        )
+    return files
+
+
+def onnx_runtime(size: str, folder: Path) -> dict[tuple[str, str], Path]:
+    import torch
+    import transformers
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    torch.set_num_threads(1)
+    model = transformers.BertModel.from_pretrained(folder / "checkpoint").eval()
+
+    class Features(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+            mask = (tokens != 0).long()
+            return self.model(tokens, attention_mask=mask, token_type_ids=segments)[:2]
+
+    path, prepared = folder / "float32.onnx", folder / "prepared.onnx"
+    # Two tensors: of one given twice the exporter makes one input.
+    example = tuple(torch.ones((1, LENGTH), dtype=torch.int64) for _ in range(2))
+    with torch.no_grad():
+        torch.onnx.export(Features(), example, str(path), dynamo=True, external_data=False)
+    quant_pre_process(str(path), str(prepared))
+    quantized = folder / "int8.onnx"
+    quantize_dynamic(str(prepared), str(quantized), weight_type=QuantType.QInt8, per_channel=True)
+    return {("ONNX Runtime", "float32"): path, ("ONNX Runtime", "int8"): quantized}
+
+
+def keras_hub_exported(size: str, folder: Path) -> dict[tuple[str, str], Path]:
+    import keras_hub
+    import tensorflow as tf
+
+    model = keras_hub.models.BertBackbone.from_preset(str(folder / "checkpoint"))
+    names = ("token_ids", "segment_ids", "padding_mask")
+    signature = {name: tf.TensorSpec((1, LENGTH), tf.int32, name=name) for name in names}
+    files = {}
+    for precision in ("float32", "int8"):
+        path = files["KerasHub", precision] = folder / f"keras-hub-{precision}.tflite"
+        options = {"optimizations": [tf.lite.Optimize.DEFAULT]} if precision == "int8" else {}
+        model.export(
+            str(path), format="litert", input_signature=[signature], verbose=False, **options
+        )
+    return files
+
+
+# One call of each: the features of all tokens.
+
+
+def run_litert(path: Path, tokens: np.ndarray, segments: np.ndarray) -> Call:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path), num_threads=1)
+    (signature,) = interpreter.get_signature_list()
+    runner = interpreter.get_signature_runner(signature)
+    known = {"token": tokens, "segment": segments, "padding": (tokens != 0).astype("int32")}
+    inputs = {
+        name: next(x for start, x in known.items() if name.startswith(start))
+        for name in runner.get_input_details()
+    }
+    return lambda: features(runner(**inputs).values())
+
+
+def run_onnx(path: Path, tokens: np.ndarray, segments: np.ndarray) -> Call:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    inputs = {"tokens": tokens.astype("int64"), "segments": segments.astype("int64")}
+    return lambda: features(session.run(None, inputs))
+
+
+def features(outputs) -> np.ndarray:
+    """(1, S, D) of the two outputs."""
+    return next(x for x in outputs if x.ndim == 3)
+
+
+if __name__ == "__main__":
+    main()

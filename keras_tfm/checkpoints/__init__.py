@@ -1,0 +1,6 @@
+"""Checkpoints of others: Hugging Face folders as Keras models, and back. No network, no pickle."""
+
+from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
+from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
+
+__all__ = ["load_huggingface", "load_tokenizer", "save_huggingface"]

@@ -1,0 +1,125 @@
+"""`config.json`: its fields, checked where they are read."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.layers import gelu_tanh
+
+# The names that transformers has for the activations there are here.
+ACTIVATIONS: dict[str, Any] = {
+    "gelu": keras.activations.gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_python": keras.activations.gelu,
+    "relu": keras.activations.relu,
+    "silu": keras.activations.silu,
+    "swish": keras.activations.silu,
+    "tanh": keras.activations.tanh,
+    "sigmoid": keras.activations.sigmoid,
+}
+
+
+class Config:
+    """The fields of a `config.json`.
+
+    Args:
+        folder: where it is.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is no JSON object.
+    """
+
+    def __init__(self, folder: Path):
+        self.file = folder / "config.json"
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no such folder: {folder}")
+        if not self.file.is_file():
+            raise FileNotFoundError(f"{folder} has no config.json")
+        self.fields = read_json(self.file)
+
+    def integer(
+        self, name: str, default: int | None, minimum: int = 1, maximum: int = 2**31 - 1
+    ) -> Any:
+        """An integer, or None where the default is None and the field is null or missing."""
+        value = self._value(name, default)
+        if value is None and default is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            self.refuse(name, value, f"an integer from {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str, default: float | None, maximum: float = math.inf) -> Any:
+        """A number of at least 0, or None as in `integer`."""
+        value = self._value(name, default)
+        if value is None and default is None:
+            return None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 <= value <= maximum or not math.isfinite(value):
+            self.refuse(name, value, f"a number from 0 to {maximum}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            self.refuse(name, value, "true or false")
+        return bool(value)
+
+    def text(self, name: str, default: str | None) -> Any:
+        """A text, or None as in `integer`."""
+        value = self._value(name, default)
+        if value is not None and not isinstance(value, str):
+            self.refuse(name, value, "a text")
+        return value
+
+    def activation(self, name: str, default: str, known: dict[str, Any] | None = None) -> Any:
+        """The activation that a field names."""
+        known = known or ACTIVATIONS
+        value = self.text(name, default)
+        if value not in known:
+            self.refuse(name, value, f"one of {list(known)}")
+        return known[value]
+
+    def only(self, **allowed: Any) -> None:
+        """Raises where a field has another value than the one that is built here."""
+        for name, value in allowed.items():
+            found = self.fields.get(name)
+            if found is not None and found != value:
+                self.refuse(name, found, repr(value))
+
+    def refuse(self, name: str, value: Any, expected: str) -> None:
+        """Raises, naming the field."""
+        raise ValueError(f"{self.file}: {name} must be {expected}, got {value!r}")
+
+    @property
+    def num_labels(self) -> int:
+        """How many classes a classifier has."""
+        labels = self.fields.get("id2label")
+        if labels is None:
+            return int(self.integer("num_labels", 2))
+        if not isinstance(labels, dict) or not labels:
+            self.refuse("id2label", labels, "a label by number")
+        return len(labels)
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.fields.get(name)
+        return default if value is None else value
+
+
+def activation_name(activation: Any) -> str:
+    """What transformers calls an activation of a model.
+
+    Raises:
+        ValueError: it has no name for it.
+    """
+    for name, known in ACTIVATIONS.items():
+        if known is activation:
+            return name
+    shown = getattr(activation, "__name__", activation)
+    raise ValueError(f"activation must be one of {list(ACTIVATIONS)} to be saved, got {shown}")

@@ -1,0 +1,204 @@
+"""Hugging Face folders as Keras models, and back."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.checkpoints.bert import BERT
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.gpt import GPT1, GPT2
+from keras_tfm.checkpoints.mapping import Family, Named
+from keras_tfm.checkpoints.t5 import T5
+from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
+from keras_tfm.checkpoints.without_storage import without_storage
+from keras_tfm.layers import TokenEmbedding
+
+FAMILIES: dict[str, Family] = {x.model_type: x for x in (BERT, GPT1, GPT2, T5)}
+# Sums of a few hundred products are taken in another order by a model that was built again.
+TOLERANCE = 1e-4
+
+
+def load_huggingface(
+    folder: str | Path, architecture: str | None = None, **options: Any
+) -> keras.Model:
+    """A Keras model with the weights of a folder that `transformers` wrote.
+
+    Read are `config.json` and `model.safetensors`, or the files that `model.safetensors.index.json`
+    names; nothing else, and nothing from a network. Weights in half precision become float32.
+
+    Args:
+        folder: of a model of type "bert", "gpt2", "openai-gpt" or "t5".
+        architecture: the class of `transformers` whose model it is; by default the one that
+            `config.json` names, or the one whose tensors there are. Of BERT "BertModel",
+            "BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction",
+            "BertForSequenceClassification", "BertForTokenClassification" and
+            "BertForQuestionAnswering"; of GPT "GPT2LMHeadModel", "GPT2Model",
+            "OpenAIGPTLMHeadModel" and "OpenAIGPTModel"; of T5 "T5ForConditionalGeneration",
+            "T5Model" and "T5EncoderModel".
+        options: arguments of `models.bert`, `models.gpt` or `models.t5` that win over what the
+            configuration says: `dropout=0.0`, `segments=False`, `dtype="mixed_bfloat16"`.
+
+    Returns:
+        What that builder makes, with the head of the architecture. Where `transformers` returns a
+        tuple or an object, the outputs are as the heads in `keras_tfm.models` say.
+
+    Raises:
+        FileNotFoundError: no such folder, or a file is missing in it.
+        ValueError: a file is damaged; the model is of a type or an architecture that is not known
+            here, or its configuration asks for what is not built here (the error names the field);
+            or the tensors are not those of the model: one error lists those that are missing, left
+            over, or of another shape or dtype.
+        ModuleNotFoundError: safetensors is missing; the message names the extra.
+
+    Example:
+
+    >>> import tempfile
+    >>> from keras_tfm import checkpoints, models
+    >>> model = models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints.save_huggingface(model, folder)
+    ...     checkpoints.load_huggingface(folder).count_params() == model.count_params()
+    True
+    """
+    folder = Path(folder)
+    config = Config(folder)
+    model_type = config.text("model_type", None)
+    if model_type not in FAMILIES:
+        config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
+    family = FAMILIES[model_type]
+    named = Named(Tensors(folder), family)
+    name = architecture or _architecture(config, family, named)
+    if name is None or name not in family.architectures:
+        raise ValueError(
+            f"{folder}: architecture must be one of {list(family.architectures)}, "
+            f"got {name!r}: name one with architecture="
+        )
+    head = family.architectures[name][0]
+    arguments = {**family.arguments(config, named), **options}
+
+    def build() -> keras.Model:
+        return head(family.builder(**arguments), config)
+
+    with without_storage():  # a configuration may ask for any size
+        named.check(name, family.entries(build()))
+    model = build()
+    for entry in family.entries(model):
+        entry.weight.assign(entry.joined(named.array(name) for name in entry.tensors))
+    return model
+
+
+def _architecture(config: Config, family: Family, named: Named) -> str | None:
+    names = config.fields.get("architectures")
+    if names is None:
+        return named.architecture()
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        config.refuse("architectures", names, "one name")
+    return str(names[0])
+
+
+def save_huggingface(model: keras.Model, folder: str | Path) -> None:
+    """Writes a model as `config.json` and `model.safetensors`, which `transformers` loads.
+
+    What was written is loaded again and compared with the model before it is kept.
+
+    Args:
+        model: of `models.bert`, `models.gpt` or `models.t5`, with or without a head of
+            `keras_tfm.models`, trained or not, float32.
+        folder: made where there is none; what it has under these two names is replaced.
+
+    Raises:
+        ValueError: the model is none of these, has a weight or an option for which `transformers`
+            has no place, or computes something else after it is loaded again.
+        FileExistsError: the folder holds a checkpoint in several files.
+        ModuleNotFoundError: safetensors is missing; the message names the extra.
+
+    After any of these the folder is as it was.
+
+    Example:
+
+    >>> import pathlib, tempfile
+    >>> from keras_tfm import checkpoints, models
+    >>> bert = models.bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints.save_huggingface(models.token_classifier(bert, 3), folder)
+    ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
+    ['config.json', 'model.safetensors']
+    """
+    import_safetensors()
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    if (folder / INDEX).exists():
+        raise FileExistsError(f"{folder} holds a checkpoint in several files: name another folder")
+    family, architecture, fields = _described(model)
+    prefix = "" if architecture == family.base else family.prefix
+    tensors: dict[str, np.ndarray] = {}
+    for entry in family.entries(model):
+        value = ops.convert_to_numpy(entry.weight)
+        if value.dtype != np.float32:
+            raise ValueError(f"expected weights in float32, got {entry.weight.path} {value.dtype}")
+        for name, part in entry.cut(value).items():
+            tensors[name if entry.head else prefix + name] = part
+    config = {"architectures": [architecture], "model_type": family.model_type, **fields}
+    config["dtype"] = "float32"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        new = Path(temporary)
+        text = json.dumps(config, indent=2, sort_keys=True)
+        (new / "config.json").write_text(text + "\n", encoding="utf-8")
+        save_file(tensors, new / SINGLE, metadata={"format": "pt"})
+        _compare(model, load_huggingface(new))
+        folder.mkdir(exist_ok=True)
+        for name in (SINGLE, "config.json"):
+            os.replace(new / name, folder / name)
+
+
+def _described(model: keras.Model) -> tuple[Family, str, dict[str, Any]]:
+    """The family, the architecture and the configuration of a model."""
+    for family in FAMILIES.values():
+        found = family.describe(model)
+        if found is not None:
+            return family, *found
+    raise ValueError(
+        f"expected a model of models.bert, models.gpt or models.t5; the layers of {model.name!r} "
+        f"are {[layer.name for layer in model.layers]}"
+    )
+
+
+def _compare(model: keras.Model, again: keras.Model) -> None:
+    """Raises unless both give the same for random inputs."""
+    rng = np.random.default_rng(0)
+    layers = {layer.name: layer for layer in model.layers}
+    embedding = next(x for x in layers.values() if isinstance(x, TokenEmbedding))
+    length = 9
+    if "positions" in layers:
+        length = min(length, layers["positions"].max_length)
+    ids = rng.integers(0, embedding.vocabulary_size, (3, 3, length), "int32")
+    ids[:, 1, length // 2 :] = 0
+    inputs: Any = ids[0]
+    if isinstance(again.input, dict):
+        inputs = dict(zip(again.input, ids, strict=False))
+    if isinstance(inputs, dict) and "segments" in inputs:
+        segments = rng.integers(0, layers["segment_embedding"].num_segments, ids[0].shape, "int32")
+        inputs["segments"] = segments if "segments" in model.input else np.zeros_like(segments)
+    given = (
+        {name: inputs[name] for name in model.input} if isinstance(model.input, dict) else ids[0]
+    )
+    results = (model(given, training=False), again(inputs, training=False))
+    first, second = (
+        [ops.convert_to_numpy(y) for y in keras.tree.flatten(result)] for result in results
+    )
+    for a, b in zip(first, second, strict=True):
+        difference = float(np.max(np.abs(a - b), initial=0.0))
+        if a.shape != b.shape or not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):
+            raise ValueError(
+                f"{model.name} cannot be saved: loaded again it computes something else (off by "
+                f"{difference:.2g}), so it was changed after it was made, or has an option that "
+                "transformers has no place for"
+            )

@@ -1,0 +1,65 @@
+"""A learned number for each logit."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.rematerialized import RematerializedLayer
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class OutputBias(RematerializedLayer):
+    """Adds a learned vector to its input's last axis.
+
+    y = x + b. For logits that `TokenEmbedding(reverse=True)` makes, in models whose tied output has
+    a bias, as BERT's (arXiv:1810.04805).
+
+    Args:
+        initializer: of b; zeros by default.
+
+    Call arguments:
+        inputs: (..., V).
+
+    Returns:
+        (..., V).
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import OutputBias
+    >>> tuple(OutputBias()(np.ones((2, 5, 11), "float32")).shape)
+    (2, 5, 11)
+    """
+
+    def __init__(self, initializer: Any = "zeros", **kwargs: Any):
+        super().__init__(**kwargs)
+        self.initializer = as_initializer("initializer", initializer)
+        self.supports_masking = True
+
+    def build(self, inputs_shape: Any) -> None:
+        """Creates b for inputs of width V."""
+        if inputs_shape[-1] is None:
+            raise ValueError(f"OutputBias expects a known last axis, got shape {inputs_shape}")
+        self.bias = self.add_weight(
+            name="bias", shape=(inputs_shape[-1],), initializer=self.initializer
+        )
+        self.built = True
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """(..., V) -> (..., V)."""
+        return inputs + ops.cast(self.bias, inputs.dtype)
+
+    def compute_output_shape(self, inputs_shape: Any) -> Any:
+        """The input's."""
+        return inputs_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "initializer": keras.initializers.serialize(self.initializer),
+        }

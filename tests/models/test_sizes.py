@@ -1,0 +1,66 @@
+"""Parameters of every size, counted without taking memory for them."""
+
+import importlib
+import json
+from pathlib import Path
+
+import keras
+import pytest
+
+from keras_tfm import models
+from keras_tfm.checkpoints.without_storage import without_storage
+
+FIXTURE = Path(__file__).parents[1] / "parity" / "huggingface" / "parameter_counts.json"
+COUNTS = json.loads(FIXTURE.read_text())
+BILLION = 10**9
+# The deepest take seconds each: by default one of them.
+FAST_OF_DEEP = {"gpt-gpt3-175b"}
+
+
+def sizes_of(family):
+    return importlib.import_module(f"keras_tfm.models.{family}").SIZES
+
+
+def rows():
+    for family, sizes in COUNTS.items():
+        for size in sizes:
+            name = f"{family}-{size}"
+            deep = sizes_of(family)[size]["num_layers"] >= 24 and name not in FAST_OF_DEEP
+            yield pytest.param(family, size, id=name, marks=[pytest.mark.slow] * deep)
+
+
+@pytest.mark.parametrize(("family", "size"), list(rows()))
+def test_parameters_are_as_many_as_transformers_has(family, size):
+    row = COUNTS[family][size]
+    with without_storage():
+        model = getattr(models, family)(row["vocabulary_size"], **sizes_of(family)[size])
+    assert model.count_params() == row["parameters"]
+
+
+@pytest.mark.parametrize("family", COUNTS)
+def test_every_size_is_counted(family):
+    assert list(sizes_of(family)) == sorted(COUNTS[family], key=list(sizes_of(family)).index)
+
+
+# Table 2.1 of arXiv:2005.14165, and section 3.7 of arXiv:1910.10683, as they are rounded there.
+@pytest.mark.parametrize(
+    ("family", "size", "said"),
+    [
+        ("gpt", "gpt3-small", 0.125), ("gpt", "gpt3-medium", 0.350), ("gpt", "gpt3-large", 0.760),
+        ("gpt", "gpt3-xl", 1.3), ("gpt", "gpt3-2.7b", 2.7), ("gpt", "gpt3-6.7b", 6.7),
+        ("gpt", "gpt3-13b", 13), ("gpt", "gpt3-175b", 175),
+        ("t5", "base", 0.22), ("t5", "3b", 2.8), ("t5", "11b", 11),
+        ("bert", "base", 0.110), ("bert", "large", 0.340),
+    ],
+)  # fmt: skip
+def test_parameters_are_those_of_the_papers(family, size, said):
+    assert COUNTS[family][size]["parameters"] / BILLION == pytest.approx(said, rel=0.03)
+
+
+def test_nothing_is_allocated_and_nothing_is_left_to_be():
+    with without_storage():
+        model = models.gpt(50257, **sizes_of("gpt")["gpt3-small"])
+    assert all(weight._value is None for weight in model.weights)  # not public
+    with keras.StatelessScope():  # when it is closed, Keras fills what waits
+        pass
+    assert all(weight._value is None for weight in model.weights)

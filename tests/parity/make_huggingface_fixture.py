@@ -1,0 +1,244 @@
+"""python tests/parity/make_huggingface_fixture.py
+
+Needs: pip install torch==2.13.0 transformers==5.23.0 numpy. Writes huggingface/ beside this file:
+
+<case>/config.json, <case>/model.safetensors   as transformers' save_pretrained writes them, of tiny
+    models with random weights, none left at 0 or 1
+<case>/expected.npz   what that model makes of some inputs, computed in float64:
+    tokens or source, segments, target    ids; 0 is padding of tokens and source, and masked there
+    hidden (B, T, D), and the outputs by transformers' names: logits...
+    greedy (B, T), beam (B, N, T), beam_scores (B, N)   generated from prompt (B, P) or source;
+        beams of 3, best first, sums of log-probabilities; what follows an end means nothing
+    end_id, max_length
+parameter_counts.json   parameters of every size in keras_tfm.models, counted on torch's meta device
+    (T5 1.1 with an output of its own, as it was released: transformers 5 would tie it)
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+FOLDER = Path(__file__).with_name("huggingface")
+BEAMS = 3
+
+# Axes have sizes of their own: B 4, T 7, D 15 or 14, H 3, F 11, V 31.
+BERT = {
+    "vocab_size": 31, "hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 2,
+    "intermediate_size": 11, "max_position_embeddings": 13, "type_vocab_size": 3,
+}  # fmt: skip
+GPT = {"vocab_size": 29, "n_embd": 15, "n_head": 3, "n_layer": 2, "n_positions": 17}
+T5 = {
+    "vocab_size": 23, "d_model": 14, "num_heads": 3, "d_kv": 5, "d_ff": 11, "num_layers": 2,
+    "num_decoder_layers": 3, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 11, "decoder_start_token_id": 0,
+}  # fmt: skip
+CASES = {
+    "bert_model": ("BertModel", BERT),
+    "bert_masked": ("BertForMaskedLM", {**BERT, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}),
+    "bert_pretraining": ("BertForPreTraining", BERT),
+    "bert_next": ("BertForNextSentencePrediction", {**BERT, "hidden_act": "relu"}),
+    "bert_sequence": ("BertForSequenceClassification", {**BERT, "num_labels": 5}),
+    "bert_token": ("BertForTokenClassification", {**BERT, "num_labels": 4}),
+    "bert_question": ("BertForQuestionAnswering", BERT),
+    "gpt2": ("GPT2LMHeadModel", {**GPT, "n_inner": 11, "layer_norm_epsilon": 0.01}),
+    "gpt2_scaled": (
+        "GPT2LMHeadModel",
+        {
+            **GPT, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False,
+            "activation_function": "silu",
+        },
+    ),
+    "gpt2_unscaled": ("GPT2Model", {**GPT, "scale_attn_weights": False}),
+    "gpt1": ("OpenAIGPTLMHeadModel", GPT),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5_gated": (
+        "T5ForConditionalGeneration",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "t5_encoder": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-silu"}),
+}  # fmt: skip
+SEED = 3
+TOKENS = np.array(
+    [
+        [3, 4, 5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 0, 0, 0],
+        [14, 0, 0, 0, 0, 0, 0],
+        [3, 3, 0, 15, 16, 0, 0],
+    ]
+)
+SEGMENTS = np.array(
+    [[0, 0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0]]
+)
+TARGET = np.array([[0, 3, 4, 5, 6], [0, 7, 8, 0, 0], [0, 9, 10, 11, 12], [0, 1, 2, 3, 4]])
+PROMPT = np.array([[5, 6, 7], [11, 3, 20], [4, 4, 9], [18, 0, 2]])
+MAX_LENGTH, END = 11, 1
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for case, (architecture, options) in CASES.items():
+        make_case(case, architecture, options)
+    counts = parameter_counts()
+    text = json.dumps(counts, indent=2)
+    (FOLDER / "parameter_counts.json").write_text(text + "\n")
+
+
+def make_case(case: str, architecture: str, options: dict) -> None:
+    cls = getattr(transformers, architecture)
+    config = cls.config_class(**options)
+    model = cls(config).eval()
+    if case == "t5_gated":  # transformers 5 ties it; released checkpoints have one of its own
+        model.lm_head.weight = torch.nn.Parameter(torch.empty(model.lm_head.weight.shape))
+    fill(model, np.random.default_rng(SEED))
+    folder = FOLDER / case
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    model = model.double()
+    if architecture.startswith("Bert"):
+        arrays = run(model, TOKENS, attention_mask=TOKENS != 0, token_type_ids=SEGMENTS)
+        arrays |= {"tokens": TOKENS, "segments": SEGMENTS}
+    elif architecture == "T5EncoderModel":
+        arrays = run(model, TOKENS, attention_mask=TOKENS != 0) | {"source": TOKENS}
+    elif architecture.startswith("T5"):
+        arrays = run(model, TOKENS, attention_mask=TOKENS != 0, decoder_input_ids=TARGET)
+        arrays |= {"source": TOKENS, "target": TARGET}
+        arrays |= generated(model, TOKENS, TOKENS != 0)
+    else:
+        arrays = run(model, TOKENS) | {"tokens": TOKENS}
+        if "LMHead" in architecture:
+            arrays |= generated(model, PROMPT, np.ones_like(PROMPT)) | {"prompt": PROMPT}
+    arrays = {
+        name: x.astype("int32" if np.issubdtype(x.dtype, np.integer) else "float64")
+        for name, x in arrays.items()
+    }
+    np.savez_compressed(folder / "expected.npz", **arrays)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{case}: {sorted(arrays)}, {size:,} bytes")
+    if "greedy" in arrays:
+        print(arrays["greedy"].tolist(), arrays["beam"].tolist())
+
+
+def fill(model: torch.nn.Module, rng: np.random.Generator) -> None:
+    """Random float32 weights, wide enough that attention is far from uniform."""
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        norm = any(x in name for x in ("LayerNorm", "layer_norm", "ln_")) and len(shape) == 1
+        if norm and name.endswith("weight"):
+            values = rng.normal(1.0, 0.2, shape)
+        elif len(shape) == 1:
+            values = rng.normal(0.0, 0.1, shape)
+        elif "embed" in name or "shared" in name or ".wte" in name or ".wpe" in name:
+            values = rng.normal(0.0, 0.5, shape)
+        else:
+            values = rng.normal(0.0, 1.3 * min(shape) ** -0.5, shape)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(values.astype("float32")))
+
+
+def run(model: torch.nn.Module, ids: np.ndarray, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    tensors = {name: torch.from_numpy(x) for name, x in inputs.items()}
+    with torch.no_grad():
+        output = model(torch.from_numpy(ids), output_hidden_states=True, **tensors)
+    arrays = {
+        name: output[name].numpy()
+        for name in output
+        if isinstance(output[name], torch.Tensor) and "encoder" not in name
+    }
+    if "last_hidden_state" in arrays:
+        return {"hidden": arrays.pop("last_hidden_state"), **arrays}
+    last = "decoder_hidden_states" if "decoder_hidden_states" in output else "hidden_states"
+    return {"hidden": output[last][-1].numpy(), **arrays}
+
+
+def generated(model: torch.nn.Module, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    options = {
+        "max_length": MAX_LENGTH, "do_sample": False, "pad_token_id": 0, "eos_token_id": END,
+        "use_cache": False,  # transformers 5.23 makes one of as many layers as the encoder has
+    }  # fmt: skip
+    greedy, beams, scores = [], [], []
+    for row in range(len(ids)):  # one at a time: nothing of a row depends on the others
+        options["attention_mask"] = torch.from_numpy(mask[row : row + 1]).long()
+        row_ids = torch.from_numpy(ids[row : row + 1])
+        greedy.append(padded(model.generate(row_ids, **options).numpy())[0])
+        found = model.generate(
+            row_ids, num_beams=BEAMS, num_return_sequences=BEAMS, length_penalty=0.0,
+            early_stopping="never", return_dict_in_generate=True, output_scores=True, **options,
+        )  # fmt: skip
+        beams.append(padded(found.sequences.numpy()))
+        scores.append(found.sequences_scores.numpy())
+    return {
+        "greedy": np.array(greedy),
+        "beam": np.array(beams),
+        "beam_scores": np.array(scores),
+        "end_id": np.array(END),
+        "max_length": np.array(MAX_LENGTH),
+    }
+
+
+def padded(rows: np.ndarray) -> np.ndarray:
+    return np.pad(rows, ((0, 0), (0, MAX_LENGTH - rows.shape[1])))
+
+
+def parameter_counts() -> dict[str, dict[str, dict]]:
+    """By family and size: the builder's sizes are those of `keras_tfm.models`, by hand."""
+    bert = {
+        "tiny": (2, 128), "mini": (4, 256), "small": (4, 512), "medium": (8, 512),
+        "base": (12, 768), "large": (24, 1024),
+    }  # fmt: skip
+    gpt = {
+        "gpt2": (12, 768, 12, 1024), "gpt2-medium": (24, 1024, 16, 1024),
+        "gpt2-large": (36, 1280, 20, 1024), "gpt2-xl": (48, 1600, 25, 1024),
+        "gpt3-small": (12, 768, 12, 2048), "gpt3-medium": (24, 1024, 16, 2048),
+        "gpt3-large": (24, 1536, 16, 2048), "gpt3-xl": (24, 2048, 16, 2048),
+        "gpt3-2.7b": (32, 2560, 32, 2048), "gpt3-6.7b": (32, 4096, 32, 2048),
+        "gpt3-13b": (40, 5120, 40, 2048), "gpt3-175b": (96, 12288, 96, 2048),
+    }  # fmt: skip
+    t5 = {
+        "small": (6, 512, 8, 64, 2048), "base": (12, 768, 12, 64, 3072),
+        "large": (24, 1024, 16, 64, 4096), "3b": (24, 1024, 32, 128, 16384),
+        "11b": (24, 1024, 128, 128, 65536), "v1.1-small": (8, 512, 6, 64, 1024),
+        "v1.1-base": (12, 768, 12, 64, 2048), "v1.1-large": (24, 1024, 16, 64, 2816),
+        "v1.1-xl": (24, 2048, 32, 64, 5120), "v1.1-xxl": (24, 4096, 64, 64, 10240),
+    }  # fmt: skip
+    counts: dict[str, dict[str, dict]] = {"bert": {}, "gpt": {}, "t5": {}}
+    with torch.device("meta"):
+        for size, (layers, dim) in bert.items():
+            config = transformers.BertConfig(
+                hidden_size=dim, num_hidden_layers=layers, num_attention_heads=dim // 64,
+                intermediate_size=4 * dim,
+            )  # fmt: skip
+            counts["bert"][size] = counted(transformers.BertModel(config), 30522)
+        config = transformers.OpenAIGPTConfig()
+        counts["gpt"]["gpt1"] = counted(transformers.OpenAIGPTLMHeadModel(config), 40478)
+        for size, (layers, dim, heads, positions) in gpt.items():
+            config = transformers.GPT2Config(
+                n_embd=dim, n_layer=layers, n_head=heads, n_positions=positions
+            )
+            counts["gpt"][size] = counted(transformers.GPT2LMHeadModel(config), 50257)
+        for size, (layers, dim, heads, channels, inner) in t5.items():
+            new = size.startswith("v1.1")
+            config = transformers.T5Config(
+                d_model=dim, num_layers=layers, num_heads=heads, d_kv=channels, d_ff=inner,
+                feed_forward_proj="gated-gelu" if new else "relu",
+            )  # fmt: skip
+            model = transformers.T5ForConditionalGeneration(config)
+            counts["t5"][size] = counted(model, 32128, own_output=new)
+    return counts
+
+
+def counted(model: torch.nn.Module, vocabulary: int, own_output: bool = False) -> dict[str, int]:
+    total = sum(x.numel() for x in model.parameters())  # a shared one once
+    if own_output:
+        total += model.lm_head.weight.numel()
+    print(type(model).__name__, f"{total:,}")
+    return {"vocabulary_size": vocabulary, "parameters": total}
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    main()
