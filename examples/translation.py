@@ -26,9 +26,11 @@ FOLDER = Path("artifacts/translation")
 SIZE = {"dim": 192, "num_layers": 3, "num_heads": 4, "intermediate_dim": 768, "dropout": 0.1}
 SMOKE = {"dim": 32, "num_layers": 1, "num_heads": 2, "intermediate_dim": 64, "dropout": 0.1}
 VOCABULARY, SMOKE_VOCABULARY = 6_000, 600
-PADDING, START, END = 0, 1, 2
-# Pairs of more pieces than the last are left out of training.
-BOUNDARIES = (*range(4, 32, 4), *range(32, 64, 8), 64, 80, 96)
+PADDING, START, END = 0, 1, 2  # as text.train_word_piece numbers them
+LONGEST = 96  # pieces of a source or a target; longer pairs are left out
+BOUNDARIES = (*range(4, 32, 4), *range(32, 64, 8), 64, 80, LONGEST)
+LENGTHS = [16, 32, 64, LONGEST]  # of the source in the exported file
+BEAM = 4
 TOKENS = 1_536  # of source and of target in a batch, padding included
 EPOCHS = 11
 PEAK, WARMUP = 1.5e-3, 600
@@ -42,17 +44,42 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where all is written")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
+    parser.add_argument(
+        "--score", action="store_true", help="scores what was trained before, with the same pairs"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a minute, on names from Babel, to see that all runs"
+    )
     arguments = parser.parse_args()
-    train(arguments)
+    if arguments.epochs < 1:
+        parser.error(f"--epochs must be at least 1, got {arguments.epochs}")
+
+    file = arguments.folder / "int8.tflite"
+    if not (arguments.ask and file.exists()):
+        start = time.perf_counter()
+        corpus = Corpus(
+            pairs_of(arguments),
+            SMOKE_VOCABULARY if arguments.smoke else VOCABULARY,
+            arguments.folder / "tokenizer.json" if arguments.score else None,
+        )
+        if not arguments.score:
+            train(corpus, arguments)
+        score(corpus, arguments)
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
+    if arguments.ask:
+        print(runtime.load(file).generate_text(arguments.ask))
 
 
-def train(arguments) -> None:
+def pairs_of(arguments) -> list:
+    if arguments.pairs:
+        return data.read(arguments.pairs)
+    return data.names() if arguments.smoke else data.read(data.fetch(arguments.folder))
+
+
+def train(corpus: "Corpus", arguments) -> None:
     with native_log.captured():
         import keras
 
-    pairs = data.read(arguments.pairs or data.fetch())
-    corpus = Corpus(pairs, SMOKE_VOCABULARY if arguments.smoke else VOCABULARY)
     print(
         f"{len(corpus.parts.training):,} pairs to train on: {corpus.training.steps:,} batches an "
         f"epoch, {corpus.training.padding().share:.0%} padding"
@@ -76,6 +103,97 @@ def train(arguments) -> None:
         ],
     )
     model.save(arguments.folder / "translation.keras")
+
+
+def score(corpus: "Corpus", arguments) -> None:
+    """Exports, translates the held-out documents in Keras and in the file, and prints a table."""
+    import keras_tfm
+    from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Beam
+
+    model = keras_tfm.load_model(arguments.folder / "translation.keras")
+    path = arguments.folder / "int8.tflite"
+    report = export_tflite(
+        model,
+        path,
+        quantization="int8",
+        source_length=LENGTHS,
+        max_length=LONGEST + 1,
+        start_id=START,
+        end_id=END,
+        strategy=Beam(BEAM),
+        tokenizer=corpus.tokenizer,
+    )
+    print(report)
+
+    test = corpus.test()[:100] if arguments.smoke else corpus.test()
+    if not test:
+        sys.exit("none of the pairs was held out: there are too few documents")
+    sources = [pair.source for pair in test]
+    print(f"translating {len(test):,} of {len(corpus.parts.test):,} pairs of documents held out")
+    print_table(
+        {
+            "Keras, float32": translate(model, corpus.tokenizer, sources),
+            "TFLite, int8": one_by_one(runtime.load(path), sources),
+        },
+        test,
+        {pair.source for pair in corpus.parts.training},
+    )
+
+
+def translate(model, tokenizer, texts: list[str], rows: int = 64) -> list[str]:
+    """The translations of texts, in Keras, in batches of similar lengths."""
+    import numpy as np
+
+    from keras_tfm.generation import Beam, Generator
+    from keras_tfm.text import Rows
+
+    generator = Generator(model, LONGEST + 1, start_id=START, end_id=END, strategy=Beam(BEAM))
+    sources = Rows.of([x.ids for x in tokenizer.encode_batch(texts)])
+    order = np.argsort(sources.lengths, kind="stable")
+    result = [""] * len(texts)
+    for first in range(0, len(order), rows):
+        chosen = order[first : first + rows]
+        tokens = generator(sources.padded(chosen, int(sources.lengths[chosen].max()))).tokens
+        for i, text in zip(chosen, tokenizer.decode_batch(tokens.tolist()), strict=True):
+            result[i] = text
+    return result
+
+
+def one_by_one(model, texts: list[str]) -> list[str]:
+    """The translations of texts, with a file, as a device has them: one at a time."""
+    start, result = time.perf_counter(), []
+    for number, text in enumerate(texts, 1):
+        result.append(model.generate_text(text))
+        if number % 500 == 0:
+            print(f"{number:,} with the file, {(time.perf_counter() - start) / number:.3f} s each")
+    return result
+
+
+def print_table(answers: dict[str, list[str]], test: list, seen: set[str]) -> None:
+    """BLEU and chrF on all pairs, and on those whose source was never seen in training.
+
+    Manuals repeat themselves, and so do documents that were held out.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    sets = {"all": list(range(len(test)))}
+    sets["unseen"] = [i for i, pair in enumerate(test) if pair.source not in seen]
+    print("".join([f"{'':16}", *(f"{f'{name} ({len(sets[name]):,})':>20}" for name in sets)]))
+    print("".join([f"{'':16}", *(f"{'BLEU':>12}{'chrF':>8}" for _ in sets)]))
+    metrics = BLEU(), CHRF()
+    for name, texts in answers.items():
+        cells = []
+        for chosen in sets.values():
+            scores = [
+                metric.corpus_score(
+                    [texts[i] for i in chosen], [[test[i].target for i in chosen]]
+                ).score
+                for metric in metrics
+            ]
+            cells.append(f"{scores[0]:>12.1f}{scores[1]:>8.1f}" if chosen else f"{'':20}")
+        print(f"{name:16}{''.join(cells)}")
+    print(metrics[0].get_signature())
 
 
 def build(corpus: "Corpus", smoke: bool, steps: int):
@@ -122,7 +240,7 @@ def progress(every: int = 100):
 
 
 class Corpus:
-    """The tokenizer, and each part as texts and as batches.
+    """The tokenizer, trained or read from a file, and each part as texts and as batches.
 
     Attributes:
         parts: pairs of texts to train on, to choose by and to score on.
@@ -130,16 +248,30 @@ class Corpus:
         training, validation: batches of ids.
     """
 
-    def __init__(self, pairs: list, vocabulary_size: int):
+    def __init__(self, pairs: list, vocabulary_size: int, tokenizer: Path | None = None):
+        from tokenizers import Tokenizer
+
         from keras_tfm import text
 
         self.parts = data.split(pairs)
-        self.tokenizer = text.train_word_piece(
-            (side for pair in self.parts.training for side in (pair.source, pair.target)),
-            vocabulary_size,
-        )
+        if tokenizer is not None:
+            self.tokenizer = Tokenizer.from_file(str(tokenizer))
+        else:
+            self.tokenizer = text.train_word_piece(
+                (side for pair in self.parts.training for side in (pair.source, pair.target)),
+                vocabulary_size,
+            )
         self.training = self._batches(self.parts.training)
         self.validation = self._batches(self.parts.validation, shuffle=False)
+
+    def test(self) -> list:
+        """The pairs to score on: all whose source is not too long for the file."""
+        encoded = self.tokenizer.encode_batch([pair.source for pair in self.parts.test])
+        return [
+            pair
+            for pair, source in zip(self.parts.test, encoded, strict=True)
+            if len(source.ids) <= LONGEST
+        ]
 
     def _batches(self, pairs: list, shuffle: bool = True):
         """Batches of the pairs that are not too long, shifted for teacher forcing."""
@@ -150,14 +282,13 @@ class Corpus:
         kept = [
             i
             for i, (source, target) in enumerate(zip(sources, targets, strict=True))
-            if max(len(source), len(target) - 1) <= BOUNDARIES[-1]
+            if max(len(source), len(target) - 1) <= LONGEST
         ]
+        inputs, labels = text.teacher_forcing(
+            [sources[i] for i in kept], [targets[i] for i in kept]
+        )
         return text.BucketedBatches(
-            {"source": [sources[i] for i in kept], "target": [targets[i][:-1] for i in kept]},
-            [targets[i][1:] for i in kept],
-            boundaries=BOUNDARIES,
-            tokens=TOKENS,
-            shuffle=shuffle,
+            inputs, labels, boundaries=BOUNDARIES, tokens=TOKENS, shuffle=shuffle
         )
 
 

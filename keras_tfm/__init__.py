@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from keras_tfm.version import __version__
 
 if TYPE_CHECKING:
-    from keras_tfm import export, generation, layers, models, runtime, training
+    from keras_tfm import export, generation, layers, models, runtime, text, training
 
 __all__ = [
     "__version__",
@@ -20,6 +20,7 @@ __all__ = [
     "load_model",
     "models",
     "runtime",
+    "text",
     "training",
 ]
 

@@ -71,11 +71,23 @@ class Rows:
         return len(self.lengths)
 
     def __getitem__(self, i: int) -> np.ndarray:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"there is no row {i} of {len(self)}")
+        i %= len(self)
         return self.values[self.starts[i] : self.starts[i + 1]]
 
-    def padded(self, indices: Sequence[int] | np.ndarray, length: int, padding_id: int = 0) -> np.ndarray:
-        """The rows of `indices`, padded at the end: (len(indices), length), int32."""
+    def padded(
+        self, indices: Sequence[int] | np.ndarray, length: int, padding_id: int = 0
+    ) -> np.ndarray:
+        """The rows of `indices`, padded at the end: (len(indices), length), int32.
+
+        Raises:
+            ValueError: a row is longer than `length`.
+        """
         result = np.full((len(indices), length), padding_id, "int32")
         for row, i in zip(result, indices, strict=True):
-            row[: self.lengths[i]] = self[i]
+            tokens = self[i]
+            if len(tokens) > length:
+                raise ValueError(f"row {i} has {len(tokens)} tokens, the length is {length}")
+            row[: len(tokens)] = tokens
         return result
