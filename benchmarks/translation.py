@@ -1,19 +1,21 @@
-"""The translator of examples/translation.py against one of `torch.nn.Transformer`, both trained here.
+"""The translator of examples/translation.py against `torch.nn.Transformer`, both trained here.
 
     pip install -e ".[examples]" torch==2.13.0
-    python examples/translation.py             # ours
-    python benchmarks/translation.py --train   # torch's, as long again
-    python benchmarks/translation.py           # BLEU and chrF of both, and how fast each trains
+    python examples/translation.py                # ours
+    python benchmarks/translation.py --train      # torch's, as long again or longer
+    python benchmarks/translation.py --markdown   # BLEU, chrF, tokens a second: 15 minutes
 
-Both begin with the same weights and see the same batches in the same order, with the same learning
-rates, label smoothing, dropout and clipping. What torch learned is then copied into a Keras model, so that one
-beam search and one set of sentences score both; what is left to differ is the layers and the dropout's
-random numbers.
+Both have the same vocabulary, begin with the same weights and see the same batches in the same
+order, with the same learning rates, label smoothing, rates of dropout and clipping. What torch
+learned is copied into a Keras model, so that one beam search and one set of sentences score both:
+what is left to differ is layers, gradients and optimizer, and the random numbers of dropout. How
+fast each trains is measured in turns, in one process, with all cores.
 """
 
 import argparse
 import math
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -27,10 +29,10 @@ from torch import nn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests")]
 
-import keras_weights
-import torch_weights
-import translation  # the example
-import translation_data as data
+import keras_weights  # noqa: E402
+import torch_weights  # noqa: E402
+import translation  # noqa: E402
+import translation_data as data  # noqa: E402
 
 
 class Reference(nn.Module):
@@ -90,7 +92,7 @@ def from_keras(reference, model) -> None:
 
 
 def torch_block(block, name):
-    """Of an encoder or decoder layer, by torch's names; the way back is in tests/torch_weights.py."""
+    """Of an encoder or decoder layer, by torch's names; tests/torch_weights.py has the way back."""
     numbers = {"self_attention": 1, "feed_forward": 2}
     state = torch_attention(block["self_attention"], f"{name}.self_attn")
     if "cross_attention" in block:
@@ -138,7 +140,9 @@ class Trainer:
 
     def __init__(self, model):
         size = {name: value for name, value in translation.SIZE.items() if name != "dropout"}
-        self.reference = Reference(model.output.shape[-1], dropout=translation.SIZE["dropout"], **size)
+        self.reference = Reference(
+            model.output.shape[-1], dropout=translation.SIZE["dropout"], **size
+        )
         from_keras(self.reference, model)
         self.rate = model.optimizer._learning_rate
         self.optimizer = torch.optim.Adam(
@@ -169,21 +173,61 @@ class Trainer:
 
 
 def train(corpus, model, epochs: int, folder: Path) -> None:
-    """As long as ours, and the weights after every epoch."""
+    """As long as ours; the weights are written after every epoch."""
     torch.manual_seed(0)
     trainer = Trainer(model)
     start = time.perf_counter()
     for epoch in range(epochs):
-        losses, tokens = [], 0
+        losses, tokens = 0.0, 0
         for step in range(epoch * corpus.training.steps, (epoch + 1) * corpus.training.steps):
             inputs, labels = corpus.training.batch(step)
-            losses.append(trainer.train(inputs, labels) * np.count_nonzero(labels))
+            losses += trainer.train(inputs, labels) * np.count_nonzero(labels)
             tokens += np.count_nonzero(labels)
             if (step + 1) % 100 == 0:
                 minutes = (time.perf_counter() - start) / 60
-                loss = sum(losses) / tokens
-                print(f"step {step + 1:,}: {minutes:.1f} minutes, loss {loss:.3f} in this epoch", flush=True)
+                loss = f"loss {losses / tokens:.3f} in this epoch"
+                print(f"step {step + 1:,}: {minutes:.1f} minutes, {loss}", flush=True)
         trainer.save(folder / "torch.npz")
+
+
+def speed(corpus, model, rounds: int, markdown: bool, steps: int = 20) -> None:
+    """Tokens of the target a second in training: the medians of rounds in turns."""
+    trainer = Trainer(model)
+    contestants = {"keras_tfm": model.train_on_batch, "torch.nn.Transformer": trainer.train}
+    batches = [corpus.training.batch(step) for step in range(steps)]
+    tokens = sum(np.count_nonzero(labels) for _, labels in batches)
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(1 + rounds):  # the first warms up
+        for name, step in contestants.items():
+            start = time.perf_counter()
+            for inputs, labels in batches:
+                step(inputs, labels)
+            rates[name].append(tokens / (time.perf_counter() - start))
+    medians = {name: statistics.median(values[1:]) for name, values in rates.items()}
+    for name, median in medians.items():
+        ratio = median / medians["torch.nn.Transformer"]
+        cells = (name, f"{median:,.0f} tokens/s", f"{ratio:.2f}")
+        print(
+            f"| {' | '.join(cells)} |" if markdown else f"{cells[0]:24}{cells[1]:>18}{cells[2]:>8}"
+        )
+
+
+def scores(corpus, model, folder: Path) -> None:
+    """One beam search over both models' weights."""
+    import keras_tfm
+
+    test = corpus.test()
+    sources = [pair.source for pair in test]
+    with np.load(folder / "torch.npz") as parameters:
+        into_keras(dict(parameters), model)
+    models = {
+        "keras_tfm": keras_tfm.load_model(folder / "translation.keras", compile=False),
+        "torch": model,
+    }
+    answers = {
+        name: translation.translate(one, corpus.tokenizer, sources) for name, one in models.items()
+    }
+    translation.print_table(answers, test, {pair.source for pair in corpus.parts.training})
 
 
 def main() -> None:
@@ -191,11 +235,20 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="trains torch's model")
     parser.add_argument("--epochs", type=int, default=translation.EPOCHS)
     parser.add_argument("--folder", type=Path, default=translation.FOLDER)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    corpus = translation.Corpus(data.read(data.fetch()), translation.VOCABULARY)
+    vocabulary = arguments.folder / "tokenizer.json"
+    if not vocabulary.exists():
+        parser.error(f"{vocabulary} is missing: run python examples/translation.py first")
+    pairs = data.read(data.fetch(arguments.folder))
+    corpus = translation.Corpus(pairs, translation.VOCABULARY, vocabulary)
     model = translation.build(corpus, False, arguments.epochs * corpus.training.steps)
     if arguments.train:
         train(corpus, model, arguments.epochs, arguments.folder)
+        return
+    speed(corpus, model, arguments.rounds, arguments.markdown)
+    scores(corpus, model, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ PEAK, WARMUP = 1.5e-3, 600
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Translates English to German; see the file.")
-    parser.add_argument("--ask", metavar="TEXT", help="a text to translate; trains first if need be")
+    parser.add_argument(
+        "--ask", metavar="TEXT", help="a text to translate; trains first if need be"
+    )
     parser.add_argument(
         "--pairs", type=Path, metavar="FILE", help="source<TAB>target[<TAB>document]"
     )

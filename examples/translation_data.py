@@ -2,9 +2,10 @@
 
     python examples/translation_data.py        # fetches, aligns, prints what there is, 20 seconds
 
-The help is in Debian's and Ubuntu's packages libreoffice-help-en-us and libreoffice-help-de (MPL-2.0,
-10 MB), which `apt-get download` fetches without root. Its pages are HTML, and a paragraph has the
-same id in every language: no aligner has to guess. Texts are kept in artifacts/ and never committed.
+The help is in the packages libreoffice-help-en-us and libreoffice-help-de of Debian and Ubuntu
+(MPL-2.0, 5 MB), which `apt-get download` fetches without root. Its pages are HTML, and a paragraph
+has the same id in every language: no aligner has to guess. Texts are kept in artifacts/ and never
+committed.
 
 Any other pairs do as well: a file of lines `source<TAB>target`, with a third column that names the
 document where there are documents.
@@ -105,7 +106,7 @@ def fetch(folder: Path = FOLDER) -> Path:
 
 
 def aligned(source: Path, target: Path) -> list[Pair]:
-    """The paragraphs that both folders of pages have, by page and id; untranslated ones left out."""
+    """The paragraphs that both folders of pages have; untranslated ones are left out."""
     pairs = []
     for page in sorted(source.rglob("*.html")):
         document = page.relative_to(source).as_posix()

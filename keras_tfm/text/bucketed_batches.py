@@ -71,9 +71,7 @@ class BucketedBatches(Batches):
         self.seed, self.shuffle = seed, shuffle
         self.drop_remainder, self.padding_id = drop_remainder, padding_id
         self._check()
-        self._sizes = [
-            batch_size or (tokens or 0) // boundary for boundary in self.boundaries
-        ]
+        self._sizes = [batch_size or (tokens or 0) // boundary for boundary in self.boundaries]
         longest = np.max([part.lengths for part in self._parts], axis=0)
         self._bucket = np.searchsorted(self.boundaries, longest)
         counts = np.bincount(self._bucket, minlength=len(self.boundaries)).tolist()

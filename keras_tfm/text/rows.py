@@ -62,9 +62,7 @@ class Rows:
         if array.ndim != 2:
             raise ValueError(f"a padded array must have shape (R, T), got {array.shape}")
         kept = array != padding_id
-        lengths = np.where(
-            kept.any(axis=1), array.shape[1] - np.argmax(kept[:, ::-1], axis=1), 0
-        )
+        lengths = np.where(kept.any(axis=1), array.shape[1] - np.argmax(kept[:, ::-1], axis=1), 0)
         return cls.of([row[:n] for row, n in zip(array, lengths, strict=True)])
 
     def __len__(self) -> int:

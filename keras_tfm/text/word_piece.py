@@ -7,7 +7,7 @@ from keras_tfm.layers.arguments import check_integer
 from keras_tfm.text.optional_package import optional_package
 
 PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
-# Before a piece that goes on within a word: a character for private use. With the usual "##", a "##"
+# Before a piece that goes on within a word: a character for private use. With the usual "##", one
 # that is written in a text would vanish.
 CONTINUED = "\ue000"
 # Stands for the space before a word, as in SentencePiece.
@@ -41,8 +41,8 @@ def train_word_piece(
 
     Returns:
         A `tokenizers.Tokenizer` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and 3 "<unknown>":
-        `encode(text).ids`, `encode_batch`, `decode(ids)`; `save("tokenizer.json")` keeps it beside a
-        model, and `export_tflite(tokenizer=)` carries it in the file.
+        `encode(text).ids`, `encode_batch`, `decode(ids)`; `save("tokenizer.json")` keeps it beside
+        a model, and `export_tflite(tokenizer=)` carries it in the file.
 
     Raises:
         ValueError: there are no texts, or `vocabulary_size` has no room for the characters that

@@ -51,7 +51,7 @@ def test_counts_by_hand():
 def test_eighty_ten_ten():
     """Over 20,000 chosen tokens; four standard deviations of a share of 0.8 are 0.011."""
     ids = np.random.default_rng(0).integers(5, 50, (1000, 133))
-    inputs, labels, weights = made()(ids, step=0)
+    inputs, _, weights = made()(ids, step=0)
     chosen = weights > 0
     assert chosen.sum() == 20_000
     hidden = np.mean(inputs[chosen] == 4)

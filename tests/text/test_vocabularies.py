@@ -1,5 +1,6 @@
 """Vocabularies from texts: ids by hand, texts there and back, in a file and in Keras."""
 
+import functools
 import json
 import string
 import sys
@@ -18,7 +19,7 @@ pytest.importorskip("sentencepiece")
 
 TEXTS = [
     "Choose Format - Spacing - Line Spacing: 1.5 (tabs).",
-    "Wählen Sie „Format“ – Ländereinstellungen, z.B. Größe!",
+    "Wählen Sie „Format“ – Ländereinstellungen, z.B. Größe!",  # noqa: RUF001
     f"{string.ascii_letters} {' '.join(string.ascii_letters)} {string.digits}",
 ] * 2
 LETTERS = st.text(string.ascii_letters + " .,:()-", max_size=40)
@@ -40,7 +41,11 @@ def test_word_pieces_by_hand():
     encoding = tokenizer.encode("aab")
     assert encoding.tokens == ["<start>", "\u2581aab", "<end>"]
     assert encoding.ids == [1, 12, 2]
-    assert tokenizer.encode("ba", add_special_tokens=False).tokens == ["\u2581", "\ue000b", "\ue000a"]
+    assert tokenizer.encode("ba", add_special_tokens=False).tokens == [
+        "\u2581",
+        "\ue000b",
+        "\ue000a",
+    ]
     assert tokenizer.encode("aab cab").tokens == ["<start>", "\u2581aab", "<unknown>", "<end>"]
     assert tokenizer.decode(encoding.ids) == "aab"
 
@@ -52,10 +57,9 @@ def test_word_pieces_give_the_text_back(text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text.removeprefix(" ")
 
 
-def trained(made={}):  # noqa: B006: trained once
-    if not made:
-        made["tokenizer"] = train_word_piece(TEXTS, 400)
-    return made["tokenizer"]
+@functools.cache
+def trained():
+    return train_word_piece(TEXTS, 400)
 
 
 def test_capitals_punctuation_and_composed_letters():
