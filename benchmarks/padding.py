@@ -46,7 +46,7 @@ def main() -> None:
         "German alone, packed into rows of 96": packed(inputs["target"], labels, 96),
         "German alone, packed into rows of 512": packed(inputs["target"], labels, 512),
     }
-    header = ("batches", "padding", "batches", "positions", "shapes")
+    header = ("pipeline", "padding", "batches", "positions", "shapes")
     show(header, arguments.markdown)
     if arguments.markdown:
         show(("---", *["---:"] * 4), True)

@@ -12,10 +12,10 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "masks", "generation", "export"]
+GUIDES = ["first-model", "data", "masks", "generation", "export"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
-NEEDED = {"export": ["tokenizers", "ai_edge_quantizer"]}
+NEEDED = {"data": ["tokenizers", "sentencepiece"], "export": ["tokenizers", "ai_edge_quantizer"]}
 
 
 def blocks_of(page):
@@ -63,7 +63,7 @@ def test_the_first_model_is_the_readme_s():
 
 
 @pytest.mark.parametrize(
-    "package", ["layers", "models", "training", "generation", "export", "runtime"]
+    "package", ["text", "layers", "models", "training", "generation", "export", "runtime"]
 )
 def test_the_reference_has_each_public_name_once(package):
     listed = re.findall(r"^::: keras_tfm\.(.*)$", (DOCS / f"api/{package}.md").read_text(), re.M)

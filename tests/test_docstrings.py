@@ -14,7 +14,11 @@ MODULES += sorted(m.name for m in pkgutil.walk_packages(keras_tfm.__path__, "ker
 RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspection", "Latency"}
 RESULTS |= {"Model", "Report", "Subgraph", "Verification", "VerificationError"}
 # Examples that need an extra.
-NEEDED = {"keras_tfm.runtime.model": "tokenizers"}
+NEEDED = {
+    "keras_tfm.runtime.model": "tokenizers",
+    "keras_tfm.text.word_piece": "tokenizers",
+    "keras_tfm.text.sentence_piece": "sentencepiece",
+}
 
 
 def test_every_module_is_found():
