@@ -1,12 +1,16 @@
-"""English to German: a translator from pairs of sentences to one .tflite file, with its BLEU.
+"""English to German: a translator from pairs of texts to one .tflite file, and its BLEU.
 
     pip install -e ".[examples]"
-    python examples/translation.py                       # fetches, trains, exports, scores
+    python examples/translation.py                # fetches, trains, exports, scores: one table
     python examples/translation.py --ask "Choose a color for the border."
-    python examples/translation.py --pairs mine.tsv      # source<TAB>target of your own
+    python examples/translation.py --pairs mine.tsv     # source<TAB>target[<TAB>document]
+    python examples/translation.py --score        # scores again what was trained before
 
-Data: LibreOffice's help, 33,000 pairs of paragraphs (examples/translation_data.py fetches 5 MB with
-`apt-get download`, without root).
+Data: LibreOffice's help, 33,000 pairs of paragraphs in 2,500 pages (examples/translation_data.py);
+5 MB are fetched with `apt-get download`, without root. 133 pages are held out, and "unseen" are those
+of their paragraphs whose English text is in no other page: a manual repeats itself.
+Minutes: 57 of training on one core, 4 of export and scores. Expected, with a beam of 4: BLEU 36.5
+and chrF 62.1, unseen 30.5 and 57.7; in LiteRT in int8 36.5 and 62.0, unseen 30.5 and 57.6.
 """
 
 import argparse
