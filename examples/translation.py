@@ -7,10 +7,10 @@
     python examples/translation.py --score        # scores again what was trained before
 
 Data: LibreOffice's help, 33,000 pairs of paragraphs in 2,500 pages (examples/translation_data.py);
-5 MB are fetched with `apt-get download`, without root. 133 pages are held out, and "unseen" are those
-of their paragraphs whose English text is in no other page: a manual repeats itself.
-Minutes: 57 of training on one core, 4 of export and scores. Expected, with a beam of 4: BLEU 36.5
-and chrF 62.1, unseen 30.5 and 57.7; in LiteRT in int8 36.5 and 62.0, unseen 30.5 and 57.6.
+5 MB are fetched with `apt-get download`, without root. 133 pages are held out. A manual repeats
+itself, so "unseen" are those of their paragraphs whose English text is nowhere in training.
+Minutes: 57 of training on one core, 4 of export and scores. Expected, with a beam of 4: BLEU about
+36.5 and chrF 62.1, unseen 30.5 and 57.7; in LiteRT in int8 36.5 and 62.0, unseen 30.5 and 57.6.
 """
 
 import argparse
