@@ -11,8 +11,10 @@ from keras_tfm.version import __version__
 
 if TYPE_CHECKING:
     from keras_tfm import export, generation, layers, models, runtime, text, training
+    from keras_tfm.models import Model
 
 __all__ = [
+    "Model",
     "__version__",
     "export",
     "generation",
@@ -40,12 +42,14 @@ def load_model(path: Any, compile: bool = True) -> Any:
     """
     import keras
 
-    for name in ("layers", "training"):
+    for name in ("layers", "models", "training"):
         importlib.import_module(f"keras_tfm.{name}")
     return keras.models.load_model(path, compile=compile)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Model":
+        return importlib.import_module("keras_tfm.models").Model
     if name in __all__:
         return importlib.import_module(f"keras_tfm.{name}")
     raise AttributeError(f"module 'keras_tfm' has no attribute {name!r}; it has {__all__}")

@@ -12,10 +12,15 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "data", "masks", "generation", "export"]
+GUIDES = ["first-model", "data", "masks", "training", "distribution", "generation", "export"]
+SLOW = ["first-model", "training"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
-NEEDED = {"data": ["tokenizers", "sentencepiece"], "export": ["tokenizers", "ai_edge_quantizer"]}
+NEEDED = {
+    "data": ["tokenizers", "sentencepiece"],
+    "export": ["tokenizers", "ai_edge_quantizer"],
+    "training": ["sacrebleu", "tensorboard", "matplotlib"],
+}
 
 
 def blocks_of(page):
@@ -27,8 +32,9 @@ def blocks_of(page):
 @pytest.mark.filterwarnings("ignore:int8_full:UserWarning")
 @pytest.mark.parametrize(
     "page",
-    # The first is the README's program, which tests/test_readme.py runs.
-    [pytest.param(x, marks=[pytest.mark.slow] * (x == "first-model")) for x in GUIDES],
+    # The first is the README's program, which tests/test_readme.py runs; of training the parts are
+    # tested one by one.
+    [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in GUIDES],
 )
 def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     for package in NEEDED.get(page, []):

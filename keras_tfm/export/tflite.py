@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.carried_tokenizers import Carried, carry
+from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import check_writable, write_saved_model
@@ -33,8 +34,6 @@ from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
-
-NOT_FLOAT32 = ("float16", "bfloat16", "float64")
 
 
 def export_tflite(
@@ -67,7 +66,7 @@ def export_tflite(
     It carries a manifest and a checksum, which `runtime.load` reads; any LiteRT runs it.
 
     Args:
-        model: functional.
+        model: functional. One of mixed precision is written in float32, as its weights are.
         path: the file; it appears when it is complete, and replaces an earlier one.
         signatures: what the file offers, by default "generate" where `start_id` or `prompt_length`
             is given, otherwise "predict". They share the weights.
@@ -124,7 +123,8 @@ def export_tflite(
 
     Raises:
         ValueError: an argument is out of range, the model cannot be stepped (the error names the
-            layer), the graph needs an operator that plain LiteRT does not have, `keep_float` names
+            layer), a layer computes in another precision and cannot be made again in float32, the
+            graph needs an operator that plain LiteRT does not have, `keep_float` names
             no layer (the error names near ones), or a tokenizer does not belong to the model: it
             has more ids than an embedding, or lacks the start or the end.
         TypeError: a tokenizer is of a kind that no file can carry.
@@ -157,14 +157,8 @@ def export_tflite(
             "save the model, and load it with KERAS_BACKEND=tensorflow"
         )
     input_names(model)  # refuses what is not functional
+    model = in_float32(model)
     quantized = Quantization(model, quantization, keep_float, representative_data)
-    inside = model._flatten_layers(include_self=False)
-    mixed = next((x for x in inside if x.compute_dtype in NOT_FLOAT32), None)
-    if mixed is not None:
-        raise ValueError(
-            f"export needs layers that compute in float32, got {mixed.name} in "
-            f"{mixed.compute_dtype}: make the model again with dtype='float32' and set_weights"
-        )
     manifests.import_litert("interpreter")
     check_writable(path)
     if path.is_dir():

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.export.precision import in_float32
 from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
@@ -120,7 +121,7 @@ def verify(
     another strategy than greedy, tokens and scores must be those of the same loop in Keras.
 
     Args:
-        model: the model that was exported.
+        model: the model that was exported; one of mixed precision is compared in float32.
         path: the file.
         inputs: rows for the model's inputs by name, of any lengths that were exported, of which the
             stepped one may be among them; by default made at random, of every length exported.
@@ -145,6 +146,7 @@ def verify(
     1.0
     """
     file = load(path)
+    model = in_float32(model)
     quantization = file.manifest["quantization"]
     if tolerance is None:
         tolerance = TOLERANCES[quantization]

@@ -11,6 +11,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.model import Model
 
 # Table 3 of the paper. transformer(37000, **SIZES["base"]).
 SIZES: dict[str, dict[str, Any]] = {
@@ -41,7 +42,7 @@ def transformer(
     num_key_value_heads: int | None = None,
     name: str = "transformer",
     dtype: Any = None,
-) -> keras.Model:
+) -> Model:
     """An encoder-decoder Transformer, from token ids to logits.
 
     Id 0 is padding in both sequences. The decoder sees the target shifted: train it on
@@ -130,4 +131,4 @@ def transformer(
         x = TransformerDecoderBlock(**block, name=f"decoder_{i}")(x, context)
     x = norm("decoder_norm")(x) if final_norm else x
     logits = target_embedding(x, reverse=True)
-    return keras.Model({"source": source, "target": target}, logits, name=name)
+    return Model({"source": source, "target": target}, logits, name=name)

@@ -1,7 +1,27 @@
-"""Training: Keras losses, metrics and schedules for `model.compile`."""
+"""Training: losses, metrics, schedules and callbacks for `compile` and `fit`; on which devices."""
 
+from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.metrics import MaskedAccuracy
-from keras_tfm.training.schedules import TransformerSchedule
+from keras_tfm.training.perplexity import Perplexity
+from keras_tfm.training.resume import Resume
+from keras_tfm.training.schedules import LinearSchedule, TransformerSchedule
+from keras_tfm.training.strategies import distribution, is_chief
+from keras_tfm.training.tensorboard import TensorBoard
+from keras_tfm.training.terminate_on_nan import TerminateOnNaN
+from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
-__all__ = ["LabelSmoothedCrossEntropy", "MaskedAccuracy", "TransformerSchedule"]
+__all__ = [
+    "GenerationScores",
+    "LabelSmoothedCrossEntropy",
+    "LinearSchedule",
+    "MaskedAccuracy",
+    "Perplexity",
+    "Resume",
+    "TensorBoard",
+    "TerminateOnNaN",
+    "TransformerSchedule",
+    "distribution",
+    "exclude_from_weight_decay",
+    "is_chief",
+]

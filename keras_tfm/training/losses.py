@@ -63,6 +63,12 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
             y_true, y_pred, label_weights(y_true, self.ignore_class, sample_weight)
         )
 
+    def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """What the mean is over: the sum of the weights, or of rows where nothing weighs."""
+        if self.reduction != "mean_with_sample_weight":
+            return ops.shape(y_true)[0]
+        return ops.sum(label_weights(y_true, self.ignore_class, sample_weight))
+
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """The loss of each label: (B, T)."""
         log_probabilities = ops.log_softmax(ops.cast(y_pred, "float32"), axis=-1)

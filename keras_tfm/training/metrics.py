@@ -1,5 +1,6 @@
 """Metrics over token ids."""
 
+from abc import abstractmethod
 from typing import Any
 
 import keras
@@ -10,17 +11,63 @@ from keras_tfm.training.losses import label_weights
 Tensor = Any
 
 
+class TokenMean(keras.metrics.Mean):
+    """A mean over the labels that count: sum(weight value) / sum(weight), of all batches together.
+
+    Both sums are float64 where the backend has it: a float32 counter of tokens stands still at
+    2^24, 17 million, where each adds one, and rounds every batch from there on. JAX counts in
+    float32. Under `tf.distribute` each replica adds to its own sums, and they are summed when the
+    result is read, so the mean is that of one device.
+
+    Attributes:
+        count: how many labels were counted, or their weight.
+    """
+
+    def __init__(self, ignore_class: int | None, name: str, dtype: Any = None):
+        own_dtype = dtype
+        if dtype is None and keras.backend.backend() in ("tensorflow", "torch"):
+            dtype = "float64"
+        super().__init__(name=name, dtype=dtype)
+        self._own_dtype = own_dtype
+        self.ignore_class = ignore_class
+
+    @abstractmethod
+    def of_each(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """The value of each label, (B, T): labels (B, T), logits (B, T, V)."""
+
+    def update_state(
+        self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
+    ) -> None:
+        """Counts a batch."""
+        labels = ops.cast(y_true, "int32")
+        weights = label_weights(labels, self.ignore_class, sample_weight)
+        mask = getattr(y_pred, "_keras_mask", None)
+        if mask is not None:
+            weights = weights * ops.cast(mask, "float32")
+        # Of one axis: of two, Keras would take the mean of each row first, and rows of a short
+        # batch would weigh as much as those of a long one.
+        super().update_state(
+            ops.reshape(self.of_each(labels, y_pred), (-1,)), ops.reshape(weights, (-1,))
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"name": self.name, "dtype": self._own_dtype, "ignore_class": self.ignore_class}
+
+
 @keras.saving.register_keras_serializable("keras_tfm")
-class MaskedAccuracy(keras.metrics.Mean):
+class MaskedAccuracy(TokenMean):
     """The share of labels that are the argmax of their logits, padding left out.
 
     Args:
         ignore_class: a label that does not count, or None.
-        name, dtype: as in `keras.metrics.Mean`.
+        name, dtype: as in `keras.metrics.Mean`; by default the sums are float64, so that they count
+            any number of tokens.
 
     Call arguments:
         y_true: labels (B, T), integers.
-        y_pred: logits (B, T, V).
+        y_pred: logits (B, T, V). What their mask hides does not count, as in the loss.
+        sample_weight: (B,), (B, 1) or (B, T), or None.
 
     Example:
 
@@ -35,19 +82,9 @@ class MaskedAccuracy(keras.metrics.Mean):
     def __init__(
         self, ignore_class: int | None = 0, name: str = "masked_accuracy", dtype: Any = None
     ):
-        super().__init__(name=name, dtype=dtype)
-        self.ignore_class = ignore_class
+        super().__init__(ignore_class, name=name, dtype=dtype)
 
-    def update_state(
-        self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
-    ) -> None:
-        """Counts a batch."""
-        labels = ops.cast(y_true, "int32")
-        hits = ops.equal(labels, ops.cast(ops.argmax(y_pred, axis=-1), "int32"))
-        super().update_state(
-            ops.cast(hits, "float32"), label_weights(labels, self.ignore_class, sample_weight)
-        )
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"name": self.name, "dtype": self.dtype, "ignore_class": self.ignore_class}
+    def of_each(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """1.0 where the label is the argmax: (B, T)."""
+        best = ops.cast(ops.argmax(y_pred, axis=-1), "int32")
+        return ops.cast(ops.equal(y_true, best), "float32")

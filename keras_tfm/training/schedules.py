@@ -45,3 +45,60 @@ class TransformerSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {"dim": self.dim, "warmup_steps": self.warmup_steps, "factor": self.factor}
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A linear warm-up, then a linear decay: what BERT and most fine-tuning use.
+
+    With s steps taken, lr = peak s / warmup_steps until the peak, then
+    end + (peak - end) (total_steps - s) / (total_steps - warmup_steps), and end from `total_steps`
+    on. "BERT" (arXiv:1810.04805), appendix A.2; where end is 0, it is transformers'
+    `get_linear_schedule_with_warmup`. As there, with a warm-up the first step's rate is 0.
+
+    A cosine in place of the second line is Keras's own
+    `CosineDecay(0.0, total_steps - warmup_steps, warmup_target=peak, warmup_steps=warmup_steps)`.
+
+    Args:
+        peak: the highest rate.
+        total_steps: after so many steps the rate is `end`.
+        warmup_steps: steps until the peak; 0 begins with it.
+        end: the last rate.
+
+    Example:
+
+    >>> from keras_tfm.training import LinearSchedule
+    >>> rate = LinearSchedule(peak=0.5, total_steps=10, warmup_steps=2)
+    >>> [float(rate(step)) for step in (0, 1, 2, 6, 10, 11)]
+    [0.0, 0.25, 0.5, 0.25, 0.0, 0.0]
+    """
+
+    def __init__(self, peak: float, total_steps: int, warmup_steps: int = 0, end: float = 0.0):
+        super().__init__()
+        if not 0 <= warmup_steps < total_steps:
+            raise ValueError(
+                "warmup_steps must be at least 0 and fewer than total_steps, "
+                f"got {warmup_steps} and {total_steps}"
+            )
+        self.peak = peak
+        self.total_steps = total_steps
+        self.warmup_steps = warmup_steps
+        self.end = end
+
+    def __call__(self, step: Any) -> Any:
+        """The rate of a step; Keras optimizers count from 0."""
+        step = ops.cast(step, "float32")
+        left = (self.total_steps - step) / (self.total_steps - self.warmup_steps)
+        rate = self.end + (self.peak - self.end) * ops.clip(left, 0.0, 1.0)
+        if self.warmup_steps:
+            rate = ops.minimum(step / self.warmup_steps, 1.0) * rate
+        return rate
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            "peak": self.peak,
+            "total_steps": self.total_steps,
+            "warmup_steps": self.warmup_steps,
+            "end": self.end,
+        }

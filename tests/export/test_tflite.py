@@ -37,7 +37,7 @@ from small_models import (
 )
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, tflite
+from keras_tfm.export import export_tflite, tflite, verify
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 from keras_tfm.runtime import manifest as manifests
 
@@ -214,18 +214,23 @@ def test_the_file_may_be_read_by_others(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_mixed_precision_is_exported_or_refused_by_name(tmp_path, dtype):
-    """Trained on an accelerator, shipped to a telephone."""
-    path, model = tmp_path / "model.tflite", encoder_decoder(dtype=dtype)
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_mixed_precision_is_exported_in_float32(tmp_path, dtype, everywhere):
+    """Trained on an accelerator, shipped to a telephone: the weights are float32's."""
+    before = keras.config.dtype_policy()
+    if everywhere:
+        keras.config.set_dtype_policy(dtype)
     try:
-        export_tflite(model, path, **LENGTHS)
-    except ValueError as error:
-        assert dtype.removeprefix("mixed_") in str(error)
-        assert "\n" not in str(error)
-    else:  # the weights are float32's, and so may be the answers
-        tokens = runtime.load(path).generate(QUESTIONS).tokens
-        np.testing.assert_array_equal(tokens, small_tokens())
-        assert model.get_layer("head").compute_dtype == dtype.removeprefix("mixed_")
+        model = encoder_decoder(dtype=None if everywhere else dtype)
+        report = export_tflite(model, tmp_path / "model.tflite", **LENGTHS)
+        assert verify(model, report.path).checks[0].relative_error < 1e-4
+    finally:
+        keras.config.set_dtype_policy(before)
+    tokens = runtime.load(report.path).generate(QUESTIONS).tokens
+    np.testing.assert_array_equal(tokens, small_tokens())
+    assert model.get_layer("head").compute_dtype == dtype.removeprefix("mixed_")
+    names = set(encoder_decoder().get_layer("encoder_0").path.split("/"))
+    assert names & {path.split("/")[0] for path in report.layers}
 
 
 def test_export_leaves_training_alone(tmp_path):

@@ -158,6 +158,20 @@ def test_what_is_no_model(model):
 
 def test_mixed_precision_inside_a_nested_model():
     x = keras.Input((4,))
+    inside = keras.Model(x, layers.Dense(3, dtype="mixed_bfloat16")(x))
+    y = keras.Input((4,))
+    model = keras.Model(y, inside(layers.Dense(4, dtype="mixed_float16")(y)))
+    path = new_path()
+    export_tflite(model, path)
+    row = np.array([[0.5, -1.25, 2.0, 0.75]], "float32")
+    kernels = [np.float64(w) for w in model.get_weights()]
+    found = runtime.load(path).predict(row)["output"]
+    expected = (row @ kernels[0] + kernels[1]) @ kernels[2] + kernels[3]
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-6)
+
+
+def test_what_is_neither_float32_nor_mixed_precision():
+    x = keras.Input((4,))
     inside = keras.Model(x, layers.Dense(3, dtype="float64")(x))
     y = keras.Input((4,))
     with pytest.raises(ValueError, match=r"compute in float32, got dense.* in float64"):

@@ -62,6 +62,38 @@ def test_batches_add_up_by_labels_and_not_by_batches():
     assert float(metric.result()) == pytest.approx(1 / 3)
 
 
+def test_batches_of_different_lengths_add_up_by_labels():
+    """Keras's Mean takes the mean of each row first: there, a label of a long batch weighs less."""
+    metric = MaskedAccuracy()
+    metric.update_state(np.array([[1, 2]]), LOGITS[:1, :2])  # 2 of 2
+    long = np.repeat(LOGITS[:1], 5, axis=1)  # 1 five times, 2 five times, 1 five times
+    metric.update_state(np.array([[2] * 14 + [0]]), long)  # 5 of 14
+    assert float(metric.result()) == pytest.approx(7 / 16)
+    assert float(metric.count) == 16
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="counts in float32")
+def test_more_labels_than_float32_can_count():
+    """2^24 + 1 is not a float32: a counter of them stands still."""
+    metric, keras_s = MaskedAccuracy(), keras.metrics.Mean()
+    for x in (metric, keras_s):
+        x.total.assign(2.0**24)
+        x.count.assign(2.0**24)
+    for _ in range(3):
+        metric.update_state(np.array([[2]]), LOGITS[:1, :1])  # wrong
+        metric.update_state(np.array([[1]]), LOGITS[:1, :1])  # right
+        keras_s.update_state(1.0)
+    assert (float(metric.total), float(metric.count)) == (2**24 + 3, 2**24 + 6)
+    assert float(keras_s.count) == 2**24
+
+
+def test_what_the_mask_of_the_logits_hides_does_not_count():
+    logits = keras.ops.convert_to_tensor(LOGITS)
+    logits._keras_mask = keras.ops.convert_to_tensor([[True, False, True], [False, True, True]])
+    # Right, hidden, wrong; hidden, right, and one that is ignored.
+    assert accuracy([[1, 2, 2], [1, 2, 0]], logits=logits) == pytest.approx(2 / 3)
+
+
 def test_argmax_is_of_large_vocabularies_too():
     """Float32 would be exact to 16 million; float16 and bfloat16 labels would not."""
     size = 40_003

@@ -1,3 +1,5 @@
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -5,7 +7,7 @@ import reference
 from compare import assert_close, to_numpy
 from execution import saving
 
-from keras_tfm.training import TransformerSchedule
+from keras_tfm.training import LinearSchedule, TransformerSchedule
 
 # Float32 rounds at 6e-8: a root, two products and a power.
 FLOAT32 = 5e-7
@@ -82,3 +84,77 @@ def test_impossible_schedules_are_refused(dim, warmup_steps):
     message = f"dim and warmup_steps must be at least 1, got {dim} and {warmup_steps}"
     with pytest.raises(ValueError, match=message):
         TransformerSchedule(dim, warmup_steps)
+
+
+def linear_with_warmup(step, warmup_steps, total_steps):
+    """The factor of transformers.get_linear_schedule_with_warmup 4.57, optimization.py."""
+    if step < warmup_steps:
+        return float(step) / float(max(1, warmup_steps))
+    return max(0.0, float(total_steps - step) / float(max(1, total_steps - warmup_steps)))
+
+
+@pytest.mark.parametrize(("warmup_steps", "total_steps"), [(0, 1), (0, 7), (3, 7), (500, 10_000)])
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 6, 7, 8, 499, 500, 501, 9_999, 10_000, 20_000])
+def test_linear_equals_that_of_transformers(step, warmup_steps, total_steps):
+    actual = float(LinearSchedule(3e-4, total_steps, warmup_steps)(step))
+    expected = 3e-4 * linear_with_warmup(step, warmup_steps, total_steps)
+    assert actual == pytest.approx(expected, rel=FLOAT32, abs=1e-10)
+
+
+def test_linear_by_hand():
+    # Up from 0 to 8 in 2 steps, down to 2 in 3.
+    schedule = LinearSchedule(peak=8.0, total_steps=5, warmup_steps=2, end=2.0)
+    assert [float(schedule(step)) for step in range(8)] == [0, 4, 8, 6, 4, 2, 2, 2]
+
+
+def test_linear_without_warm_up_equals_keras_s_polynomial_decay():
+    schedule = LinearSchedule(0.3, total_steps=11, end=0.1)
+    expected = keras.optimizers.schedules.PolynomialDecay(0.3, 11, end_learning_rate=0.1)
+    for step in range(15):
+        assert float(schedule(step)) == pytest.approx(float(expected(step)), rel=FLOAT32)
+
+
+def test_keras_s_cosine_with_a_warm_up_is_that_of_transformers():
+    """get_cosine_schedule_with_warmup, so none is written here."""
+    peak, total, warmup = 3e-4, 23, 5
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, total - warmup, warmup_target=peak, warmup_steps=warmup
+    )
+    for step in range(30):
+        progress = min(1.0, (step - warmup) / (total - warmup))
+        factor = step / warmup if step < warmup else 0.5 * (1.0 + math.cos(math.pi * progress))
+        assert float(schedule(step)) == pytest.approx(peak * factor, rel=1e-5, abs=1e-10)
+
+
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_fit_follows_the_linear_one(jit_compile):
+    x = keras.Input((1,))
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Model(x, dense(x))
+    model.compile(
+        keras.optimizers.SGD(LinearSchedule(8.0, 5, 2, end=2.0)),
+        lambda y, p: keras.ops.mean(p),
+        jit_compile=jit_compile,
+    )
+    model.fit(np.ones((6, 1)), np.zeros((6, 1)), batch_size=1, verbose=0)
+    assert_close(dense.kernel, [[-(0 + 4 + 8 + 6 + 4 + 2)]], 1e-6)
+
+
+@saving
+def test_a_compiled_model_keeps_the_linear_one(tmp_path):
+    x = keras.Input((1,))
+    model = keras.Model(x, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.SGD(LinearSchedule(8.0, 5, 2, end=2.0)), "mse")
+    model.fit(np.ones((3, 1)), np.zeros((3, 1)), batch_size=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert to_numpy(loaded.optimizer.learning_rate) == 6.0
+    config = keras.saving.serialize_keras_object(LinearSchedule(8.0, 5, 2, end=2.0))["config"]
+    assert config == {"peak": 8.0, "total_steps": 5, "warmup_steps": 2, "end": 2.0}
+
+
+@pytest.mark.parametrize(("warmup_steps", "total_steps"), [(5, 5), (-1, 5), (0, 0)])
+def test_impossible_linear_schedules_are_refused(warmup_steps, total_steps):
+    message = f"fewer than total_steps, got {warmup_steps} and {total_steps}"
+    with pytest.raises(ValueError, match=message):
+        LinearSchedule(1.0, total_steps, warmup_steps)

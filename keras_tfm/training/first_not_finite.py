@@ -1,0 +1,134 @@
+"""Where a loss that is not finite comes from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+Tensor = Any
+
+
+def first_not_finite(model: keras.Model, data: Any) -> str:
+    """What, of a training step on `data`, is the first that is NaN or infinite, in words.
+
+    It runs the step again, eagerly, with the weights as they are: inputs, labels, weights, the
+    outputs of layers in the order in which they are made (a layer's parts before itself), the loss,
+    and the gradients, of which the first that is made is the last in the model's order. What the
+    step changes besides the trainable weights is put back.
+
+    Args:
+        model: compiled, on Keras's TensorFlow backend.
+        data: a batch as `train_step` takes it, or under a strategy one of several replicas.
+    """
+    values = model.distribute_strategy.experimental_local_results
+    parts = len(values(keras.tree.flatten(data)[0]))
+    reasons = [
+        _of_batch(model, keras.tree.map_structure(lambda x, i=i: values(x)[i], data))
+        for i in range(parts)
+    ]
+    return next((x for x in reasons if x), "the step, taken again, is finite in all its parts")
+
+
+def of_weights(model: keras.Model) -> str | None:
+    """The first weight that is not finite, in words, or None."""
+    for weight in model.weights:
+        found = _described(weight)
+        if found:
+            return f"the weight {weight.path} has {found}"
+    return None
+
+
+def _of_batch(model: keras.Model, data: Any) -> str | None:
+    import tensorflow as tf
+
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    for kind, given in (("input", x), ("label", y), ("sample weight", sample_weight)):
+        for path, value in keras.tree.flatten_with_path(given):
+            found = _described(value, rows=True)
+            if found:
+                name = "/".join(map(str, path)) or _only_name(model, kind)
+                return f"{kind} {name} has {found}".replace("  ", " ")
+    found = of_weights(model)
+    if found:
+        return found
+    kept = [(v, ops.convert_to_numpy(v)) for v in model.non_trainable_variables]
+    try:
+        with _outputs(model) as bad, tf.GradientTape() as tape:
+            y_pred = model(x, training=True)
+            loss = model.compute_loss(
+                x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
+            )
+        if bad:
+            return bad[0]
+        found = _described(y_pred)
+        if found:
+            return f"the model's output has {found}, made by an operation that is no layer"
+        found = _described(loss)
+        if found:
+            return f"the outputs of all layers are finite, the loss of them is {float(loss)}"
+        weights = model.trainable_variables
+        for weight, gradient in reversed(
+            list(zip(weights, tape.gradient(loss, [w.value for w in weights]), strict=True))
+        ):
+            found = None if gradient is None else _described(gradient)
+            if found:
+                return f"all outputs are finite, the gradient of {weight.path} has {found}"
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
+    return None
+
+
+@contextmanager
+def _outputs(model: keras.Model) -> Iterator[list[str]]:
+    """While it is open, a list of what layers gave that is not finite, in order."""
+    bad: list[str] = []
+
+    def watched(layer: keras.layers.Layer, call: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outputs = call(*args, **kwargs)
+            if not bad:
+                found = _described(outputs)
+                if found:
+                    bad.append(f"the output of {layer.path or layer.name} has {found}")
+            return outputs
+
+        return run
+
+    layers = list(dict.fromkeys(model._flatten_layers(include_self=False)))
+    for layer in layers:
+        # Past Keras's own __setattr__, which tracks what it is given.
+        object.__setattr__(layer, "call", watched(layer, layer.call))
+    try:
+        yield bad
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "call")
+
+
+def _described(values: Any, rows: bool = False) -> str | None:
+    """How many numbers are not finite, or None; with the first row that has one."""
+    for value in keras.tree.flatten(values):
+        if value is None or not hasattr(value, "dtype"):
+            continue
+        if "float" not in keras.backend.standardize_dtype(value.dtype):
+            continue
+        # Multiplied, which makes a tensor of a variable, of replicas too.
+        x = ops.convert_to_numpy(ops.cast(ops.multiply(value, 1), "float32"))
+        nan, infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
+        if nan or infinite:
+            counts = [f"{n} {name}" for n, name in ((nan, "nan"), (infinite, "inf")) if n]
+            row = ""
+            if rows and x.ndim:
+                first = np.nonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0][0]
+                row = f", row {first} first"
+            return f"{' and '.join(counts)} of {x.size} numbers{row}"
+    return None
+
+
+def _only_name(model: keras.Model, kind: str) -> str:
+    names = getattr(model, "inputs", None) or []
+    return names[0].name if kind == "input" and len(names) == 1 else ""

@@ -1,0 +1,231 @@
+"""Scores of what a model generates, while it is trained."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tfm.generation import Generator, Strategy
+
+
+class GenerationScores(keras.callbacks.Callback):
+    """Generates for held-out rows at the end of an epoch, and scores the texts: BLEU and chrF.
+
+    A loss says how well the next token is guessed after a right beginning; this says how good the
+    answers are. The scores go into the epoch's logs as `val_bleu` and `val_chrf` (0 to 100, of the
+    whole set), so `History` has them, and `EarlyStopping` and `ModelCheckpoint` can watch them with
+    `mode="max"` where they stand after this callback in the list. "BLEU" (P02-1040), "chrF"
+    (W15-3049), as `sacrebleu` computes them (arXiv:1804.08771).
+
+    What cannot work is refused when training begins, not at the end of an epoch. Where several
+    workers train, each generates and the scores' mean over workers goes into the logs of all.
+
+    Args:
+        inputs: what a `Generator` takes: the model's inputs by name, without the stepped one or
+            with prompts for it; or one array. Ids, with as many rows as there are references. Rows
+            of similar lengths beside each other are faster.
+        references: a text for each row, or several, of which each is right.
+        decode: from ids to text: a function of one row's ids, or an object with `decode_batch`
+            (Hugging Face `tokenizers`), `decode` (SentencePiece) or `detokenize` (keras-hub). It
+            gets what was generated, without start, prompt, end and padding.
+        max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`; the first
+            of several hypotheses is scored.
+        max_examples: scores only so many rows, the first.
+        batch_size: rows that are generated together.
+        every: generates after each epoch whose number, from 1 on, this divides. The logs of other
+            epochs have no such scores.
+        metrics: objects of `sacrebleu`, or others with `corpus_score(texts, references)` that
+            returns something with a `score`; by default `{"bleu": BLEU(), "chrf": CHRF()}`. Chinese
+            and Japanese want `BLEU(tokenize="zh")` and `BLEU(tokenize="ja-mecab")`.
+        prefix: before the names in the logs.
+
+    Attributes:
+        texts: the last answers, for people to look at.
+
+    Raises:
+        ValueError: rows and references do not match, or the model cannot be stepped.
+        TypeError: `decode` is nothing of the above.
+        ModuleNotFoundError: sacrebleu is missing; the message names the extra that brings it.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> from keras_tfm import generation, models, training
+    >>> model = models.transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> model.compile("adam", training.LabelSmoothedCrossEntropy())
+    >>> scores = training.GenerationScores(
+    ...     np.array([[3, 4, 5], [6, 7, 0]]), ["3 4 5", "6 7"],
+    ...     decode=lambda ids: " ".join(map(str, ids)),
+    ...     max_length=6, start_id=1, end_id=2, strategy=generation.Beam(2))
+    >>> batch = {"source": np.array([[3, 4, 5]]), "target": np.array([[1, 3, 4]])}
+    >>> history = model.fit(batch, np.array([[3, 4, 2]]), callbacks=[scores], verbose=0)
+    >>> sorted(history.history)
+    ['loss', 'val_bleu', 'val_chrf']
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        references: Sequence[str | Sequence[str]],
+        decode: Any,
+        max_length: int | None = None,
+        start_id: int | None = None,
+        end_id: int | Sequence[int] | None = None,
+        strategy: Strategy | None = None,
+        target: str | None = None,
+        max_new_tokens: int | None = None,
+        max_examples: int | None = None,
+        batch_size: int = 32,
+        every: int = 1,
+        metrics: Mapping[str, Any] | None = None,
+        prefix: str = "val_",
+    ):
+        super().__init__()
+        at_least_1 = {"batch_size": batch_size, "every": every, "max_examples": max_examples}
+        for name, value in at_least_1.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        lengths = {len(x) for x in (inputs.values() if isinstance(inputs, dict) else [inputs])}
+        if lengths != {len(references)} or not len(references):
+            raise ValueError(
+                "inputs must have a row for each reference, and at least one, "
+                f"got {sorted(lengths)} rows and {len(references)} references"
+            )
+        self.inputs = inputs
+        self.references = [[x] if isinstance(x, str) else list(x) for x in references]
+        self.references = self.references[:max_examples]
+        self.decode = _decoder(decode)
+        self.options: dict[str, Any] = {
+            "max_length": max_length,
+            "start_id": start_id,
+            "end_id": end_id,
+            "strategy": strategy,
+            "target": target,
+            "max_new_tokens": max_new_tokens,
+        }
+        self.batch_size, self.every, self.prefix = batch_size, every, prefix
+        self.metrics = dict(_default_metrics() if metrics is None else metrics)
+        self.texts: list[str] = []
+        self._generator: Generator | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Makes the generator, which refuses a model that cannot be stepped."""
+        if self._generator is None or self._generator.model is not self.model:
+            self._generator = Generator(self.model, **self.options)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Generates, and puts the scores into the logs."""
+        if (epoch + 1) % self.every:
+            return
+        scores = self.score()
+        if logs is not None:
+            logs.update({f"{self.prefix}{name}": value for name, value in scores.items()})
+
+    def score(self) -> dict[str, float]:
+        """The score of each metric, with the weights as they are now."""
+        self.texts = self._generated()
+        most = max(map(len, self.references))
+        # As sacrebleu takes them: the first of every row, the second, ..., None where none is.
+        rows = self.references
+        columns = [[row[i] if i < len(row) else None for row in rows] for i in range(most)]
+        return {
+            name: _mean_over_workers(
+                self.model, float(metric.corpus_score(self.texts, columns).score)
+            )
+            for name, metric in self.metrics.items()
+        }
+
+    def _generated(self) -> list[str]:
+        assert self._generator is not None, "on_train_begin was not called"
+        generator, rows = self._generator, []
+        for start in range(0, len(self.references), self.batch_size):
+            end = min(start + self.batch_size, len(self.references))
+            # A last batch of another size would be compiled anew: it is filled with its last row.
+            index = np.minimum(np.arange(start, start + self.batch_size), end - 1)
+            batch = _taken(self.inputs, index)
+            tokens = generator(batch).tokens[: end - start]
+            if tokens.ndim == 3:
+                tokens = tokens[:, 0]
+            prompts = _prompts(generator, batch)
+            for row, prompt in zip(tokens.tolist(), prompts, strict=False):
+                rows.append(_answer(row[prompt:], generator.end_ids))
+        return self.decode(rows)
+
+
+def _taken(inputs: Any, index: np.ndarray) -> Any:
+    """Rows of the inputs; prompts of different lengths may be a list."""
+    if isinstance(inputs, dict):
+        return {name: _taken(x, index) for name, x in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return [inputs[i] for i in index]
+    return np.asarray(inputs)[index]
+
+
+def _prompts(generator: Generator, batch: Any) -> list[int]:
+    """How many tokens of each row were given: the prompt's, or the start."""
+    if isinstance(batch, dict):
+        rows = batch.get(generator.target)
+    else:
+        rows = batch if len(generator.model.inputs) == 1 else None
+    if rows is None:
+        return [1] * len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
+    return [len(row) for row in rows]
+
+
+def _answer(tokens: list[int], end_ids: Sequence[int]) -> list[int]:
+    """The tokens before the end, without padding behind them."""
+    ends = [tokens.index(i) for i in end_ids if i in tokens]
+    tokens = tokens[: min(ends)] if ends else tokens
+    while tokens and not tokens[-1]:
+        tokens = tokens[:-1]
+    return tokens
+
+
+def _decoder(decode: Any) -> Callable[[list[list[int]]], list[str]]:
+    """A function from rows of ids to texts."""
+    for name in ("decode_batch", "detokenize"):
+        if hasattr(decode, name):
+            function = getattr(decode, name)
+            return lambda rows: [_text(x) for x in function(rows)]
+    function = getattr(decode, "decode", decode)
+    if not callable(function):
+        raise TypeError(
+            "decode must be a function from ids to text, or have decode_batch, decode or "
+            f"detokenize, got {type(decode).__name__}"
+        )
+    return lambda rows: [_text(function(row)) for row in rows]
+
+
+def _text(x: Any) -> str:
+    if hasattr(x, "numpy"):
+        x = x.numpy()
+    return x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x)
+
+
+def _default_metrics() -> dict[str, Any]:
+    try:
+        import sacrebleu
+    except ModuleNotFoundError as error:
+        if error.name != "sacrebleu":
+            raise
+        raise ModuleNotFoundError(
+            'BLEU and chrF need sacrebleu: pip install "keras-tfm[scores]"', name="sacrebleu"
+        ) from None
+    return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
+
+
+def _mean_over_workers(model: keras.Model, value: float) -> float:
+    """The same number on every worker, so that all stop and save at the same epoch."""
+    if keras.backend.backend() != "tensorflow":
+        return value
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    if not strategy.extended._in_multi_worker_mode():
+        return value
+    values = strategy.experimental_distribute_values_from_function(
+        lambda _: tf.constant(value, tf.float64)
+    )
+    return float(strategy.reduce(tf.distribute.ReduceOp.MEAN, values, axis=None))

@@ -1,0 +1,52 @@
+"""Perplexity as a metric."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.training.losses import LabelSmoothedCrossEntropy
+from keras_tfm.training.metrics import Tensor, TokenMean
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class Perplexity(TokenMean):
+    """How many tokens a model hesitates between: exp of the cross-entropy of a token.
+
+    perplexity = exp(-sum log p(label) / number of labels), over all that was counted since the last
+    reset, and not a mean over batches or replicas. A label smoothing of the loss is left out, or
+    models could not be compared. Computed in float32, summed in float64.
+
+    Args:
+        ignore_class: a label that does not count, or None.
+        name, dtype: as in `keras.metrics.Mean`.
+
+    Call arguments:
+        y_true: labels (B, T), integers.
+        y_pred: logits (B, T, V). What their mask hides does not count, as in the loss.
+        sample_weight: (B,), (B, 1) or (B, T), or None.
+
+    Where nothing was counted the perplexity is 1.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.training import Perplexity
+    >>> perplexity = Perplexity()
+    >>> labels = np.array([[1, 2, 0]])  # the last is padding
+    >>> perplexity.update_state(labels, np.log([[[1, 2, 1], [1, 2, 1], [8, 1, 1]]]))
+    >>> round(float(perplexity.result()), 4)  # 1/2 and 1/4: the root of 8
+    2.8284
+    """
+
+    def __init__(self, ignore_class: int | None = 0, name: str = "perplexity", dtype: Any = None):
+        super().__init__(ignore_class, name=name, dtype=dtype)
+        self._loss = LabelSmoothedCrossEntropy(0.0, ignore_class)
+
+    def of_each(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        """The cross-entropy of each label: (B, T)."""
+        return self._loss.call(y_true, y_pred)
+
+    def result(self) -> Tensor:
+        """exp of the mean."""
+        return ops.exp(super().result())

@@ -1,0 +1,183 @@
+"""Going on after an interruption as if there had been none."""
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+
+
+class Resume(keras.callbacks.Callback):
+    """Saves the whole state of training, and goes on from it, to bit-equal weights.
+
+    Give it to `fit` and start the same program again after a crash, a `kill -9`, a full disk: it
+    restores the newest checkpoint that is whole (model, optimizer, seeds of dropout, metrics,
+    history), moves the data to the batch that was next, and training goes on. A checkpoint is
+    written at the end of each epoch, and as asked for; at SIGTERM one more, and the program exits
+    with status 143. It stands on `tf.train.CheckpointManager`.
+
+    It is exact where the program is: `keras.utils.set_random_seed` at its top, on GPUs also
+    `tf.config.experimental.enable_op_determinism()`, and data that come in the same order when the
+    program starts again (arrays and `tf.data` with shuffling do, once seeded). Epochs that are done
+    are passed by drawing one batch each, of a Python generator or with `steps_per_epoch` all.
+
+    Under several workers the folder is one that all of them see; the first one writes. The mean
+    of the metrics over the epoch that was interrupted then begins anew; all else is exact.
+
+    What other callbacks remember (the patience of `EarlyStopping`) is not saved.
+
+    Args:
+        directory: where the checkpoints are; made if missing.
+        every_steps: write a checkpoint after each so many steps.
+        every_minutes: write one when the last is so old.
+        keep: how many to keep.
+        configuration: settings of the program that must be the same to go on, such as
+            `vars(arguments)`; plain values. The model's layers, the loss, the optimizer, the number
+            of replicas and the first batch of the data are compared in any case.
+
+    Raises:
+        ValueError: at the start of `fit`, where the checkpoints are of another configuration, with
+            what differs, or where none of them can be read.
+        OSError: where a checkpoint cannot be written. The one before is whole.
+
+    Example:
+
+    >>> import tempfile, numpy as np
+    >>> import keras_tfm
+    >>> from keras_tfm import training
+    >>> keras.utils.set_random_seed(1)
+    >>> model = keras_tfm.models.transformer(11, dim=8, num_layers=1, num_heads=2)
+    >>> model.compile("adam", training.LabelSmoothedCrossEntropy())
+    >>> ids = np.ones((4, 5), "int32")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     resume = training.Resume(folder, every_steps=100)
+    ...     history = model.fit({"source": ids, "target": ids}, ids, verbose=0, callbacks=[resume])
+    >>> resume.step
+    1
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        keep: int = 3,
+        configuration: dict[str, Any] | None = None,
+    ):
+        super().__init__()
+        for name, value in {"every_steps": every_steps, "every_minutes": every_minutes}.items():
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.directory = Path(directory)
+        self.every_steps = every_steps
+        self.every_minutes = every_minutes
+        self.keep = keep
+        self.configuration = configuration or {}
+        self.step = 0  # of the optimizer, over all epochs
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the newest whole checkpoint, if there is one."""
+        from keras_tfm.training import data_position  # TensorFlow's alone
+        from keras_tfm.training.training_state import TrainingState
+
+        model = self.model
+        if not hasattr(model, "_epoch_iterator"):
+            raise TypeError(
+                "Resume needs a keras_tfm.Model on Keras's TensorFlow backend, whose data it can "
+                f"move: keras_tfm.Model(inputs, outputs), got {type(model).__name__}"
+            )
+        if model.steps_per_execution > 1:
+            raise ValueError(
+                f"steps_per_execution must be 1 to resume at any step, got "
+                f"{model.steps_per_execution}"
+            )
+        data = model._epoch_iterator
+        self.state = TrainingState(
+            model, self.directory, self.keep, self.configuration, data_position.first_batch(data)
+        )
+        self.in_epoch = 0
+        self.epochs: list[int] = []
+        self.past: dict[str, Any] = {}
+        found = self.state.restore()
+        if found is not None:
+            self.step, self.in_epoch, self.epochs = (
+                found["step"],
+                found["in_epoch"],
+                found["epochs"],
+            )
+            self.past = found["history"]
+            model._initial_epoch = len(self.epochs)
+            for steps in self.epochs:
+                data_position.pass_epoch(data, steps)
+            data_position.begin_epoch_at(data, self.in_epoch)
+        self.restored = found is not None and self.in_epoch > 0
+        self.saved_at = time.monotonic()
+        self.terminated = False
+        if threading.current_thread() is threading.main_thread():
+            self.previous = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Gives back what the epochs before logged, and the metrics of this one."""
+        if self.past:
+            self.model.history.epoch = list(range(len(self.epochs)))
+            self.model.history.history = {name: list(v) for name, v in self.past.items()}
+            self.past = {}
+        if self.restored:  # fit has just reset them
+            self.state.restore_metrics()
+            self.restored = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Writes a checkpoint when it is time."""
+        self.step += 1
+        self.in_epoch += 1
+        age = time.monotonic() - self.saved_at
+        due = self.every_steps and self.step % self.every_steps == 0
+        old = self.every_minutes and age >= 60 * self.every_minutes
+        if due or old or self.terminated:
+            self._save(self.model.history.history)
+        self._exit_if_terminated()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Exits at SIGTERM: in an evaluation the last checkpoint stands."""
+        self._exit_if_terminated()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes a checkpoint."""
+        self.epochs.append(self.in_epoch)
+        self.in_epoch = 0
+        # The callback that makes the history comes after this one.
+        history = {name: list(values) for name, values in self.model.history.history.items()}
+        for name, value in (logs or {}).items():
+            history.setdefault(name, []).append(float(value))
+        self._save(history)
+        self._exit_if_terminated()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Gives SIGTERM back."""
+        if hasattr(self, "previous"):
+            signal.signal(signal.SIGTERM, self.previous)
+
+    def _save(self, history: dict[str, list[float]]) -> None:
+        self.state.save(
+            self.step,
+            {
+                "step": self.step,
+                "in_epoch": self.in_epoch,
+                "epochs": self.epochs,
+                "history": {name: [float(v) for v in values] for name, values in history.items()},
+            },
+        )
+        self.saved_at = time.monotonic()
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self.terminated = True
+        signal.signal(signal.SIGTERM, self.previous)  # a second one is not waited for
+
+    def _exit_if_terminated(self) -> None:
+        if self.terminated:
+            self.on_train_end()
+            raise SystemExit(128 + signal.SIGTERM)

@@ -1,0 +1,126 @@
+"""Training stops at the first loss that is not finite, and says where it comes from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tfm.models.global_gradients import innermost
+from keras_tfm.training.first_not_finite import first_not_finite, of_weights
+from keras_tfm.training.gradients import GradientWatch
+
+
+class TerminateOnNaN(keras.callbacks.Callback):
+    """Stops training at a loss that is NaN or infinite, and names the step and the layer.
+
+    On the TensorFlow backend
+
+    - the step whose loss is bad does not reach the weights: while training, gradients of which one
+      is not finite are replaced by zeros, all of them, on all replicas. What any callback saves
+      then are the weights from before;
+    - the batch is at hand when it happens (the last one is kept), and is run again, layer by layer:
+      the error names the first of the inputs, labels, weights, outputs of layers (the innermost
+      first), and gradients that is not finite.
+
+    On others, and with `steps_per_execution` above 1, where no single batch can be told, it names
+    the first weight that is not finite.
+
+    Args:
+        raise_error: whether to raise; otherwise it prints the message and sets
+            `model.stop_training`, so that `fit` returns after the callbacks' `on_epoch_end` and
+            `on_train_end`.
+
+    Attributes:
+        message: what was found, or None.
+
+    Raises:
+        FloatingPointError: from `fit`, at a loss that is NaN or infinite.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> from keras_tfm.training import TerminateOnNaN
+    >>> x = keras.Input((2,), name="x")
+    >>> model = keras.Model(x, keras.layers.Dense(1, name="dense")(x))
+    >>> model.compile("sgd", "mse")
+    >>> rows = np.array([[1.0, 2.0], [1.0, np.inf]])
+    >>> try:
+    ...     history = model.fit(rows, np.ones(2), shuffle=False, verbose=0, batch_size=1,
+    ...                         callbacks=[TerminateOnNaN()])
+    ... except FloatingPointError as error:
+    ...     print(error)
+    the loss is inf at step 2 (epoch 1, batch 2): input x has 1 inf of 2 numbers, row 0 first
+    """
+
+    def __init__(self, raise_error: bool = True):
+        super().__init__()
+        self.raise_error = raise_error
+        self.message: str | None = None
+        self._watch: GradientWatch | None = None
+        self._batch: Any = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the guard before the optimizer."""
+        self.message, self._batch = None, None
+        self._epoch, self._before = 0, self._taken()
+        if keras.backend.backend() == "tensorflow":
+            self._watch = GradientWatch.of(self.model)
+            self._watch.guard = True
+            self._watch.retrace()
+            if self.model.steps_per_execution == 1:
+                self.model.train_function = self._keeping(self.model.train_function)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts."""
+        self._epoch, self._in_epoch = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Looks at the loss."""
+        self._in_epoch = batch + 1
+        loss = (logs or {}).get("loss")
+        if loss is None or np.isfinite(loss):
+            return
+        step = self._before + self._in_epoch
+        self.message = (
+            f"the loss is {float(loss)} at step {step} "
+            f"(epoch {self._epoch + 1}, batch {self._in_epoch}): {self._reason()}"
+        )
+        self._remove()
+        if self.raise_error:
+            raise FloatingPointError(self.message)
+        print(self.message)
+        self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts."""
+        self._before += self._in_epoch
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Takes the guard away."""
+        self._remove()
+
+    def _taken(self) -> int:
+        """How many batches the optimizer has seen in earlier calls of `fit`."""
+        return int(keras.ops.convert_to_numpy(innermost(self.model.optimizer)._iterations))
+
+    def _keeping(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The training step of a batch, which is kept until the next."""
+
+        def step(iterator: Any) -> Any:
+            self._batch = next(iterator)
+            return function(iter([self._batch]))
+
+        return step
+
+    def _reason(self) -> str:
+        if self._batch is None:
+            return of_weights(self.model) or "all weights are finite"
+        return first_not_finite(self.model, self._batch)
+
+    def _remove(self) -> None:
+        self._batch = None
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None

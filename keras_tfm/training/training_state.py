@@ -1,0 +1,230 @@
+"""The variables of a training and what is known beside them, on disk and back."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+
+from keras_tfm.training.strategies import is_chief
+
+# Beside the variables: where training stands, and what it is.
+NOTES = "notes/.ATTRIBUTES/py_state"
+
+
+class TrainingState:
+    """All variables of a compiled model that trains, as checkpoints in a folder.
+
+    Args:
+        model: a compiled `keras_tfm.Model`.
+        directory: the folder.
+        keep: how many checkpoints stay there.
+        settings: what must be the same to go on, beside what the model itself tells.
+        first_batch: the checksum of the first batch of the data, or None.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        directory: Path,
+        keep: int,
+        settings: dict[str, Any],
+        first_batch: str | None,
+    ):
+        strategy = model.distribute_strategy
+        model.build_for(model._epoch_iterator)
+        with strategy.scope():
+            seed = global_seed_generator().state
+        self.strategy = strategy
+        self.directory = directory
+        self.is_chief = is_chief(strategy)
+        self.several_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        # A layer that the optimizer does not train may be among them twice.
+        variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, seed]}
+        self.metrics = [] if self.several_workers else list(model.metrics_variables)
+        self.notes = Notes()
+        self.checkpoint = tf.train.Checkpoint(
+            variables=[v.value for v in [*variables.values(), *self.metrics]], notes=self.notes
+        )
+        self.checkpoint.save_counter  # noqa: B018  made now, by every worker
+        self.configuration = {
+            **_configuration(model),
+            "settings": json.loads(json.dumps(settings, default=str)),
+            "first batch of the data": first_batch,
+        }
+        if self.is_chief:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                (directory / ".writable").touch()
+                (directory / ".writable").unlink()
+            except OSError as error:
+                raise OSError(f"checkpoints cannot be written to {directory}: {error}") from error
+        self.manager: Any = None  # the chief's, once what is there was read
+        self.keep = keep
+
+    def restore(self) -> dict[str, Any] | None:
+        """Restores the newest whole checkpoint and gives what `save` was told, or None."""
+        paths = self._paths()
+        whole: list[str] = []
+        found: dict[str, Any] | None = None
+        for path in reversed(paths):
+            try:
+                notes = _read_whole(path)
+            except Exception as error:  # of TensorFlow any: each damage has its own
+                reason = str(error).splitlines()[0]
+                print(f"the checkpoint {path} is damaged and left out: {reason}", file=sys.stderr)
+                continue
+            whole.insert(0, path)
+            if found is None:
+                self._check_configuration(path, notes["configuration"])
+                self.checkpoint.restore(path).assert_consumed()
+                found = notes["position"]
+        if paths and found is None:
+            raise ValueError(
+                f"none of the {len(paths)} checkpoints in {self.directory} can be read: all are "
+                "damaged; delete the folder to train anew"
+            )
+        self._agree(found["step"] if found else 0)
+        if self.is_chief:
+            self._manage(whole)
+        self._restored_metrics = [v.numpy() for v in self.metrics] if found else []
+        return found
+
+    def restore_metrics(self) -> None:
+        """Gives the metrics what they were when the checkpoint was written."""
+        for variable, value in zip(self.metrics, self._restored_metrics, strict=True):
+            variable.assign(value)
+
+    def save(self, step: int, position: dict[str, Any]) -> None:
+        """Writes a checkpoint, atomically: until it is whole, the one before is the newest."""
+        if not self.is_chief:
+            return
+        self.notes.value = {"configuration": self.configuration, "position": position}
+        try:
+            self.manager.save(checkpoint_number=step)
+        except (tf.errors.OpError, OSError) as error:
+            raise OSError(
+                f"the checkpoint of step {step} could not be written to {self.directory}: "
+                f"{str(error).splitlines()[0]}; the newest whole one is "
+                f"{self.manager.latest_checkpoint}"
+            ) from error
+
+    def _paths(self) -> list[str]:
+        """The checkpoints of the folder, oldest first, whole or not."""
+        indices = self.directory.glob("ckpt-*.index")
+        paths = [str(path.with_suffix("")) for path in indices]
+        return sorted(paths, key=lambda path: int(path.rpartition("-")[2]))
+
+    def _manage(self, whole: list[str]) -> None:
+        # The file that lists them for the manager may itself be damaged, or older than they are.
+        listing = self.directory / "checkpoint"
+        listing.unlink(missing_ok=True)
+        if whole:
+            lines = [f'all_model_checkpoint_paths: "{Path(path).name}"' for path in whole]
+            lines.append(f'model_checkpoint_path: "{Path(whole[-1]).name}"')
+            listing.write_text("\n".join(lines) + "\n")
+        self.manager = tf.train.CheckpointManager(
+            self.checkpoint, str(self.directory), max_to_keep=self.keep
+        )
+
+    def _check_configuration(self, path: str, saved: dict[str, Any]) -> None:
+        lines = _differences(saved, self.configuration)
+        if lines:
+            raise ValueError(
+                f"the checkpoint {path} is of another configuration; go on with its own, or give "
+                "another folder to train anew:\n" + "\n".join(f"  {line}" for line in lines)
+            )
+
+    def _agree(self, step: int) -> None:
+        """All workers go on from one step, or none does."""
+        if not self.several_workers:
+            return
+        strategy = self.strategy
+        steps = strategy.run(lambda: tf.constant(step, "int64"))
+        total = int(strategy.reduce(tf.distribute.ReduceOp.SUM, steps, axis=None))
+        if total != step * strategy.num_replicas_in_sync:
+            raise ValueError(
+                f"this worker found step {step} in {self.directory} and others another: the folder "
+                "must be one that all workers see"
+            )
+
+
+class Notes(tf.train.experimental.PythonState):
+    """A JSON value that is part of a checkpoint."""
+
+    value: Any = None
+
+    def serialize(self) -> str:
+        """The value as text."""
+        return json.dumps(self.value)
+
+    def deserialize(self, text: Any) -> None:
+        """The value of a text."""
+        self.value = json.loads(text)
+
+
+def _read_whole(path: str) -> dict[str, Any]:
+    """The notes of a checkpoint, once each of its tensors was read and its checksum compared."""
+    reader = tf.train.load_checkpoint(path)
+    for name in reader.get_variable_to_shape_map():
+        reader.get_tensor(name)
+    return json.loads(reader.get_tensor(NOTES))
+
+
+def _configuration(model: keras.Model) -> dict[str, Any]:
+    """What decides on the weights that come out, names aside: a notebook numbers them anew."""
+    compiled = model.get_compile_config()
+    return {
+        "layers": [_unnamed(_layer_config(layer)) for layer in model.layers],
+        "variables": [[list(v.shape), str(v.dtype)] for v in model.variables],
+        **{
+            name: _unnamed(compiled.get(name))
+            for name in ("optimizer", "loss", "loss_weights", "gradient_accumulation_steps")
+        },
+        "replicas": model.distribute_strategy.num_replicas_in_sync,
+    }
+
+
+def _layer_config(layer: keras.layers.Layer) -> Any:
+    if isinstance(layer, keras.Model):
+        return [_layer_config(inner) for inner in layer.layers]
+    return {"class": type(layer).__name__, **layer.get_config()}
+
+
+def _unnamed(config: Any) -> Any:
+    """A configuration without names, of plain values."""
+    if isinstance(config, dict):
+        return {
+            str(key): _unnamed(value)
+            for key, value in config.items()
+            if key not in ("name", "build_config", "registered_name", "module")
+        }
+    if isinstance(config, (list, tuple)):
+        return [_unnamed(value) for value in config]
+    if isinstance(config, (str, int, float, bool, type(None))):
+        return config
+    if hasattr(config, "get_config"):
+        return {"class": type(config).__name__, **_unnamed(config.get_config())}
+    return str(config)
+
+
+def _differences(saved: Any, now: Any, name: str = "") -> list[str]:
+    """Lines that say where two nested values differ."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        keys = [*saved, *(key for key in now if key not in saved)]
+        return [
+            line
+            for key in keys
+            for line in _differences(
+                saved.get(key, "nothing"), now.get(key, "nothing"), f"{name}.{key}" if name else key
+            )
+        ]
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        pairs = enumerate(zip(saved, now, strict=True))
+        return [line for n, (a, b) in pairs for line in _differences(a, b, f"{name}[{n}]")]
+    if isinstance(saved, list) and isinstance(now, list):
+        return [f"{name}: {len(saved)} in the checkpoint, {len(now)} now"]
+    return [] if saved == now else [f"{name}: {saved!r} in the checkpoint, {now!r} now"]

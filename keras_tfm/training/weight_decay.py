@@ -1,0 +1,55 @@
+"""Which weights decay."""
+
+from typing import Any
+
+import keras
+
+from keras_tfm.layers import AttentionPosition
+from keras_tfm.models.global_gradients import innermost
+
+
+def exclude_from_weight_decay(
+    optimizer: Any, model: keras.Model, embeddings: bool = True
+) -> keras.optimizers.Optimizer:
+    """Leaves biases, the scales of norms, and embeddings out of weight decay; the rest are kernels.
+
+    What it excludes is every weight of fewer than two axes, every bias, and the tables of
+    embeddings and positions. Call it where the optimizer is compiled:
+
+        model.compile(exclude_from_weight_decay(keras.optimizers.AdamW(1e-3), model), ...)
+
+    The exclusion is not saved in a .keras file, as Keras does not: call it again on
+    `model.optimizer` of a model that was loaded, before `fit`.
+
+    Args:
+        optimizer: with a weight decay; one that scales the loss may be around it.
+        model: whose weights it will train; built.
+        embeddings: whether tables of embeddings and positions are left out, too. BERT decays them
+            (arXiv:1810.04805), T5 and others have no decay at all.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: the optimizer has no weight decay, or the model has no weights yet.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_tfm.models import transformer
+    >>> from keras_tfm.training import exclude_from_weight_decay
+    >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> optimizer = exclude_from_weight_decay(keras.optimizers.AdamW(weight_decay=0.1), model)
+    """
+    inner = innermost(optimizer)
+    if inner.weight_decay is None:
+        raise ValueError(f"expected an optimizer with a weight_decay, got {inner.name} with none")
+    if not model.weights:
+        raise ValueError(f"expected a model that is built, got {model.name} without weights")
+    excluded = [x for x in model.trainable_weights if len(x.shape) < 2 or "bias" in x.name]
+    if embeddings:
+        for layer in model._flatten_layers(include_self=False):
+            if isinstance(layer, AttentionPosition) or "Embedding" in type(layer).__name__:
+                excluded += layer._trainable_variables  # its own, not those of layers inside
+    inner.exclude_from_weight_decay(var_list=excluded)
+    return optimizer

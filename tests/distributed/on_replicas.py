@@ -1,0 +1,227 @@
+"""Trains on one device and on logical CPUs of one machine, and says what came out."""
+
+import keras
+import numpy as np
+import small_training  # first: it quietens TensorFlow
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
+
+import keras_tfm
+from keras_tfm import layers, training
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+
+LOSSES = {
+    "smoothed": training.LabelSmoothedCrossEntropy(),
+    "ignored": keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0),
+    "by mask": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+}
+
+
+def strategy_of(replicas):
+    return training.distribution("mirrored", [f"CPU:{n}" for n in range(replicas)])
+
+
+def trained(model, inputs, labels, batch_size=8):
+    history = model.fit(
+        inputs,
+        labels,
+        batch_size=batch_size,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        validation_data=(inputs, labels),
+    ).history
+    predictions = keras.tree.flatten(model.predict(inputs, batch_size=batch_size, verbose=0))
+    return {
+        "weights": small_training.weights(model),
+        "history": history,
+        "predictions": [value for each in predictions for value in each.ravel().tolist()],
+    }
+
+
+def run(
+    replicas,
+    parts=1,
+    batch_size=8,
+    loss="smoothed",
+    rows=None,
+    make=small_training.model,
+    **options,
+):
+    inputs, labels = small_training.data()
+    inputs = {name: array[:rows] for name, array in inputs.items()}
+    labels = labels[:rows]
+    with strategy_of(replicas).scope():
+        keras.utils.set_random_seed(1)
+        model = make()
+        if parts > 1:
+            options["gradient_accumulation_steps"] = parts
+        small_training.compiled(model, LOSSES[loss], **options)
+    return trained(model, inputs, labels, batch_size)
+
+
+def keras_alone():
+    model = small_training.model()
+    return keras.Model(model.inputs, model.outputs[0])
+
+
+def strings(replicas):
+    """Words in, as strings; the second replica has the shorter rows."""
+    words = np.array([["a", "b", "c"], ["b", "a", ""], ["c", "", ""], ["b", "", ""]])
+    labels = np.array([[1, 2, 3], [2, 1, 0], [3, 0, 0], [2, 0, 0]])
+    with strategy_of(replicas).scope():
+        keras.utils.set_random_seed(1)
+        lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c"], mask_token="")
+        tokens = keras.Input((3,), dtype="string")
+        embedding = layers.TokenEmbedding(5, dim=4, mask_zero=True)
+        model = keras_tfm.Model(tokens, embedding(embedding(lookup(tokens)), reverse=True))
+        small_training.compiled(model)
+    data = tf.data.Dataset.from_tensor_slices((words, labels)).batch(4)
+    history = model.fit(data, epochs=3, verbose=0).history
+    predictions = model.predict(data.map(lambda x, y: x), verbose=0)
+    return {
+        "weights": small_training.weights(model),
+        "history": history,
+        "predictions": predictions.ravel().tolist(),
+    }
+
+
+def two_outputs(replicas, parts):
+    """Logits of tokens and, for the rows, of classes."""
+    inputs, labels = small_training.data()
+    with strategy_of(replicas).scope():
+        keras.utils.set_random_seed(1)
+        tokens = keras.Input((None,), dtype="int32", name="target")
+        embedding = layers.TokenEmbedding(small_training.SIZE, dim=8, mask_zero=True)
+        x = embedding(tokens)
+        outputs = {
+            "tokens": embedding(x, reverse=True),
+            "row": keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(x)),
+        }
+        model = keras_tfm.Model(tokens, outputs)
+        model.compile(
+            keras.optimizers.SGD(0.5),
+            {
+                "tokens": training.LabelSmoothedCrossEntropy(),
+                "row": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            },
+            loss_weights={"tokens": 1.0, "row": 0.3},
+            gradient_accumulation_steps=parts,
+        )
+    rows = np.arange(small_training.ROWS) % 3
+    return trained(model, inputs["target"], {"tokens": labels, "row": rows})
+
+
+def dropout():
+    """The logits of two replicas that got the same rows, in training."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = small_training.model(dropout=0.5)
+    inputs, _ = small_training.data()
+    inputs = {name: tf.constant(array[:2]) for name, array in inputs.items()}
+    logits = strategy.run(lambda: model(inputs, training=True))
+    return [value.numpy().ravel().tolist() for value in strategy.experimental_local_results(logits)]
+
+
+def message(function):
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refused():
+    inputs, labels = small_training.data()
+    strategy = strategy_of(2)
+
+    def fit(batch_size=8, **options):
+        with strategy.scope():
+            model = small_training.compiled(small_training.model(), **options)
+        model.fit(inputs, labels, batch_size=batch_size, verbose=0)
+
+    def outside():
+        model = small_training.model()
+        with strategy.scope():
+            small_training.compiled(model)
+
+    def layer_outside():
+        dense = keras.layers.Dense(3, name="outside")
+        dense.build((None, 2))
+        with strategy.scope():
+            x = keras.Input((2,))
+            small_training.compiled(keras_tfm.Model(x, dense(x)))
+
+    def small_dataset():
+        with strategy.scope():
+            model = small_training.compiled(small_training.model())
+        batches = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(1, drop_remainder=True)
+        model.fit(batches, verbose=0)
+
+    return {
+        "jit": message(lambda: fit(jit_compile=True)),
+        "steps_per_execution": message(lambda: fit(steps_per_execution=2)),
+        "small batch": message(lambda: fit(batch_size=1)),
+        "small dataset batch": message(small_dataset),
+        "outside": message(outside),
+        "a layer outside": message(layer_outside),
+        "optimizer": message(
+            lambda: fit(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
+        ),
+    }
+
+
+def keras_fails():
+    """What `DistributedModel` overrides, as it is in Keras."""
+
+    class BuiltByKeras(keras_tfm.Model):
+        _maybe_symbolic_build = keras.Model._maybe_symbolic_build
+
+    def built_by_keras():
+        model = small_training.model()
+        return BuiltByKeras(model.inputs, model.outputs[0])
+
+    def scalar_logs():
+        strategy = strategy_of(2)
+        value = strategy.run(lambda: tf.constant(1.0))
+        trainer._collective_all_reduce_multi_worker = lambda strategy: True
+        trainer.reduce_per_replica(value, strategy, "mean")
+
+    return {
+        "odd first batch": message(lambda: run(2, batch_size=5, make=built_by_keras)),
+        "scalar logs": message(scalar_logs),
+    }
+
+
+CASES = {
+    "1": {"replicas": 1},
+    "2": {"replicas": 2},
+    "4": {"replicas": 4},
+    "ignored 1": {"replicas": 1, "loss": "ignored"},
+    "ignored 2": {"replicas": 2, "loss": "ignored"},
+    "by mask 1": {"replicas": 1, "loss": "by mask"},
+    "by mask 2": {"replicas": 2, "loss": "by mask"},
+    "odd batches 1": {"replicas": 1, "batch_size": 5, "rows": 11},
+    "odd batches 2": {"replicas": 2, "batch_size": 5, "rows": 11},
+    "3 parts": {"replicas": 1, "parts": 3},
+    "2 replicas, 2 parts": {"replicas": 2, "parts": 2},
+    "keras alone 1": {"replicas": 1, "make": keras_alone},
+    "keras alone 2": {"replicas": 2, "make": keras_alone},
+}
+
+if __name__ == "__main__":
+    small_training.say(
+        **{name: run(**case) for name, case in CASES.items()},
+        **{
+            "strings 1": strings(1),
+            "strings 2": strings(2),
+            "two outputs": two_outputs(1, 1),
+            "two outputs, 2 replicas, 2 parts": two_outputs(2, 2),
+            "dropout": dropout(),
+            "refused": refused(),
+            "keras fails": keras_fails(),
+        },
+    )

@@ -1,0 +1,89 @@
+"""One, two and four replicas on logical CPUs: equal weights, equal logs, equal predictions."""
+
+import numpy as np
+import programs
+import pytest
+import small_training
+
+# Float32 weights near 1 after six steps of sums in another order.
+FLOAT32 = 1e-6
+
+
+@pytest.fixture(scope="module")
+def results():
+    result = programs.run("on_replicas.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return small_training.heard(result.stdout)
+
+
+def assert_equal(one, other):
+    np.testing.assert_allclose(other["weights"], one["weights"], atol=FLOAT32, rtol=0)
+    # Logits of some 5, and sums of them.
+    np.testing.assert_allclose(other["predictions"], one["predictions"], atol=1e-5, rtol=0)
+    assert other["history"].keys() == one["history"].keys()
+    for name, values in one["history"].items():
+        np.testing.assert_allclose(other["history"][name], values, atol=FLOAT32, err_msg=name)
+
+
+@pytest.mark.parametrize("replicas", ["2", "4"])
+def test_fault_27_28_replicas_with_unequal_padding_train_alike(results, replicas):
+    assert_equal(results["1"], results[replicas])
+
+
+@pytest.mark.parametrize("loss", ["ignored", "by mask"])
+def test_fault_28_losses_of_keras_too(results, loss):
+    assert_equal(results[f"{loss} 1"], results[f"{loss} 2"])
+
+
+def test_fault_29_odd_first_and_last_batches(results):
+    """Eleven rows in batches of five: 3 + 2, 3 + 2, and one row for two replicas."""
+    assert_equal(results["odd batches 1"], results["odd batches 2"])
+
+
+def test_fault_30_strings(results):
+    assert_equal(results["strings 1"], results["strings 2"])
+
+
+@pytest.mark.parametrize("parts", ["3 parts", "2 replicas, 2 parts"])
+def test_a_batch_in_parts_is_the_batch(results, parts):
+    """Also where the parts are unequal: batches of eight in three parts."""
+    assert_equal(results["1"], results[parts])
+
+
+def test_two_outputs_with_a_loss_each(results):
+    """Each loss is divided by its own count."""
+    assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])
+
+
+def test_the_trap_is_there(results):
+    """Keras alone, with one process: other weights on two replicas than on one. Else why bother."""
+    one, two = (np.array(results[f"keras alone {n}"]["weights"]) for n in (1, 2))
+    assert np.abs(one - two).max() > 1e-3
+
+
+def test_dropout_differs_between_replicas(results):
+    """The two halves of a batch are equal, their logits are not."""
+    first, second = np.array(results["dropout"])
+    assert np.abs(first - second).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("jit", "jit_compile must be False or 'auto' under MirroredStrategy"),
+        ("steps_per_execution", "steps_per_execution must be 1 under MirroredStrategy, got 2"),
+        ("small batch", "among 2 replicas and must have at least as many rows, got batch_size 1"),
+        ("small dataset batch", "at least as many rows, got batch_size 1"),
+        ("outside", "must be made inside the scope of MirroredStrategy"),
+        ("a layer outside", "its variable outside/kernel was made outside"),
+        ("optimizer", "give it to compile"),
+    ],
+)
+def test_fault_29_31_35_what_cannot_work_is_refused_early(results, what, text):
+    assert text in results["refused"][what]
+
+
+@pytest.mark.parametrize("what", ["odd first batch", "scalar logs"])
+def test_keras_still_needs_the_override(results, what):
+    """Keras 3.15 fails here. Once it does not, `DistributedModel` can do without its own."""
+    assert results["keras fails"][what], "Keras repaired itself: delete the override"

@@ -1,0 +1,71 @@
+"""Two and three real processes on loopback: equality, a killed worker, a restart."""
+
+import time
+
+import numpy as np
+import programs
+import pytest
+import small_training
+from test_replicas import assert_equal
+
+STEPS = 12  # three epochs of 22 rows in batches of 6
+
+
+@pytest.fixture(scope="module")
+def alone():
+    result = programs.run("worker.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return small_training.heard(result.stdout)
+
+
+def test_fault_32_fit_evaluate_and_predict_of_two_workers_equal_one(alone):
+    result = programs.run("worker.py", workers=2)
+    assert result.returncode == 0, result.stdout + result.stderr
+    two = small_training.heard(result.stdout)
+    assert two["workers"] == 2
+    assert_equal(alone, two)
+    for name, value in alone["evaluation"].items():
+        assert two["evaluation"][name] == pytest.approx(value, abs=1e-6)
+    assert len(two["predictions"]) == small_training.ROWS * 5 * small_training.SIZE
+
+
+def test_fault_33_34_a_worker_of_three_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, alone):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    arguments = ["--dropout", 0.2, "--resume"]
+    result = programs.run("worker.py", *arguments, whole, workers=3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    expected = small_training.heard(result.stdout)
+
+    start = time.monotonic()
+    kill = ["--kill-worker", 1, "--at-step", 7]
+    result = programs.run("worker.py", *arguments, killed, *kill, workers=3)
+    assert result.returncode == 128 + 9, result.stdout + result.stderr
+    assert "worker 1 ended with status -9" in result.stderr
+    # The start of three processes, seven steps, and the minute that the others get.
+    assert time.monotonic() - start < 240
+    assert not [line for line in result.stdout.splitlines() if line.startswith("RESULT")]
+
+    result = programs.run("worker.py", *arguments, killed, workers=3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    again = small_training.heard(result.stdout)
+    assert again["weights"] == expected["weights"]
+    assert again["predictions"] == expected["predictions"]
+    # The chief alone writes: what one process writes, and no more.
+    names = {path.name.partition("-")[0] for path in killed.iterdir()}
+    assert names == {"checkpoint", "ckpt"}
+    steps = sorted(int(p.stem.partition("-")[2]) for p in killed.glob("*.index"))
+    assert steps == [8, 10, STEPS]
+    assert not np.allclose(again["weights"], alone["weights"])  # dropout was on
+
+
+def test_a_folder_that_not_all_workers_see_is_refused(tmp_path):
+    """Worker 0 finds a checkpoint, worker 1 looks elsewhere."""
+    result = programs.run("worker.py", "--resume", tmp_path / "a", workers=1)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for path in (tmp_path / "a").glob("ckpt-1[02]*"):
+        path.unlink()
+    result = programs.run(
+        "worker.py", "--resume-of-each", tmp_path / "a", tmp_path / "b", workers=2
+    )
+    assert result.returncode != 0
+    assert "the folder must be one that all workers see" in result.stdout

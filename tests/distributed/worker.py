@@ -1,0 +1,72 @@
+"""One of several workers: trains, evaluates, predicts, and says what came out.
+
+python worker.py [--resume FOLDER] [--kill-worker N --at-step S]
+"""
+
+import argparse
+import os
+
+import small_training  # first: it quietens TensorFlow
+
+from keras_tfm import training
+
+strategy = training.distribution()  # of TF_CONFIG: before anything else of TensorFlow
+
+import keras  # noqa: E402
+
+
+class Kill(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.left = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), 9)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--resume")
+    parser.add_argument("--resume-of-each", nargs="+", help="a folder for each worker")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--kill-worker", type=int)
+    parser.add_argument("--at-step", type=int)
+    arguments = parser.parse_args()
+    resolver = strategy.cluster_resolver
+    task = resolver.task_id if resolver else 0
+
+    inputs, labels = small_training.data()
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = small_training.compiled(small_training.model(arguments.dropout))
+    if arguments.resume_of_each:
+        arguments.resume = arguments.resume_of_each[task]
+    callbacks = []
+    if arguments.resume:
+        callbacks.append(training.Resume(arguments.resume, every_steps=2))
+    if arguments.kill_worker == task:
+        callbacks.append(Kill(arguments.at_step))
+    history = model.fit(
+        inputs,
+        labels,
+        batch_size=6,
+        epochs=3,
+        verbose=0,
+        callbacks=callbacks,
+        validation_data=(inputs, labels),
+    ).history
+    result = {
+        "workers": strategy.num_replicas_in_sync,
+        "weights": small_training.weights(model),
+        "history": history,
+        "evaluation": model.evaluate(inputs, labels, batch_size=6, verbose=0, return_dict=True),
+        "predictions": model.predict(inputs, batch_size=6, verbose=0).ravel().tolist(),
+    }
+    if training.is_chief(strategy):
+        small_training.say(**result)
+
+
+if __name__ == "__main__":
+    main()

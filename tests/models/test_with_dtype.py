@@ -1,0 +1,125 @@
+import keras
+import numpy as np
+import pytest
+from compare import assert_close
+from execution import tensorflow_only
+from small_models import encoder_decoder
+
+from keras_tfm.layers import RotaryEmbedding, TokenEmbedding, TransformerEncoderBlock
+from keras_tfm.models import Model, transformer, with_dtype
+
+IDS = {"source": np.array([[3, 4, 5, 0]]), "target": np.array([[1, 7, 2]])}
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_it_answers_as_the_model_made_in_that_dtype(dtype):
+    """And the other way round; `encoder_decoder` draws weights by their names."""
+    half, full = encoder_decoder(dtype=dtype), encoder_decoder()
+    copy = with_dtype(half, "float32")
+    assert_close(copy(IDS), full(IDS), 1e-6)
+    assert {layer.compute_dtype for layer in copy._flatten_layers(include_self=False)} == {
+        "float32"
+    }
+    assert half(IDS).dtype == dtype.removeprefix("mixed_")
+    assert_close(with_dtype(full, dtype)(IDS), half(IDS), 0.0)
+
+
+def test_names_inputs_and_ties_stay():
+    model = transformer(11, dim=8, num_layers=1, num_heads=2, dtype="mixed_bfloat16", name="here")
+    model.compile("sgd", "mse")
+    copy = with_dtype(model)
+    assert [x.name for x in copy.layers] == [x.name for x in model.layers]
+    assert type(copy) is type(model) is Model
+    assert (copy.name, list(copy.input), copy.compiled) == ("here", ["source", "target"], False)
+    assert [w.path for w in copy.weights] == [w.path for w in model.weights]
+    assert len(copy.get_layer("embedding")._inbound_nodes) == 3  # source, target and output
+    for new, old in zip(copy.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
+    copy.weights[0].assign(keras.ops.zeros_like(copy.weights[0]))
+    assert np.abs(model.get_weights()[0]).max() > 0
+
+
+def test_nested_models_and_parts_that_are_passed_in():
+    x = keras.Input((None, 8))
+    block = TransformerEncoderBlock(16, 2, position=RotaryEmbedding(), dtype="mixed_bfloat16")
+    inside = keras.Model(x, block(x), name="inside")
+    ids = keras.Input((None,), dtype="int32")
+    y = TokenEmbedding(11, 8, dtype="mixed_bfloat16")(ids)
+    model = keras.Model(ids, keras.ops.cast(inside(inside(y)), "float32") * 2.0)
+    copy = with_dtype(model, "float32")
+    assert len(copy.weights) == len(model.weights)
+    rows = np.array([[3, 4, 5, 0]])
+    # Bfloat16 rounds at 4e-3, and a row of 8 normalised numbers passes a dozen operations.
+    assert_close(copy(rows), model(rows), 5e-2)
+    assert np.abs(np.asarray(copy(rows)) - np.asarray(model(rows))).max() > 1e-4
+    assert {x.compute_dtype for x in copy._flatten_layers(include_self=False)} == {"float32"}
+
+
+def test_the_global_policy_is_neither_used_nor_changed():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = encoder_decoder()
+        assert with_dtype(model, "float32")(IDS).dtype == "float32"
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_other_dtypes_stay():
+    x = keras.Input((3,))
+    y = keras.layers.Dense(2, dtype="float64", name="exact")(x)
+    model = keras.Model(x, keras.layers.Dense(2, dtype="mixed_float16", name="half")(y))
+    copy = with_dtype(model, "float32")
+    assert copy.get_layer("exact").compute_dtype == "float64"
+    assert copy.get_layer("half").compute_dtype == "float32"
+
+
+class WithoutConfig(keras.layers.Layer):
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+class Grows(keras.layers.Layer):
+    """Its configuration does not say how many weights it has."""
+
+    extra = 0
+
+    def build(self, shape):
+        for i in range(1 + self.extra):
+            self.add_weight(shape=(2,), name=f"w{i}")
+
+    def call(self, x):
+        return x
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_cannot_be_made_again_are_named():
+    x = keras.Input((2,))
+    model = keras.Model(x, WithoutConfig(keras.ops.tanh, name="here", dtype="mixed_bfloat16")(x))
+    with pytest.raises(ValueError, match="here cannot be made again in float32 from its get_conf"):
+        with_dtype(model, "float32")
+    layer = Grows(name="grows")
+    layer.extra = 1
+    with pytest.raises(ValueError, match=r"expected the weights \['w0 \(2,\)', 'w1 .*got \['w0"):
+        with_dtype(keras.Model(x, layer(x)), "mixed_bfloat16")
+
+
+def test_only_functional_models():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    with pytest.raises(TypeError, match=r"expected a functional keras\.Model .*, got Own"):
+        with_dtype(Own(), "float32")
+
+
+@tensorflow_only
+def test_a_trained_model_of_half_precision_goes_on_in_float32():
+    model = transformer(11, dim=8, num_layers=1, num_heads=2, dropout=0.0, dtype="mixed_bfloat16")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+    model.fit(IDS, IDS["target"], verbose=0)
+    assert_close(with_dtype(model)(IDS), model(IDS), 5e-2)

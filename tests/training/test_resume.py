@@ -1,0 +1,392 @@
+"""Interrupted trainings end where the uninterrupted one ends, to the bit."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from execution import saving
+
+import keras_tfm
+from keras_tfm import training
+
+ROWS, LENGTH, SIZE, EPOCHS, STEPS = 22, 3, 7, 3, 6  # batches of 4: the last has 2 rows
+IDS = np.random.default_rng(2).integers(1, SIZE, (ROWS, LENGTH))
+LABELS = IDS[:, ::-1].copy()
+
+# Keras says of tf.data that it is not shuffled by fit, and of unknown lengths that they end.
+pytestmark = [
+    saving,
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
+]
+
+
+class Interrupted(BaseException):
+    """What a kill is to the program: nothing below catches it."""
+
+
+class InterruptAt(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.left = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        return IDS[4 * index : 4 * index + 4], LABELS[4 * index : 4 * index + 4]
+
+
+def endless():
+    while True:
+        rows = np.random.randint(0, ROWS, 4)
+        yield IDS[rows], LABELS[rows]
+
+
+def data_of(kind):
+    """The arguments of `fit`: data that are shuffled anew in each epoch."""
+    if kind == "arrays":
+        return {"x": IDS, "y": LABELS, "batch_size": 4}
+    if kind == "sequence":
+        return {"x": Sequence()}
+    if kind == "generator":
+        return {"x": endless(), "steps_per_epoch": STEPS}
+    rows = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).shuffle(9)
+    if kind == "unknown length":
+        rows = rows.filter(lambda x, y: True)
+    rows = rows.batch(4)
+    return {"x": rows.repeat(), "steps_per_epoch": STEPS} if kind == "repeated" else {"x": rows}
+
+
+KINDS = ["arrays", "dataset", "unknown length", "repeated", "generator", "sequence"]
+
+
+def program(
+    folder, kind="arrays", *others, dim=5, rate=0.01, dropout=0.3, epochs=EPOCHS, **options
+):
+    """What a user starts, and starts again: the model at its end, with its history."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = keras.layers.Dropout(dropout)(keras.layers.Embedding(SIZE, dim)(tokens))
+    model = keras_tfm.Model(tokens, keras.layers.Dense(SIZE)(x))
+    model.compile(
+        keras.optimizers.Adam(rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    resume = training.Resume(folder, **options) if folder else None
+    callbacks = [*([resume] if resume else []), *others]
+    model.fit(
+        **data_of(kind),
+        epochs=epochs,
+        verbose=0,
+        callbacks=callbacks,
+        validation_data=(IDS, LABELS),
+    )
+    return model
+
+
+def bits(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return b"".join(variable.numpy().tobytes() for variable in variables)
+
+
+def files(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """By kind of data, the model that no one interrupted."""
+    models = {}
+
+    def of(kind):
+        if kind not in models:
+            models[kind] = program(tmp_path_factory.mktemp("whole"), kind, every_steps=4)
+        return models[kind]
+
+    return of
+
+
+@pytest.mark.parametrize("step", [1, 5, STEPS, STEPS + 1, 2 * STEPS + 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fault_36_killed_at_any_step(tmp_path, uninterrupted, kind, step):
+    """Steps before the first checkpoint, between two, at the end of an epoch, and after it."""
+    if step not in (5, STEPS + 1) and kind not in ("arrays", "unknown length"):
+        pytest.skip("the position in the data is found alike")
+    with pytest.raises(Interrupted):
+        program(tmp_path, kind, InterruptAt(step), every_steps=4)
+    model = program(tmp_path, kind, every_steps=4)
+    assert bits(model) == bits(uninterrupted(kind))
+    assert model.history.history == uninterrupted(kind).history.history
+    assert model.history.epoch == [0, 1, 2]
+
+
+def test_killed_again_and_again(tmp_path, uninterrupted):
+    for _ in range(4):
+        with pytest.raises(Interrupted):
+            program(tmp_path, "dataset", InterruptAt(5), every_steps=3)
+    assert bits(program(tmp_path, "dataset", every_steps=3)) == bits(uninterrupted("dataset"))
+
+
+def test_a_training_that_is_done_is_not_done_again(tmp_path, uninterrupted):
+    program(tmp_path)
+    model = program(tmp_path, "arrays", InterruptAt(1))  # no step: no interruption
+    assert bits(model) == bits(uninterrupted("arrays"))
+
+
+def test_more_epochs_go_on_from_the_last(tmp_path):
+    program(tmp_path, epochs=2)
+    first, second = program(tmp_path, epochs=4), program(None, epochs=4)
+    assert bits(first) == bits(second)
+
+
+def test_the_callback_changes_nothing(uninterrupted):
+    assert bits(program(None)) == bits(uninterrupted("arrays"))
+
+
+def test_the_newest_checkpoints_are_kept(tmp_path):
+    program(tmp_path, every_steps=4, keep=2)
+    steps = [name for name in files(tmp_path) if name.endswith(".index")]
+    assert steps == ["ckpt-16.index", "ckpt-18.index"]
+
+
+def test_minutes(tmp_path, monkeypatch):
+    """A clock that goes on by 40 seconds at each step: every second one is a minute."""
+    now = [0.0]
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            now[0] += 40.0
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    program(tmp_path, "arrays", Clock(), every_minutes=1, epochs=1, keep=9)
+    steps = [name for name in files(tmp_path) if name.endswith(".index")]
+    assert steps == ["ckpt-2.index", "ckpt-4.index", "ckpt-6.index"]
+
+
+def interrupted_at_11(folder):
+    """Checkpoints of the steps 4, 6 and 8."""
+    with pytest.raises(Interrupted):
+        program(folder, "arrays", InterruptAt(11), every_steps=4)
+    return {step: folder / f"ckpt-{step}.data-00000-of-00001" for step in (4, 6, 8)}
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path, seed=0):
+    content = bytearray(path.read_bytes())
+    content[random.Random(seed).randrange(len(content))] ^= 1 << random.Random(seed).randrange(8)
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "truncated": truncate,
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+    "a flipped bit": flip,
+}
+
+
+@pytest.mark.parametrize("what", ["data", "index"])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_fault_37_38_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path, uninterrupted, capsys, damage, what
+):
+    data = interrupted_at_11(tmp_path)[8]
+    damage(data if what == "data" else data.with_name("ckpt-8.index"))
+    assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
+    gone = damage is DAMAGE["missing"] and what == "index"
+    assert ("ckpt-8 is damaged and left out" in capsys.readouterr().err) != gone
+
+
+def test_fault_38_no_flipped_bit_is_trained_on(tmp_path):
+    """Of 200 flipped bits of the data each is seen, or changes nothing of what is read."""
+    from keras_tfm.training.training_state import _read_whole
+
+    path = interrupted_at_11(tmp_path)[8]
+    whole = path.read_bytes()
+    reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-8"))
+    names = sorted(reader.get_variable_to_shape_map())
+    expected = [np.asarray(reader.get_tensor(name)).tobytes() for name in names]
+    seen = 0
+    for seed in range(200):
+        flip(path, seed)
+        try:
+            _read_whole(str(tmp_path / "ckpt-8"))
+        except Exception:
+            seen += 1
+        else:
+            reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-8"))
+            assert [np.asarray(reader.get_tensor(name)).tobytes() for name in names] == expected
+        path.write_bytes(whole)
+    assert seen > 150
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_fault_38_the_list_of_checkpoints_may_be_damaged(tmp_path, uninterrupted, damage):
+    interrupted_at_11(tmp_path)
+    damage(tmp_path / "checkpoint")
+    assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
+
+
+def test_fault_38_nothing_is_trained_where_all_are_damaged(tmp_path):
+    for path in interrupted_at_11(tmp_path).values():
+        truncate(path)
+    with pytest.raises(ValueError, match="none of the 3 checkpoints in .* can be read"):
+        program(tmp_path)
+
+
+def test_fault_39_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"checkpoints cannot be written to .*file/inside"):
+        program(tmp_path / "file" / "inside")
+
+
+def test_fault_39_a_full_disk_is_an_error_and_the_checkpoint_before_stands(tmp_path, uninterrupted):
+    """A limit on the size of files: what a disk without room answers."""
+
+    class Full(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(OSError, match=r"the checkpoint of step 8 could .* is .*ckpt-6"):
+            program(tmp_path, "arrays", Full(), every_steps=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
+
+
+class Terminate(keras.callbacks.Callback):
+    def __init__(self, when, step):
+        super().__init__()
+        self.when, self.left = when, step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0 and self.when == "train":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_test_batch_begin(self, batch, logs=None):
+        if self.left <= 0 and self.when == "test":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("when", ["train", "test"])
+def test_fault_40_sigterm_saves_and_exits(tmp_path, uninterrupted, when):
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit:
+        program(tmp_path, "arrays", Terminate(when, 9), every_steps=100)
+    assert exit.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == handler
+    newest = "ckpt-9.index" if when == "train" else "ckpt-6.index"
+    assert newest in files(tmp_path)
+    assert bits(program(tmp_path, every_steps=100)) == bits(uninterrupted("arrays"))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"rate": 0.02}, r"optimizer.config.learning_rate: 0.0.* in the checkpoint, 0.0.* now"),
+        ({"dropout": 0.1}, r"layers\[2\].rate: 0.3 in the checkpoint, 0.1 now"),
+        ({"dim": 4}, r"layers\[1\].output_dim: 5 in the checkpoint, 4 now"),
+        (
+            {"configuration": {"corpus": "new"}},
+            r"settings.corpus: 'old' in the checkpoint, 'new' now",
+        ),
+        ({"kind": "dataset"}, r"first batch of the data: '.*' in the checkpoint, '.*' now"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_fault_41_another_configuration_is_refused_with_the_difference(tmp_path, change, line):
+    program(tmp_path, epochs=1, configuration={"corpus": "old"})
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=line):
+        program(tmp_path, **{"configuration": {"corpus": "old"}, **change})
+    assert files(tmp_path) == before
+
+
+def test_an_unseeded_shuffle_is_refused(tmp_path):
+    """Other data than those that were trained on would come after the checkpoint."""
+    rows = np.random.default_rng().permutation(ROWS)
+    program(tmp_path, epochs=1)
+    keras.utils.set_random_seed(1)
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    x = keras.layers.Dropout(0.3)(keras.layers.Embedding(SIZE, 5)(tokens))
+    model = keras_tfm.Model(tokens, keras.layers.Dense(SIZE)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    with pytest.raises(ValueError, match="first batch of the data"):
+        model.fit(
+            IDS[rows], LABELS[rows], 4, verbose=0, callbacks=[training.Resume(tmp_path)], epochs=3
+        )
+
+
+def test_errors_of_the_arguments(tmp_path):
+    for name in ("every_steps", "every_minutes"):
+        with pytest.raises(ValueError, match=f"{name} must be above 0, got 0"):
+            training.Resume(tmp_path, **{name: 0})
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        training.Resume(tmp_path, keep=0)
+
+
+def test_a_model_of_keras_alone_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match=r"Resume needs a keras_tfm\.Model .* got Sequential"):
+        model.fit(np.ones((4, 1)), np.ones((4, 1)), callbacks=[training.Resume(tmp_path)])
+
+
+PROGRAM = """
+import os, sys
+sys.path[:0] = {paths!r}
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import test_resume
+class Kill(test_resume.InterruptAt):
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), 9)
+model = test_resume.program({folder!r}, "dataset", Kill({step}), every_steps=4)
+import zlib
+print("BITS", zlib.crc32(test_resume.bits(model)))
+"""
+
+
+def test_fault_36_kill_9(tmp_path):
+    """Processes of their own: killed in the second epoch, started again, and not killed at all."""
+
+    def run(folder, step):
+        here = Path(__file__).parent
+        paths = [str(here), str(here.parent), str(here.parent.parent)]
+        code = PROGRAM.format(paths=paths, folder=str(tmp_path / folder), step=step)
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert run("killed", 9).returncode == -9
+    again, whole = run("killed", 0), run("whole", 0)
+    assert (again.returncode, whole.returncode) == (0, 0), again.stderr + whole.stderr
+    last = [result.stdout.strip().splitlines()[-1] for result in (again, whole)]
+    assert last[0].startswith("BITS") and last[0] == last[1]
