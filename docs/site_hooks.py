@@ -17,7 +17,7 @@ from typing import Any
 import griffe
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("layers", "models", "training", "generation", "export", "runtime")
+PACKAGES = ("text", "layers", "models", "training", "generation", "export", "runtime")
 REFERENCES = {f"keras_tfm/{package}": f"api/{package}.md" for package in PACKAGES} | {
     "keras_tfm/plots.py": "api/plots.md",
     "keras_tfm/cli.py": "api/command_line.md",

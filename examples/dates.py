@@ -134,29 +134,20 @@ def batches_of(sources: np.ndarray, targets: np.ndarray, batch_size: int):
 
     The decoder sees the target without its last token and predicts it without its first.
     """
-    import tensorflow as tf
+    from keras_tfm import text
 
-    def pair(source, target):
-        return {"source": source[: tf.math.count_nonzero(source)], "target": target[:-1]}, target[
-            1:
-        ]
-
-    # Elements shorter than a boundary are padded to one less.
-    boundaries = [14, 20, 26, data.SOURCE_LENGTH + 1]
-    dataset = (
-        tf.data.Dataset.from_tensor_slices((sources, targets))
-        .map(pair)
-        .bucket_by_sequence_length(
-            lambda inputs, _: tf.size(inputs["source"]),
-            boundaries,
-            [batch_size] * (len(boundaries) + 1),
-            pad_to_bucket_boundary=True,
-            drop_remainder=True,
-        )
-        .prefetch(8)
+    inputs, labels = text.teacher_forcing(
+        text.Rows.of_padded(sources), text.Rows.of_padded(targets)
     )
-    lengths = np.digitize(np.count_nonzero(sources, axis=1), boundaries)
-    return dataset, int(sum(np.bincount(lengths) // batch_size))
+    batches = text.BucketedBatches(
+        inputs,
+        labels,
+        boundaries=[13, 19, 25, data.SOURCE_LENGTH],
+        batch_size=batch_size,
+        shuffle=False,  # the examples were drawn at random
+        drop_remainder=True,
+    )
+    return batches.dataset(epochs=1), batches.steps
 
 
 def print_table(contestants: dict, tests: list) -> None:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from keras_tfm.version import __version__
 
 if TYPE_CHECKING:
-    from keras_tfm import checkpoints, export, generation, layers, models, runtime, training
+    from keras_tfm import (
+        checkpoints,
+        export,
+        generation,
+        layers,
+        models,
+        runtime,
+        text,
+        training,
+    )
     from keras_tfm.models import Model
 
 __all__ = [
@@ -23,6 +32,7 @@ __all__ = [
     "load_model",
     "models",
     "runtime",
+    "text",
     "training",
 ]
 

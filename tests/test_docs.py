@@ -12,11 +12,21 @@ import keras_tfm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDES = ["first-model", "masks", "training", "distribution", "generation", "export", "huggingface"]
+GUIDES = [
+    "first-model",
+    "data",
+    "masks",
+    "training",
+    "distribution",
+    "generation",
+    "export",
+    "huggingface",
+]
 SLOW = ["first-model", "training"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
+    "data": ["tokenizers", "sentencepiece"],
     "export": ["tokenizers", "ai_edge_quantizer"],
     "huggingface": ["tokenizers", "safetensors"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
@@ -69,7 +79,8 @@ def test_the_first_model_is_the_readme_s():
 
 
 @pytest.mark.parametrize(
-    "package", ["checkpoints", "layers", "models", "training", "generation", "export", "runtime"]
+    "package",
+    ["text", "checkpoints", "layers", "models", "training", "generation", "export", "runtime"],
 )
 def test_the_reference_has_each_public_name_once(package):
     listed = re.findall(r"^::: keras_tfm\.(.*)$", (DOCS / f"api/{package}.md").read_text(), re.M)

@@ -18,6 +18,8 @@ NEEDED = {
     "keras_tfm.checkpoints.huggingface": "safetensors",
     "keras_tfm.checkpoints.tokenizer_files": "tokenizers",
     "keras_tfm.runtime.model": "tokenizers",
+    "keras_tfm.text.word_piece": "tokenizers",
+    "keras_tfm.text.sentence_piece": "sentencepiece",
     "keras_tfm.training.generation_scores": "sacrebleu",
     "keras_tfm.training.tensorboard": "tensorboard",
 }

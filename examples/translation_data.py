@@ -1,0 +1,197 @@
+"""Data of examples/translation.py: sentences of LibreOffice's help in English and in German.
+
+    python examples/translation_data.py        # fetches, aligns, prints what there is, 20 seconds
+
+The help is in the packages libreoffice-help-en-us and libreoffice-help-de of Debian and Ubuntu
+(MPL-2.0, 5 MB), which `apt-get download` fetches without root. Its pages are HTML, and a paragraph
+has the same id in every language: no aligner has to guess. Texts are kept in artifacts/ and never
+committed.
+
+Any other pairs do as well: a file of lines `source<TAB>target`, with a third column that names the
+document where there are documents.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path("artifacts/translation")
+PACKAGES = {"en-US": "libreoffice-help-en-us", "de": "libreoffice-help-de"}
+PARAGRAPH = re.compile(r"(par|hd)_id[0-9N_]*")
+# Of a thousand documents so many are held out, for choices and for the score.
+VALIDATION, TEST = 20, 50
+
+
+class Pair(NamedTuple):
+    """A paragraph in two languages, and the document it is from."""
+
+    source: str
+    target: str
+    document: str
+
+
+class Parts(NamedTuple):
+    """Pairs by what they are for; no document is in two of them."""
+
+    training: list[Pair]
+    validation: list[Pair]
+    test: list[Pair]
+
+
+class _Paragraphs(HTMLParser):
+    """The text of each paragraph and heading of a page, by its id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, str] = {}
+        self._id = ""
+        self._tag = ""
+        self._pieces: list[str] = []
+        self._hidden = 0  # open spans within one that is for macOS
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        given = dict(attributes)
+        if not self._id and PARAGRAPH.fullmatch(given.get("id") or ""):
+            self._id, self._tag, self._pieces, self._hidden = given["id"], tag, [], 0
+        elif self._id and tag == "br":
+            self._pieces.append(" ")
+        elif self._id and tag == "span" and (self._hidden or given.get("class") == "MAC"):
+            self._hidden += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._hidden and tag == "span":
+            self._hidden -= 1
+        elif self._id and tag == self._tag:
+            self.texts.setdefault(self._id, " ".join("".join(self._pieces).split()))
+            self._id = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._id and not self._hidden:
+            self._pieces.append(data)
+
+
+def fetch(folder: Path = FOLDER) -> Path:
+    """The file of aligned pairs, made if it is not there: `source<TAB>target<TAB>document`."""
+    path = folder / "pairs.tsv"
+    if path.exists():
+        return path
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise FileNotFoundError(
+                f"{tool} is needed to fetch the help texts and is not here: on a system without "
+                "Debian packages give pairs of your own with --pairs"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in PACKAGES.values():
+        if not any(folder.glob(f"{package}_*.deb")):
+            subprocess.run(["apt-get", "-q", "download", package], cwd=folder, check=True)
+        archive = next(folder.glob(f"{package}_*.deb"))
+        subprocess.run(["dpkg-deb", "-x", archive.name, package], cwd=folder, check=True)
+    roots = [
+        folder / package / "usr/share/libreoffice/help" / language / "text"
+        for language, package in PACKAGES.items()
+    ]
+    lines = ["\t".join(pair) + "\n" for pair in aligned(*roots)]
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text("".join(lines), encoding="utf-8")
+    unfinished.rename(path)
+    for package in PACKAGES.values():
+        shutil.rmtree(folder / package)
+    return path
+
+
+def aligned(source: Path, target: Path) -> list[Pair]:
+    """The paragraphs that both folders of pages have; untranslated ones are left out."""
+    pairs = []
+    for page in sorted(source.rglob("*.html")):
+        document = page.relative_to(source).as_posix()
+        if not (target / document).exists():
+            continue
+        ours, theirs = paragraphs(page), paragraphs(target / document)
+        for key, text in ours.items():
+            other = theirs.get(key, "")
+            if text and other and text != other:
+                pairs.append(Pair(text, other, document))
+    return pairs
+
+
+def paragraphs(page: Path) -> dict[str, str]:
+    """The text of each paragraph and heading of a page, by its id."""
+    parser = _Paragraphs()
+    parser.feed(page.read_text(encoding="utf-8"))
+    return parser.texts
+
+
+def read(path: Path) -> list[Pair]:
+    """The pairs of a file of lines `source<TAB>target`, or with a third column, the document."""
+    pairs = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        columns = [" ".join(column.split()) for column in line.split("\t")]
+        if len(columns) not in (2, 3) or not all(columns):
+            raise ValueError(
+                f"{path}, line {number}: expected source<TAB>target or "
+                f"source<TAB>target<TAB>document, got {line[:60]!r}"
+            )
+        # Without documents each source is its own: equal sources stay on one side.
+        pairs.append(Pair(columns[0], columns[1], columns[-1 if len(columns) == 3 else 0]))
+    return pairs
+
+
+def names() -> list[Pair]:
+    """What countries, languages and currencies are called in English and German: CLDR's, by Babel.
+
+    Two thousand pairs that are there without a network, for a trial of the program.
+    """
+    from babel import Locale
+
+    english, german = Locale("en"), Locale("de")
+    pairs = []
+    for kind in ("territories", "languages", "scripts", "currencies"):
+        ours, theirs = getattr(english, kind), getattr(german, kind)
+        pairs += [
+            Pair(ours[code], theirs[code], f"{kind}/{code}") for code in ours if code in theirs
+        ]
+    return pairs
+
+
+def split(pairs: Iterable[Pair]) -> Parts:
+    """Pairs by document: by a hash of its name, so that more pairs move none to another part.
+
+    A pair that occurs more than once, in one document or several, stays once in each part.
+    """
+    parts = Parts([], [], [])
+    for pair in dict.fromkeys(pairs):
+        digest = hashlib.sha256(pair.document.encode()).digest()
+        place = int.from_bytes(digest[:8], "big") % 1000
+        part = 2 if place < TEST else 1 if place < TEST + VALIDATION else 0
+        parts[part].append(pair)
+    return Parts(*(_once(part) for part in parts))
+
+
+def _once(pairs: list[Pair]) -> list[Pair]:
+    return list({(pair.source, pair.target): pair for pair in pairs}.values())
+
+
+def main() -> None:
+    pairs = read(fetch())
+    parts = split(pairs)
+    documents = len({pair.document for pair in pairs})
+    print(f"{len(pairs):,} pairs in {documents:,} documents")
+    seen = {pair.source for pair in parts.training}
+    for name, part in zip(parts._fields, parts, strict=True):
+        documents = len({pair.document for pair in part})
+        print(f"{name}: {len(part):,} different pairs in {documents:,} documents")
+        if part is not parts.training:
+            known = sum(pair.source in seen for pair in part)
+            print(f"    of which {known:,} have a source that is also in training")
+    for pair in parts.test[:: max(1, len(parts.test) // 5)]:
+        print(pair)
+
+
+if __name__ == "__main__":
+    main()

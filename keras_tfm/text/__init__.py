@@ -1,0 +1,23 @@
+"""Text: vocabularies from texts, and batches of token ids that depend on a seed and the step."""
+
+from keras_tfm.text.batches import Batches, Padding
+from keras_tfm.text.bucketed_batches import BucketedBatches
+from keras_tfm.text.mask_tokens import MaskTokens
+from keras_tfm.text.packed_batches import PackedBatches, segment_mask
+from keras_tfm.text.rows import Rows
+from keras_tfm.text.sentence_piece import train_sentence_piece
+from keras_tfm.text.teacher_forcing import teacher_forcing
+from keras_tfm.text.word_piece import train_word_piece
+
+__all__ = [
+    "Batches",
+    "BucketedBatches",
+    "MaskTokens",
+    "PackedBatches",
+    "Padding",
+    "Rows",
+    "segment_mask",
+    "teacher_forcing",
+    "train_sentence_piece",
+    "train_word_piece",
+]

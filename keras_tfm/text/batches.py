@@ -1,0 +1,148 @@
+"""Batches by step: what the pipelines of this package have in common."""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.layers.arguments import check_integer
+from keras_tfm.text.rows import Rows
+
+
+class Padding(NamedTuple):
+    """How much of what a model computes is padding.
+
+    Attributes:
+        tokens: positions that hold a token, over all inputs and labels.
+        positions: all positions.
+        batches: in how many batches.
+
+    Example:
+
+    >>> from keras_tfm.text import Padding
+    >>> padding = Padding(tokens=75, positions=100, batches=2)
+    >>> padding.share
+    0.25
+    >>> print(padding)
+    2 batches, 100 positions, 25.0 % padding
+    """
+
+    tokens: int
+    positions: int
+    batches: int
+
+    @property
+    def share(self) -> float:
+        """The share of positions that are padding."""
+        return 1.0 - self.tokens / self.positions
+
+    def __str__(self) -> str:
+        return (
+            f"{self.batches:,} batches, {self.positions:,} positions, {self.share:.1%} padding"
+        ).replace("%", " %")
+
+
+class Batches(abc.ABC):
+    """Batches that are a function of the step: the base of `BucketedBatches` and `PackedBatches`.
+
+    Step 0 is the first of the first epoch; steps go on through all epochs, as the optimizer's
+    `iterations` do. What a step has depends on the seed and the step alone, so a run that was
+    interrupted goes on with `dataset(start=step)`.
+
+    Attributes:
+        steps: batches in an epoch, the same in every epoch.
+
+    A pipeline of one's own defines `steps` and `batch`:
+
+    >>> import numpy as np
+    >>> from keras_tfm.text import Batches
+    >>> class Counting(Batches):
+    ...     steps = 3
+    ...     def batch(self, step):
+    ...         return {"ids": np.full((1, 2), step, "int32")}
+    >>> [x["ids"].numpy().tolist() for x in Counting().dataset(start=4, epochs=2)]
+    [[[4, 4]], [[5, 5]]]
+    """
+
+    steps: int
+
+    @abc.abstractmethod
+    def batch(self, step: int) -> Any:
+        """The batch of a step: inputs by name, or a tuple of inputs, labels and weights."""
+
+    def dataset(self, start: int = 0, epochs: int | None = None) -> Any:
+        """The batches as a `tf.data.Dataset`, from a step on.
+
+        Args:
+            start: the first step: the optimizer's `iterations`, where training goes on.
+            epochs: how many epochs there are, those before `start` included; None: without end,
+                and `model.fit` needs `steps_per_epoch=batches.steps`.
+
+        Returns:
+            A dataset in its final order: `model.fit(dataset, shuffle=False, ...)`.
+
+        Raises:
+            ValueError: `start` is negative or after the last step.
+        """
+        import tensorflow as tf
+
+        check_integer("start", start, minimum=0)
+        check_integer("epochs", epochs, optional=True)
+        stop = None if epochs is None else epochs * self.steps
+        if stop is not None and start > stop:
+            raise ValueError(
+                f"start must be at most {stop}, {epochs} epochs of {self.steps} steps, got {start}"
+            )
+
+        def generate() -> Any:
+            step = start
+            while stop is None or step < stop:
+                yield self.batch(step)
+                step += 1
+
+        def spec(array: np.ndarray) -> Any:
+            return tf.TensorSpec((None,) * array.ndim, array.dtype)
+
+        dataset = tf.data.Dataset.from_generator(
+            generate, output_signature=tf.nest.map_structure(spec, self.batch(start))
+        )
+        count = tf.data.INFINITE_CARDINALITY if stop is None else stop - start
+        return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
+
+    def map(self, function: Callable[[Any, int], Any]) -> "Batches":
+        """The same batches, each changed by `function(batch, step)`, such as `MaskTokens`.
+
+        >>> from keras_tfm.text import BucketedBatches
+        >>> batches = BucketedBatches({"ids": [[3, 4]]}, boundaries=[2], batch_size=1)
+        >>> batches.map(lambda batch, step: {"ids": batch["ids"] + step}).batch(7)["ids"].tolist()
+        [[10, 11]]
+        """
+        return _Mapped(self, function)
+
+
+class _Mapped(Batches):
+    def __init__(self, batches: Batches, function: Callable[[Any, int], Any]):
+        self.steps = batches.steps
+        self._batches, self._function = batches, function
+
+    def batch(self, step: int) -> Any:
+        return self._function(self._batches.batch(step), step)
+
+
+def checked_parts(inputs: Mapping[str, Any], labels: Any) -> tuple[dict[str, Rows], Rows | None]:
+    """Inputs and labels as `Rows`.
+
+    Raises:
+        ValueError: there are none, or the numbers of rows differ.
+    """
+    parts = {name: Rows.of(rows) for name, rows in inputs.items()}
+    answers = None if labels is None else Rows.of(labels)
+    counts = {name: len(rows) for name, rows in parts.items()}
+    if answers is not None:
+        counts["labels"] = len(answers)
+    if not parts or len(set(counts.values())) != 1 or not next(iter(counts.values())):
+        raise ValueError(
+            f"inputs and labels must have the same number of rows, at least one, got {counts}"
+        )
+    return parts, answers

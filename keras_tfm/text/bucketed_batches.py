@@ -1,0 +1,166 @@
+"""Batches of examples of similar lengths."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.layers.arguments import check_integer
+from keras_tfm.text.batches import Batches, Padding, checked_parts
+from keras_tfm.text.rows import Rows
+
+
+class BucketedBatches(Batches):
+    """Batches of similar lengths, padded to a few fixed lengths, with a budget of tokens each.
+
+    An example belongs to the first boundary that is at least as long as its longest part; a batch
+    holds examples of one boundary. Each part of a batch is padded to the first boundary that fits
+    its longest row, but never further than the longest row of that part in all data. So shapes are
+    few: a compiler sees at most (boundaries + 1) lengths of each part.
+
+    Args:
+        inputs: the rows of each input by name: sequences of integers of any lengths, or `Rows`.
+        labels: the rows of labels, or None. All have as many rows, and row i of each belongs to
+            example i.
+        boundaries: the lengths, ascending; no row may be longer than the last.
+        tokens: the budget: the rows of a batch times its boundary are at most this, so that batches
+            of short rows have many. A batch is as much work as another.
+        batch_size: instead of `tokens`, the rows of every batch.
+        seed: of the order.
+        shuffle: whether examples are in another order in every epoch, and then the batches too.
+            Otherwise a batch comes when its last example does, and those that are not full at the
+            end, as in `tf.data.Dataset.bucket_by_sequence_length`.
+        drop_remainder: leaves out the batches that are not full, at most one of each boundary.
+        padding_id: what rows are padded with.
+
+    Attributes:
+        steps: batches in an epoch, the same in every epoch.
+
+    Raises:
+        ValueError: numbers of rows differ, a row is longer than the last boundary, the budget is
+            smaller than a boundary, or an argument is out of range.
+        TypeError: a row holds something else than integers.
+
+    `dataset()` gives the batches to `model.fit`, `batch(step)` one of them, as in every `Batches`:
+
+    >>> from keras_tfm.text import BucketedBatches
+    >>> rows = [[5], [6, 7, 8], [9], [3, 4]]
+    >>> batches = BucketedBatches({"ids": rows}, boundaries=[1, 4], tokens=4, shuffle=False)
+    >>> [batches.batch(step)["ids"].tolist() for step in range(batches.steps)]
+    [[[6, 7, 8]], [[3, 4, 0]], [[5], [9]]]
+    >>> print(batches.padding())
+    3 batches, 8 positions, 12.5 % padding
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Any],
+        labels: Any = None,
+        boundaries: Sequence[int] = (8, 16, 32, 64, 128),
+        tokens: int | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_remainder: bool = False,
+        padding_id: int = 0,
+    ):
+        self.inputs, self.labels = checked_parts(inputs, labels)
+        self._parts = [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
+        self.boundaries = tuple(boundaries)
+        self.tokens, self.batch_size = tokens, batch_size
+        self.seed, self.shuffle = seed, shuffle
+        self.drop_remainder, self.padding_id = drop_remainder, padding_id
+        self._check()
+        self._sizes = [batch_size or (tokens or 0) // boundary for boundary in self.boundaries]
+        longest = np.max([part.lengths for part in self._parts], axis=0)
+        self._bucket = np.searchsorted(self.boundaries, longest)
+        counts = np.bincount(self._bucket, minlength=len(self.boundaries)).tolist()
+        self.steps = sum(
+            count // size if drop_remainder else -(-count // size)
+            for count, size in zip(counts, self._sizes, strict=True)
+        )
+        if not self.steps:
+            raise ValueError(
+                f"drop_remainder=True leaves no batch: {sum(counts)} examples fill none of "
+                f"{self._sizes} rows"
+            )
+        self._planned: tuple[int, list[np.ndarray]] = (-1, [])
+
+    def batch(self, step: int) -> Any:
+        """The batch of a step, counted from 0 over all epochs.
+
+        Returns:
+            The inputs by name, (B, T) int32 each; with labels, a tuple of inputs and labels (B, T).
+        """
+        check_integer("step", step, minimum=0)
+        indices = self._plan(step // self.steps)[step % self.steps]
+
+        def padded(part: Rows) -> np.ndarray:
+            return part.padded(indices, self._length(part, indices), self.padding_id)
+
+        inputs = {name: padded(part) for name, part in self.inputs.items()}
+        return inputs if self.labels is None else (inputs, padded(self.labels))
+
+    def padding(self) -> Padding:
+        """How much of the first epoch is padding; others differ by little."""
+        tokens = positions = 0
+        for indices in self._plan(0):
+            for part in self._parts:
+                tokens += int(part.lengths[indices].sum())
+                positions += len(indices) * self._length(part, indices)
+        return Padding(tokens, positions, self.steps)
+
+    def _check(self) -> None:
+        if list(self.boundaries) != sorted(set(self.boundaries)) or self.boundaries[:1] < (1,):
+            raise ValueError(f"boundaries must ascend from 1 or more, got {self.boundaries}")
+        longest = max(int(part.lengths.max()) for part in self._parts)
+        if longest > self.boundaries[-1]:
+            raise ValueError(
+                f"no row may be longer than the last boundary ({self.boundaries[-1]}), "
+                f"got one of {longest}"
+            )
+        if (self.tokens is None) == (self.batch_size is None):
+            raise ValueError(
+                "give tokens or batch_size, one of the two, "
+                f"got {self.tokens} and {self.batch_size}"
+            )
+        check_integer("batch_size", self.batch_size, optional=True)
+        check_integer("tokens", self.tokens, optional=True)
+        if self.tokens is not None and self.tokens < self.boundaries[-1]:
+            raise ValueError(
+                f"tokens must be at least the last boundary ({self.boundaries[-1]}), "
+                f"got {self.tokens}"
+            )
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The examples of each batch of an epoch; of the last epoch asked for it is kept."""
+        planned, plan = self._planned
+        if planned != epoch:
+            plan = self._plan_of(epoch)
+            self._planned = (epoch, plan)
+        return plan
+
+    def _plan_of(self, epoch: int) -> list[np.ndarray]:
+        rng = np.random.default_rng([self.seed, epoch])
+        count = len(self._bucket)
+        order = rng.permutation(count) if self.shuffle else np.arange(count)
+        full, rest = [], []
+        buckets = self._bucket[order]
+        for bucket, size in enumerate(self._sizes):
+            places = np.flatnonzero(buckets == bucket)
+            for first in range(0, len(places), size):
+                chosen = places[first : first + size]
+                if len(chosen) == size:
+                    full.append((int(chosen[-1]), order[chosen]))
+                elif not self.drop_remainder:
+                    rest.append(order[chosen])
+        batches = [indices for _, indices in sorted(full, key=lambda item: item[0])] + rest
+        if self.shuffle:
+            batches = [batches[i] for i in rng.permutation(len(batches))]
+        return batches
+
+    def _length(self, part: Rows, indices: np.ndarray) -> int:
+        """What the rows of a part are padded to; at least 1, for layers that take no empty row."""
+        longest = part.lengths[indices].max()
+        boundary = self.boundaries[int(np.searchsorted(self.boundaries, longest))]
+        return min(boundary, max(1, int(part.lengths.max())))

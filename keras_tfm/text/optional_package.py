@@ -1,0 +1,20 @@
+"""Packages of the extra `text`, imported when a vocabulary is trained."""
+
+import importlib
+from typing import Any
+
+
+def optional_package(name: str) -> Any:
+    """The module `name`.
+
+    Raises:
+        ModuleNotFoundError: it is missing; the message names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] and error.name != name:
+            raise
+        raise ModuleNotFoundError(
+            f'this vocabulary is trained by {name}: pip install "keras-tfm[text]"', name=name
+        ) from None

@@ -1,0 +1,91 @@
+"""Rows of integers of different lengths, in one array."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+class Rows:
+    """Rows of integers of different lengths: one flat array and where each row begins.
+
+    A list of lists takes ten times the memory of this.
+
+    Args:
+        values: (N,), int32, all rows one after another.
+        starts: (R + 1,), int64, where each row begins, and N.
+
+    Attributes:
+        lengths: (R,), of each row.
+
+    Example:
+
+    >>> from keras_tfm.text import Rows
+    >>> rows = Rows.of([[5, 6, 7], [], [8]])
+    >>> rows.lengths.tolist(), rows[0].tolist()
+    ([3, 0, 1], [5, 6, 7])
+    >>> rows.padded([0, 2], length=4).tolist()
+    [[5, 6, 7, 0], [8, 0, 0, 0]]
+    """
+
+    def __init__(self, values: np.ndarray, starts: np.ndarray):
+        self.values, self.starts = values, starts
+        self.lengths = np.diff(starts)
+
+    @classmethod
+    def of(cls, rows: "Rows | Iterable[Sequence[int] | np.ndarray]") -> "Rows":
+        """From sequences of integers; what is `Rows` already stays as it is.
+
+        Raises:
+            TypeError: a row holds something else than integers.
+        """
+        if isinstance(rows, Rows):
+            return rows
+        arrays = [np.asarray(row) for row in rows]
+        for i, array in enumerate(arrays):
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                raise TypeError(
+                    f"a row must hold integers in one dimension, got row {i} of shape "
+                    f"{array.shape} and {array.dtype}"
+                )
+        starts = np.cumsum([0, *(len(array) for array in arrays)], dtype="int64")
+        values = np.concatenate([np.empty(0, "int32"), *arrays]).astype("int32")
+        return cls(values, starts)
+
+    @classmethod
+    def of_padded(cls, array: np.ndarray, padding_id: int = 0) -> "Rows":
+        """From an array (R, T) whose rows end in `padding_id`, which is cut off.
+
+        >>> Rows.of_padded(np.array([[3, 0, 4, 0], [5, 0, 0, 0]])).lengths.tolist()
+        [3, 1]
+        """
+        array = np.asarray(array)
+        if array.ndim != 2:
+            raise ValueError(f"a padded array must have shape (R, T), got {array.shape}")
+        kept = array != padding_id
+        lengths = np.where(kept.any(axis=1), array.shape[1] - np.argmax(kept[:, ::-1], axis=1), 0)
+        return cls.of([row[:n] for row, n in zip(array, lengths, strict=True)])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"there is no row {i} of {len(self)}")
+        i %= len(self)
+        return self.values[self.starts[i] : self.starts[i + 1]]
+
+    def padded(
+        self, indices: Sequence[int] | np.ndarray, length: int, padding_id: int = 0
+    ) -> np.ndarray:
+        """The rows of `indices`, padded at the end: (len(indices), length), int32.
+
+        Raises:
+            ValueError: a row is longer than `length`.
+        """
+        result = np.full((len(indices), length), padding_id, "int32")
+        for row, i in zip(result, indices, strict=True):
+            tokens = self[i]
+            if len(tokens) > length:
+                raise ValueError(f"row {i} has {len(tokens)} tokens, the length is {length}")
+            row[: len(tokens)] = tokens
+        return result

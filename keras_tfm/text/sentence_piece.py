@@ -1,0 +1,91 @@
+"""A SentencePiece vocabulary from texts."""
+
+import io
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras_tfm.layers.arguments import check_integer
+from keras_tfm.text.optional_package import optional_package
+from keras_tfm.text.word_piece import END, PADDING, START, UNKNOWN
+
+KINDS = ("unigram", "bpe", "char")
+
+
+def train_sentence_piece(
+    texts: Iterable[str],
+    vocabulary_size: int = 8_000,
+    kind: str = "unigram",
+    special_tokens: Sequence[str] = (),
+    ends: bool = True,
+    byte_fallback: bool = False,
+) -> Any:
+    """Trains a SentencePiece model: pieces of text without a notion of words.
+
+    "SentencePiece" (arXiv:1808.06226); by default the unigram model of "Subword Regularization"
+    (arXiv:1804.10959). It needs no spaces between words, as in Japanese or Thai. Texts are
+    normalised (NFKC), and runs of spaces become one.
+
+    Args:
+        texts: read once; an iterator of any length. A text with more than 10,000 bytes is left out.
+        vocabulary_size: the most tokens there are, those below included. There are fewer where the
+            texts do not give more.
+        kind: "unigram", "bpe" or "char".
+        special_tokens: more of them, such as "<mask>", with the ids from 4 on.
+        ends: whether encoding puts "<start>" and "<end>" around a text.
+        byte_fallback: whether characters that training did not see are written in bytes, 256 tokens
+            more, instead of "<unknown>".
+
+    Returns:
+        A `sentencepiece.SentencePieceProcessor` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and
+        3 "<unknown>": `encode(text)`, `decode(ids)`; `serialized_model_proto()` is the content of a
+        `.model` file beside a model, and `export_tflite(tokenizer=)` carries it in the file.
+
+    Raises:
+        ValueError: no such kind, or SentencePiece cannot train from these texts.
+        ModuleNotFoundError: without `sentencepiece`, of the extra `text`.
+
+    Example:
+
+    >>> from keras_tfm.text import train_sentence_piece
+    >>> tokenizer = train_sentence_piece(["low lower lowest", "new newer newest"], 24)
+    >>> ids = tokenizer.encode("newest lower")
+    >>> ids[0], ids[-1], tokenizer.decode(ids)
+    (1, 2, 'newest lower')
+    """
+    check_integer("vocabulary_size", vocabulary_size)
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    texts = iter(texts)
+    first = next(texts, None)
+    if first is None:
+        raise ValueError("there are no texts to train a vocabulary from")
+    sentencepiece = optional_package("sentencepiece")
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=itertools.chain([first], texts),
+            model_writer=written,
+            vocab_size=vocabulary_size,
+            hard_vocab_limit=False,
+            model_type=kind,
+            user_defined_symbols=list(special_tokens),
+            byte_fallback=byte_fallback,
+            character_coverage=1.0,
+            max_sentence_length=10_000,
+            pad_id=0,
+            bos_id=1,
+            eos_id=2,
+            unk_id=3,
+            pad_piece=PADDING,
+            bos_piece=START,
+            eos_piece=END,
+            unk_piece=UNKNOWN,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        lines = [line for line in str(error).splitlines() if line] or ["no reason given"]
+        raise ValueError(f"SentencePiece cannot train from these texts: {lines[-1]}") from None
+    return sentencepiece.SentencePieceProcessor(
+        model_proto=written.getvalue(), add_bos=ends, add_eos=ends
+    )

@@ -1,0 +1,54 @@
+"""What a decoder sees and what it is to predict."""
+
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.text.rows import Rows
+
+
+def teacher_forcing(
+    source: Any, target: Any, names: tuple[str, str] = ("source", "target")
+) -> tuple[dict[str, Rows], Rows]:
+    """Inputs and labels of an encoder-decoder, or of a decoder alone: the target, shifted by one.
+
+    The decoder is given the target without its last token, and predicts it without its first.
+
+    Args:
+        source: rows of integers, or None: a decoder alone.
+        target: as many rows, each with its start and its end token.
+        names: of the model's two inputs. Without a source the second is the only one.
+
+    Returns:
+        The inputs by name and the labels, `Rows` each: the arguments of `BucketedBatches` and of
+        `PackedBatches`.
+
+    Raises:
+        ValueError: a target has fewer than two tokens, or the numbers of rows differ.
+        TypeError: a row holds something else than integers.
+
+    Example:
+
+    >>> from keras_tfm.text import teacher_forcing
+    >>> inputs, labels = teacher_forcing([[7, 8]], [[1, 5, 6, 2]])
+    >>> inputs["source"][0].tolist(), inputs["target"][0].tolist(), labels[0].tolist()
+    ([7, 8], [1, 5, 6], [5, 6, 2])
+    """
+    rows = Rows.of(target)
+    short = np.flatnonzero(rows.lengths < 2)
+    if len(short):
+        raise ValueError(
+            "a target must have at least two tokens, its start and what follows, "
+            f"got {rows[short[0]].tolist()} in row {short[0]}"
+        )
+    inputs = {}
+    if source is not None:
+        inputs[names[0]] = Rows.of(source)
+        if len(inputs[names[0]]) != len(rows):
+            raise ValueError(
+                "source and target must have as many rows, "
+                f"got {len(inputs[names[0]])} and {len(rows)}"
+            )
+    starts = rows.starts - np.arange(len(rows.starts))  # each row is one shorter
+    inputs[names[1]] = Rows(np.delete(rows.values, rows.starts[1:] - 1), starts)
+    return inputs, Rows(np.delete(rows.values, rows.starts[:-1]), starts)

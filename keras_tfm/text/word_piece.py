@@ -1,0 +1,151 @@
+"""A WordPiece vocabulary from texts, as a tokenizer that gives back what it was given."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from keras_tfm.layers.arguments import check_integer
+from keras_tfm.text.optional_package import optional_package
+
+PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
+# Before a piece that goes on within a word: a character for private use. With the usual "##", one
+# that is written in a text would vanish.
+CONTINUED = "\ue000"
+# Stands for the space before a word, as in SentencePiece.
+SPACE = "\u2581"
+# Planes 15 and 16 of Unicode are for private use: two places for 60,000 characters.
+PRIVATE = 0xF0000
+
+
+def train_word_piece(
+    texts: Iterable[str],
+    vocabulary_size: int = 8_000,
+    special_tokens: Sequence[str] = (),
+    ends: bool = True,
+    min_frequency: int = 2,
+) -> Any:
+    """Trains a WordPiece vocabulary; capitals and spaces are kept.
+
+    A word is cut into the longest pieces that the vocabulary has, from its beginning:
+    "Google's Neural Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation is a
+    piece of its own. Unlike BERT's, the tokenizer keeps where spaces were, as a mark at the
+    beginning of a word, so that decoding gives the text back, in Unicode's composed form (NFC) and
+    with runs of spaces as they were, but for one at the beginning. A word with a character that
+    training did not see becomes "<unknown>". The same texts give the same vocabulary.
+
+    Args:
+        texts: read once; an iterator of any length.
+        vocabulary_size: the most tokens there are, those below included.
+        special_tokens: more of them, such as "<mask>", with the ids from 4 on.
+        ends: whether encoding puts "<start>" and "<end>" around a text.
+        min_frequency: pieces that are rarer are not made.
+
+    Returns:
+        A `tokenizers.Tokenizer` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and 3 "<unknown>":
+        `encode(text).ids`, `encode_batch`, `decode(ids)`; `save("tokenizer.json")` keeps it beside
+        a model, and `export_tflite(tokenizer=)` carries it in the file.
+
+    Raises:
+        ValueError: there are no texts, or `vocabulary_size` has no room for the characters that
+            occur: a word with one of them could not be written.
+        ModuleNotFoundError: without `tokenizers`, of the extra `text`.
+
+    Example:
+
+    >>> from keras_tfm.text import train_word_piece
+    >>> tokenizer = train_word_piece(["low lower, lowest", "new newer, newest"], 40)
+    >>> encoding = tokenizer.encode("newest lower")
+    >>> encoding.ids[0], encoding.ids[-1], tokenizer.decode(encoding.ids)
+    (1, 2, 'newest lower')
+    """
+    check_integer("vocabulary_size", vocabulary_size)
+    check_integer("min_frequency", min_frequency)
+    special = [PADDING, START, END, UNKNOWN, *special_tokens]
+    if len(set(special)) != len(special):
+        raise ValueError(f"special tokens must differ, got {special}")
+    package = optional_package("tokenizers")
+    normalizer = package.normalizers.NFC()
+    pre_tokenizer = package.pre_tokenizers.Sequence(
+        [package.pre_tokenizers.Metaspace(SPACE), package.pre_tokenizers.Punctuation("isolated")]
+    )
+    words = (
+        [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
+        for text in texts
+    )
+    pieces = _pieces(words, vocabulary_size - len(special), min_frequency)
+    if not pieces:
+        raise ValueError("there are no texts to train a vocabulary from")
+    if len(special) + len(pieces) > vocabulary_size:
+        raise ValueError(
+            f"vocabulary_size must be at least {len(special) + len(pieces)}, special tokens and "
+            f"every character that occurs, got {vocabulary_size}"
+        )
+    tokenizer = package.Tokenizer(
+        package.models.WordPiece(
+            {piece: i for i, piece in enumerate([*special, *pieces])},
+            unk_token=UNKNOWN,
+            continuing_subword_prefix=CONTINUED,
+            max_input_chars_per_word=100,
+        )
+    )
+    tokenizer.add_special_tokens(special)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    tokenizer.decoder = package.decoders.Sequence(
+        [
+            package.decoders.Replace(CONTINUED, ""),
+            package.decoders.Replace(SPACE, " "),
+            package.decoders.Fuse(),
+            package.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    if ends:
+        tokenizer.post_processor = package.processors.TemplateProcessing(
+            single=f"{START} $A {END}",
+            pair=f"{START} $A {END} $B:1 {END}:1",
+            special_tokens=[(START, special.index(START)), (END, special.index(END))],
+        )
+    return tokenizer
+
+
+def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[str]:
+    """The pieces that occur most, by merging the pair that occurs most (arXiv:1508.07909).
+
+    `tokenizers` has a trainer for WordPiece, but numbers the pieces within words in the order of a
+    hash table, which is another one in every run, and pairs that occur equally often by these
+    numbers. Here a character within a word is another character than the same at its beginning,
+    each written as one for private use, so that its trainer for plain pairs does.
+    """
+    package = optional_package("tokenizers")
+    codes: dict[str, int] = {}
+    written: dict[str, str] = {}
+
+    def write(word: str) -> str:
+        if word not in written:
+            numbers = [codes.setdefault(character, len(codes)) for character in word]
+            written[word] = "".join(
+                chr(PRIVATE + 2 * number + (place > 0)) for place, number in enumerate(numbers)
+            )
+        return written[word]
+
+    def corpus() -> Iterator[str]:
+        for text in words:
+            yield " ".join(map(write, text))
+        # Each character has both, so that no word of known characters is unknown.
+        yield " ".join(chr(PRIVATE + place) for place in range(2 * len(codes)))
+
+    trained = package.Tokenizer(package.models.BPE())
+    trained.pre_tokenizer = package.pre_tokenizers.WhitespaceSplit()
+    trained.train_from_iterator(
+        corpus(),
+        package.trainers.BpeTrainer(
+            vocab_size=max(0, size), min_frequency=min_frequency, show_progress=False
+        ),
+    )
+    characters = list(codes)
+
+    def read(piece: str) -> str:
+        numbers = [ord(character) - PRIVATE for character in piece]
+        word = "".join(characters[number // 2] for number in numbers)
+        return CONTINUED + word if numbers[0] % 2 else word
+
+    vocabulary = trained.get_vocab()
+    return [read(piece) for piece in sorted(vocabulary, key=vocabulary.__getitem__)]
