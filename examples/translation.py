@@ -6,6 +6,8 @@
     python examples/translation.py --pairs mine.tsv     # source<TAB>target[<TAB>document]
     python examples/translation.py --score        # scores again what was trained before
 
+Interrupted, the same command goes on from the last checkpoint.
+
 Data: LibreOffice's help, 33,000 pairs of paragraphs in 2,500 pages (examples/translation_data.py);
 5 MB are fetched with `apt-get download`, without root. 133 pages are held out. A manual repeats
 itself, so "unseen" are those of their paragraphs whose English text is nowhere in training.
@@ -85,6 +87,7 @@ def pairs_of(arguments) -> list:
 def train(corpus: "Corpus", arguments) -> None:
     with native_log.captured():
         import keras
+    from keras_tfm.training import Resume
 
     print(
         f"{len(corpus.parts.training):,} pairs to train on: {corpus.training.steps:,} batches an "
@@ -102,8 +105,10 @@ def train(corpus: "Corpus", arguments) -> None:
         shuffle=False,
         verbose=2,
         callbacks=[
-            keras.callbacks.ModelCheckpoint(
-                arguments.folder / "epoch.weights.h5", save_weights_only=True
+            Resume(
+                arguments.folder / ("smoke" if arguments.smoke else "checkpoints"),
+                every_minutes=5,
+                configuration={"pairs": str(arguments.pairs), "epochs": arguments.epochs},
             ),
             keras.callbacks.LambdaCallback(on_train_batch_end=progress()),
         ],

@@ -1,4 +1,4 @@
-"""A seed that was drawn already."""
+"""A seed that was drawn already, and the replica that draws."""
 
 from typing import Any
 
@@ -20,3 +20,15 @@ class DrawnSeed(keras.random.SeedGenerator):
     def next(self, ordered: bool = True) -> Tensor:
         """The seed."""
         return self._seed
+
+
+def replica() -> Any:
+    """The number of the replica of `tf.distribute` that is being traced; 0 where there is one."""
+    if keras.backend.backend() != "tensorflow":
+        return 0
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return 0
+    return context.replica_id_in_sync_group

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.arguments import check_rate
-from keras_tfm.layers.drawn_seed import DrawnSeed
+from keras_tfm.layers.drawn_seed import DrawnSeed, replica
 
 Tensor = Any
 
@@ -37,14 +37,31 @@ class Dropout(keras.layers.Dropout):
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Any shape -> the same."""
         if training and 0 < self.rate < 1 and self.noise_shape is None and _is_hashed(inputs):
-            return hashed_dropout(inputs, self.rate, self.seed_generator.next())
+            return hashed_dropout(inputs, self.rate, self.draw())
+        if training and self.rate and not _is_first(replica()):
+            # Keras's generators have one state, and the replicas would drop alike.
+            seed = DrawnSeed(self.draw())
+            return keras.random.dropout(inputs, self.rate, self.noise_shape, seed)
         return super().call(inputs, training=training)
+
+    def draw(self) -> Tensor:
+        """The seed of a call, integers (2,): another at each, and on each replica."""
+        seed = self.seed_generator.next()
+        number = replica()
+        if _is_first(number):
+            return seed
+        step = keras.ops.convert_to_tensor([1_000_000_007, 0], seed.dtype)
+        return seed + step * keras.ops.cast(number, seed.dtype)
 
     def with_seed(self, inputs: Tensor, seed: Tensor) -> Tensor:
         """Drops what `seed`, integers (2,), decides: the same values each time."""
         if 0 < self.rate < 1 and _is_hashed(inputs):
             return hashed_dropout(inputs, self.rate, seed)
         return keras.random.dropout(inputs, self.rate, seed=DrawnSeed(seed))
+
+
+def _is_first(number: Any) -> bool:
+    return isinstance(number, int) and number == 0
 
 
 def _is_hashed(x: Tensor) -> bool:

@@ -213,7 +213,7 @@ class MultiHeadAttention(RematerializedLayer):
         seed = None
         if self.dropout and training and blocks > 1:
             # Drawn once, here: a block that is recomputed must drop the same weights again.
-            seed = self.dropout_layer.seed_generator.next()
+            seed = self.dropout_layer.draw()
 
         def dropout(weights: Tensor, mask: Tensor | None, number: int) -> Tensor:
             if probe is not None:
