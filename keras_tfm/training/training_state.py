@@ -124,6 +124,9 @@ class TrainingState:
         listing.unlink(missing_ok=True)
         if whole:
             lines = [f'all_model_checkpoint_paths: "{Path(path).name}"' for path in whole]
+            # The manager never deletes one without its time.
+            times = [Path(f"{path}.index").stat().st_mtime for path in whole]
+            lines += [f"all_model_checkpoint_timestamps: {time}" for time in times]
             lines.append(f'model_checkpoint_path: "{Path(whole[-1]).name}"')
             listing.write_text("\n".join(lines) + "\n")
         self.manager = tf.train.CheckpointManager(
@@ -143,8 +146,13 @@ class TrainingState:
         if not self.several_workers:
             return
         strategy = self.strategy
-        steps = strategy.run(lambda: tf.constant(step, "int64"))
-        total = int(strategy.reduce(tf.distribute.ReduceOp.SUM, steps, axis=None))
+
+        @tf.function
+        def sum_of_steps() -> Any:
+            steps = strategy.run(lambda: tf.constant(step, "int64"))
+            return strategy.reduce(tf.distribute.ReduceOp.SUM, steps, axis=None)
+
+        total = int(sum_of_steps())
         if total != step * strategy.num_replicas_in_sync:
             raise ValueError(
                 f"this worker found step {step} in {self.directory} and others another: the folder "

@@ -162,6 +162,8 @@ def test_the_callback_changes_nothing(uninterrupted):
 
 
 def test_the_newest_checkpoints_are_kept(tmp_path):
+    with pytest.raises(Interrupted):
+        program(tmp_path, "arrays", InterruptAt(11), every_steps=4, keep=2)
     program(tmp_path, every_steps=4, keep=2)
     steps = [name for name in files(tmp_path) if name.endswith(".index")]
     assert steps == ["ckpt-16.index", "ckpt-18.index"]
