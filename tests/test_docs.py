@@ -22,7 +22,7 @@ GUIDES = [
     "export",
     "huggingface",
 ]
-SLOW = ["first-model", "training"]
+SLOW = ["first-model", "training", "export"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {

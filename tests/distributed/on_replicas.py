@@ -23,7 +23,8 @@ def strategy_of(replicas):
     return training.distribution("mirrored", [f"CPU:{n}" for n in range(replicas)])
 
 
-def trained(model, inputs, labels, batch_size=8):
+def trained(model, inputs, labels, batch_size=8, whole=False):
+    """Two epochs; `whole`: with validation and predictions, each a program to trace."""
     history = model.fit(
         inputs,
         labels,
@@ -31,13 +32,13 @@ def trained(model, inputs, labels, batch_size=8):
         epochs=2,
         shuffle=False,
         verbose=0,
-        validation_data=(inputs, labels),
+        validation_data=(inputs, labels) if whole else None,
     ).history
-    predictions = keras.tree.flatten(model.predict(inputs, batch_size=batch_size, verbose=0))
+    predictions = model.predict(inputs, batch_size=batch_size, verbose=0) if whole else ()
     return {
         "weights": small_training.weights(model),
         "history": history,
-        "predictions": [value for each in predictions for value in each.ravel().tolist()],
+        "predictions": np.ravel(predictions).tolist(),
     }
 
 
@@ -48,6 +49,7 @@ def run(
     loss="smoothed",
     rows=None,
     make=small_training.model,
+    whole=False,
     **options,
 ):
     inputs, labels = small_training.data()
@@ -59,7 +61,7 @@ def run(
         if parts > 1:
             options["gradient_accumulation_steps"] = parts
         small_training.compiled(model, LOSSES[loss], **options)
-    return trained(model, inputs, labels, batch_size)
+    return trained(model, inputs, labels, batch_size, whole)
 
 
 def keras_alone():
@@ -207,15 +209,15 @@ def half(replicas):
 
 
 CASES = {
-    "1": {"replicas": 1},
-    "2": {"replicas": 2},
+    "1": {"replicas": 1, "whole": True},
+    "2": {"replicas": 2, "whole": True},
     "4": {"replicas": 4},
     "ignored 1": {"replicas": 1, "loss": "ignored"},
     "ignored 2": {"replicas": 2, "loss": "ignored"},
     "by mask 1": {"replicas": 1, "loss": "by mask"},
     "by mask 2": {"replicas": 2, "loss": "by mask"},
-    "odd batches 1": {"replicas": 1, "batch_size": 5, "rows": 11},
-    "odd batches 2": {"replicas": 2, "batch_size": 5, "rows": 11},
+    "odd batches 1": {"replicas": 1, "batch_size": 5, "rows": 11, "whole": True},
+    "odd batches 2": {"replicas": 2, "batch_size": 5, "rows": 11, "whole": True},
     "3 parts": {"replicas": 1, "parts": 3},
     "2 replicas, 2 parts": {"replicas": 2, "parts": 2},
     "keras alone 1": {"replicas": 1, "make": keras_alone},

@@ -294,6 +294,7 @@ def test_a_weight_is_found_whatever_is_multiplied_into_it(zeros):
 
 
 @pytest.mark.parametrize("preset", ["float16", "int8", FOUR_BITS])
+@pytest.mark.slow
 def test_with_all_layers_kept_nothing_is_lost(preset):
     report = small_file(preset, ("encoder_0", "decoder_0", "embedding"))
     assert set().union(*stored_types(report).values()) == {"FLOAT32"}

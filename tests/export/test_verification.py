@@ -109,6 +109,7 @@ def test_asdict_is_json():
     assert [x["signature"] for x in content["checks"]] == NAMES
 
 
+@pytest.mark.slow
 def test_every_length_has_its_check():
     verification = verify(small(), lengths_file().path)
     names = ["predict_3", "predict_5", "encode_3", "encode_5", "prefill_2", "prefill_4", "decode"]

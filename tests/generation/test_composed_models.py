@@ -95,7 +95,10 @@ def keras_s_own():
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.0)], ids=["greedy", "beam"])
-@pytest.mark.parametrize("make", [captioner, albert, two_contexts, nested, keras_s_own])
+@pytest.mark.parametrize(
+    "make",
+    [captioner, albert, two_contexts, nested, pytest.param(keras_s_own, marks=pytest.mark.slow)],
+)
 def test_a_composed_model_generates(make, strategy):
     model, inputs = make()
     randomize(model, seed=2)

@@ -419,6 +419,7 @@ def contrastive(model, prompt, k, alpha, max_length):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.slow
 def test_contrastive_search_is_that_of_full_passes(writer, alpha):
     strategy = Contrastive(3, alpha)
     result = Generator(writer, MAX_LENGTH, end_id=END, strategy=strategy)(PROMPTS)
@@ -501,6 +502,7 @@ def test_positions_do_not_see_the_padding(position):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.slow
 def test_a_row_that_has_ended_may_leave_the_table_of_positions(strategy):
     """The longest prompt's row, the first of all, is full while the shortest's goes on."""
     model = positioned("learned", PositionEmbedding(MAX_LENGTH))
@@ -599,6 +601,7 @@ def test_shapes_of_many_lengths_are_few_graphs(translator, monkeypatch):
         for name, strategy in STRATEGIES.items()
     ],
 )
+@pytest.mark.slow
 def test_under_xla_as_in_a_graph(translator, strategy):
     inputs = {"source": SOURCES, "target": PROMPTS}
     plain, jit = (
@@ -613,6 +616,7 @@ def test_under_xla_as_in_a_graph(translator, strategy):
             np.testing.assert_array_equal(new, wanted)
 
 
+@pytest.mark.slow
 def test_sampling_under_xla_draws_what_the_model_allows(writer):
     """Other numbers than in a graph, but the same at every call, and scored as they should be."""
     strategy = Sample(seed=3, top_k=4, repetition_penalty=1.5)

@@ -180,6 +180,7 @@ def test_lora_reaches_every_projection():
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+@pytest.mark.slow
 def test_keras_quantization_reaches_every_projection():
     model = randomize(encoder_decoder())
     before = to_numpy(model(IDS))

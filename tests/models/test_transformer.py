@@ -238,6 +238,7 @@ def test_fault_42_a_keras_file_holds_the_model(sizes, first, tmp_path):
 
 
 @tensorflow_only
+@pytest.mark.slow
 def test_fault_03_fit_learns_under_xla_in_float16():
     """Four rows by heart: from log 17 down to where each token is the likeliest."""
     model = transformer(
