@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from execution import saving, tensorflow_only
 
-from keras_tfm import training
+from keras_tfm import models, training
 from keras_tfm.layers import PositionalEncoding, TokenEmbedding, TransformerEncoderBlock
 
 pytestmark = tensorflow_only
@@ -49,6 +49,22 @@ def test_a_small_model_learns_to_reverse_in_every_policy(dtype):
     assert {w.dtype for w in model.weights} == {"float32"}
     if dtype == "mixed_float16":
         assert float(model.optimizer.dynamic_scale) > 1.0
+
+
+@saving
+def test_the_loss_is_scaled_where_a_layer_needs_it(tmp_path):
+    """The model's own policy is float32: Keras would leave the gradients as they are."""
+    model = models.transformer(IDS, dim=8, num_layers=1, num_heads=2, dtype="mixed_float16")
+    rows, _ = data(0, 8)
+    model.compile("adam", training.LabelSmoothedCrossEntropy())
+    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    model.fit({"source": rows, "target": rows}, rows, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is keras.optimizers.LossScaleOptimizer
+    assert int(loaded.optimizer.iterations) == 1
+    model.compile("adam", training.LabelSmoothedCrossEntropy(), auto_scale_loss=False)
+    assert type(model.optimizer) is keras.optimizers.Adam
 
 
 @saving
