@@ -11,11 +11,13 @@ tensorflow_only = pytest.mark.skipif(
 saving = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 GRAPHS = [pytest.param(mode, marks=tensorflow_only) for mode in ("graph", "xla")]
-MODES = ["eager", *GRAPHS]
+EVERY_MODE = ["eager", *GRAPHS]
+# XLA on request: that every layer is under it what it is outside, test_contract.py tests.
+MODES = [*EVERY_MODE[:2], pytest.param("xla", marks=[tensorflow_only, pytest.mark.slow])]
 
 
 def compiled(mode, function):
-    """`function`, to be run as one of MODES."""
+    """`function`, to be run as one of EVERY_MODE."""
     if mode == "eager":
         return function
     import tensorflow as tf
@@ -24,7 +26,7 @@ def compiled(mode, function):
 
 
 def execute(mode, function, *arguments):
-    """`function(*arguments)` with the arguments as tensors, run as one of MODES."""
+    """`function(*arguments)` with the arguments as tensors, run as one of EVERY_MODE."""
     arguments = keras.tree.map_structure(keras.ops.convert_to_tensor, arguments)
     return compiled(mode, function)(*arguments)
 

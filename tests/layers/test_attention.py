@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 from compare import assert_close, to_numpy
-from execution import GRAPHS, MODES, compiled, execute, gradients, tensorflow_only
+from execution import EVERY_MODE, GRAPHS, compiled, execute, gradients, tensorflow_only
 from keras import ops
 
 from keras_tfm.layers import attention
@@ -140,7 +140,7 @@ def test_fault_07_the_softmax_is_float32(dtype, score):
     assert_close(actual, [[[[1 / (1 + math.exp(-0.5))]]]], 4e-3)  # one rounding to bfloat16
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY_MODE)
 @pytest.mark.parametrize("keys", [1, S])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -168,7 +168,7 @@ def test_fault_11_no_gradient_flows_through_a_masked_key(rng, seen):
         assert np.any(to_numpy(x) != 0.0) == seen
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY_MODE)
 @pytest.mark.parametrize("real", [1.0, 1e3])
 def test_fault_05_a_masked_key_does_not_leak_however_large(rng, real, mode):
     """The mask constant is of 3e4; scores of activations near 1e3 are of 1e6."""

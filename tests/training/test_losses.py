@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 from compare import assert_close, to_numpy
-from execution import MODES, execute, gradients, saving, tensorflow_only
+from execution import EVERY_MODE, execute, gradients, saving, tensorflow_only
 from keras import ops
 
 from keras_tfm.layers import TokenEmbedding
@@ -45,7 +45,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("ignore_class", [0, 3, -100, None])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY_MODE)
 def test_fault_01_03_equals_the_float64_reference(logits, mode, label_smoothing, ignore_class):
     labels = np.where(LABELS == 6, ignore_class, LABELS) if ignore_class else LABELS
     loss = LabelSmoothedCrossEntropy(label_smoothing, ignore_class=ignore_class)
@@ -54,7 +54,7 @@ def test_fault_01_03_equals_the_float64_reference(logits, mode, label_smoothing,
     assert_close(actual, expected, FLOAT32)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY_MODE)
 def test_fault_24_the_label_minus_100_may_be_the_one_that_is_ignored(logits, mode):
     loss = LabelSmoothedCrossEntropy(ignore_class=-100)
     labels = np.where(LABELS == 0, -100, LABELS)
