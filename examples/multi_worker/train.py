@@ -5,8 +5,8 @@
     python examples/multi_worker/train.py            # the same, alone: the same losses
 
 Data: Babel's CLDR patterns (examples/dates_data.py). Minutes: 3 on 2 CPU cores, 2 workers on them.
-Expected: 97.6 % of the tokens of unseen dates. Kill a worker: the others end within a minute, and the
-same command goes on from the last checkpoint in artifacts/multi_worker.
+Expected: 97.6 % of the tokens of unseen dates. Kill a worker: the others end within a minute, and
+the same command goes on from the last checkpoint in artifacts/multi_worker.
 """
 
 import argparse
