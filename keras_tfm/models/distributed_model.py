@@ -8,7 +8,11 @@ import tensorflow as tf
 from keras import tree
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from keras_tfm.models.global_gradients import leave_sums_to_the_model, sum_over_replicas
+from keras_tfm.models.global_gradients import (
+    innermost,
+    leave_sums_to_the_model,
+    sum_over_replicas,
+)
 from keras_tfm.models.global_loss import GlobalLoss, over_replicas
 
 Tensor = Any
@@ -18,8 +22,8 @@ class DistributedModel(keras.Model):
     """What `keras_tfm.Model` adds to Keras 3.15 on TensorFlow.
 
     Of Keras's own it replaces two things that fail: how a model is built from a distributed batch
-    (`_maybe_symbolic_build`) and the rank of the logs (`_logs`). `tests/distributed/test_keras.py`
-    fails when Keras mends them, so that they can go.
+    (`_maybe_symbolic_build`) and the rank of the logs (`_logs`). `tests/distributed`
+    has a test that fails when Keras mends them, so that they can go.
     """
 
     optimizer: Any
@@ -47,12 +51,13 @@ class DistributedModel(keras.Model):
             self._compile_loss = GlobalLoss(
                 loss._user_loss, loss._user_loss_weights, output_names=loss.output_names
             )
-        if getattr(self.optimizer, "gradient_accumulation_steps", None):
+        own_steps = getattr(innermost(self.optimizer), "gradient_accumulation_steps", None)
+        if own_steps:
             raise ValueError(
                 "the optimizer's gradient_accumulation_steps divides each batch by its own tokens; "
                 "give it to compile, which takes one large batch in parts: "
                 "model.compile(..., gradient_accumulation_steps="
-                f"{self.optimizer.gradient_accumulation_steps}) and a batch as many times as large"
+                f"{own_steps}) and a batch as many times as large"
             )
         self._check_strategy()
 

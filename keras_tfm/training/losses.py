@@ -64,10 +64,13 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         )
 
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """What the mean is over: the sum of the weights, or of rows where nothing weighs."""
-        if self.reduction != "mean_with_sample_weight":
-            return ops.shape(y_true)[0]
-        return ops.sum(label_weights(y_true, self.ignore_class, sample_weight))
+        """What the mean is over: the weights of what the logits' mask shows, or all of it."""
+        mask = getattr(y_pred, "_keras_mask", None)
+        if self.reduction == "mean_with_sample_weight":
+            weights = label_weights(y_true, self.ignore_class, sample_weight)
+        else:
+            weights = ops.ones_like(y_true, dtype="float32")
+        return ops.sum(weights if mask is None else weights * ops.cast(mask, weights.dtype))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """The loss of each label: (B, T)."""

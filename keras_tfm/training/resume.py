@@ -174,8 +174,12 @@ class Resume(keras.callbacks.Callback):
         self.saved_at = time.monotonic()
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        self.terminated = True
         signal.signal(signal.SIGTERM, self.previous)  # a second one is not waited for
+        while frame is not None and frame.f_code.co_name != "fit":
+            frame = frame.f_back
+        if frame is None:  # an error ended `fit`, which tells no callback
+            signal.raise_signal(number)
+        self.terminated = True
 
     def _exit_if_terminated(self) -> None:
         if self.terminated:

@@ -50,9 +50,12 @@ def run(
     rows=None,
     make=small_training.model,
     whole=False,
+    hidden=False,
     **options,
 ):
     inputs, labels = small_training.data()
+    if hidden:  # labels behind the padding too, which the mask of the logits hides
+        labels = np.full_like(labels, 3)
     inputs = {name: array[:rows] for name, array in inputs.items()}
     labels = labels[:rows]
     with strategy_of(replicas).scope():
@@ -218,6 +221,8 @@ CASES = {
     "by mask 2": {"replicas": 2, "loss": "by mask"},
     "odd batches 1": {"replicas": 1, "batch_size": 5, "rows": 11, "whole": True},
     "odd batches 2": {"replicas": 2, "batch_size": 5, "rows": 11, "whole": True},
+    "hidden 1": {"replicas": 1, "hidden": True},
+    "hidden 2": {"replicas": 2, "hidden": True},
     "3 parts": {"replicas": 1, "parts": 3},
     "2 replicas, 2 parts": {"replicas": 2, "parts": 2},
     "keras alone 1": {"replicas": 1, "make": keras_alone},

@@ -24,6 +24,10 @@ def test_fault_28_losses_of_keras_too(results, loss):
     assert_equal(results[f"{loss} 1"], results[f"{loss} 2"])
 
 
+def test_fault_28_labels_that_the_mask_hides_do_not_count(results):
+    assert_equal(results["hidden 1"], results["hidden 2"])
+
+
 def test_fault_29_odd_first_and_last_batches(results):
     """Eleven rows in batches of five: 3 + 2, 3 + 2, and one row for two replicas."""
     assert_equal(results["odd batches 1"], results["odd batches 2"])

@@ -312,6 +312,18 @@ def test_fault_40_sigterm_saves_and_exits(tmp_path, uninterrupted, when):
     assert bits(program(tmp_path, every_steps=100)) == bits(uninterrupted("arrays"))
 
 
+def test_sigterm_after_an_error_in_fit_is_the_program_s(tmp_path):
+    received = []
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(Interrupted):
+            program(tmp_path, "arrays", InterruptAt(2))
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert received == [signal.SIGTERM]
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
