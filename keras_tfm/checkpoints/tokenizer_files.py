@@ -2,12 +2,13 @@
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.runtime.tokenizer import refusing
 
 # Rows by which an embedding may be longer than its vocabulary: rounded up, or kept for later.
 SPARE_ROWS = 1024
@@ -256,17 +257,9 @@ def _token(settings: Any, name: str, default: str) -> str:
     return default if value is None else str(value)
 
 
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def _reading(file: Path) -> AbstractContextManager[None]:
     """Every error of a package as a ValueError that names the file."""
-    try:
-        yield
-    except BaseException as error:
-        # A panic of Rust's, which `tokenizers` is written in, is no Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(f"{file} cannot be read: {lines[0][:200]}") from None
+    return refusing(f"{file} cannot be read")
 
 
 def _import(package: str) -> Any:

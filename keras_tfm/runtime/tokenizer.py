@@ -44,7 +44,7 @@ class _HuggingFace(Tokenizer):
 
     def __init__(self, content: bytes, options: Mapping[str, Any]):
         package = _import("tokenizers")
-        with _refusing("it is no tokenizer.json"):
+        with refusing("it is no tokenizer.json"):
             if options:
                 raise ValueError(f"unknown options {list(options)}")
             self._tokenizer = package.Tokenizer.from_str(content.decode("utf-8"))
@@ -53,7 +53,7 @@ class _HuggingFace(Tokenizer):
             self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
-        with _refusing(f"the tokenizer cannot read {shown(text)}"):
+        with refusing(f"the tokenizer cannot read {shown(text)}"):
             encoding = self._tokenizer.encode(text)
             ids: list[int] = encoding.ids
             if end_ids and ids and ids[-1] in end_ids:
@@ -72,7 +72,7 @@ class _SentencePiece(Tokenizer):
 
     def __init__(self, content: bytes, options: Mapping[str, Any]):
         package = _import("sentencepiece")
-        with _refusing("it is no SentencePiece model"):
+        with refusing("it is no SentencePiece model"):
             if not set(options) <= {"add_bos", "add_eos"}:
                 raise ValueError(f"unknown options {list(options)}")
             self._options = {"add_bos": False, "add_eos": False, **options}
@@ -85,7 +85,7 @@ class _SentencePiece(Tokenizer):
         options = dict(self._options)
         if self._processor.eos_id() in end_ids:
             options["add_eos"] = False
-        with _refusing(f"the tokenizer cannot read {shown(text)}"):
+        with refusing(f"the tokenizer cannot read {shown(text)}"):
             ids: list[int] = self._processor.encode(text, **options)
             return ids
 
@@ -134,7 +134,7 @@ def shown(text: str) -> str:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def refusing(what: str) -> Iterator[None]:
     """Every error of a package as a ValueError of one line."""
     try:
         yield

@@ -95,9 +95,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         }
 
 
-def label_weights(
-    y_true: Tensor, ignore_class: int | None, sample_weight: Tensor | None
-) -> Tensor | None:
+def label_weights(y_true: Tensor, ignore_class: int | None, sample_weight: Tensor | None) -> Tensor:
     """The weight of each label: 0 where it is `ignore_class`, else 1, times `sample_weight`.
 
     Args:
@@ -106,7 +104,7 @@ def label_weights(
         sample_weight: (B,), (B, 1) or (B, T), or None.
 
     Returns:
-        (B, T), float32, or None where nothing weighs.
+        (B, T), float32.
     """
     weights = ops.ones_like(y_true, dtype="float32")
     if ignore_class is not None:
