@@ -23,6 +23,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
 
+import progress
 import translation_data as data
 
 from keras_tfm import runtime
@@ -85,8 +86,8 @@ def pairs_of(arguments) -> list:
 
 
 def train(corpus: "Corpus", arguments) -> None:
-    with native_log.captured():
-        import keras
+    import keras
+
     from keras_tfm.training import Resume
 
     print(
@@ -110,7 +111,7 @@ def train(corpus: "Corpus", arguments) -> None:
                 every_minutes=5,
                 configuration={"pairs": str(arguments.pairs), "epochs": arguments.epochs},
             ),
-            keras.callbacks.LambdaCallback(on_train_batch_end=progress()),
+            keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100)),
         ],
     )
     model.save(arguments.folder / "translation.keras")
@@ -234,24 +235,6 @@ def build(corpus: "Corpus", smoke: bool, steps: int):
     return model
 
 
-def progress(every: int = 100):
-    """Prints a line each so many batches: Keras's own are of the whole epoch so far."""
-    start, steps = time.perf_counter(), 0
-
-    def show(_, logs) -> None:
-        nonlocal steps
-        steps += 1
-        if steps % every == 0:
-            minutes = (time.perf_counter() - start) / 60
-            print(
-                f"step {steps:,}: {minutes:.1f} minutes, loss {logs['loss']:.3f} and accuracy "
-                f"{logs['accuracy']:.1%} in this epoch",
-                flush=True,
-            )
-
-    return show
-
-
 class Corpus:
     """The tokenizer, trained or read from a file, and each part as texts and as batches.
 
@@ -264,7 +247,8 @@ class Corpus:
     def __init__(self, pairs: list, vocabulary_size: int, tokenizer: Path | None = None):
         from tokenizers import Tokenizer
 
-        from keras_tfm import text
+        with native_log.captured():
+            from keras_tfm import text
 
         self.parts = data.split(pairs)
         if tokenizer is not None:

@@ -43,36 +43,55 @@ class Parts(NamedTuple):
     test: list[Pair]
 
 
+class Paragraph(NamedTuple):
+    """The text of a paragraph, and what kind of text stands where.
+
+    Attributes:
+        text: with single spaces.
+        kinds: for each word of the text, between spaces, the class that its first character has in
+            the page: "emph", "menuitem", "literal", "input", "keycode", "widget", or "".
+    """
+
+    text: str
+    kinds: tuple[str, ...]
+
+
 class _Paragraphs(HTMLParser):
-    """The text of each paragraph and heading of a page, by its id."""
+    """Each paragraph and heading of a page, by its id."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.texts: dict[str, str] = {}
+        self.found: dict[str, Paragraph] = {}
         self._id = ""
         self._tag = ""
-        self._pieces: list[str] = []
-        self._hidden = 0  # open spans within one that is for macOS
+        self._pieces: list[tuple[str, str]] = []  # text and its class
+        self._spans: list[str] = []  # the classes of those that are open
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
         given = dict(attributes)
         if not self._id and PARAGRAPH.fullmatch(given.get("id") or ""):
-            self._id, self._tag, self._pieces, self._hidden = given["id"], tag, [], 0
+            self._id, self._tag, self._pieces, self._spans = given["id"], tag, [], []
         elif self._id and tag == "br":
-            self._pieces.append(" ")
-        elif self._id and tag == "span" and (self._hidden or given.get("class") == "MAC"):
-            self._hidden += 1
+            self._pieces.append((" ", ""))
+        elif self._id and tag == "span":
+            self._spans.append(given.get("class") or "")
 
     def handle_endtag(self, tag: str) -> None:
-        if self._hidden and tag == "span":
-            self._hidden -= 1
+        if self._spans and tag == "span":
+            self._spans.pop()
         elif self._id and tag == self._tag:
-            self.texts.setdefault(self._id, " ".join("".join(self._pieces).split()))
+            self.found.setdefault(self._id, self._paragraph())
             self._id = ""
 
     def handle_data(self, data: str) -> None:
-        if self._id and not self._hidden:
-            self._pieces.append(data)
+        if self._id and "MAC" not in self._spans:
+            self._pieces.append((data, next((kind for kind in self._spans[::-1] if kind), "")))
+
+    def _paragraph(self) -> Paragraph:
+        text = "".join(piece for piece, _ in self._pieces)
+        kinds = [kind for piece, kind in self._pieces for _ in piece]
+        words = [(word.group(), kinds[word.start()]) for word in re.finditer(r"\S+", text)]
+        return Paragraph(" ".join(word for word, _ in words), tuple(kind for _, kind in words))
 
 
 def fetch(folder: Path = FOLDER) -> Path:
@@ -80,22 +99,7 @@ def fetch(folder: Path = FOLDER) -> Path:
     path = folder / "pairs.tsv"
     if path.exists():
         return path
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise FileNotFoundError(
-                f"{tool} is needed to fetch the help texts and is not here: on a system without "
-                "Debian packages give pairs of your own with --pairs"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    for package in PACKAGES.values():
-        if not any(folder.glob(f"{package}_*.deb")):
-            subprocess.run(["apt-get", "-q", "download", package], cwd=folder, check=True)
-        archive = next(folder.glob(f"{package}_*.deb"))
-        subprocess.run(["dpkg-deb", "-x", archive.name, package], cwd=folder, check=True)
-    roots = [
-        folder / package / "usr/share/libreoffice/help" / language / "text"
-        for language, package in PACKAGES.items()
-    ]
+    roots = [unpacked(language, folder) for language in PACKAGES]
     lines = ["\t".join(pair) + "\n" for pair in aligned(*roots)]
     unfinished = path.with_suffix(".part")
     unfinished.write_text("".join(lines), encoding="utf-8")
@@ -103,6 +107,23 @@ def fetch(folder: Path = FOLDER) -> Path:
     for package in PACKAGES.values():
         shutil.rmtree(folder / package)
     return path
+
+
+def unpacked(language: str, folder: Path = FOLDER) -> Path:
+    """The pages of a language, fetched if they are not there, in a folder of their own."""
+    package = PACKAGES[language]
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise FileNotFoundError(
+                f"{tool} is needed to fetch the help texts and is not here: without Debian's "
+                "packages the examples take texts of your own, or --smoke"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.glob(f"{package}_*.deb")):
+        subprocess.run(["apt-get", "-q", "download", package], cwd=folder, check=True)
+    archive = next(folder.glob(f"{package}_*.deb"))
+    subprocess.run(["dpkg-deb", "-x", archive.name, package], cwd=folder, check=True)
+    return folder / package / "usr/share/libreoffice/help" / language / "text"
 
 
 def aligned(source: Path, target: Path) -> list[Pair]:
@@ -113,18 +134,18 @@ def aligned(source: Path, target: Path) -> list[Pair]:
         if not (target / document).exists():
             continue
         ours, theirs = paragraphs(page), paragraphs(target / document)
-        for key, text in ours.items():
-            other = theirs.get(key, "")
+        for key, paragraph in ours.items():
+            text, other = paragraph.text, theirs[key].text if key in theirs else ""
             if text and other and text != other:
                 pairs.append(Pair(text, other, document))
     return pairs
 
 
-def paragraphs(page: Path) -> dict[str, str]:
-    """The text of each paragraph and heading of a page, by its id."""
+def paragraphs(page: Path) -> dict[str, Paragraph]:
+    """Each paragraph and heading of a page, by its id."""
     parser = _Paragraphs()
     parser.feed(page.read_text(encoding="utf-8"))
-    return parser.texts
+    return parser.found
 
 
 def read(path: Path) -> list[Pair]:
@@ -166,11 +187,15 @@ def split(pairs: Iterable[Pair]) -> Parts:
     """
     parts = Parts([], [], [])
     for pair in dict.fromkeys(pairs):
-        digest = hashlib.sha256(pair.document.encode()).digest()
-        place = int.from_bytes(digest[:8], "big") % 1000
-        part = 2 if place < TEST else 1 if place < TEST + VALIDATION else 0
-        parts[part].append(pair)
+        parts[part_of(pair.document)].append(pair)
     return Parts(*(_once(part) for part in parts))
+
+
+def part_of(document: str, validation: int = VALIDATION, test: int = TEST) -> int:
+    """0 to train on, 1 to choose by, 2 to score on: an index of `Parts`."""
+    digest = hashlib.sha256(document.encode()).digest()
+    place = int.from_bytes(digest[:8], "big") % 1000
+    return 2 if place < test else 1 if place < test + validation else 0
 
 
 def _once(pairs: list[Pair]) -> list[Pair]:

@@ -29,7 +29,9 @@ def backbone(model: keras.Model) -> Model:
     return Model(model.input, features(model), name=model.name)
 
 
-def masked_language_model(model: keras.Model, next_sentence: bool = False) -> Model:
+def masked_language_model(
+    model: keras.Model, next_sentence: bool = False, positions: bool = False
+) -> Model:
     """Logits (B, T, V) of the tokens that were masked: BERT's pre-training (arXiv:1810.04805).
 
     A dense layer with the blocks' activation, a normalisation, the embedding's own table, and a
@@ -39,6 +41,9 @@ def masked_language_model(model: keras.Model, next_sentence: bool = False) -> Mo
         model: of `models.bert`.
         next_sentence: whether there is a second output, as of `next_sentence`; then the outputs are
             "tokens" (B, T, V) and "next_sentence" (B, 2).
+        positions: whether the model takes one more input, `mask_positions` (B, M), int32, and gives
+            the logits (B, M, V) of the tokens there alone. In training few tokens count, and
+            `text.MaskTokens(positions=True)` says which: the others need no logits.
 
     Example:
 
@@ -59,11 +64,16 @@ def masked_language_model(model: keras.Model, next_sentence: bool = False) -> Mo
     norm = LayerNormalization(
         epsilon=block.layer_norm_epsilon, dtype=block.dtype_policy, name="transform_norm"
     )
+    inputs = model.input
+    if positions:
+        chosen = keras.Input((None,), dtype="int32", name="mask_positions")
+        inputs = {**model.input, "mask_positions": chosen}
+        x = ops.take_along_axis(x, chosen[..., None], axis=1)
     logits = embedding(norm(dense(x)), reverse=True)
     outputs = OutputBias(dtype=block.dtype_policy, name="output_bias")(logits)
     if next_sentence:
         outputs = {"tokens": outputs, "next_sentence": _is_next(model)}
-    return Model(model.input, outputs, name=model.name)
+    return Model(inputs, outputs, name=model.name)
 
 
 def next_sentence(model: keras.Model) -> Model:

@@ -29,6 +29,10 @@ class MaskTokens:
             another token.
         ignore_id: the label of what was not chosen; the `ignore_class` of the loss.
         name: the input to change.
+        positions: whether to add the input "mask_positions" (B, M), where the chosen tokens are, in
+            ascending order, and to give labels and weights of those alone, (B, M): for
+            `models.masked_language_model(model, positions=True)`. M is `rate` of T, rounded, at
+            least 1; what a row has not is position 0 of weight 0.
         seed: of the choice.
 
     Call arguments:
@@ -37,10 +41,12 @@ class MaskTokens:
 
     Returns:
         A tuple for `model.fit`: the inputs, labels (B, T) int32, and weights (B, T) float32, 1 for
-        what was chosen and 0 elsewhere. A row without a token to choose has none.
+        what was chosen and 0 elsewhere; (B, M) with `positions`. A row without a token to choose
+        has none.
 
     Raises:
-        ValueError: an id or a share is out of range, or nothing is left to draw.
+        ValueError: an id or a share is out of range, or nothing is left to draw; a batch has labels
+            already, or with `positions` no names.
 
     Example:
 
@@ -65,6 +71,7 @@ class MaskTokens:
         random_share: float = 0.1,
         ignore_id: int = 0,
         name: str = "ids",
+        positions: bool = False,
         seed: int = 0,
     ):
         check_integer("vocabulary_size", vocabulary_size)
@@ -96,11 +103,14 @@ class MaskTokens:
         self.special_ids = tuple(sorted(special))
         self.rate, self.mask_share, self.random_share = rate, mask_share, random_share
         self.ignore_id, self.name, self.seed = ignore_id, name, seed
+        self.positions = positions
 
     def __call__(self, batch: Any, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
         """Inputs -> inputs with tokens hidden, labels, weights."""
         if isinstance(batch, tuple):
             raise ValueError("a batch to mask has inputs alone: its labels are made here")
+        if self.positions and not isinstance(batch, dict):
+            raise ValueError("positions=True adds an input: it needs a batch of inputs by name")
         ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
         rng = np.random.default_rng([self.seed, step])
         chosen = self._chosen(ids, rng)
@@ -113,15 +123,25 @@ class MaskTokens:
             np.where(chosen, hidden, ids).astype("int32"),
             np.where(chosen, ids, self.ignore_id).astype("int32"),
         )
-        inputs = {**batch, self.name: ids} if isinstance(batch, dict) else ids
+        if not isinstance(batch, dict):
+            return ids, labels, chosen.astype("float32")
+        inputs = {**batch, self.name: ids}
+        if self.positions:
+            places = np.argsort(~chosen, axis=1, kind="stable")[:, : self._count(ids.shape[1])]
+            labels, chosen = (np.take_along_axis(x, places, axis=1) for x in (labels, chosen))
+            inputs["mask_positions"] = np.where(chosen, places, 0).astype("int32")
         return inputs, labels, chosen.astype("float32")
 
     def _chosen(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Which positions are to be predicted: (B, T), boolean."""
         ordinary = ~np.isin(ids, self.special_ids)
         available = ordinary.sum(axis=1)
-        counts = np.where(available > 0, np.maximum(1, np.rint(self.rate * available)), 0)
+        counts = np.where(available > 0, self._count(available), 0)
         # The smallest of random numbers, which those that may not be chosen have not.
         numbers = np.where(ordinary, rng.random(ids.shape), 2.0)
         ranks = np.argsort(np.argsort(numbers, axis=1, kind="stable"), axis=1, kind="stable")
         return ranks < counts[:, None]
+
+    def _count(self, available: Any) -> Any:
+        """How many of so many tokens are chosen."""
+        return np.maximum(1, np.rint(self.rate * available)).astype("int64")

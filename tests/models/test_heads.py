@@ -37,6 +37,47 @@ def test_a_head_shares_the_model_s_layers_and_learns(name):
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
 
 
+def test_logits_of_chosen_positions_alone_and_their_gradients():
+    """As many logits as there are positions, the same numbers, and the same step of training."""
+    bert = models.bert(13, **SMALL, dropout=0.0)
+    whole, some = (models.masked_language_model(bert, True, positions=x) for x in (False, True))
+    chosen = np.array([[1, 3], [2, 0]])
+    inputs = {**INPUTS, "mask_positions": chosen}
+    for layer in some.layers:
+        layer.set_weights(whole.get_layer(layer.name).get_weights() if layer.weights else [])
+    expected, got = whole(INPUTS), some(inputs)
+    assert got["tokens"].shape == (2, 2, 13)
+    assert_close(
+        got["tokens"], np.take_along_axis(to_numpy(expected["tokens"]), chosen[..., None], 1), 1e-6
+    )
+    assert_close(got["next_sentence"], expected["next_sentence"], 1e-6)
+
+    labels, weights = np.array([[5, 3], [3, 0]]), np.array([[1, 1], [1, 0]], "float32")
+    all_labels, all_weights = np.zeros((2, 5), int), np.zeros((2, 5), "float32")
+    for row in range(2):
+        for place, label, weight in zip(chosen[row], labels[row], weights[row], strict=True):
+            if weight:
+                all_labels[row, place], all_weights[row, place] = label, weight
+    before, after = bert.get_weights(), []
+    for model, x, y, weight in (
+        (whole, INPUTS, all_labels, all_weights),
+        (some, inputs, labels, weights),
+    ):
+        model = keras_tfm.Model(model.input, model.output["tokens"])
+        bert.set_weights(before)
+        loss = keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="mean_with_sample_weight"
+        )
+        model.compile(keras.optimizers.SGD(0.5), loss)
+        model.train_on_batch(x, y, sample_weight=weight)
+        after.append(bert.get_weights())
+    for one, other in zip(*after, strict=True):
+        assert_close(one, other, 1e-6)
+    assert all(
+        np.abs(one - other).max() > 0 for one, other in zip(after[0][:8], before, strict=False)
+    )
+
+
 def test_a_token_classifier_s_loss_skips_padding():
     model = models.token_classifier(models.bert(13, **SMALL), 4)
     np.testing.assert_array_equal(model(INPUTS)._keras_mask, TOKENS != 0)

@@ -37,6 +37,26 @@ def test_what_always_holds(rows, step):
         assert count == (0 if available == 0 else max(1, round(0.3 * available)))
 
 
+def test_positions_say_the_same_in_less():
+    ids = np.random.default_rng(0).integers(0, 50, (7, 20))
+    ids[3] = 0  # nothing to choose
+    inputs, labels, weights = made()({"ids": ids}, step=3)
+    short = made(positions=True)({"ids": ids}, step=3)
+    places = short[0]["mask_positions"]
+    np.testing.assert_array_equal(short[0]["ids"], inputs["ids"])
+    assert places.shape == short[1].shape == short[2].shape == (7, 3)  # 15 % of 20
+    assert places.dtype == np.int32 and short[2].dtype == np.float32
+    for row in range(7):
+        there = short[2][row] > 0
+        np.testing.assert_array_equal(places[row][there], np.flatnonzero(weights[row]))
+        np.testing.assert_array_equal(short[1][row][there], labels[row][weights[row] > 0])
+        assert not places[row][~there].any() and not short[1][row][~there].any()
+    with pytest.raises(
+        ValueError, match="positions=True adds an input: it needs a batch of inputs"
+    ):
+        made(positions=True)(ids, step=0)
+
+
 def test_counts_by_hand():
     """15 % of 20 tokens are 3; of 2 tokens one, since none would teach nothing; of none, none."""
     ids = np.zeros((3, 22), int)

@@ -1,0 +1,240 @@
+"""BERT from nothing: masked language model and next sentence, on the pages of a manual.
+
+    pip install -e ".[examples]"
+    python examples/bert_pretraining.py        # fetches, trains, scores
+    python examples/text_classification.py     # then: what the encoder is good for
+
+Interrupted, the same command goes on from the last checkpoint.
+
+Data: LibreOffice's help in English (examples/help_data.py), 39,000 paragraphs; a tenth of the pages
+are held out, here and in text_classification.py the same. BERT-mini (4 layers of 256) with a
+WordPiece vocabulary of 6,000, trained on the same pages.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+
+import help_data
+import numpy as np
+import progress
+
+from keras_tfm.runtime import native_log
+
+FOLDER = Path("artifacts/bert")
+SIZE, SMOKE = "mini", {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 64}
+VOCABULARY, SMOKE_VOCABULARY = 6_000, 1_000
+PADDING, START, END, UNKNOWN, MASK = range(5)  # as text.train_word_piece numbers them
+LONGEST = 128  # pieces of a row: a start, a passage, an end, another, an end
+PASSAGE = (LONGEST - 3) // 2
+BATCH = 32
+EPOCHS = 6
+PEAK, WARMUP = 1e-3, 0.1  # of the learning rate; the share of steps that leads up to it
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where all is written")
+    parser.add_argument("--epochs", type=int, help=f"{EPOCHS} by default")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="a minute, on docstrings of Python, to see that all runs",
+    )
+    arguments = parser.parse_args()
+    if arguments.epochs is None:
+        arguments.epochs = 1 if arguments.smoke else EPOCHS
+    if arguments.epochs < 1:
+        parser.error(f"--epochs must be at least 1, got {arguments.epochs}")
+    start = time.perf_counter()
+    corpus = Corpus(
+        paragraphs(arguments.smoke), SMOKE_VOCABULARY if arguments.smoke else VOCABULARY
+    )
+    model = train(corpus, arguments)
+    print_scores(corpus, model)
+    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
+
+
+def paragraphs(smoke: bool) -> help_data.Parts:
+    return help_data.split(help_data.docstrings() if smoke else help_data.help_pages())
+
+
+class Corpus:
+    """The tokenizer, and passages that follow one another, as batches.
+
+    Attributes:
+        tokenizer: of capitals, spaces and all.
+        training, test: batches as BERT is trained on them.
+        counts: how often each piece occurs in training.
+    """
+
+    def __init__(self, parts: help_data.Parts, vocabulary_size: int):
+        with native_log.captured():
+            from keras_tfm import text
+
+        self.tokenizer = text.train_word_piece(
+            (paragraph.text for paragraph in parts.training), vocabulary_size, ["<mask>"]
+        )
+        self.counts = np.zeros(self.tokenizer.get_vocab_size(), int)
+        for paragraph in self._encoded(parts.training):
+            np.add.at(self.counts, paragraph, 1)
+        self.training = self._batches(parts.training)
+        self.test = self._batches(parts.test)
+
+    def _batches(self, some: list[help_data.Paragraph]):
+        from keras_tfm import text
+
+        first, second = [], []
+        for page in self._pages(some):
+            passages = list(joined(page))
+            first += passages[:-1]
+            second += passages[1:]
+        pairs = text.BucketedBatches(
+            {"first": first, "second": second}, boundaries=[PASSAGE], batch_size=BATCH
+        )
+        mask = text.MaskTokens(
+            self.tokenizer.get_vocab_size(),
+            mask_id=MASK,
+            special_ids=[PADDING, START, END, UNKNOWN],
+            name="tokens",
+            positions=True,
+        )
+        return pairs.map(lambda batch, step: pretraining_batch(batch, step, mask))
+
+    def _pages(self, some: list[help_data.Paragraph]) -> Iterator[list[list[int]]]:
+        """The ids of the paragraphs of each page."""
+        pages: dict[str, list[list[int]]] = {}
+        for paragraph, ids in zip(some, self._encoded(some), strict=True):
+            pages.setdefault(paragraph.document, []).append(ids)
+        yield from pages.values()
+
+    def _encoded(self, some: list[help_data.Paragraph]) -> list[list[int]]:
+        texts = [paragraph.text for paragraph in some]
+        return [x.ids for x in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def joined(page: list[list[int]]) -> Iterator[list[int]]:
+    """Passages of about half a row: paragraphs as long as they fit, two passages at least."""
+    room = min(PASSAGE, max(1, sum(map(len, page)) // 2))
+    passage: list[int] = []
+    for ids in page:
+        if passage and len(passage) + len(ids) > room:
+            yield passage
+            passage = []
+        passage = [*passage, *ids][:PASSAGE]
+    yield passage
+
+
+def pretraining_batch(batch: dict, step: int, mask) -> tuple:
+    """Pairs of passages -> what BERT is trained on: section 3.1 of arXiv:1810.04805.
+
+    Half the passages are followed by one that belongs elsewhere in the batch: their label is 1.
+    """
+    first, second = batch["first"], batch["second"]
+    moved = np.flatnonzero(np.random.default_rng([1, step]).random(len(first)) < 0.5)
+    other = np.arange(len(first))
+    other[moved] = np.roll(moved, 1)
+    second = second[other]
+    rows, columns = first.shape[0], first.shape[1] + second.shape[1] + 3
+    tokens, segments = np.zeros((2, rows, columns), "int32")
+    for row, (one, two) in enumerate(zip(first, second, strict=True)):
+        one, two = one[one != PADDING], two[two != PADDING]
+        tokens[row, : len(one) + len(two) + 3] = [START, *one, END, *two, END]
+        segments[row, len(one) + 2 : len(one) + len(two) + 3] = 1
+    inputs, labels, weights = mask({"tokens": tokens, "segments": segments}, step)
+    moved_on = (other != np.arange(rows)).astype("int32")
+    return (
+        inputs,
+        {"tokens": labels, "next_sentence": moved_on},
+        {"tokens": weights, "next_sentence": np.ones(rows, "float32")},
+    )
+
+
+def train(corpus: Corpus, arguments: argparse.Namespace):
+    import keras
+
+    from keras_tfm.models import masked_language_model
+    from keras_tfm.training import LinearSchedule, Resume, exclude_from_weight_decay
+
+    keras.utils.set_random_seed(0)
+    encoder = new_encoder(corpus.tokenizer.get_vocab_size(), arguments.smoke)
+    model = masked_language_model(encoder, next_sentence=True, positions=True)
+    steps = arguments.epochs * corpus.training.steps
+    optimizer = keras.optimizers.AdamW(
+        LinearSchedule(PEAK, steps, int(WARMUP * steps)),
+        weight_decay=0.01,
+        beta_2=0.98,
+        global_clipnorm=1.0,
+    )
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy
+    model.compile(
+        exclude_from_weight_decay(optimizer, model),
+        loss={
+            # A mean over what was hidden, whatever the rows hold.
+            "tokens": cross_entropy(from_logits=True, reduction="mean_with_sample_weight"),
+            "next_sentence": cross_entropy(from_logits=True),
+        },
+        weighted_metrics={"tokens": ["accuracy"], "next_sentence": ["accuracy"]},
+    )
+    print(
+        f"{corpus.training.steps:,} batches of {BATCH} pairs an epoch; training "
+        f"{model.count_params():,} parameters for {arguments.epochs} epochs"
+    )
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    corpus.tokenizer.save(str(arguments.folder / "tokenizer.json"))
+    model.fit(
+        corpus.training.dataset(epochs=arguments.epochs),
+        epochs=arguments.epochs,
+        steps_per_epoch=corpus.training.steps,
+        shuffle=False,
+        verbose=2,
+        callbacks=[
+            Resume(
+                arguments.folder / ("smoke" if arguments.smoke else "checkpoints"),
+                every_minutes=5,
+                configuration={"epochs": arguments.epochs},
+            ),
+            keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100)),
+        ],
+    )
+    model.save(arguments.folder / "bert.keras")
+    return model
+
+
+def new_encoder(vocabulary_size: int, smoke: bool, segments: bool = True):
+    from keras_tfm.models import bert
+    from keras_tfm.models.bert import SIZES
+
+    size = SMOKE if smoke else SIZES[SIZE]
+    return bert(vocabulary_size, max_length=LONGEST, segments=segments, **size)
+
+
+def print_scores(corpus: Corpus, model) -> None:
+    """Of the held-out pages, beside what is right most often whatever the text."""
+    losses, right, follows, constant, ignorant = [], [], [], [], []
+    probabilities = (corpus.counts + 1) / (corpus.counts + 1).sum()
+    for step in range(corpus.test.steps):
+        inputs, labels, weights = corpus.test.batch(step)
+        logits = {name: np.asarray(x) for name, x in model.predict_on_batch(inputs).items()}
+        hidden = weights["tokens"] > 0
+        answers, scores = labels["tokens"][hidden], logits["tokens"][hidden].astype("float64")
+        largest = scores.max(axis=1)
+        totals = largest + np.log(np.exp(scores - largest[:, None]).sum(axis=1))
+        losses += list(totals - scores[np.arange(len(answers)), answers])
+        right += list(scores.argmax(axis=1) == answers)
+        constant += list(-np.log(probabilities[answers]))
+        ignorant += list(answers == probabilities.argmax())
+        follows += list(logits["next_sentence"].argmax(axis=1) == labels["next_sentence"])
+    print(f"\n{len(right):,} hidden pieces and {len(follows):,} pairs of pages that were held out")
+    print(f"{'':24}{'loss':>8}{'accuracy':>12}{'next sentence':>18}")
+    unigrams = "how often each occurs"
+    print(f"{'BERT':24}{np.mean(losses):>8.2f}{np.mean(right):>12.1%}{np.mean(follows):>18.1%}")
+    print(f"{unigrams:24}{np.mean(constant):>8.2f}{np.mean(ignorant):>12.1%}{0.5:>18.1%}")
+
+
+if __name__ == "__main__":
+    main()
