@@ -116,7 +116,7 @@ def unpacked(language: str, folder: Path = FOLDER) -> Path:
         if shutil.which(tool) is None:
             raise FileNotFoundError(
                 f"{tool} is needed to fetch the help texts and is not here: without Debian's "
-                "packages the examples take texts of your own, or --smoke"
+                "packages there is --smoke, and for the translator --pairs"
             )
     folder.mkdir(parents=True, exist_ok=True)
     if not any(folder.glob(f"{package}_*.deb")):

@@ -15,12 +15,23 @@ def test_the_paragraphs_of_a_page(tmp_path):
     page = tmp_path / "page.html"
     page.write_text(PAGE.format("Title", "Some", "next", "1"), encoding="utf-8")
     assert data.paragraphs(page) == {
-        "hd_id1": "Title",
-        "par_id2": "Some bold next Ctrl+C & V.",
-        "par_id3": "same",
-        "par_id5N1": "",
-        "par_id6": "only here 1",
+        "hd_id1": ("Title", ("",)),
+        "par_id2": ("Some bold next Ctrl+C & V.", ("", "emph", "", "switchinline", "", "")),
+        "par_id3": ("same", ("",)),
+        "par_id5N1": ("", ()),
+        "par_id6": ("only here 1", ("", "", "")),
     }
+
+
+def test_the_kind_of_a_word_is_that_of_its_innermost_span(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(
+        '<p id="par_id1">Choose <span class="avis"><span class="emph">View - <a href="x">Zoom</a>'
+        '</span>, <span>or</span></span> (<span class="keycode">F1</span>).</p>'
+    )
+    (paragraph,) = data.paragraphs(page).values()
+    assert paragraph.text == "Choose View - Zoom, or (F1)."
+    assert paragraph.kinds == ("", "emph", "emph", "emph", "avis", "")
 
 
 def test_aligned_by_page_and_id(tmp_path):
@@ -81,7 +92,7 @@ def test_names_that_every_machine_has():
 
 def test_without_debian_packages(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"apt-get is needed .* give pairs of your own"):
+    with pytest.raises(FileNotFoundError, match=r"apt-get is needed .* for the translator --pairs"):
         data.fetch(tmp_path)
 
 
