@@ -31,7 +31,8 @@ VOCABULARY, SMOKE_VOCABULARY = 6_000, 1_000
 PADDING, START, END, UNKNOWN, MASK = range(5)  # as text.train_word_piece numbers them
 LONGEST = 128  # pieces of a row: a start, a passage, an end, another, an end
 PASSAGE = (LONGEST - 3) // 2
-BATCH = 32
+BOUNDARIES = [PASSAGE // 2, 3 * PASSAGE // 4, PASSAGE]
+BATCH = 32  # pairs, of the longest passages
 EPOCHS = 6
 PEAK, WARMUP = 1e-3, 0.1  # of the learning rate; the share of steps that leads up to it
 
@@ -90,11 +91,11 @@ class Corpus:
 
         first, second = [], []
         for page in self._pages(some):
-            passages = list(joined(page))
-            first += passages[:-1]
-            second += passages[1:]
+            parts = passages(page)
+            first += parts[:-1]
+            second += parts[1:]
         pairs = text.BucketedBatches(
-            {"first": first, "second": second}, boundaries=[PASSAGE], batch_size=BATCH
+            {"first": first, "second": second}, boundaries=BOUNDARIES, tokens=BATCH * PASSAGE
         )
         mask = text.MaskTokens(
             self.tokenizer.get_vocab_size(),
@@ -117,16 +118,10 @@ class Corpus:
         return [x.ids for x in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
-def joined(page: list[list[int]]) -> Iterator[list[int]]:
-    """Passages of about half a row: paragraphs as long as they fit, two passages at least."""
-    room = min(PASSAGE, max(1, sum(map(len, page)) // 2))
-    passage: list[int] = []
-    for ids in page:
-        if passage and len(passage) + len(ids) > room:
-            yield passage
-            passage = []
-        passage = [*passage, *ids][:PASSAGE]
-    yield passage
+def passages(page: list[list[int]]) -> list[np.ndarray]:
+    """A page in passages of about the same length, as long as may be, two at least."""
+    ids = np.concatenate(page)
+    return np.array_split(ids, max(2, -(-len(ids) // PASSAGE)))
 
 
 def pretraining_batch(batch: dict, step: int, mask) -> tuple:
@@ -181,7 +176,7 @@ def train(corpus: Corpus, arguments: argparse.Namespace):
         weighted_metrics={"tokens": ["accuracy"], "next_sentence": ["accuracy"]},
     )
     print(
-        f"{corpus.training.steps:,} batches of {BATCH} pairs an epoch; training "
+        f"{corpus.training.steps:,} batches of {BATCH} pairs or more an epoch; training "
         f"{model.count_params():,} parameters for {arguments.epochs} epochs"
     )
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ SIGTERM reach all. On several machines no launcher is needed: README.md beside t
 import argparse
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.workers < 1 or not arguments.command:
         parser.error("give at least one worker and a command to run")
+    if shutil.which(arguments.command[0]) is None:
+        parser.error(f"no such program: {arguments.command[0]}")
     sys.exit(launch(arguments.command, arguments.workers))
 
 

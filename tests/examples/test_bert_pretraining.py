@@ -17,13 +17,13 @@ from keras_tfm import text
 ROOT = Path(__file__).parents[2]
 
 
-def test_passages_are_whole_paragraphs_in_their_order():
-    page = [[5] * 30, [6] * 20, [7] * 30, [8] * 100, [9]]
-    passages = list(bert_pretraining.joined(page))
-    assert passages == [[5] * 30 + [6] * 20, [7] * 30, [8] * bert_pretraining.PASSAGE, [9]]
-    # A short page has two passages, so that one may follow the other; one paragraph has none.
-    assert list(bert_pretraining.joined([[5] * 3, [6] * 3, [7]])) == [[5] * 3, [6] * 3, [7]]
-    assert list(bert_pretraining.joined([[5, 6]])) == [[5, 6]]
+def test_passages_are_the_page_in_like_lengths():
+    page = [list(range(5, 35)), list(range(35, 135)), [135]]
+    passages = bert_pretraining.passages(page)
+    assert [len(x) for x in passages] == [44, 44, 43]
+    assert np.concatenate(passages).tolist() == list(range(5, 136))
+    # A short page has two passages, so that one may follow the other.
+    assert [x.tolist() for x in bert_pretraining.passages([[5], [6, 7]])] == [[5, 6], [7]]
 
 
 def test_rows_are_pairs_and_half_of_them_follow():
