@@ -33,6 +33,7 @@ LONGEST = bert_pretraining.LONGEST
 LENGTHS = [32, 64, LONGEST]  # of a text in the exported file
 BOUNDARIES = [16, 32, 48, 64, 96, LONGEST]
 TOKENS = 1_024  # of a batch, padding included
+IGNORED = -1  # the label of a piece that does not begin a word
 PEAK = 5e-4
 EPOCHS = {1_000: 12, 10_000: 3}  # by the number of paragraphs to learn from
 SMOKE_EPOCHS = {300: 1}
@@ -144,8 +145,7 @@ def compare(parts: help_data.Parts, files: dict[str, Path], arguments: argparse.
 
 
 def print_table(rows: list) -> None:
-    if len(rows) > 1:
-        print(f"{'':12}{'paragraphs':>12}{'TF-IDF':>10}{'random':>10}{'pretrained':>12}")
+    print(f"{'':12}{'paragraphs':>12}{'TF-IDF':>10}{'random':>10}{'pretrained':>12}")
     for name, count, scores in rows:
         cells = "".join(
             f"{score:>{n}.1%}" for score, n in zip(scores.values(), (10, 10, 12), strict=True)
@@ -185,11 +185,12 @@ def word_features(some: list[Paragraph]) -> list[list[str]]:
                 for c in word
             )
             around = [f"{place:+d} {words[i + place]}" for place in (-2, -1, 0, 1, 2)]
-            ends = [f"begins {word[:n]}" for n in (1, 2, 3)] + [
-                f"ends {word[-n:]}" for n in (1, 2, 3)
-            ]
+            begins, ends = (
+                [f"begins {word[:n]}" for n in (1, 2, 3)],
+                [f"ends {word[-n:]}" for n in (1, 2, 3)],
+            )
             pairs = [f"{words[i - 1]} {word}", f"{word} {words[i + 1]}"]
-            result.append([*around, *ends, *pairs, f"form {form}", word.lower()])
+            result.append([*around, *begins, *ends, *pairs, f"form {form}", word.lower()])
     return result
 
 
@@ -256,9 +257,6 @@ def fit(model, task: Task, some: list[Paragraph], tokenizer, epochs: int, name: 
     )
 
 
-IGNORED = -1  # the label of a piece that does not begin a word
-
-
 def labelled_batches(task: Task, some: list[Paragraph], tokenizer):
     """Ids and labels: one a paragraph, or one for the first piece of each word."""
     from keras_tfm import text
@@ -272,6 +270,7 @@ def labelled_batches(task: Task, some: list[Paragraph], tokenizer):
         ]
     else:
         labels = [[numbers[paragraph.subject]] for paragraph in some]
+    # Rows are padded with 0, which is a class: the classes are counted from 1 until then.
     batches = text.BucketedBatches(
         {"tokens": [x.ids for x in encoded], "labels": [[x + 1 for x in row] for row in labels]},
         boundaries=BOUNDARIES,
