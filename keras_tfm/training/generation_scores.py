@@ -52,13 +52,13 @@ class GenerationScores(keras.callbacks.Callback):
 
     >>> import keras
     >>> import numpy as np
-    >>> from keras_tfm import generation, models, training
+    >>> from keras_tfm import models, training
     >>> model = models.transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
     >>> model.compile("adam", training.LabelSmoothedCrossEntropy())
     >>> scores = training.GenerationScores(
     ...     np.array([[3, 4, 5], [6, 7, 0]]), ["3 4 5", "6 7"],
     ...     decode=lambda ids: " ".join(map(str, ids)),
-    ...     max_length=6, start_id=1, end_id=2, strategy=generation.Beam(2))
+    ...     max_length=6, start_id=1, end_id=2)
     >>> batch = {"source": np.array([[3, 4, 5]]), "target": np.array([[1, 3, 4]])}
     >>> history = model.fit(batch, np.array([[3, 4, 2]]), callbacks=[scores], verbose=0)
     >>> sorted(history.history)

@@ -9,7 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 
-from keras_tfm import models, training
+import keras_tfm
+from keras_tfm import layers, models, training
 
 ROWS, SOURCE, TARGET, SIZE = 22, 7, 5, 11
 
@@ -27,6 +28,15 @@ def data():
 def model(dropout=0.0, dtype=None):
     sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
     return models.transformer(SIZE, **sizes, dropout=dropout, dtype=dtype)
+
+
+def embedding(dropout=0.0, dtype=None):
+    """A table that is read backwards: traced in a moment, its logits masked as a transformer's."""
+    target = keras.Input((None,), dtype="int32", name="target")
+    table = layers.TokenEmbedding(SIZE, dim=8, mask_zero=True, dtype=dtype)
+    x = layers.Dropout(dropout, dtype=dtype)(table(target))
+    logits = table(keras.layers.Dense(8, dtype=dtype)(x), reverse=True)
+    return keras_tfm.Model({"target": target}, logits)
 
 
 def compiled(small, loss=None, optimizer=None, **options):

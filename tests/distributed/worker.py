@@ -1,6 +1,8 @@
 """One of several workers: trains, evaluates, predicts, and says what came out.
 
-python worker.py [--resume FOLDER] [--kill-worker N --at-step S]
+python worker.py [--whole] [--resume FOLDER [--kill-worker N --at-step S]]
+
+What is resumed is small and has dropout.
 """
 
 import argparse
@@ -26,28 +28,13 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), 9)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--resume")
-    parser.add_argument("--resume-of-each", nargs="+", help="a folder for each worker")
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--kill-worker", type=int)
-    parser.add_argument("--at-step", type=int)
-    arguments = parser.parse_args()
-    resolver = strategy.cluster_resolver
-    task = resolver.task_id if resolver else 0
-
+def trained(make, *callbacks, **options):
     inputs, labels = small_training.data()
+    keras.utils.clear_session()
     with strategy.scope():
         keras.utils.set_random_seed(1)
-        model = small_training.compiled(small_training.model(arguments.dropout))
-    if arguments.resume_of_each:
-        arguments.resume = arguments.resume_of_each[task]
-    callbacks = []
-    if arguments.resume:
-        callbacks.append(training.Resume(arguments.resume, every_steps=2))
-    if arguments.kill_worker == task:
-        callbacks.append(Kill(arguments.at_step))
+        model = small_training.compiled(make(**options))
+    inputs = {name: inputs[name] for name in model.input}
     history = model.fit(
         inputs,
         labels,
@@ -57,15 +44,39 @@ def main():
         callbacks=callbacks,
         validation_data=(inputs, labels),
     ).history
-    result = {
+    return {
         "workers": strategy.num_replicas_in_sync,
         "weights": small_training.weights(model),
         "history": history,
         "evaluation": model.evaluate(inputs, labels, batch_size=6, verbose=0, return_dict=True),
         "predictions": model.predict(inputs, batch_size=6, verbose=0).ravel().tolist(),
     }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--whole", action="store_true", help="without dropout, a transformer too")
+    parser.add_argument("--resume")
+    parser.add_argument("--resume-of-each", nargs="+", help="a folder for each worker")
+    parser.add_argument("--kill-worker", type=int)
+    parser.add_argument("--at-step", type=int)
+    arguments = parser.parse_args()
+    resolver = strategy.cluster_resolver
+    task = resolver.task_id if resolver else 0
+
+    results = {}
+    if arguments.whole:
+        results["transformer"] = trained(small_training.model)
+        results["small"] = trained(small_training.embedding)
+    if arguments.resume_of_each:
+        arguments.resume = arguments.resume_of_each[task]
+    if arguments.resume:
+        callbacks = [training.Resume(arguments.resume, every_steps=2)]
+        if arguments.kill_worker == task:
+            callbacks.append(Kill(arguments.at_step))
+        results["resumed"] = trained(small_training.embedding, *callbacks, dropout=0.2)
     if training.is_chief(strategy):
-        small_training.say(**result)
+        small_training.say(**results)
 
 
 if __name__ == "__main__":

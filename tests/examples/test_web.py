@@ -43,7 +43,7 @@ def test_the_page_answers_as_python_does(tmp_path):
     _export(tmp_path)
     expected = tmp_path / "expected.json"
     subprocess.run(
-        [sys.executable, WEB / "test/expected.py", tmp_path, expected],
+        [sys.executable, WEB / "test/expected.py", tmp_path, expected, "45"],
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -3,9 +3,11 @@
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import keras
@@ -186,11 +188,20 @@ def test_minutes(tmp_path, monkeypatch):
     assert steps == ["ckpt-2.index", "ckpt-4.index", "ckpt-6.index"]
 
 
-def interrupted_at_11(folder):
-    """Checkpoints of the steps 4, 6 and 8."""
+@pytest.fixture(scope="module")
+def stopped_at_11(tmp_path_factory):
+    """A folder with the checkpoints of the steps 4, 6 and 8: nobody may change it."""
+    folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(Interrupted):
         program(folder, "arrays", InterruptAt(11), every_steps=4)
-    return {step: folder / f"ckpt-{step}.data-00000-of-00001" for step in (4, 6, 8)}
+    return folder
+
+
+@pytest.fixture
+def interrupted(tmp_path, stopped_at_11):
+    """A copy of it, in `tmp_path`: the files of the weights by step."""
+    shutil.copytree(stopped_at_11, tmp_path, dirs_exist_ok=True)
+    return {step: tmp_path / f"ckpt-{step}.data-00000-of-00001" for step in (4, 6, 8)}
 
 
 def truncate(path):
@@ -214,20 +225,20 @@ DAMAGE = {
 @pytest.mark.parametrize("what", ["data", "index"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_fault_37_38_a_damaged_checkpoint_gives_way_to_the_one_before(
-    tmp_path, uninterrupted, capsys, damage, what
+    tmp_path, uninterrupted, interrupted, capsys, damage, what
 ):
-    data = interrupted_at_11(tmp_path)[8]
+    data = interrupted[8]
     damage(data if what == "data" else data.with_name("ckpt-8.index"))
     assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
     gone = damage is DAMAGE["missing"] and what == "index"
     assert ("ckpt-8 is damaged and left out" in capsys.readouterr().err) != gone
 
 
-def test_fault_38_no_flipped_bit_is_trained_on(tmp_path):
+def test_fault_38_no_flipped_bit_is_trained_on(tmp_path, interrupted):
     """Of 200 flipped bits of the data each is seen, or changes nothing of what is read."""
     from keras_tfm.training.training_state import _read_whole
 
-    path = interrupted_at_11(tmp_path)[8]
+    path = interrupted[8]
     whole = path.read_bytes()
     reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-8"))
     names = sorted(reader.get_variable_to_shape_map())
@@ -247,14 +258,15 @@ def test_fault_38_no_flipped_bit_is_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_fault_38_the_list_of_checkpoints_may_be_damaged(tmp_path, uninterrupted, damage):
-    interrupted_at_11(tmp_path)
+def test_fault_38_the_list_of_checkpoints_may_be_damaged(
+    tmp_path, uninterrupted, interrupted, damage
+):
     damage(tmp_path / "checkpoint")
     assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
 
 
-def test_fault_38_nothing_is_trained_where_all_are_damaged(tmp_path):
-    for path in interrupted_at_11(tmp_path).values():
+def test_fault_38_nothing_is_trained_where_all_are_damaged(tmp_path, interrupted):
+    for path in interrupted.values():
         truncate(path)
     with pytest.raises(ValueError, match=r"none of the 3 checkpoints in .* can be read"):
         program(tmp_path)
@@ -324,6 +336,14 @@ def test_sigterm_after_an_error_in_fit_is_the_program_s(tmp_path):
     assert received == [signal.SIGTERM]
 
 
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory):
+    """A folder after an epoch: nobody may change it."""
+    folder = tmp_path_factory.mktemp("epoch")
+    program(folder, epochs=1, configuration={"corpus": "old"})
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -338,28 +358,25 @@ def test_sigterm_after_an_error_in_fit_is_the_program_s(tmp_path):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_fault_41_another_configuration_is_refused_with_the_difference(tmp_path, change, line):
-    program(tmp_path, epochs=1, configuration={"corpus": "old"})
-    before = files(tmp_path)
+def test_fault_41_another_configuration_is_refused_with_the_difference(one_epoch, change, line):
+    before = files(one_epoch)
     with pytest.raises(ValueError, match=line):
-        program(tmp_path, **{"configuration": {"corpus": "old"}, **change})
-    assert files(tmp_path) == before
+        program(one_epoch, **{"configuration": {"corpus": "old"}, **change})
+    assert files(one_epoch) == before
 
 
-def test_an_unseeded_shuffle_is_refused(tmp_path):
+def test_an_unseeded_shuffle_is_refused(one_epoch):
     """Other data than those that were trained on would come after the checkpoint."""
     rows = np.random.default_rng().permutation(ROWS)
-    program(tmp_path, epochs=1)
     keras.utils.set_random_seed(1)
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = keras.layers.Dropout(0.3)(keras.layers.Embedding(SIZE, 5)(tokens))
     model = keras_tfm.Model(tokens, keras.layers.Dense(SIZE)(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    resume = training.Resume(one_epoch, configuration={"corpus": "old"})
     with pytest.raises(ValueError, match="first batch of the data"):
-        model.fit(
-            IDS[rows], LABELS[rows], 4, verbose=0, callbacks=[training.Resume(tmp_path)], epochs=3
-        )
+        model.fit(IDS[rows], LABELS[rows], 4, verbose=0, callbacks=[resume], epochs=3)
 
 
 def test_errors_of_the_arguments(tmp_path):
@@ -393,17 +410,17 @@ print("BITS", zlib.crc32(test_resume.bits(model)))
 """
 
 
-def test_fault_36_kill_9(tmp_path):
-    """Processes of their own: killed in the second epoch, started again, and not killed at all."""
+def test_fault_36_kill_9(tmp_path, uninterrupted):
+    """Processes of their own: killed in the second epoch, and started again."""
 
-    def run(folder, step):
+    def run(step):
         here = Path(__file__).parent
         paths = [str(here), str(here.parent), str(here.parent.parent)]
-        code = PROGRAM.format(paths=paths, folder=str(tmp_path / folder), step=step)
+        code = PROGRAM.format(paths=paths, folder=str(tmp_path), step=step)
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert run("killed", 9).returncode == -9
-    again, whole = run("killed", 0), run("whole", 0)
-    assert (again.returncode, whole.returncode) == (0, 0), again.stderr + whole.stderr
-    last = [result.stdout.strip().splitlines()[-1] for result in (again, whole)]
-    assert last[0].startswith("BITS") and last[0] == last[1]
+    assert run(9).returncode == -9
+    again = run(0)
+    assert again.returncode == 0, again.stderr
+    expected = zlib.crc32(bits(uninterrupted("dataset")))
+    assert again.stdout.strip().splitlines()[-1] == f"BITS {expected}"

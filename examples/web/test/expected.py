@@ -1,8 +1,9 @@
 """What Python answers with the same files, for page.test.js to compare with.
 
-    python examples/web/test/expected.py FOLDER OUTPUT.json
+    python examples/web/test/expected.py FOLDER OUTPUT.json [DATES]
 
 FOLDER holds float32.tflite and int8.tflite as examples/dates.py writes them, and others like them.
+They are asked DATES dates, 150 by default, and a third as many in formats that were held out.
 """
 
 import json
@@ -36,9 +37,10 @@ TYPED = (
 
 
 def main() -> None:
-    folder, output = map(Path, sys.argv[1:])
+    folder, output = map(Path, sys.argv[1:3])
+    count = int(sys.argv[3]) if len(sys.argv) > 3 else 150
     tokenizer = data.source_tokenizer()
-    examples = [*data.test_dates(150), *data.test_formats(50)]
+    examples = [*data.test_dates(count), *data.test_formats(count // 3)]
     questions = [(example.text, example.tag) for example in examples] + list(TYPED)
     texts = [data.question(text, tag) for text, tag in questions]
     rows = [tokenizer.encode(text).ids for text in texts]

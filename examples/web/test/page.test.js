@@ -116,8 +116,8 @@ test("two threads give the same float32 tokens", async () => {
   const page = await ready("/?threads=2");
   assert.equal(await page.evaluate(() => crossOriginIsolated), true);
   assert.match(await page.locator("#facts").textContent(), /2 threads.*isolatedyes/);
-  const { tokens } = await generateAll(page, "float32", expected.texts.slice(0, 50), 2);
-  assert.deepEqual(tokens, expected.tokens.float32.slice(0, 50));
+  const { tokens } = await generateAll(page, "float32", expected.texts.slice(0, 8), 2);
+  assert.deepEqual(tokens, expected.tokens.float32.slice(0, 8));
   await page.context().close();
 });
 
