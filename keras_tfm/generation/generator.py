@@ -235,6 +235,7 @@ class Generator:
                     padding=padding,
                     limit=limit,
                     seed=seed,
+                    xla=self.jit_compile or keras.backend.backend() == "jax",
                 )
 
             def step(state: Any, *tensors: Any) -> Any:

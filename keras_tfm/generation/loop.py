@@ -32,6 +32,7 @@ class GenerationLoop:
         limit: (B,), int32: how many columns a row may fill.
         seed: (2,), int32, for strategies that draw.
         room: how many positions the caches have room for at first; see `cache_lengths`.
+        xla: whether XLA compiles the loop.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class GenerationLoop:
         limit: Tensor | None = None,
         seed: Tensor | None = None,
         room: int = 128,
+        xla: bool = False,
     ):
         self.model = model
         self.inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
@@ -56,6 +58,7 @@ class GenerationLoop:
         self.strategy = strategy or Greedy()
         batch, prompt_length = ops.shape(self.prompt)
         self._first_room = room
+        self._xla = xla
         # Positions the caches have room for, and the entries that grow with them.
         self._room = length
         self._growing: list[str] = []
@@ -134,6 +137,7 @@ class GenerationLoop:
             length=self._room,
             padding=task.padding,
             branches=self._branches(None if ancestors is None else ops.greater(ancestors, 0.5)),
+            xla=self._xla,
         ) as scope:
             logits, features = self._call(state["token"])
         logits = ops.reshape(logits, (-1, logits.shape[-1]))

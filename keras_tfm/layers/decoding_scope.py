@@ -102,6 +102,7 @@ class DecodingScope:
             number from the row's first token; it needs a cache, so that an encoder, whose positions
             must not be shifted, has been read before.
         branches: several continuations of each row at once.
+        xla: whether XLA compiles the step; see `attention`, which asks.
 
     Example:
 
@@ -127,6 +128,7 @@ class DecodingScope:
         length: int,
         padding: Tensor | None = None,
         branches: Branches | None = None,
+        xla: bool = False,
     ):
         position = _integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
@@ -141,6 +143,7 @@ class DecodingScope:
         self.length = length
         self.padding = padding
         self.branches = branches
+        self.xla = xla
         # Of another shape than the shared tokens': one position for all tokens of the step.
         self._abreast = branches is not None and branches.ancestors is not None
         self._given = cache
