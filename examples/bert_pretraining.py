@@ -7,7 +7,7 @@
 Interrupted, the same command goes on from the last checkpoint.
 
 Data: LibreOffice's help in English (examples/help_data.py), 39,000 paragraphs; a tenth of the pages
-are held out, here and in text_classification.py the same. BERT-mini (4 layers of 256) with a
+are held out, here and in text_classification.py the same. BERT-tiny (2 layers of 128) with a
 WordPiece vocabulary of 6,000, trained on the same pages.
 """
 
@@ -26,15 +26,15 @@ import progress
 from keras_tfm.runtime import native_log
 
 FOLDER = Path("artifacts/bert")
-SIZE, SMOKE = "mini", {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 64}
+SIZE, SMOKE = "tiny", {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 64}
 VOCABULARY, SMOKE_VOCABULARY = 6_000, 1_000
 PADDING, START, END, UNKNOWN, MASK = range(5)  # as text.train_word_piece numbers them
 LONGEST = 128  # pieces of a row: a start, a passage, an end, another, an end
 PASSAGE = (LONGEST - 3) // 2
 BOUNDARIES = [PASSAGE // 2, 3 * PASSAGE // 4, PASSAGE]
 BATCH = 32  # pairs, of the longest passages
-EPOCHS = 6
-PEAK, WARMUP = 1e-3, 0.1  # of the learning rate; the share of steps that leads up to it
+EPOCHS = 20
+PEAK, WARMUP = 2e-3, 0.05  # of the learning rate; the share of steps that leads up to it
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ BOUNDARIES = [16, 32, 48, 64, 96, LONGEST]
 TOKENS = 1_024  # of a batch, padding included
 IGNORED = -1  # the label of a piece that does not begin a word
 PEAK = 5e-4
-EPOCHS = {1_000: 12, 10_000: 3}  # by the number of paragraphs to learn from
+EPOCHS = {1_000: 15, None: 5}  # by the number of paragraphs to learn from; None: all
 SMOKE_EPOCHS = {300: 1}
 
 
