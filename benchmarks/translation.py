@@ -3,7 +3,7 @@
     pip install -e ".[examples]" torch==2.13.0
     python examples/translation.py                # ours
     python benchmarks/translation.py --train      # torch's, as long again or longer
-    python benchmarks/translation.py --markdown   # BLEU, chrF, tokens a second: 15 minutes
+    python benchmarks/translation.py --markdown   # tokens a second, BLEU, chrF: 15 minutes
 
 Both have the same vocabulary, begin with the same weights and see the same batches in the same
 order, with the same learning rates, label smoothing, rates of dropout and clipping. What torch
@@ -227,12 +227,37 @@ def scores(corpus, model, folder: Path) -> None:
     answers = {
         name: translation.translate(one, corpus.tokenizer, sources) for name, one in models.items()
     }
-    translation.print_table(answers, test, {pair.source for pair in corpus.parts.training})
+    seen = {pair.source for pair in corpus.parts.training}
+    translation.print_table(answers, test, seen)
+    print("Paired bootstrap over 1,000 draws of the pairs (Koehn, EMNLP 2004), BLEU:")
+    for name, chosen in (
+        ("all", list(range(len(test)))),
+        ("unseen", [i for i, pair in enumerate(test) if pair.source not in seen]),
+    ):
+        result = bootstrapped(answers, [pair.target for pair in test], chosen)
+        print(f"{name:8}{result}")
+
+
+def bootstrapped(answers: dict[str, list[str]], targets: list[str], chosen: list[int]) -> str:
+    """Whether a difference is more than the draw of the sentences; sacrebleu's test."""
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+
+    systems = [(name, [texts[i] for i in chosen]) for name, texts in answers.items()]
+    references = [[targets[i] for i in chosen]]
+    _, table = PairedTest(systems, {"BLEU": BLEU()}, references, "bs", n_samples=1_000)()
+    cells = [
+        f"{name} {result.score:.2f} (95 % in {result.mean:.2f} +- {result.ci:.2f})"
+        + ("" if result.p_value is None else f", p = {result.p_value:.3f}")
+        for name, result in zip(table["System"], table["BLEU"], strict=True)
+    ]
+    return "; ".join(cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train", action="store_true", help="trains torch's model")
+    parser.add_argument("--score", action="store_true", help="BLEU alone, no speed")
     parser.add_argument("--epochs", type=int, default=translation.EPOCHS)
     parser.add_argument("--folder", type=Path, default=translation.FOLDER)
     parser.add_argument("--rounds", type=int, default=5)
@@ -247,7 +272,8 @@ def main() -> None:
     if arguments.train:
         train(corpus, model, arguments.epochs, arguments.folder)
         return
-    speed(corpus, model, arguments.rounds, arguments.markdown)
+    if not arguments.score:
+        speed(corpus, model, arguments.rounds, arguments.markdown)
     scores(corpus, model, arguments.folder)
 
 
