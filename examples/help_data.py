@@ -9,6 +9,7 @@ is its folder, and which words are what one reads on the screen, what one types,
 
 import ast
 import sysconfig
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -70,13 +71,15 @@ class Parts(NamedTuple):
 
 def help_pages(folder: Path = data.FOLDER) -> list[Paragraph]:
     """All paragraphs of the help, in their order; each is at home in one page."""
-    root = data.unpacked("en-US", folder)
     found: dict[str, Paragraph] = {}
-    for page in sorted(root.rglob("*.html")):
-        document = page.relative_to(root).as_posix()
-        subject = APPLICATIONS.get(document.partition("/")[0], "")
-        for key, (text, classes) in data.paragraphs(page).items():
-            if text:
+    with tempfile.TemporaryDirectory() as temporary:
+        root = data.unpacked("en-US", Path(temporary), folder)
+        for page in sorted(root.rglob("*.html")):
+            document = page.relative_to(root).as_posix()
+            subject = APPLICATIONS.get(document.partition("/")[0], "")
+            for key, (text, classes) in data.paragraphs(page).items():
+                if not text:
+                    continue
                 kinds = tuple(KINDS.get(name, "") for name in classes)
                 paragraph = Paragraph(tuple(text.split()), kinds, subject, document)
                 # Pages contain paragraphs of others, mostly of "shared", which are theirs.

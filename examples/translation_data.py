@@ -15,6 +15,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -99,18 +100,17 @@ def fetch(folder: Path = FOLDER) -> Path:
     path = folder / "pairs.tsv"
     if path.exists():
         return path
-    roots = [unpacked(language, folder) for language in PACKAGES]
-    lines = ["\t".join(pair) + "\n" for pair in aligned(*roots)]
+    with tempfile.TemporaryDirectory() as temporary:
+        roots = [unpacked(language, Path(temporary), folder) for language in PACKAGES]
+        lines = ["\t".join(pair) + "\n" for pair in aligned(*roots)]
     unfinished = path.with_suffix(".part")
     unfinished.write_text("".join(lines), encoding="utf-8")
     unfinished.rename(path)
-    for package in PACKAGES.values():
-        shutil.rmtree(folder / package)
     return path
 
 
-def unpacked(language: str, folder: Path = FOLDER) -> Path:
-    """The pages of a language, fetched if they are not there, in a folder of their own."""
+def unpacked(language: str, temporary: Path, folder: Path = FOLDER) -> Path:
+    """The pages of a language, in a folder in `temporary`; the package is fetched to `folder`."""
     package = PACKAGES[language]
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -122,8 +122,8 @@ def unpacked(language: str, folder: Path = FOLDER) -> Path:
     if not any(folder.glob(f"{package}_*.deb")):
         subprocess.run(["apt-get", "-q", "download", package], cwd=folder, check=True)
     archive = next(folder.glob(f"{package}_*.deb"))
-    subprocess.run(["dpkg-deb", "-x", archive.name, package], cwd=folder, check=True)
-    return folder / package / "usr/share/libreoffice/help" / language / "text"
+    subprocess.run(["dpkg-deb", "-x", archive, temporary / package], check=True)
+    return temporary / package / "usr/share/libreoffice/help" / language / "text"
 
 
 def aligned(source: Path, target: Path) -> list[Pair]:

@@ -20,7 +20,7 @@ def test_pages_of_applications_and_of_all(tmp_path, monkeypatch):
         path = tmp_path / page
         path.parent.mkdir(parents=True)
         path.write_text(PAGE.format(page[1]))
-    monkeypatch.setattr(data, "unpacked", lambda language, folder: tmp_path)
+    monkeypatch.setattr(data, "unpacked", lambda language, temporary, folder: tmp_path)
     paragraphs = help_data.help_pages()
     assert [(x.text, x.subject) for x in paragraphs if x.text.startswith("Charts")] == [
         ("Charts in c", "Calc"),
