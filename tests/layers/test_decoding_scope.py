@@ -110,6 +110,18 @@ def test_fault_19_self_attention(x, options, steps, padded):
     assert_close(actual, layer(x, mask=masks), FLOAT32)
 
 
+@pytest.mark.parametrize("groups", [None, 1, 3])
+def test_as_for_xla_one_query_meets_the_cache_the_other_way_round(x, groups):
+    """The same products; with fewer key heads a step has several rows of queries, as before."""
+    layer = MultiHeadSelfAttention(3, causal=True, num_key_value_heads=groups)
+    whole, cache, outputs = to_numpy(layer(x)), None, []
+    for start in range(T):
+        with DecodingScope(cache, position=start, length=T, xla=True) as scope:
+            outputs.append(to_numpy(layer(x[:, start : start + 1])))
+        cache = scope.cache
+    assert_close(np.concatenate(outputs, axis=1), whole, FLOAT32)
+
+
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_fault_19_a_mask_of_pairs_spans_the_cache(x, steps):
     """On the first step, which begins an empty cache, it spans the tokens given."""
