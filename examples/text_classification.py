@@ -11,6 +11,17 @@ one reads on the screen, code, or a key; the score is F1 over these words. The e
 bert_pretraining.py, which saw none of the pages that are scored, stands beside the same from random
 weights, and beside logistic regression over TF-IDF: of words and pairs of words, and for a word's
 kind of its spelling and its neighbours.
+Minutes: 15 on 2 CPU cores. Expected, on 1,782 and 2,681 paragraphs:
+
+              paragraphs    TF-IDF    random  pretrained
+subject            1,000     69.4%     59.5%       69.8%
+subject           15,946     76.4%     73.6%       76.6%
+words              1,000     70.4%     62.0%       67.3%
+words             24,042     79.2%     78.2%       80.0%
+
+              Keras, float32  TFLite, int8      MB   ms a text
+subject               76.60%        76.71%    1.57        0.41
+words                 80.02%        80.02%    1.55        0.41
 """
 
 import argparse
