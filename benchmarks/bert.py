@@ -9,7 +9,8 @@
 token come out. The weights are random and the same for all: ours, saved as a Hugging Face folder,
 which `transformers` opens for ONNX and KerasHub opens itself. int8 is each engine's own dynamic
 quantisation; KerasHub's is Keras's `export(format="litert")` with the converter's default
-optimisation. In float32 all must agree within 1e-4 of the outputs' size, or the run fails;
+optimisation. In float32 all must agree within 1e-4 of the outputs' size (KerasHub, whose gelu is the
+approximate one, within 1e-3), or the run fails;
 "error" is the root mean square of what an engine is off from ours in float32, over that of the
 output. They take turns in one process, in a new order each round; a row is the median over rounds.
 """
@@ -29,7 +30,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-VOCABULARY, LENGTH, TOLERANCE = 30522, 128, 1e-4
+VOCABULARY, LENGTH = 30522, 128
+# KerasHub's BertBackbone has the gelu with tanh where BERT's checkpoints have the one with erf.
+TOLERANCES = {"KerasHub": 1e-3, "ONNX Runtime": 1e-4, "keras_tfm": 0.0}
 Call = Callable[[], np.ndarray]
 
 
@@ -69,7 +72,8 @@ def report(arguments: argparse.Namespace, outputs: dict, seconds: dict, files: d
     wrong = []
     for engine, precision in sorted(medians, key=lambda key: (key[1], medians[key])):
         off = outputs[engine, precision] - expected
-        if precision == "float32" and np.abs(off).max() > TOLERANCE * np.abs(expected).max():
+        allowed = TOLERANCES[engine] * np.abs(expected).max()
+        if precision == "float32" and np.abs(off).max() > allowed:
             wrong.append(f"{engine} is off by {np.abs(off).max():.1e}")
         milliseconds = 1e3 * medians[engine, precision]
         ratio = medians[engine, precision] / medians["keras_tfm", precision]
