@@ -9,10 +9,10 @@
 token come out. The weights are random and the same for all: ours, saved as a Hugging Face folder,
 which `transformers` opens for ONNX and KerasHub opens itself. int8 is each engine's own dynamic
 quantisation; KerasHub's is Keras's `export(format="litert")` with the converter's default
-optimisation. In float32 all must agree within 1e-4 of the outputs' size (KerasHub, whose gelu is the
-approximate one, within 1e-3), or the run fails;
-"error" is the root mean square of what an engine is off from ours in float32, over that of the
-output. They take turns in one process, in a new order each round; a row is the median over rounds.
+optimisation. In float32 all must agree within 1e-4 of the outputs' size (KerasHub, whose gelu is
+the approximate one, within 1e-3), or the run fails; "error" is the root mean square of what an
+engine is off from ours in float32, over that of the output. They take turns in one process, in a
+new order each round; a row is the median over rounds.
 """
 
 import argparse
