@@ -2,7 +2,7 @@
 
     pip install -e ".[benchmarks,checkpoints]" keras-hub transformers
     pip install torch onnx onnxscript onnxruntime
-    python benchmarks/bert.py                # BERT-base; five minutes on an idle machine
+    python benchmarks/bert.py                # BERT-base; four minutes
     python benchmarks/bert.py --size tiny    # whether all of it runs
 
 12 layers, D=768, H=12, F=3072, S=128, batch 1, no padding, two segments; features and the pooled

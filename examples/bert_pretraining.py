@@ -9,11 +9,10 @@ Interrupted, the same command goes on from the last checkpoint.
 Data: LibreOffice's help in English (examples/help_data.py), 39,000 paragraphs; a tenth of the pages
 are held out, here and in text_classification.py the same. BERT-tiny (2 layers of 128) with a
 WordPiece vocabulary of 6,000, trained on the same pages.
-Minutes: 12 to 20 on 2 CPU cores, 33 to 59 seconds an epoch as they were measured on a shared
-machine. Expected of the held-out pages: 15.7 % of the hidden pieces are found, loss 5.47 (5.9 % and
-6.66 by how often each occurs), and in 93.8 % of the pairs whether the second passage follows. So
-small a training teaches words and topics, and hardly yet their order; what that is worth,
-text_classification.py tells.
+Minutes: 19 on 2 CPU cores of a shared machine, and 16 of text_classification.py. Expected of the
+held-out pages: 15.7 % of the hidden pieces are found, loss 5.47 (5.9 % and 6.66 by how often each
+occurs), and in 93.8 % of the pairs whether the second passage follows. So small a training teaches
+words and topics, and hardly yet their order; what that is worth, text_classification.py tells.
 """
 
 import argparse

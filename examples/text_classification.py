@@ -11,7 +11,7 @@ one reads on the screen, code, or a key; the score is F1 over these words. The e
 bert_pretraining.py, which saw none of the pages that are scored, stands beside the same from random
 weights, and beside logistic regression over TF-IDF: of words and pairs of words, and for a word's
 kind of its spelling and its neighbours.
-Minutes: 15 on 2 CPU cores. Expected, on 1,782 and 2,681 paragraphs:
+Minutes: 16 on 2 CPU cores. Expected, on 1,782 and 2,681 paragraphs:
 
               paragraphs    TF-IDF    random  pretrained
 subject            1,000     69.4%     59.5%       69.8%

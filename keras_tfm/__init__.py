@@ -5,6 +5,7 @@ The public names are below. Each subpackage is imported when it is first used, s
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keras_tfm.version import __version__
@@ -42,6 +43,10 @@ def load_model(path: Any, compile: bool = True) -> Any:
 
     Keras finds a class only once its module was imported; this imports all of keras_tfm's first.
 
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no `.keras` file, or was cut off.
+
     >>> import tempfile
     >>> import keras_tfm
     >>> model = keras_tfm.models.transformer(11, dim=8, num_layers=1, num_heads=2)
@@ -50,10 +55,18 @@ def load_model(path: Any, compile: bool = True) -> Any:
     ...     keras_tfm.load_model(folder + "/model.keras").count_params() == model.count_params()
     True
     """
+    import zipfile
+
     import keras
 
     for name in ("layers", "models", "training"):
         importlib.import_module(f"keras_tfm.{name}")
+    # Keras says of a file that was cut off that it was not found.
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no such file: {path}")
+    if Path(path).is_file() and not zipfile.is_zipfile(path):
+        size = Path(path).stat().st_size
+        raise ValueError(f"{path} is no .keras file, or was cut off: {size:,} bytes, no archive")
     return keras.models.load_model(path, compile=compile)
 
 

@@ -7,6 +7,7 @@ from execution import GRAPHS, compiled, execute, saving, tensorflow_only
 from keras import ops
 from keras_weights import randomize, transformer_weights
 
+import keras_tfm
 from keras_tfm.layers import DecodingScope
 from keras_tfm.models import transformer
 from keras_tfm.models.transformer import SIZES
@@ -235,6 +236,18 @@ def test_fault_42_a_keras_file_holds_the_model(sizes, first, tmp_path):
     assert loaded.name == "here"
     assert [w.path for w in loaded.weights] == [w.path for w in model.weights]
     assert_close(loaded(INPUTS), model(INPUTS), 0.0)
+
+
+@saving
+def test_a_file_that_is_cut_off_is_not_a_file_that_is_missing(tmp_path):
+    path = tmp_path / "model.keras"
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*model\.keras"):
+        keras_tfm.load_model(path)
+    transformer(V, V, **SMALL).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"model\.keras is no \.keras file, or was cut off"):
+        keras_tfm.load_model(str(path))
 
 
 @tensorflow_only
