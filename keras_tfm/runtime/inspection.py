@@ -1,5 +1,6 @@
 """What is in a .tflite file: operators, and how much of them XNNPACK runs."""
 
+import struct
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime import flatbuffer, native_log
+from keras_tfm.runtime import native_log
 from keras_tfm.runtime.manifest import import_litert, read
 
 
@@ -162,24 +163,26 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
         for name, code in vars(schema.BuiltinOperator).items()
         if not name.startswith("_")
     }
-    model = flatbuffer.read(content)
-
-    def operator_name(operator: Any) -> str:
-        code = model.operatorCodes[operator.opcodeIndex]
-        if code.customCode is not None:
-            return code.customCode.decode()
-        return names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+    model = schema.Model.GetRootAsModel(content, 0)
+    operator_names = []
+    for i in range(model.OperatorCodesLength()):
+        code = model.OperatorCodes(i)
+        custom = code.CustomCode()
+        builtin = names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+        operator_names.append(builtin if custom is None else custom.decode())
 
     result = []
-    for index, graph in enumerate(model.subgraphs):
-        operators = Counter(operator_name(operator) for operator in graph.operators)
+    for index in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(index)
+        numbers = (graph.Operators(i).OpcodeIndex() for i in range(graph.OperatorsLength()))
+        operators = Counter(operator_names[number] for number in numbers)
         try:
             delegated, partitions = _delegation(_first(content, index))
         except RuntimeError:
             if not custom_operators(content):  # or LiteRT would have to be given them
                 raise
             delegated, partitions = 0, 0
-        name = (graph.name or b"").decode()
+        name = (graph.Name() or b"").decode()
         result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
     return result
 
@@ -267,19 +270,40 @@ def _buffer_size(buffer: Any) -> int:
 
 
 def _first(content: bytes, index: int) -> bytes:
-    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists."""
-    model = flatbuffer.read(content)
-    order = list(range(len(model.subgraphs)))
-    order[0], order[index] = order[index], order[0]
-    for graph in model.subgraphs:
-        for operator in graph.operators:
-            options = operator.builtinOptions
-            for key in ("condSubgraphIndex", "bodySubgraphIndex"):
-                if hasattr(options, key):
-                    setattr(options, key, order.index(getattr(options, key)))
-    model.subgraphs = [model.subgraphs[i] for i in order]
-    model.signatureDefs = None
-    return flatbuffer.write(model)
+    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists.
+
+    A few numbers are changed in place: to take a file apart and pack it again takes Python a
+    second, and a second copy of the weights.
+    """
+    schema = import_litert("schema_py_generated")
+    changed = bytearray(content)
+    model = schema.Model.GetRootAsModel(changed, 0)
+    graphs = [model.Subgraphs(i) for i in range(model.SubgraphsLength())]
+
+    # A vector's elements are offsets from where they stand.
+    vector = model._tab.Vector(_slot(model, 2))
+    places = vector, vector + 4 * index
+    tables = graphs[0]._tab.Pos, graphs[index]._tab.Pos
+    for place, table in zip(places, reversed(tables), strict=True):
+        struct.pack_into("<I", changed, place, table - place)
+    for graph in graphs:
+        for i in range(graph.OperatorsLength()):
+            operator = graph.Operators(i)
+            if operator.BuiltinOptionsType() != schema.BuiltinOptions.WhileOptions:
+                continue
+            loop = schema.WhileOptions()
+            loop.Init(changed, operator.BuiltinOptions().Pos)
+            for field, number in enumerate((loop.CondSubgraphIndex(), loop.BodySubgraphIndex())):
+                if number == index:
+                    struct.pack_into("<i", changed, loop._tab.Pos + _slot(loop, field), 0)
+    if _slot(model, 7):  # signatures: they tell of graphs by their place
+        struct.pack_into("<I", changed, model._tab.Vector(_slot(model, 7)) - 4, 0)
+    return bytes(changed)
+
+
+def _slot(table: Any, field: int) -> int:
+    """Where in a flatbuffer's table a field of the schema is; 0 if it is left out."""
+    return int(table._tab.Offset(4 + 2 * field))
 
 
 def _delegation(content: bytes) -> tuple[int, int]:
