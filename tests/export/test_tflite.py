@@ -213,8 +213,15 @@ def test_the_file_may_be_read_by_others(tmp_path):
     assert stat.S_IMODE((tmp_path / "model.tflite").stat().st_mode) == 0o644
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(
+    ("everywhere", "dtype"),
+    [
+        (False, "mixed_bfloat16"),
+        (True, "mixed_float16"),
+        pytest.param(False, "mixed_float16", marks=pytest.mark.slow),
+        pytest.param(True, "mixed_bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_mixed_precision_is_exported_in_float32(tmp_path, dtype, everywhere):
     """Trained on an accelerator, shipped to a telephone: the weights are float32's."""
     before = keras.config.dtype_policy()

@@ -94,7 +94,11 @@ def keras_s_own():
     return keras.Model(ids, embedding(x, reverse=True)), {}
 
 
-@pytest.mark.parametrize("strategy", [Greedy(), Beam(3, 0.0)], ids=["greedy", "beam"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(Greedy(), marks=pytest.mark.slow), Beam(3, 0.0)],
+    ids=["greedy", "beam"],
+)
 @pytest.mark.parametrize(
     "make",
     [captioner, albert, two_contexts, nested, pytest.param(keras_s_own, marks=pytest.mark.slow)],

@@ -49,17 +49,13 @@ def decoder(mix, positions=True):
     return randomize(keras.Model(target, head(x), name="model"), seed=0)
 
 
-def translator(mix=lambda x, context: x, encode=lambda x: x, positions=False):
+def translator(mix=lambda x, context: x, encode=lambda x: x):
     """An encoder-decoder: `encode` on the source, `mix` on the target, which attends to it."""
     source, target = ids("source"), ids()
     context, x = (
         TokenEmbedding(TARGET_SIZE, DIM, mask_zero=False, name=f"embedding_{i}")(y)
         for i, y in enumerate((source, target))
     )
-    if positions:
-        context, x = (
-            PositionalEncoding(name=f"positions_{i}")(y) for i, y in enumerate((context, x))
-        )
     context = encode(context)
     x = TransformerDecoderBlock(**BLOCK, name="block")(mix(x, context), context)
     return randomize(keras.Model({"source": source, "target": target}, head(x), name="model"), 0)
@@ -221,11 +217,10 @@ def test_mixers_of_positions_are_named(mixer, positions):
     assert refusal(decoder(layer, positions)) == "mixer"
 
 
-@pytest.mark.parametrize("positions", [False, True], ids=["no_positions", "positions"])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_mixers_of_positions_are_named_in_a_translator(mixer, positions):
+def test_mixers_of_positions_are_named_in_a_translator(mixer):
     layer = MIXERS[mixer]()
-    model = translator(lambda x, context: layer(x), positions=positions)
+    model = translator(lambda x, context: layer(x))
     assert refusal(model) == "mixer"
 
 

@@ -469,8 +469,10 @@ STRATEGIES = {
 @pytest.mark.parametrize(
     ("strategy", "limit"),
     [
-        *((strategy, {"max_length": MAX_LENGTH}) for strategy in STRATEGIES),
         ("greedy", {"max_new_tokens": 4}),
+        ("beam", {"max_length": MAX_LENGTH}),
+        ("contrastive", {"max_length": MAX_LENGTH}),
+        pytest.param("greedy", {"max_length": MAX_LENGTH}, marks=pytest.mark.slow),
         pytest.param("beam", {"max_new_tokens": 4}, marks=pytest.mark.slow),
         pytest.param("contrastive", {"max_new_tokens": 4}, marks=pytest.mark.slow),
     ],
@@ -487,7 +489,11 @@ def test_a_batch_is_generated_as_one_by_one(writer, strategy, limit):
         assert np.all(together.tokens[row, ..., : len(prompt)] == prompt)
 
 
-@pytest.mark.parametrize("position", ["rotary", "T5", "Shaw", "ALiBi", "learned", "masked"])
+@pytest.mark.parametrize(
+    "position",
+    ["rotary", "T5", *(pytest.param(x, marks=pytest.mark.slow) for x in ("Shaw", "ALiBi")),
+     "learned", "masked"],
+)  # fmt: skip
 def test_positions_do_not_see_the_padding(position):
     added = PositionEmbedding(20) if position in ("learned", "masked") else None
     model = positioned(position, added)
@@ -544,8 +550,14 @@ def test_several_ends(writer):
 # Streaming
 
 
-@pytest.mark.parametrize("strategy", [Greedy(), Sample(seed=5)], ids=["greedy", "sample"])
-@pytest.mark.parametrize("prompts", [[[5, 3]], PROMPTS], ids=["one", "several"])
+@pytest.mark.parametrize(
+    ("strategy", "prompts"),
+    [
+        pytest.param(Greedy(), PROMPTS, id="greedy"),
+        pytest.param(Sample(seed=5), [[5, 3]], id="sample one"),
+        pytest.param(Sample(seed=5), PROMPTS, id="sample", marks=pytest.mark.slow),
+    ],
+)
 def test_a_stream_brings_what_a_call_returns(writer, strategy, prompts):
     generator = Generator(writer, max_new_tokens=5, end_id=END, strategy=strategy)
     streamed = np.stack(list(generator.stream(prompts)), axis=1)
@@ -709,7 +721,9 @@ def test_a_strategy_of_one_s_own(writer):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)]
+)
 def test_half_precision_scores_as_the_full_pass_in_it(policy, strategy):
     model = encoder_decoder(dtype=policy)
     result = Generator(model, MAX_LENGTH, START, END, STRATEGIES[strategy])(SOURCES)

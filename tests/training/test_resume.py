@@ -129,7 +129,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
-        *(("arrays", step) for step in (1, 5, STEPS, STEPS + 1, 2 * STEPS + 5)),
+        *(("arrays", step) for step in (1, STEPS, STEPS + 1, 2 * STEPS + 5)),
         *((kind, STEPS + 5) for kind in KINDS[1:]),
     ],
 )
