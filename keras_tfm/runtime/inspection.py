@@ -272,8 +272,9 @@ def _buffer_size(buffer: Any) -> int:
 def _first(content: bytes, index: int) -> bytes:
     """The same file with subgraph `index` as its main one, whose nodes LiteRT lists.
 
-    A few numbers are changed in place: to take a file apart and pack it again takes Python a
-    second, and a second copy of the weights.
+    A few numbers are changed in place: Python takes a second to unpack a file and to pack it
+    again, once for every graph. Fields have their numbers in LiteRT's schema.fbs: of a Model 2 is
+    `subgraphs` and 7 `signature_defs`; of WhileOptions 0 is the condition's graph, 1 the body's.
     """
     schema = import_litert("schema_py_generated")
     changed = bytearray(content)
