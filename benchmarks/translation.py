@@ -173,9 +173,9 @@ class Trainer:
         np.savez(path, **{name: value.numpy() for name, value in state.items()})
 
 
-def train(corpus, model, epochs: int, folder: Path) -> None:
+def train(corpus, model, epochs: int, folder: Path, seed: int) -> None:
     """As long as ours; the weights are written after every epoch."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     trainer = Trainer(model)
     start = time.perf_counter()
     for epoch in range(epochs):
@@ -279,6 +279,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="compares so many steps without dropout")
     parser.add_argument("--epochs", type=int, default=translation.EPOCHS)
     parser.add_argument("--folder", type=Path, default=translation.FOLDER)
+    parser.add_argument("--seed", type=int, default=0, help="of first weights and dropout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
@@ -289,12 +290,13 @@ def main() -> None:
         translation.SIZE["dropout"] = 0.0
     pairs = data.read(data.fetch(arguments.folder))
     corpus = translation.Corpus(pairs, translation.VOCABULARY, vocabulary)
-    model = translation.build(corpus, False, arguments.epochs * corpus.training.steps)
+    steps = arguments.epochs * corpus.training.steps
+    model = translation.build(corpus, False, steps, arguments.seed)
     if arguments.steps:
         compare_steps(corpus, model, arguments.steps)
         return
     if arguments.train:
-        train(corpus, model, arguments.epochs, arguments.folder)
+        train(corpus, model, arguments.epochs, arguments.folder, arguments.seed)
         return
     if not arguments.score:
         speed(corpus, model, arguments.rounds, arguments.markdown)
