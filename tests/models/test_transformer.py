@@ -226,6 +226,52 @@ def test_impossible_models_are_refused(arguments, options, message):
 # Training and files
 
 
+@tensorflow_only
+@pytest.mark.parametrize("known", [False, True], ids=["lengths unknown", "lengths known"])
+def test_fault_02_the_gradient_with_dropout_is_of_what_was_dropped(known):
+    """Of a sum of logits, along a direction in which each number grows or falls."""
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(1)
+    # Smooth enough to be measured by a step: no kinks, and norms of vectors that were dropped.
+    smooth = {"activation": "gelu", "layer_norm_epsilon": 0.1}
+    model = small(dropout=0.4, normalize_first=True, **smooth)
+    seeds = [v for v in model.non_trainable_variables if "seed" in v.path]
+    assert len({tuple(to_numpy(v)) for v in seeds}) == len(seeds) == 17  # none twice
+    first = [to_numpy(v) for v in seeds]
+    weights = [to_numpy(v) for v in model.trainable_variables]
+    rng = np.random.default_rng(3)
+    factors = rng.normal(size=(*TARGET.shape, W))
+    direction = [rng.normal(size=x.shape) for x in weights]
+
+    def specs(x):
+        return tf.TensorSpec(x.shape if known else (None, None), "int32")
+
+    @tf.function(autograph=False, input_signature=[{name: specs(x) for name, x in INPUTS.items()}])
+    def loss_and_gradient(inputs):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(model(inputs, training=True), "float64") * factors)
+        return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    def at(step):
+        for seed, value in zip(seeds, first, strict=True):
+            seed.assign(value)
+        for variable, x, d in zip(model.trainable_variables, weights, direction, strict=True):
+            variable.assign(x + step * d)
+        return loss_and_gradient({name: tf.constant(x, "int32") for name, x in INPUTS.items()})
+
+    loss, gradient = at(0.0)
+    assert float(at(0.0)[0]) == float(loss)  # the same values were dropped
+    slope = sum(
+        float(np.sum(to_numpy(tf.convert_to_tensor(g)) * d))
+        for g, d in zip(gradient, direction, strict=True)
+    )
+    difference = (float(at(3e-4)[0]) - float(at(-3e-4)[0])) / 6e-4
+    # A loss of some 10 is off by some 1e-6 in float32, over 6e-4, and curved. The gradient of other
+    # values dropped would be off by as much as it is.
+    assert slope == pytest.approx(difference, rel=5e-3)
+
+
 @saving
 @norm_position
 @pytest.mark.parametrize("sizes", [(V, V), (V, W)], ids=["shared", "separate"])
