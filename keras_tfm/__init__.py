@@ -57,16 +57,17 @@ def load_model(path: Any, compile: bool = True) -> Any:
     """
     import zipfile
 
+    # Keras says of a file that was cut off that it was not found; and it takes seconds to import.
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    if not zipfile.is_zipfile(path):
+        size = Path(path).stat().st_size
+        raise ValueError(f"{path} is no .keras file, or was cut off: {size:,} bytes, no archive")
+
     import keras
 
     for name in ("layers", "models", "training"):
         importlib.import_module(f"keras_tfm.{name}")
-    # Keras says of a file that was cut off that it was not found.
-    if not Path(path).exists():
-        raise FileNotFoundError(f"no such file: {path}")
-    if Path(path).is_file() and not zipfile.is_zipfile(path):
-        size = Path(path).stat().st_size
-        raise ValueError(f"{path} is no .keras file, or was cut off: {size:,} bytes, no archive")
     return keras.models.load_model(path, compile=compile)
 
 

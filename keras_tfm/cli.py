@@ -288,8 +288,6 @@ def _of_ids(tokens: Any, scores: Any) -> tuple[Any, str]:
 def _load(path: Path) -> Any:
     import keras_tfm
 
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}")
     with _work(f"loading {path.name}"), native_log.captured():
         return keras_tfm.load_model(path, compile=False)
 

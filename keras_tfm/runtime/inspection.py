@@ -276,6 +276,8 @@ def _first(content: bytes, index: int) -> bytes:
     again, once for every graph. Fields have their numbers in LiteRT's schema.fbs: of a Model 2 is
     `subgraphs` and 7 `signature_defs`; of WhileOptions 0 is the condition's graph, 1 the body's.
     """
+    if index == 0:
+        return content
     schema = import_litert("schema_py_generated")
     changed = bytearray(content)
     model = schema.Model.GetRootAsModel(changed, 0)

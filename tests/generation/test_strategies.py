@@ -720,9 +720,14 @@ def test_a_strategy_of_one_s_own(writer):
 # Half precision
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    "policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)]
+    ("policy", "strategy"),
+    [
+        *(("mixed_bfloat16", strategy) for strategy in STRATEGIES),
+        ("mixed_float16", "beam"),
+        pytest.param("mixed_float16", "greedy", marks=pytest.mark.slow),
+        pytest.param("mixed_float16", "contrastive", marks=pytest.mark.slow),
+    ],
 )
 def test_half_precision_scores_as_the_full_pass_in_it(policy, strategy):
     model = encoder_decoder(dtype=policy)
