@@ -1,6 +1,7 @@
 """What an exported file offers: functions over the one model, with their inputs spelled out."""
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -103,11 +104,6 @@ class Request:
         self.static = static
         self.whole_caches = whole_caches
         self.vocabulary_sizes = vocabulary_sizes(model)
-        self.padded = frozenset(
-            name
-            for name, x in input_specs(model).items()
-            if "int" in x.dtype and padding_is_invisible(model, name, self.vocabulary_sizes)
-        )
         self._target = target
         steps = [role for role in self.roles if role != "predict"]
         if steps:
@@ -128,6 +124,12 @@ class Request:
     def others(self) -> list[str]:
         """The names of the inputs that are not stepped."""
         return [name for name in input_names(self.model) if name != self.target]
+
+    @functools.cached_property
+    def padded(self) -> frozenset[str]:
+        """The inputs whose ids may be followed by zeros. Found out at the first use: by calling."""
+        names = input_names(self.model) if "predict" in self.roles else self.others
+        return invisibly_padded(self.model, names, self.vocabulary_sizes)
 
     def _check_steps(self, roles: list[str]) -> None:
         if not self.static and {"encode", "prefill", "decode"} & set(roles):
@@ -235,14 +237,15 @@ def make_signatures(request: Request) -> list[Signature]:
         assert request.max_length is not None
         check_stepping(request.model, request.target, length=request.max_length)
 
-    makers: dict[str, Callable[[Request], list[Signature]]] = {
-        "predict": predict,
-        "generate": generate,
-        "encode": stepped.encode,
-        "prefill": stepped.prefill,
-        "decode": stepped.decode,
+    caches = stepped.Caches(request)
+    makers: dict[str, Callable[[], list[Signature]]] = {
+        "predict": lambda: predict(request),
+        "generate": lambda: generate(request),
+        "encode": lambda: stepped.encode(caches),
+        "prefill": lambda: stepped.prefill(caches),
+        "decode": lambda: stepped.decode(caches),
     }
-    return [signature for role in request.roles for signature in makers[role](request)]
+    return [signature for role in request.roles for signature in makers[role]()]
 
 
 def predict(request: Request) -> list[Signature]:
@@ -311,32 +314,37 @@ def _described(strategy: Strategy | None) -> dict[str, Any] | None:
     return {"name": type(strategy).__name__, **numbers}
 
 
-def padding_is_invisible(model: keras.Model, name: str, sizes: dict[str, int]) -> bool:
-    """Whether zeros after the ids of input `name` change none of the model's outputs for them.
+def invisibly_padded(
+    model: keras.Model, names: Sequence[str], sizes: dict[str, int]
+) -> frozenset[str]:
+    """Of the inputs `names`, those of ids whose outputs stay as they are when zeros follow them.
 
     Where inputs must have one length, ids of the others get as many zeros.
     """
     specs = input_specs(model)
-    ids = [key for key, x in specs.items() if "int" in x.dtype and x.shape[1:] == (None,)]
-    if name not in ids:
-        return False
-    for longer, difference in (([name], 1), (ids, 0)):
-        inputs = _some_rows(specs, sizes, difference)
+    ids = tuple(key for key, x in specs.items() if "int" in x.dtype and x.shape[1:] == (None,))
 
-        def outputs(padding: int, inputs: Any = inputs, longer: Any = longer) -> list[np.ndarray]:
-            padded = {
-                key: np.pad(x, ((0, 0), (0, padding))) if key in longer else x
-                for key, x in inputs.items()
-            }
-            flat = keras.tree.flatten(call_model(model, padded))
-            return [keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in flat]
-
+    @functools.cache
+    def outputs(difference: int, longer: tuple[str, ...]) -> list[np.ndarray] | None:
+        """With zeros after the ids of `longer`; None where inputs must have one length."""
+        inputs = {
+            key: np.pad(x, ((0, 0), (0, 3))) if key in longer else x
+            for key, x in _some_rows(specs, sizes, difference).items()
+        }
         try:
-            pairs = list(zip(outputs(0), outputs(3), strict=True))
-        except Exception:  # other inputs must have the same length
-            continue
-        return all(_as_before(short, long) for short, long in pairs)
-    return False
+            flat = keras.tree.flatten(call_model(model, inputs))
+            return [keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in flat]
+        except Exception:
+            return None
+
+    def is_invisible(name: str) -> bool:
+        for difference, longer in ((1, (name,)), (0, ids)):
+            short, long = outputs(difference, ()), outputs(difference, longer)
+            if short is not None and long is not None:
+                return all(_as_before(*pair) for pair in zip(short, long, strict=True))
+        return False
+
+    return frozenset(name for name in names if name in ids and is_invisible(name))
 
 
 def _some_rows(specs: dict[str, Any], sizes: dict[str, int], difference: int) -> dict[str, Any]:

@@ -21,8 +21,11 @@ from keras_tfm.layers import DecodingScope
 Tensor = Any
 
 
-class _Caches:
-    """What the caches of a model look like, and their entries as arguments with flat names."""
+class Caches:
+    """What the caches of a model look like, and their entries as arguments with flat names.
+
+    Also which inputs a step still reads. Both are found out once for all signatures.
+    """
 
     def __init__(self, request: Request):
         self.request = request
@@ -43,6 +46,55 @@ class _Caches:
     def growing(self) -> list[str]:
         """The entries of self-attention; those of cross-attention stay as they are."""
         return self._first_step.growing
+
+    @cached_property
+    def _traced_step(self) -> Any:
+        """A step of one token: logits and what is new, from all that a step could read."""
+        request, length = self.request, self.request.max_length
+        assert length is not None
+
+        def step(**given: Tensor) -> Any:
+            token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
+            cache = self.unflatten(given)
+            with DecodingScope(cache, position=position, length=length) as scope:
+                outputs = call_model(request.model, {**self.inputs(given), request.target: token})
+            return {"logits": tf.nest.flatten(outputs)[0], "new": _to_host(scope.new)}
+
+        return tf.function(step, autograph=False).get_concrete_function(
+            **request.specs(request.others),
+            **self.specs(growing=False),
+            **self.specs(growing=True, length=length),
+            **{request.target: tf.TensorSpec((request.batch_size, 1), "int32")},
+            position=tf.TensorSpec((1,), "int32"),
+        )
+
+    def inputs_read(self, logits: bool) -> dict[str, tf.TensorSpec]:
+        """Those inputs of the model that a step still reads for what is new, or for its logits too.
+
+        Most read none but the stepped one, since the caches hold what was made of the others.
+        """
+        others = self.request.specs(self.request.others)
+        if not others:
+            return {}
+        traced = self._traced_step
+        made = traced.structured_outputs
+        waiting = [x.op for x in tf.nest.flatten(made if logits else made["new"])]
+        seen = set(waiting)
+        while waiting:
+            for x in waiting.pop().inputs:
+                if x.op not in seen:
+                    seen.add(x.op)
+                    waiting.append(x.op)
+        _, keywords = traced.structured_input_signature
+        placeholders = dict(zip(sorted(keywords), traced.inputs, strict=False))
+        return {name: spec for name, spec in others.items() if placeholders[name].op in seen}
+
+    def inputs(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The model's inputs not stepped: those given, zeros for those that nothing reads."""
+        return {
+            name: given[name] if name in given else tf.zeros(spec.shape, spec.dtype)
+            for name, spec in self.request.specs(self.request.others).items()
+        }
 
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """Of the entries that grow, or of the others, by flat name."""
@@ -90,13 +142,13 @@ def _to_host(entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def encode(request: Request) -> list[Signature]:
+def encode(caches: Caches) -> list[Signature]:
     """The source in, each cross-attention's keys, values and mask out, once for all steps.
 
     Of several source lengths, the results of all have the longest one's shape, so that one `decode`
     reads any of them.
     """
-    caches = _Caches(request)
+    request = caches.request
     longest = max(request.source_lengths, default=None)
     result = []
     for length in request.source_lengths or (None,):
@@ -127,13 +179,13 @@ def encode(request: Request) -> list[Signature]:
     return result
 
 
-def prefill(request: Request) -> list[Signature]:
+def prefill(caches: Caches) -> list[Signature]:
     """N tokens from position 0 in, what they add to the caches out: (B, G, N, K).
 
     A shorter prompt is padded at its end; `decode` writes over what the padding added, and does not
     look at it before.
     """
-    caches = _Caches(request)
+    request = caches.request
     contexts = caches.specs(growing=False)
     assert request.max_length is not None
     result = []
@@ -148,18 +200,20 @@ def prefill(request: Request) -> list[Signature]:
             tokens = given.pop(request.target)
             empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
             cache = caches.unflatten({**empty, **given})
-            inputs = _inputs(request, given)
             with DecodingScope(cache, position=0, length=length) as scope:
-                call_model(request.model, {**inputs, request.target: tokens})
+                call_model(request.model, {**caches.inputs(given), request.target: tokens})
             return _to_host(_longer(scope.new, missing))
 
-        specs = {request.target: tf.TensorSpec((request.batch_size, length), "int32"), **contexts}
-        function, specs = _with_inputs_read(request, _named(function), specs)
+        specs = {
+            request.target: tf.TensorSpec((request.batch_size, length), "int32"),
+            **contexts,
+            **caches.inputs_read(logits=False),
+        }
         result.append(
             Signature(
                 f"prefill_{length}",
                 "prefill",
-                function,
+                _named(function),
                 specs,
                 request.vocabulary_sizes,
                 padded=request.padded | {request.target},
@@ -168,9 +222,9 @@ def prefill(request: Request) -> list[Signature]:
     return result
 
 
-def decode(request: Request) -> list[Signature]:
+def decode(caches: Caches) -> list[Signature]:
     """One token of each row, its position and the caches in; logits (B, V) and what is new out."""
-    caches = _Caches(request)
+    request = caches.request
     assert request.max_length is not None
     rooms = cache_lengths(request.max_length, room=128)
     if request.whole_caches:  # which a host hands on: of one size
@@ -194,9 +248,8 @@ def decode(request: Request) -> list[Signature]:
 
         def function(room: int = room, **given: Tensor) -> Any:
             token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
-            inputs = _inputs(request, given)
             with DecodingScope(caches.unflatten(given), position=position, length=room) as scope:
-                outputs = call_model(request.model, {**inputs, request.target: token})
+                outputs = call_model(request.model, {**caches.inputs(given), request.target: token})
             logits, after = tf.nest.flatten(outputs)[0], scope.new
             if request.whole_caches:
                 after = {entry: scope.cache[entry] for entry in scope.growing}
@@ -207,13 +260,13 @@ def decode(request: Request) -> list[Signature]:
             "position": tf.TensorSpec((1,), "int32"),
             **contexts,
             **caches.specs(growing=True, length=room),
+            **caches.inputs_read(logits=True),
         }
-        function, specs = _with_inputs_read(request, _named(function), specs)
         result.append(
             Signature(
                 "decode" if len(rooms) == 1 else f"decode_{room}",
                 "decode",
-                function,
+                _named(function),
                 specs,
                 request.vocabulary_sizes,
                 {**settings, "room": room},
@@ -229,39 +282,6 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**given)
 
     return run
-
-
-def _inputs(request: Request, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The model's inputs which are not stepped: those given, zeros for those that nothing reads."""
-    return {
-        name: given[name] if name in given else tf.zeros(spec.shape, spec.dtype)
-        for name, spec in request.specs(request.others).items()
-    }
-
-
-def _with_inputs_read(
-    request: Request, function: Callable[..., Any], specs: dict[str, tf.TensorSpec]
-) -> tuple[Callable[..., Any], dict[str, tf.TensorSpec]]:
-    """The function and its arguments, with those inputs of the model that a step still reads.
-
-    Most read none but the stepped one, since the caches hold what was made of the others.
-    """
-    others = request.specs(request.others)
-    if not others:
-        return function, specs
-    traced = tf.function(function, autograph=False).get_concrete_function(**specs, **others)
-    waiting = [x.op for x in traced.outputs]
-    seen = set(waiting)
-    while waiting:
-        for x in waiting.pop().inputs:
-            if x.op not in seen:
-                seen.add(x.op)
-                waiting.append(x.op)
-    _, keywords = traced.structured_input_signature
-    names = sorted(keywords)
-    placeholders = dict(zip(names, traced.inputs, strict=False))
-    read = {name: spec for name, spec in others.items() if placeholders[name].op in seen}
-    return function, {**specs, **read}
 
 
 def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.decoding_scope import DecodingScope, for_device
+from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.masked_score import masked_score
 
 Tensor = Any
@@ -47,7 +48,7 @@ def attention(
         soft_cap: c in c tanh(score / c), which keeps scores within (-c, c), before the bias
             (Gemma 2, arXiv:2408.00118).
         dropout: applied to the attention weights (B, H, T, S), a `keras.layers.Dropout` for
-            instance.
+            instance. That of a `DrawnDropout` may be joined with the softmax's gradient.
         extra_scores: given the scaled query (B, H, T, K), what to add to the products with the keys
             (B, H, T, S), or None.
         extra_values: given the attention weights after dropout, what to add to the result
@@ -111,21 +112,28 @@ def attention(
         scores = _masked(scores, mask)
         mask = ops.cast(mask, "float32")
 
-    if scores.shape[-1] == 1:
-        weights = ops.ones_like(scores, dtype=dtype)  # what Keras's softmax warns it would return
+    output = extra = None
+    apart = len(values) > 1 or extra_values is not None
+    if isinstance(dropout, DrawnDropout) and dropout.is_joined(scores) and not apart:
+        if grouped:
+            scores = ops.reshape(scores, (batch, num_key_heads, rows, key_length))
+        output = dropout.weighted_sum(scores, values[0])
     else:
-        weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
-    if dropout is not None:
-        weights = dropout(weights)
-    extra = None if extra_values is None else extra_values(weights)
-    if grouped:
-        weights = ops.reshape(weights, (batch, num_key_heads, rows, key_length))
-    output, first = None, 0
-    for length, part in zip(key_lengths, values, strict=True):
-        chosen = weights if len(values) == 1 else weights[..., first : first + length]
-        product = ops.matmul(chosen, part)
-        output = product if output is None else output + product
-        first = first + length
+        if scores.shape[-1] == 1:
+            weights = ops.ones_like(scores, dtype=dtype)  # of which Keras's softmax warns
+        else:
+            weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
+        if dropout is not None:
+            weights = dropout(weights)
+        extra = None if extra_values is None else extra_values(weights)
+        if grouped:
+            weights = ops.reshape(weights, (batch, num_key_heads, rows, key_length))
+        first = 0
+        for length, part in zip(key_lengths, values, strict=True):
+            chosen = weights if len(values) == 1 else weights[..., first : first + length]
+            product = ops.matmul(chosen, part)
+            output = product if output is None else output + product
+            first = first + length
     if grouped:
         output = ops.reshape(output, (batch, num_heads, query_length, value_dim))
     if extra is not None:

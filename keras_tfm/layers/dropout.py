@@ -1,6 +1,7 @@
 """Dropout: Keras's layer, with a fast twin of its random numbers on TensorFlow."""
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -58,6 +59,52 @@ class Dropout(keras.layers.Dropout):
         if 0 < self.rate < 1 and _is_hashed(inputs):
             return hashed_dropout(inputs, self.rate, seed)
         return keras.random.dropout(inputs, self.rate, seed=DrawnSeed(seed))
+
+
+@dataclass(frozen=True)
+class DrawnDropout:
+    """A `Dropout` in training whose seed is drawn: drops the same values at each call."""
+
+    layer: Dropout
+    seed: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return self.layer.with_seed(inputs, self.seed)
+
+    def is_joined(self, scores: Tensor) -> bool:
+        """Whether `weighted_sum` may be called."""
+        return 0 < self.layer.rate < 1 and _is_hashed(scores)
+
+    def weighted_sum(self, scores: Tensor, values: Tensor) -> Tensor:
+        """The softmax of scores (..., T, S), dropped out, times values (..., S, V): (..., T, V).
+
+        TensorFlow only. The scores' gradient is one pass over them, compiled by XLA. With
+        P = softmax(scores), D P what dropout leaves of it and O = (D P) values, it is
+        P * (D dO values^T - r), where r is the sum over S of D P * dO values^T; and that is the sum
+        over V of O * dO, which FlashAttention found (arXiv:2205.14135, appendix B.2).
+        """
+        import tensorflow as tf
+
+        @tf.custom_gradient
+        def weigh(scores: Tensor, values: Tensor) -> tuple[Tensor, Any]:
+            weights = tf.nn.softmax(scores)
+            dropped = self(tf.cast(weights, values.dtype))
+            output = dropped @ values
+
+            def gradient(upstream: Tensor) -> tuple[Tensor, Tensor]:
+                product = tf.cast(upstream, scores.dtype) * tf.cast(output, scores.dtype)
+                of_scores = _softmax_gradient(self.layer.rate)(
+                    tf.matmul(upstream, values, transpose_b=True),
+                    weights,
+                    tf.reduce_sum(product, axis=-1, keepdims=True),
+                    self.seed,
+                )
+                return of_scores, tf.matmul(dropped, upstream, transpose_a=True)
+
+            return output, gradient
+
+        return weigh(scores, values)
 
 
 def _is_first(number: Any) -> bool:
@@ -131,3 +178,14 @@ def _compiled(rate: float) -> Any:
         return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
 
     return tf.function(drop, jit_compile=True, autograph=False)
+
+
+@functools.cache
+def _softmax_gradient(rate: float) -> Any:
+    import tensorflow as tf
+
+    def gradient(upstream: Tensor, weights: Tensor, total: Tensor, seed: Tensor) -> Tensor:
+        """Of scores, from that of their softmax after dropout: `DrawnDropout.weighted_sum`."""
+        return weights * (tf.cast(_compiled(rate)(upstream, seed), weights.dtype) - total)
+
+    return tf.function(gradient, jit_compile=True, autograph=False)

@@ -19,7 +19,7 @@ from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.blockwise import WHOLE, Span, spans
 from keras_tfm.layers.decoding_scope import Keys
-from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -137,7 +137,7 @@ class MultiHeadAttention(RematerializedLayer):
         cuts = [WHOLE]
         if AttentionProbe.current() is None and not stepped:
             cuts = spans(*shape[1:], self.causal, self.window)
-        dropout = self._dropout(training, len(cuts))
+        dropout = self._dropout(training)
 
         def attend(
             query: Tensor, key: Any, value: Any, *bias: Tensor, span: Span, number: int
@@ -147,7 +147,7 @@ class MultiHeadAttention(RematerializedLayer):
                 query,
                 key,
                 value,
-                dropout=functools.partial(dropout, mask=visible["mask"], number=number),
+                dropout=dropout(visible["mask"], number),
                 scale=self.scale,
                 soft_cap=self.soft_cap,
                 **visible,
@@ -190,7 +190,8 @@ class MultiHeadAttention(RematerializedLayer):
             relative = self.position.bias(query, distances, self.causal)
             biases = biases if relative is None else (*biases, relative)
             extra_scores = functools.partial(self.position.scores, distances=distances)
-            extra_values = functools.partial(self.position.values, distances=distances)
+            if type(self.position).values is not AttentionPosition.values:
+                extra_values = functools.partial(self.position.values, distances=distances)
         bias = None
         for part in biases:
             part = ops.cast(part, "float32")
@@ -207,22 +208,29 @@ class MultiHeadAttention(RematerializedLayer):
             "mask": mask, "bias": bias, "extra_scores": extra_scores, "extra_values": extra_values
         }  # fmt: skip
 
-    def _dropout(self, training: bool | None, blocks: int) -> Callable[..., Tensor]:
-        """What is done to the weights of block `number`: recorded by a probe, then dropped out."""
-        probe = AttentionProbe.current()
-        seed = None
-        if self.dropout and training and blocks > 1:
-            # Drawn once, here: a block that is recomputed must drop the same weights again.
-            seed = self.dropout_layer.draw()
+    def _dropout(self, training: bool | None) -> Callable[[Tensor | None, int], Any]:
+        """From a mask and the number of a block, what is done to the weights of that block.
 
-        def dropout(weights: Tensor, mask: Tensor | None, number: int) -> Tensor:
-            if probe is not None:
+        They are recorded by a probe, then dropped out.
+        """
+        probe = AttentionProbe.current()
+        # Drawn once, here: a block that is recomputed must drop the same weights again.
+        seed = self.dropout_layer.draw() if self.dropout and training else None
+
+        def dropout(mask: Tensor | None, number: int) -> Callable[[Tensor], Tensor] | None:
+            drop = None
+            if seed is not None:
+                # Far apart: PyTorch adds both words of a seed, and calls count up by one.
+                drop = DrawnDropout(self.dropout_layer, seed + number * 1_000_003)
+            if probe is None:
+                return drop
+
+            def recorded(weights: Tensor) -> Tensor:
                 seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
                 probe.record(self.name, weights * ops.cast(seen, weights.dtype))
-            if seed is None:
-                return self.dropout_layer(weights, training=training)
-            # Far apart: PyTorch adds both words of a seed, and calls count up by one.
-            return self.dropout_layer.with_seed(weights, seed + number * 1_000_003)
+                return weights if drop is None else drop(weights)
+
+            return recorded
 
         return dropout
 

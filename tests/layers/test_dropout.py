@@ -1,13 +1,22 @@
 """Dropout: what Keras's does, and that the hashed twin's bits are as good as random ones."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
-from compare import to_numpy
+from compare import assert_close, to_numpy
 from execution import compiled, tensorflow_only
 
-from keras_tfm.layers import Dropout
-from keras_tfm.layers.dropout import hashed_dropout
+from keras_tfm.layers import (
+    AttentionProbe,
+    Dropout,
+    MultiHeadSelfAttention,
+    RelativePositionEmbedding,
+    RotaryEmbedding,
+    attention,
+)
+from keras_tfm.layers.dropout import DrawnDropout, hashed_dropout
 
 SHAPE = (1000, 1000)
 # A mean of a million draws of p = 0.1 has a deviation of 3e-4; correlations have 1e-3.
@@ -167,3 +176,89 @@ def test_unknown_lengths_are_left_to_keras():
     ]
     called = [any("PartitionedCall" in node.op for node in graph.node) for graph in graphs]
     assert called == [True, False]
+
+
+# The softmax of attention, dropout and the product with the values as one
+
+
+@tensorflow_only
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    # Each rounds what it adds up: 2^-24, 2^-11 and 2^-8, over a dozen numbers, twice.
+    [("float32", 2e-6), ("float64", 2e-6), ("float16", 5e-3), ("bfloat16", 4e-2)],
+)
+def test_joined_gradients_are_those_of_the_parts(mode, key_heads, dtype, tolerance):
+    """The second derivatives as well, and where a query has no key."""
+    import tensorflow as tf
+
+    generator = np.random.default_rng(0)
+    shapes = (2, 4, 5, 6), (2, key_heads, 7, 6), (2, key_heads, 7, 3)
+    inputs = [tf.cast(generator.normal(size=shape), dtype) for shape in shapes]
+    mask = generator.random((2, 1, 5, 7)) < 0.7
+    mask[0, 0, 2] = False
+    drawn = DrawnDropout(Dropout(0.3), tf.constant([3, 5], "int64"))
+
+    def run(dropout, *inputs):
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                y = attention(*inputs, mask=mask, dropout=dropout)
+                loss = tf.reduce_sum(tf.sin(3 * tf.cast(y, "float32")))
+            first = tape.gradient(loss, inputs)
+            norm = tf.add_n([tf.reduce_sum(tf.cast(x, "float32") ** 2) for x in first])
+        return y, *first, *outer.gradient(norm, inputs)
+
+    joined = compiled(mode, lambda *x: run(drawn, *x))(*inputs)
+    apart = compiled(mode, lambda *x: run(lambda weights: drawn(weights), *x))(*inputs)
+    assert np.any(to_numpy(joined[1]))
+    for actual, expected in zip(joined, apart, strict=True):
+        assert actual.dtype == dtype
+        assert_close(actual, to_numpy(expected), tolerance)
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    ("length", "position", "probed", "is_joined"),
+    [
+        (6, None, False, True),
+        (6, RotaryEmbedding, False, True),
+        (6, lambda: RelativePositionEmbedding(3), False, False),  # which reads the weights
+        (6, None, True, False),  # and so does a probe
+        (None, None, False, False),
+    ],
+)
+def test_attention_in_training_is_joined_where_nobody_reads_its_weights(
+    monkeypatch, length, position, probed, is_joined
+):
+    import tensorflow as tf
+
+    layer = MultiHeadSelfAttention(2, dropout=0.4, position=position and position())
+    x = np.random.default_rng(1).normal(size=(3, 6, 8)).astype("float32")
+    layer(x)
+    probe = AttentionProbe() if probed else contextlib.nullcontext()
+    calls = []
+    whole = DrawnDropout.weighted_sum
+    monkeypatch.setattr(
+        DrawnDropout, "weighted_sum", lambda *inputs: calls.append(1) or whole(*inputs)
+    )
+
+    def run():
+        layer.dropout_layer.seed_generator.state.assign([7, 0])
+
+        @tf.function(input_signature=[tf.TensorSpec((None, length, 8))], autograph=False)
+        def gradients(x):
+            with tf.GradientTape() as tape, probe:
+                tape.watch(x)
+                loss = tf.reduce_sum(layer(x, training=True) ** 2)
+            return tape.gradient(loss, [x, *[v.value for v in layer.trainable_variables]])
+
+        return gradients(x)
+
+    actual = run()
+    assert bool(calls) == is_joined
+    monkeypatch.setattr(DrawnDropout, "is_joined", lambda *_: False)
+    for one, other in zip(actual, run(), strict=True):
+        assert_close(one, to_numpy(other), 1e-5)
