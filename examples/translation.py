@@ -56,6 +56,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=0, help="of first weights and dropout")
     parser.add_argument(
+        "--sinusoids", action="store_true", help="positions as in the paper: 4 points of BLEU less"
+    )
+    parser.add_argument(
         "--score", action="store_true", help="scores what was trained before, with the same pairs"
     )
     parser.add_argument(
@@ -97,7 +100,7 @@ def train(corpus: "Corpus", arguments) -> None:
         f"epoch, {corpus.training.padding().share:.0%} padding"
     )
     steps = arguments.epochs * corpus.training.steps
-    model = build(corpus, arguments.smoke, steps, arguments.seed)
+    model = build(corpus, arguments.smoke, steps, arguments.seed, not arguments.sinusoids)
     print(f"training {model.count_params():,} parameters for {arguments.epochs} epochs")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     corpus.tokenizer.save(str(arguments.folder / "tokenizer.json"))
@@ -116,6 +119,7 @@ def train(corpus: "Corpus", arguments) -> None:
                     "pairs": str(arguments.pairs),
                     "epochs": arguments.epochs,
                     "seed": arguments.seed,
+                    "sinusoids": arguments.sinusoids,
                 },
             ),
             keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100)),
@@ -217,16 +221,25 @@ def print_table(answers: dict[str, list[str]], test: list, seen: set[str]) -> No
     print(metrics[0].get_signature())
 
 
-def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0):
-    """The model, compiled for so many steps; `seed` decides first weights and dropout."""
+def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0, rotary: bool = True):
+    """The model, compiled for so many steps.
+
+    Args:
+        seed: decides first weights and dropout.
+        rotary: positions turn queries and keys; else sinusoids are added to embeddings.
+    """
     import keras
 
+    from keras_tfm.layers import RotaryEmbedding
     from keras_tfm.models import transformer
     from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy
 
     keras.utils.set_random_seed(seed)
     model = transformer(
-        corpus.tokenizer.get_vocab_size(), normalize_first=True, **(SMOKE if smoke else SIZE)
+        corpus.tokenizer.get_vocab_size(),
+        normalize_first=True,
+        position=RotaryEmbedding() if rotary else None,
+        **(SMOKE if smoke else SIZE),
     )
     warmup = min(WARMUP, steps // 4)
     rate = keras.optimizers.schedules.CosineDecay(

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 
 from keras_tfm.layers import (
+    AttentionPosition,
+    Dropout,
     LayerNormalization,
     PositionalEncoding,
     TokenEmbedding,
@@ -33,6 +35,8 @@ def transformer(
     intermediate_dim: int = 2048,
     dropout: float = 0.1,
     activation: Any = "relu",
+    gated: bool = False,
+    position: AttentionPosition | None = None,
     layer_norm_epsilon: float = 1e-5,
     normalize_first: bool = False,
     final_norm: bool | None = None,
@@ -58,6 +62,9 @@ def transformer(
         dropout: rate after each sublayer, after the sum of embedding and position, and of the
             attention weights.
         activation: of the feed-forward networks.
+        gated: whether they have a gate; with activation "silu" SwiGLU (arXiv:2002.05202).
+        position: a part of every self-attention, `RotaryEmbedding()` for instance, in the place of
+            the sinusoids that are added to the embeddings.
         layer_norm_epsilon: of every normalisation.
         normalize_first: pre-norm blocks.
         final_norm: one more normalisation after each stack; as `normalize_first` by default
@@ -98,6 +105,8 @@ def transformer(
         "num_heads": num_heads,
         "dropout": dropout,
         "activation": activation,
+        "gated": gated,
+        "position": position,
         "layer_norm_epsilon": layer_norm_epsilon,
         "normalize_first": normalize_first,
         "head_dim": head_dim,
@@ -117,7 +126,10 @@ def transformer(
     else:
         source_embedding = embedding(source_vocabulary_size, "source_embedding")
         target_embedding = embedding(target_vocabulary_size, "target_embedding")
-    positions = PositionalEncoding(dropout=dropout, dtype=dtype, name="positions")
+    if position is None:
+        positions = PositionalEncoding(dropout=dropout, dtype=dtype, name="positions")
+    else:
+        positions = Dropout(dropout, dtype=dtype, name="embedding_dropout")
 
     source = keras.Input((None,), dtype="int32", name="source")
     x = positions(source_embedding(source))

@@ -8,7 +8,7 @@ from keras import ops
 from keras_weights import randomize, transformer_weights
 
 import keras_tfm
-from keras_tfm.layers import DecodingScope
+from keras_tfm.layers import DecodingScope, PositionalEncoding, RotaryEmbedding
 from keras_tfm.models import transformer
 from keras_tfm.models.transformer import SIZES
 from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy
@@ -61,6 +61,24 @@ def test_fault_01_options_reach_every_block(options):
         SOURCE, TARGET, transformer_weights(model), num_heads, False, 1e-5, activation=activation
     )
     assert_close(model(INPUTS), expected, FLOAT32)
+
+
+def test_positions_of_the_attention_take_the_place_of_sinusoids():
+    model = small(head_dim=4, gated=True, activation="silu", position=RotaryEmbedding())
+    get = model.get_layer
+    context = get("source_embedding")(SOURCE)
+    for i in range(2):
+        context = get(f"encoder_{i}")(context)
+    x = get("target_embedding")(TARGET)
+    for i in range(2):
+        x = get(f"decoder_{i}")(x, context)
+    assert_close(model(INPUTS), get("target_embedding")(x, reverse=True), FLOAT32)
+    for layer in model.layers:
+        if layer.name.startswith(("encoder_", "decoder_")):
+            assert layer.gated
+            assert isinstance(layer.self_attention.position, RotaryEmbedding)
+    sinusoids = [x for x in model.layers if isinstance(x, PositionalEncoding)]
+    assert not sinusoids
 
 
 @norm_position
