@@ -91,10 +91,10 @@ class Task(NamedTuple):
 
     def score(self, answers: list[str], some: list[Paragraph]) -> float:
         """Accuracy of subjects; F1, all kinds together, of the words that are not plain."""
-        from sklearn.metrics import f1_score
-
         labels = self.labels(some)
         if self.of_words:
+            from sklearn.metrics import f1_score
+
             kinds = self.classes[1:]
             return f1_score(labels, answers, labels=kinds, average="micro", zero_division=0)
         return float(np.mean([a == b for a, b in zip(answers, labels, strict=True)]))
