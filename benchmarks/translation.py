@@ -6,14 +6,14 @@
     python benchmarks/translation.py --steps 40   # both without dropout: a minute
     python benchmarks/translation.py --markdown   # tokens a second, BLEU, chrF: ten minutes
 
-Both have the same vocabulary, size and first weights, and see the same batches in the same order,
-with the same learning rates, label smoothing, rates of dropout and clipping. The example's
-positions are rotary, which `torch.nn.Transformer` does not offer: it adds the paper's sinusoids. So
-does ours in --steps, beside the example's in tokens a second, and in the scores of a folder where
-the example was trained with --sinusoids: then only layers, gradients, optimizer and the random
-numbers of dropout are left to differ. What torch learned is copied into a Keras model, so that one
-beam search and one set of sentences score both. How fast each trains is measured in turns, in one
-process, with all cores.
+Both have the same vocabulary and size, and see the same batches in the same order, with the same
+learning rates, label smoothing, rates of dropout and clipping. The example's positions are rotary,
+which `torch.nn.Transformer` does not offer: it adds the paper's sinusoids. So does ours in --steps,
+beside the example's in tokens a second, and in the scores of a folder where the example was trained
+with --sinusoids: then both begin with the same weights, and only layers, gradients, optimizer and
+the random numbers of dropout are left to differ. What torch learned is copied into a Keras model,
+so that one beam search and one set of sentences score both. How fast each trains is measured in
+turns, in one process, with all cores.
 """
 
 import argparse
