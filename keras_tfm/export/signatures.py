@@ -401,7 +401,7 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             padding=padding,
             limit=limit,
             # LiteRT copies the caches at every step, so small ones are worth a loop of their own.
-            room=32,
+            room=32 if request.strategy is None or request.strategy.width == 1 else 96,
         )
 
     return generate

@@ -1,15 +1,17 @@
 """The loop: feed a token, choose the next one. It is compiled, and exported, as it stands."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_tfm.generation.gather import gather, gather_columns
 from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.generation.strategies import Greedy, State, Strategy, Task
+from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding_scope import Branches
+from keras_tfm.layers.decoding_scope import Branches, Cache
 
 Tensor = Any
 
@@ -59,12 +61,13 @@ class GenerationLoop:
         batch, prompt_length = ops.shape(self.prompt)
         self._first_room = room
         self._xla = xla
-        # Positions the caches have room for, and the entries that grow with them.
-        self._room = length
-        self._growing: list[str] = []
         self.task = Task(
             batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed
         )
+        # The columns the caches have, the most they could need, and the entries that have them.
+        self._most = prompt_length - 1 + self.strategy.width * (length - prompt_length + 1)
+        self._room = self._most
+        self._growing: list[str] = []
 
     def start(self) -> State:
         """Fills the caches with all of the prompt but its last token, which the loop feeds."""
@@ -77,8 +80,8 @@ class GenerationLoop:
         state["position"] = ops.convert_to_tensor(task.first, dtype="int32")
         state["cache"] = cache
         if width > 1:
-            shape = (task.batch, width, width * (self._room - task.first))
-            state["ancestors"] = ops.zeros(shape, dtype="float32")
+            state["tree"] = Tree.of_prompt(task.batch, width, self._room, task.first)
+            state["cache"] = self._longer(cache, self._room - self._length)
         if task.score:
             state["failed"] = ops.convert_to_tensor(-1, dtype="int32")
         return state
@@ -90,8 +93,7 @@ class GenerationLoop:
         # padding before the prompt: it shifts positions, which must not happen to an encoder.
         alone = task.first == 0
         ids = prompt[:, :1] if alone or task.padding is not None else prompt[:, : task.first]
-        branches = self._branches(None)
-        with DecodingScope(length=self._room, branches=branches) as scope:
+        with DecodingScope(length=self._length) as scope:
             features = self._call(ids)[1]
         self._growing = scope.growing
         if alone:
@@ -99,19 +101,15 @@ class GenerationLoop:
         if task.padding is None:
             return scope.cache, features
         with DecodingScope(
-            scope.initial_cache,
-            position=0,
-            length=self._room,
-            padding=task.padding,
-            branches=branches,
+            scope.initial_cache, position=0, length=self._length, padding=task.padding
         ) as scope:
             features = self._call(prompt[:, : task.first])[1]
         return scope.cache, features
 
-    def _branches(self, ancestors: Tensor | None) -> Branches | None:
-        if self.strategy.width == 1:
-            return None
-        return Branches(self.strategy.width, self.task.first, ancestors)
+    @property
+    def _length(self) -> int:
+        """How many positions there can be in the caches."""
+        return min(self._room, self.task.length)
 
     def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs = keras.tree.flatten(call_model(self.model, {**self.inputs, self.target: ids}))
@@ -130,13 +128,16 @@ class GenerationLoop:
     def step(self, state: State) -> State:
         """Feeds a token (of each row), and chooses the next."""
         task, position, width = self.task, state["position"], self.strategy.width
-        ancestors = state.get("ancestors")
+        tree = state.get("tree")
+        branches = None
+        if tree is not None:
+            branches = Branches(ops.greater(tree.ancestors, 0.5), tree.positions, tree.filled)
         with DecodingScope(
             state["cache"],
             position=position,
-            length=self._room,
+            length=self._length,
             padding=task.padding,
-            branches=self._branches(None if ancestors is None else ops.greater(ancestors, 0.5)),
+            branches=branches,
             xla=self._xla,
         ) as scope:
             logits, features = self._call(state["token"])
@@ -146,11 +147,8 @@ class GenerationLoop:
         after, parents = self.strategy.advance(task, state, logits, features)
         after["position"] = position + 1
         after["cache"] = scope.cache_after(after["token"])
-        if ancestors is not None:
-            # One token each has been added; then each becomes a copy of its parent.
-            own = ops.broadcast_to(ops.eye(width, dtype="float32"), (task.batch, width, width))
-            added = ops.slice_update(ancestors, (0, 0, (position - task.first) * width), own)
-            after["ancestors"] = ops.matmul(ops.one_hot(parents, width), added)
+        if tree is not None:
+            after["tree"] = tree.grown(position, parents)
         if "failed" in state:
             broken = ops.any(ops.isnan(ops.cast(logits, "float32")), axis=-1)
             going = self.strategy.going(task, state)
@@ -169,36 +167,72 @@ class GenerationLoop:
 
     def run(self) -> dict[str, Tensor]:
         """From the prompt to the end."""
-        self._room, *longer = cache_lengths(self.task.length, self._first_room, self.task.first + 1)
-        state = _while_loop(self._unfinished_within, self.step, self.start())
-        for room in longer:
+        width = self.strategy.width
+        rooms = cache_lengths(self._most, self._first_room, self.task.first + width)
+        self._room = rooms[0]
+        state = self.start()
+        for room in rooms:
             state = self._grown(state, room)
-            state = _while_loop(self._unfinished_within, self.step, state)
+            prunes = width > 1 and room < self._most
+            state = self._pruning(state) if prunes else self._stepping(state)
         return self.result(state)
 
-    def _unfinished_within(self, state: State) -> Tensor:
+    def _stepping(self, state: State) -> State:
+        """Steps to the end, or as many as the caches have room for."""
+        return _while_loop(lambda state: self._unfinished_within(state, 1), self.step, state)
+
+    def _pruning(self, state: State) -> State:
+        """Steps, and makes room by what beginnings have in common, while it makes enough of it."""
+        # It costs as much as a third of a step or a half.
+        enough = max(1, self._room // (8 * self.strategy.width))
+        return _while_loop(
+            lambda state: self._unfinished_within(state, enough),
+            lambda state: self._pruned(self._stepping(state)),
+            state,
+        )
+
+    def _unfinished_within(self, state: State, steps: int) -> Tensor:
         more = self.unfinished(state)
-        if self._room < self.task.length:
-            more = ops.logical_and(more, ops.less(state["position"], self._room))
-        return more
+        if self._room == self._most:
+            return more
+        left = state["tree"].steps_left if "tree" in state else self._room - state["position"]
+        return ops.logical_and(more, left >= steps)
+
+    def _pruned(self, state: State) -> State:
+        tree, columns = state["tree"].pruned()
+
+        def chosen(part: str, x: Tensor) -> Tensor:
+            return gather(x, columns) if part == "mask" else gather_columns(x, columns)
+
+        return {**state, "cache": self._changed(state["cache"], chosen), "tree": tree}
 
     def _grown(self, state: State, room: int) -> State:
-        """The same state with caches that have room for so many positions."""
-        more = self.strategy.width * (room - self._room)
-        self._room = room
-
-        def grown(x: Tensor, axis: int) -> Tensor:
-            return ops.pad(x, [(0, more if i == axis else 0) for i in range(len(x.shape))])
-
-        cache = dict(state["cache"])
-        for name in self._growing:
-            cache[name] = {
-                part: grown(x, 1 if part == "mask" else 2) for part, x in cache[name].items()
-            }
-        state = {**state, "cache": cache}
-        if "ancestors" in state:
-            state["ancestors"] = grown(state["ancestors"], 2)
+        """The same state with caches that have so many columns."""
+        more, self._room = room - self._room, room
+        if not more:
+            return state
+        state = {**state, "cache": self._longer(state["cache"], more)}
+        if "tree" in state:
+            state["tree"] = state["tree"].wider(more)
         return state
+
+    def _longer(self, cache: Cache, more: int) -> Cache:
+        """With so many more columns."""
+
+        def longer(part: str, x: Tensor) -> Tensor:
+            paddings = [(0, 0)] * len(x.shape)
+            paddings[1 if part == "mask" else 2] = (0, more)
+            return ops.pad(x, paddings)
+
+        return self._changed(cache, longer) if more else cache
+
+    def _changed(self, cache: Cache, change: Callable[[str, Tensor], Tensor]) -> Cache:
+        """With each part of the entries that grow changed."""
+        growing = {
+            name: {part: change(part, x) for part, x in cache[name].items()}
+            for name in self._growing
+        }
+        return {**cache, **growing}
 
 
 def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation import filters
+from keras_tfm.generation.gather import gather
 from keras_tfm.layers.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.drawn_seed import DrawnSeed
 
@@ -370,7 +371,7 @@ class Beam(Strategy):
         sums = ops.maximum(sums, IMPOSSIBLE)
         parents, token = places // vocabulary, places % vocabulary  # (B, count)
         tokens = ops.slice_update(
-            _rows_of(state["tokens"], parents), (0, 0, position + 1), ops.expand_dims(token, 2)
+            gather(state["tokens"], parents), (0, 0, position + 1), ops.expand_dims(token, 2)
         )
 
         full = ops.reshape(task.is_full(position + 2), (-1, 1))
@@ -388,13 +389,13 @@ class Beam(Strategy):
         open_scores, kept = ops.top_k(ops.where(ends, IMPOSSIBLE, sums), k=n)
         kept, best = ops.cast(kept, "int32"), ops.cast(best, "int32")
         after = {
-            "tokens": _rows_of(tokens, kept),
-            "token": ops.take_along_axis(token, kept, axis=1),
+            "tokens": gather(tokens, kept),
+            "token": gather(token, kept),
             "open_scores": open_scores,
-            "ended_tokens": _rows_of(all_tokens, best),
+            "ended_tokens": gather(all_tokens, best),
             "ended_scores": ended_scores,
         }
-        return after, ops.take_along_axis(parents, kept, axis=1)
+        return after, gather(parents, kept)
 
     def going(self, task: Task, state: State) -> Tensor:
         """Where an open beginning may still become better than the worst that is kept."""
@@ -493,14 +494,14 @@ class Contrastive(Strategy):
 
         first = ops.equal(position, task.first)  # the prompt's own token: nothing is chosen yet
         running = state["running"]
-        token = ops.take_along_axis(state["token"], best, axis=1) * running
-        gained = ops.log(ops.take_along_axis(state["probabilities"], best, axis=1))
+        token = gather(state["token"], best) * running
+        gained = ops.log(gather(state["probabilities"], best))
         going = ops.logical_and(ops.greater(running, 0), ops.logical_not(first))
         gained = ops.where(going, gained, 0.0)
         ends = _still_running(task, running, token, position + 1)
 
         logits = ops.reshape(ops.cast(logits, "float32"), (batch, k, logits.shape[-1]))
-        logits = ops.squeeze(_rows_of(logits, best), 1)
+        logits = ops.squeeze(gather(logits, best), 1)
         probabilities, tokens = ops.top_k(ops.softmax(logits, axis=-1), k=k)
         return {
             "tokens": ops.slice_update(state["tokens"], (0, position), token),
@@ -508,14 +509,14 @@ class Contrastive(Strategy):
             "running": ops.where(first, running, ends),
             "scores": state["scores"] + ops.squeeze(gained, 1),
             "probabilities": probabilities,
-            "features": ops.slice_update(state["features"], (0, position, 0), _rows_of(new, best)),
+            "features": ops.slice_update(state["features"], (0, position, 0), gather(new, best)),
         }, ops.repeat(best, k, axis=1)
 
 
 def _log_probabilities(logits: Tensor, token: Tensor) -> Tensor:
     """Of tokens (B, 1) by logits (B, V): (B, 1), float32."""
     logits = ops.cast(logits, "float32")
-    return ops.take_along_axis(logits, token, axis=-1) - _log_normalizer(logits)
+    return gather(logits, token) - _log_normalizer(logits)
 
 
 def _log_normalizer(logits: Tensor) -> Tensor:
@@ -546,10 +547,10 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     best = ops.cast(ops.top_k(ops.max(x, axis=-1), k=k)[1], "int32")
     # In their order, so that of equal numbers the first is taken.
     best = -ops.top_k(-best, k=k)[0]
-    rows = _rows_of(x, best)
+    rows = gather(x, best)
     values, within = ops.top_k(ops.reshape(rows, (-1, k * BLOCK)), k=k)
     within = ops.cast(within, "int32")
-    places = ops.take_along_axis(best, within // BLOCK, axis=1) * BLOCK + within % BLOCK
+    places = gather(best, within // BLOCK) * BLOCK + within % BLOCK
     return values, places
 
 
@@ -561,11 +562,6 @@ def _still_running(task: Task, running: Tensor, token: Tensor, columns: Tensor) 
         full = ops.expand_dims(task.is_full(columns), 1)
         running = running * (1 - ops.cast(full, "int32"))
     return running
-
-
-def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
-    """x (B, n, T), rows (B, m) -> (B, m, T)."""
-    return ops.take_along_axis(x, ops.expand_dims(rows, 2), axis=1)
 
 
 def _normalized(x: Tensor) -> Tensor:

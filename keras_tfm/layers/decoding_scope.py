@@ -41,20 +41,19 @@ class Branches(NamedTuple):
     """Several continuations of each row, of which a step feeds one token each, side by side.
 
     A beam search goes on from its n best beginnings. They share one cache, in which the n tokens of
-    a position lie side by side, and each attends to its own ancestors: nothing is copied when a
-    beginning is given up and another goes on twice.
+    a step lie side by side, and each attends to its own ancestors: nothing is copied when a
+    beginning is given up and another goes on twice. The tokens of a step are (B, n), all at the
+    scope's position.
 
     Attributes:
-        width: n; the tokens of a step are (B, n), all at the scope's position.
-        shared: how many positions, from the first, all continuations have in common.
-        ancestors: (B, n, n * (length - shared)), boolean, which tokens after the shared ones each
-            continues; those of position p begin at column n * (p - shared). None: the tokens of
-            this step are shared ones.
+        ancestors: (B, n, S), boolean, which columns of the cache each continues.
+        positions: (S,), int32, where the columns stand, in all rows.
+        column: where in the cache the step's tokens go, an integer or an int32 scalar tensor.
     """
 
-    width: int
-    shared: int
-    ancestors: Tensor | None = None
+    ancestors: Tensor
+    positions: Tensor
+    column: Any
 
 
 class Keys(NamedTuple):
@@ -66,7 +65,8 @@ class Keys(NamedTuple):
         mask: (B, S), boolean, which are real, or None.
         distances: (T, S), int32, each key's position minus the query's, positive where the query
             must not look; None: keys and queries are the same positions.
-        pairs: (B, T, S), boolean, which of them a query continues, or None: all before it.
+        pairs: (B, T, S), boolean, which of them a query continues, or None: all before it, as far
+            as `distances` tell.
         positions: (S,), int32, where each key stands; None with `distances`.
     """
 
@@ -144,8 +144,6 @@ class DecodingScope:
         self.padding = padding
         self.branches = branches
         self.xla = xla
-        # Of another shape than the shared tokens': one position for all tokens of the step.
-        self._abreast = branches is not None and branches.ancestors is not None
         self._given = cache
         self._before: Cache = {}
         self._new: Cache = {}
@@ -240,11 +238,14 @@ class DecodingScope:
         """
         new_length = ops.shape(key)[2]
         if isinstance(self.position, int) and isinstance(new_length, int):
-            end = self.position + (1 if self._abreast else new_length)
+            end = self.position + self.span(new_length)
             if end > self.length:
                 raise ValueError(
                     f"{end} positions do not fit a DecodingScope of length {self.length}"
                 )
+            end = self._column() + new_length
+            if isinstance(end, int) and end > self._capacity:
+                raise ValueError(f"{end} columns do not fit a cache of {self._capacity}")
         entry = self._take(name)
         if entry is None:
             entry = {"key": self._empty(key, 2), "value": self._empty(value, 2)}
@@ -279,55 +280,45 @@ class DecodingScope:
 
     def _column(self) -> Any:
         """Where in the caches the tokens of this step go."""
-        if not self._abreast:
-            return self.position
-        assert self.branches is not None
-        shared = self.branches.shared
-        return shared + (self.position - shared) * self.branches.width
+        return self.position if self.branches is None else _integer(self.branches.column)
 
     @property
     def _capacity(self) -> int:
         """How many columns the caches have."""
-        if self.branches is None:
-            return self.length
-        return self.branches.shared + self.branches.width * (self.length - self.branches.shared)
+        return self.length if self.branches is None else self.branches.positions.shape[0]
 
     def _columns(self, length: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of the columns of a cache and of T new tokens: `Keys.positions`, distances and pairs."""
         known = self._known_columns.get(length) if isinstance(length, int) else None
         if known is not None:
             return known
-        cached = np.arange(self._capacity, dtype="int32")
-        if self.branches is not None:
-            after = np.maximum(cached - self.branches.shared, 0) // self.branches.width
-            cached = np.minimum(cached, self.branches.shared) + after.astype("int32")
-        tokens = self._positions(length)
-        columns = ops.convert_to_tensor(cached)
-        # Beyond what is written lies nothing, or what another text has left there.
-        earlier = ops.where(columns < self.position, columns - ops.expand_dims(tokens, 1), 1)
-        offsets = ops.arange(length, dtype="int32")
-        among = ops.expand_dims(offsets, 0) - ops.expand_dims(offsets, 1)
-        if self._abreast:
-            among = ops.abs(among)  # each sees itself alone
-        result = (
-            ops.concatenate([columns, tokens], axis=0),
-            ops.concatenate([earlier, among], axis=1),
-            self._pairs(length),
-        )
+        tokens, pairs = self._positions(length), None
+        if self.branches is None:
+            columns = ops.arange(self.length, dtype="int32")
+            # Beyond what is written lies nothing, or what another text has left there.
+            earlier = ops.where(columns < self.position, columns - ops.expand_dims(tokens, 1), 1)
+            offsets = ops.arange(length, dtype="int32")
+            among = ops.expand_dims(offsets, 0) - ops.expand_dims(offsets, 1)
+            distances = ops.concatenate([earlier, among], axis=1)
+            positions = ops.concatenate([columns, tokens], axis=0)
+        else:
+            positions = ops.concatenate([self.branches.positions, tokens], axis=0)
+            distances = positions - ops.expand_dims(tokens, 1)
+            pairs = self._pairs(length)
+        result = positions, distances, pairs
         if isinstance(length, int):
             self._known_columns[length] = result
         return result
 
     def _pairs(self, length: Any) -> Tensor | None:
         # An encoder that is causal itself comes with tokens of its own, and nothing reads it.
-        if not self._abreast or self.branches is None or length != self.branches.width:
+        assert self.branches is not None
+        if length != self.branches.ancestors.shape[1]:
             return None
         ancestors = ops.convert_to_tensor(self.branches.ancestors)
-        batch = ops.shape(ancestors)[0]
-        shared = ops.ones((batch, length, self.branches.shared), dtype="bool")
-        return ops.concatenate(
-            [shared, ancestors, ops.ones((batch, length, length), dtype="bool")], axis=2
-        )
+        itself = ops.eye(length, dtype="bool")
+        itself = ops.broadcast_to(itself, (ops.shape(ancestors)[0], length, length))
+        return ops.concatenate([ancestors, itself], axis=2)
 
     def _real(self, mask: Tensor | None, before: Tensor | None, positions: Tensor) -> Tensor | None:
         """Which keys are real, of those before and the new ones: (B, S), or None for all."""
@@ -340,12 +331,12 @@ class DecodingScope:
 
     def span(self, length: Any) -> Any:
         """How many positions `length` tokens of this step take."""
-        return 1 if self._abreast else length
+        return length if self.branches is None else 1
 
     def _positions(self, length: Any) -> Tensor:
         """Where `length` tokens of this step stand, padding counted: (T,), int32."""
         offsets = ops.arange(length, dtype="int32")
-        return (offsets * 0 if self._abreast else offsets) + self.position
+        return (offsets if self.branches is None else offsets * 0) + self.position
 
     def positions(self, length: Any) -> Tensor:
         """The positions of `length` tokens of this step, from each row's first: (B | 1, T), int32.

@@ -196,10 +196,10 @@ class MultiHeadAttention(RematerializedLayer):
         for part in biases:
             part = ops.cast(part, "float32")
             bias = part if bias is None else bias + part
+        # Where the keys to see are told one by one, those after a query are not among them.
+        causal = self.causal and keys.pairs is None
         mask = masks.combine(
-            None
-            if distances is None
-            else masks.from_distances(distances, self.causal, self.window),
+            None if distances is None else masks.from_distances(distances, causal, self.window),
             None if keys.mask is None else masks.from_keys(keys.mask[:, columns]),
             None if keys.pairs is None else masks.from_pairs(keys.pairs),
             None if attention_mask is None else masks.from_pairs(attention_mask[:, rows, columns]),

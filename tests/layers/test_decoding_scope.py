@@ -473,6 +473,13 @@ def test_a_cache_written_after_a_result_is_the_same_whatever_the_result(x, mode,
         )
 
 
+def branches(batch, n, columns, shared=1):
+    """That all go on from the first columns, and are to be written behind them."""
+    column = np.arange(columns, dtype="int32")
+    ancestors = np.broadcast_to(column < shared, (batch, n, columns)).copy()
+    return Branches(ancestors, np.where(column < shared, column, 0), shared)
+
+
 # Positions
 
 
@@ -481,15 +488,14 @@ def test_a_cache_written_after_a_result_is_the_same_whatever_the_result(x, mode,
     [
         ({}, [[3, 4, 5, 6]], 4),
         ({"padding": np.array([0, 2, 5], "int32")}, [[3, 4, 5, 6], [1, 2, 3, 4], [0, 0, 0, 1]], 4),
-        ({"branches": Branches(4, 1)}, [[3, 4, 5, 6]], 4),
-        ({"branches": Branches(4, 1, np.ones((1, 4, 32), bool))}, [[3, 3, 3, 3]], 1),
+        ({"branches": branches(1, 4, 33)}, [[3, 3, 3, 3]], 1),
         (
-            {"branches": Branches(4, 1, np.ones((2, 4, 32), bool)), "padding": np.int32([2, 4])},
+            {"branches": branches(2, 4, 33), "padding": np.int32([2, 4])},
             [[1, 1, 1, 1], [0, 0, 0, 0]],
             1,
         ),
     ],
-    ids=["plain", "padding", "shared", "branches", "both"],
+    ids=["plain", "padding", "branches", "both"],
 )
 def test_positions_by_hand(options, positions, span):
     """Of four tokens from column 3 on; branches stand side by side."""
@@ -501,12 +507,6 @@ def test_positions_by_hand(options, positions, span):
 # Branches
 
 
-def grown(ancestors, paths, parents):
-    """Each of the n paths (B, n, t) becomes a copy of its parent, with the parent's ancestors."""
-    rows = parents[:, :, np.newaxis]
-    return np.take_along_axis(ancestors, rows, 1), np.take_along_axis(paths, rows, 1)
-
-
 @pytest.mark.parametrize("padding", [None, [0, 2]], ids=["even", "padded"])
 @pytest.mark.parametrize("shared", [3, 5])
 @pytest.mark.parametrize("part", [None, RotaryEmbedding, ALiBi], ids=["plain", "rotary", "ALiBi"])
@@ -515,60 +515,65 @@ def test_branches_are_the_paths_of_a_tree(part, shared, padding):
     n, rng = 3, np.random.default_rng(0)
     model = decoder_only(1, head_dim=4, position=None if part is None else part())
     tokens = rng.integers(1, V, (B, shared))
-    options = {}
-    with DecodingScope(length=T, branches=Branches(n, shared)) as scope:
+    options, columns = {}, shared + n * (T - shared)
+    with DecodingScope(length=columns) as scope:
         model(tokens)
     if padding is not None:
         options = {"padding": np.array(padding, "int32")}
-        branches = Branches(n, shared)
-        with DecodingScope(scope.initial_cache, length=T, branches=branches, **options) as scope:
+        with DecodingScope(scope.initial_cache, length=columns, **options) as scope:
             model(tokens)
     cache = scope.cache
-    columns = shared + n * (T - shared)
-    assert cache["000_self_attention"]["key"].shape[2] == columns
     paths = np.repeat(tokens[:, np.newaxis], n, axis=1)
-    ancestors = np.zeros((B, n, n * (T - shared)), bool)
+    tree = branches(B, n, columns, shared)
     for position in range(shared, T):
         given = rng.integers(1, V, (B, n))
         paths = np.concatenate([paths, given[:, :, np.newaxis]], axis=2)
-        branches = Branches(n, shared, ancestors)
-        with DecodingScope(
-            cache, position=position, length=T, branches=branches, **options
-        ) as scope:
+        with DecodingScope(cache, position=position, length=T, branches=tree, **options) as scope:
             logits = to_numpy(model(given))
         cache = scope.cache
         for row in range(B):
             first = 0 if padding is None else padding[row]
             alone = to_numpy(model(paths[row, :, first:]))[:, -1]
             assert_close(logits[row], alone, FLOAT32)
-        column = n * (position - shared)
-        ancestors[:, range(n), range(column, column + n)] = True
-        ancestors, paths = grown(ancestors, paths, rng.integers(0, n, (B, n)))
+        # Each of the paths becomes a copy of its parent, with the parent's ancestors.
+        own = range(tree.column, tree.column + n)
+        tree.ancestors[:, range(n), own] = True
+        tree.positions[own] = position
+        parents = rng.integers(0, n, (B, n))[:, :, np.newaxis]
+        paths = np.take_along_axis(paths, parents, 1)
+        tree = Branches(np.take_along_axis(tree.ancestors, parents, 1), tree.positions, own.stop)
 
 
 def test_branches_beside_a_source():
-    model, n, shared = encoder_decoder(), 3, 2
-    with DecodingScope(length=T, branches=Branches(n, shared)) as scope:
+    model, n, shared, columns = encoder_decoder(), 3, 2, 8
+    with DecodingScope(length=columns) as scope:
         model([SOURCE, TARGET[:, :shared]])
     given = np.array([[7, 1, 4], [9, 9, 2]])
-    ancestors = np.zeros((B, n, n * (T - shared)), bool)
-    branches = Branches(n, shared, ancestors)
-    with DecodingScope(scope.cache, position=shared, length=T, branches=branches):
+    tree = branches(B, n, columns, shared)
+    with DecodingScope(scope.cache, position=shared, length=T, branches=tree):
         logits = to_numpy(model([SOURCE, given]))
     for branch in range(n):
         whole = np.concatenate([TARGET[:, :shared], given[:, branch : branch + 1]], axis=1)
         assert_close(logits[:, branch], to_numpy(model([SOURCE, whole]))[:, -1], FLOAT32)
 
 
-def test_branches_do_not_fit_beyond_the_length():
-    model, branches = decoder_only(num_layers=1), Branches(3, 2, np.zeros((B, 3, 15), bool))
-    with DecodingScope(length=T, branches=Branches(3, 2)) as scope:
-        model(TARGET[:, :2])
-    with DecodingScope(scope.cache, position=T - 1, length=T, branches=branches):
+@pytest.mark.parametrize(
+    ("position", "column", "message"),
+    [
+        (T, 5, f"{T + 1} positions do not fit a DecodingScope of length {T}"),
+        (T - 1, 6, "9 columns do not fit a cache of 8"),
+    ],
+)
+def test_branches_do_not_fit_beyond_the_end(position, column, message):
+    model, tree = decoder_only(num_layers=1), branches(B, 3, 8)
+    with DecodingScope(length=8) as scope:
+        model(TARGET[:, :1])
+    with DecodingScope(scope.cache, position=T - 1, length=T, branches=tree._replace(column=5)):
         model(TARGET[:, :3])
+    tree = tree._replace(column=column)
     with (
-        pytest.raises(ValueError, match="8 positions do not fit a DecodingScope of length 7"),
-        DecodingScope(scope.cache, position=T, length=T, branches=branches),
+        pytest.raises(ValueError, match=message),
+        DecodingScope(scope.cache, position=position, length=T, branches=tree),
     ):
         model(TARGET[:, :3])
 
