@@ -545,13 +545,14 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
         x = ops.pad(x, [(0, 0), (0, blocks * BLOCK - size)], constant_values=float("-inf"))
     x = ops.reshape(x, (-1, blocks, BLOCK))
     best = ops.cast(ops.top_k(ops.max(x, axis=-1), k=k)[1], "int32")
-    # In their order, so that of equal numbers the first is taken.
-    best = -ops.top_k(-best, k=k)[0]
+    if k > 1:  # in their order, so that of equal numbers the first is taken
+        best = -ops.top_k(-best, k=k)[0]
     rows = gather(x, best)
     values, within = ops.top_k(ops.reshape(rows, (-1, k * BLOCK)), k=k)
     within = ops.cast(within, "int32")
-    places = gather(best, within // BLOCK) * BLOCK + within % BLOCK
-    return values, places
+    if k > 1:
+        best, within = gather(best, within // BLOCK), within % BLOCK
+    return values, best * BLOCK + within
 
 
 def _still_running(task: Task, running: Tensor, token: Tensor, columns: Tensor) -> Tensor:

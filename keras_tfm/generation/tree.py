@@ -1,8 +1,7 @@
 """The tree of a search's beginnings: which columns of their one cache each of them goes on from.
 
 The n tokens of a step, one of each beginning, lie side by side in the cache. Most beginnings are
-given up soon, and then nothing goes on from most columns of all but the last few positions: `pruned`
-says which are needed.
+given up soon, and then nothing goes on from most columns of all but the last few positions.
 """
 
 from typing import Any, NamedTuple

@@ -139,7 +139,9 @@ def attention(
     if extra is not None:
         output = output + extra
     if mask is not None:
-        output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, initial=0.0), dtype)
+        # Of no keys at all, which an unknown number may be, there is no maximum.
+        some = {} if all(mask.shape) else {"initial": 0.0}
+        output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, **some), dtype)
     return output
 
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
-import numpy as np
 from keras import ops
 
 Tensor = Any
@@ -65,8 +64,8 @@ class Keys(NamedTuple):
         mask: (B, S), boolean, which are real, or None.
         distances: (T, S), int32, each key's position minus the query's, positive where the query
             must not look; None: keys and queries are the same positions.
-        pairs: (B, T, S), boolean, which of them a query continues, or None: all before it, as far
-            as `distances` tell.
+        pairs: (1 | B, T, S), boolean, which of them a query continues, or None: all that are
+            before it by `distances`.
         positions: (S,), int32, where each key stands; None with `distances`.
     """
 
@@ -292,19 +291,24 @@ class DecodingScope:
         known = self._known_columns.get(length) if isinstance(length, int) else None
         if known is not None:
             return known
-        tokens, pairs = self._positions(length), None
+        tokens = self._positions(length)
         if self.branches is None:
             columns = ops.arange(self.length, dtype="int32")
-            # Beyond what is written lies nothing, or what another text has left there.
-            earlier = ops.where(columns < self.position, columns - ops.expand_dims(tokens, 1), 1)
-            offsets = ops.arange(length, dtype="int32")
-            among = ops.expand_dims(offsets, 0) - ops.expand_dims(offsets, 1)
-            distances = ops.concatenate([earlier, among], axis=1)
-            positions = ops.concatenate([columns, tokens], axis=0)
         else:
-            positions = ops.concatenate([self.branches.positions, tokens], axis=0)
-            distances = positions - ops.expand_dims(tokens, 1)
+            columns = ops.convert_to_tensor(self.branches.positions)
+        positions = ops.concatenate([columns, tokens], axis=0)
+        distances = ops.expand_dims(positions, 0) - ops.expand_dims(tokens, 1)
+        pairs = None
+        # Beyond what is written lies nothing, or what another text has left there.
+        written = columns < self.position
+        if self.branches is not None:
             pairs = self._pairs(length)
+        elif isinstance(length, int) and length == 1:
+            pairs = ops.concatenate([written, ops.ones((1,), dtype="bool")], axis=0)
+            pairs = ops.expand_dims(pairs, (0, 1))
+        else:
+            new = ops.ones((length,), dtype="bool")
+            distances = ops.where(ops.concatenate([written, new], axis=0), distances, 1)
         result = positions, distances, pairs
         if isinstance(length, int):
             self._known_columns[length] = result

@@ -180,6 +180,9 @@ class MultiHeadAttention(RematerializedLayer):
     ) -> dict[str, Any]:
         """The mask, the bias and the extra values of the queries and keys of one span."""
         rows, columns = span.rows, span.columns
+        if span is not WHOLE:  # a slice of everything would be in the graph
+            attention_mask = None if attention_mask is None else attention_mask[:, rows, columns]
+            keys = keys._replace(mask=None if keys.mask is None else keys.mask[:, columns])
         distances = keys.distances
         positional = self.causal or self.window is not None or self.position is not None
         if distances is None and positional:
@@ -200,9 +203,9 @@ class MultiHeadAttention(RematerializedLayer):
         causal = self.causal and keys.pairs is None
         mask = masks.combine(
             None if distances is None else masks.from_distances(distances, causal, self.window),
-            None if keys.mask is None else masks.from_keys(keys.mask[:, columns]),
+            None if keys.mask is None else masks.from_keys(keys.mask),
             None if keys.pairs is None else masks.from_pairs(keys.pairs),
-            None if attention_mask is None else masks.from_pairs(attention_mask[:, rows, columns]),
+            None if attention_mask is None else masks.from_pairs(attention_mask),
         )
         return {
             "mask": mask, "bias": bias, "extra_scores": extra_scores, "extra_values": extra_values

@@ -73,7 +73,9 @@ class PositionalEncoding(RematerializedLayer):
             pairs = sinusoids_of_sequence(length, frequencies)  # (T | 1, ceil(D/2), 2)
         else:
             pairs = sinusoids_of_positions(scope.positions(length), frequencies)  # (B, T, ...)
-        encoding = ops.reshape(pairs, (*ops.shape(pairs)[:-2], 2 * len(frequencies)))[..., :dim]
+        encoding = ops.reshape(pairs, (*ops.shape(pairs)[:-2], 2 * len(frequencies)))
+        if dim % 2:
+            encoding = encoding[..., :dim]
         x = inputs + ops.cast(encoding, inputs.dtype)
         return self.dropout_layer(x, training=training)
 
