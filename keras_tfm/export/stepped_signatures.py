@@ -17,6 +17,7 @@ from keras_tfm.export.signatures import Request, Signature
 from keras_tfm.generation.loop import cache_lengths
 from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.layers import DecodingScope
+from keras_tfm.layers.decoding_scope import COLUMN_AXES
 
 Tensor = Any
 
@@ -105,7 +106,7 @@ class Caches:
             for part, x in parts.items():
                 shape = list(x.shape)
                 if growing:
-                    shape[_axis(part)] = length
+                    shape[COLUMN_AXES[part]] = length
                 # LiteRT.js passes no booleans in or out.
                 dtype = "int32" if part == "mask" else x.dtype
                 specs[_flat_name(entry, part)] = tf.TensorSpec(shape, dtype)
@@ -119,11 +120,6 @@ class Caches:
                 part: _from_host(part, given[_flat_name(entry, part)]) for part in parts
             }
         return cache
-
-
-def _axis(part: str) -> int:
-    """The axis of an entry along which positions lie."""
-    return 1 if part == "mask" else 2
 
 
 def _flat_name(entry: str, part: str) -> str:
@@ -291,7 +287,7 @@ def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, di
 
     def longer(part: str, x: Tensor) -> Tensor:
         paddings = np.zeros((len(x.shape), 2), "int32")
-        paddings[_axis(part), 1] = missing
+        paddings[COLUMN_AXES[part], 1] = missing
         return tf.pad(x, paddings)
 
     return {

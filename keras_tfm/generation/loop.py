@@ -11,7 +11,7 @@ from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.generation.strategies import Greedy, State, Strategy, Task
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding_scope import Branches, Cache
+from keras_tfm.layers.decoding_scope import COLUMN_AXES, Branches, Cache
 
 Tensor = Any
 
@@ -93,7 +93,7 @@ class GenerationLoop:
         # padding before the prompt: it shifts positions, which must not happen to an encoder.
         alone = task.first == 0
         ids = prompt[:, :1] if alone or task.padding is not None else prompt[:, : task.first]
-        with DecodingScope(length=self._length) as scope:
+        with DecodingScope(length=self._length, xla=self._xla) as scope:
             features = self._call(ids)[1]
         self._growing = scope.growing
         if alone:
@@ -202,7 +202,12 @@ class GenerationLoop:
         tree, columns = state["tree"].pruned()
 
         def chosen(part: str, x: Tensor) -> Tensor:
-            return gather(x, columns) if part == "mask" else gather_columns(x, columns)
+            if part == "mask":
+                return gather(x, columns)
+            if part != "transposed_key":
+                return gather_columns(x, columns)
+            x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), columns)
+            return ops.transpose(x, (0, 1, 3, 2))
 
         return {**state, "cache": self._changed(state["cache"], chosen), "tree": tree}
 
@@ -221,7 +226,7 @@ class GenerationLoop:
 
         def longer(part: str, x: Tensor) -> Tensor:
             paddings = [(0, 0)] * len(x.shape)
-            paddings[1 if part == "mask" else 2] = (0, more)
+            paddings[COLUMN_AXES[part]] = (0, more)
             return ops.pad(x, paddings)
 
         return self._changed(cache, longer) if more else cache

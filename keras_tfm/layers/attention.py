@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding_scope import DecodingScope, for_device
+from keras_tfm.layers.decoding_scope import for_device
 from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.masked_score import masked_score
 
@@ -97,7 +97,7 @@ def attention(
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
         rows = num_heads // num_key_heads * query_length
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
-    products = [_products(query, part) for part in keys]
+    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
     scores = products[0] if len(products) == 1 else ops.concatenate(products, axis=-1)
     scores = ops.cast(scores, "float32")
     if grouped:
@@ -143,16 +143,6 @@ def attention(
         some = {} if all(mask.shape) else {"initial": 0.0}
         output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, **some), dtype)
     return output
-
-
-def _products(query: Tensor, key: Tensor) -> Tensor:
-    """(B, G, T, K) and (B, G, S, K) -> (B, G, T, S)."""
-    scope = DecodingScope.current()
-    if scope is not None and scope.xla and query.shape[2] == 1:
-        # XLA would write a transposed copy of the whole cache, for every token.
-        query = ops.transpose(query, (0, 1, 3, 2))
-        return ops.transpose(ops.matmul(key, query), (0, 1, 3, 2))
-    return ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

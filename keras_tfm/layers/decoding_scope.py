@@ -11,6 +11,9 @@ from keras import ops
 Tensor = Any
 Cache = dict[str, dict[str, Tensor]]
 
+# Along which axis the columns of a cache's parts lie.
+COLUMN_AXES = {"key": 2, "transposed_key": 3, "value": 2, "mask": 1}
+
 _current: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
 
 
@@ -88,8 +91,9 @@ class DecodingScope:
     The cache is a value, not a state: it comes in as an argument and the updated one is read from
     `scope.cache` afterwards. It is a dictionary in the order of the calls, one entry a call of an
     attention layer, named by its number and its layer ("002_cross_attention"), so that a layer
-    called twice has two entries. An entry holds "key" (B, G, S, K) and "value" (B, G, S, V), and
-    "mask" (B, S), boolean, at the first of the calls that share one padding mask.
+    called twice has two entries. An entry holds "key" (B, G, S, K), or "transposed_key"
+    (B, G, K, S), "value" (B, G, S, V), and "mask" (B, S), boolean, at the first of the calls that
+    share one padding mask.
 
     Args:
         cache: what an earlier scope returned, or None for the first step, which must be at
@@ -101,7 +105,8 @@ class DecodingScope:
             number from the row's first token; it needs a cache, so that an encoder, whose positions
             must not be shifted, has been read before.
         branches: several continuations of each row at once.
-        xla: whether XLA compiles the step; see `attention`, which asks.
+        xla: whether XLA compiles the steps: a first step stores transposed keys, with which its
+            products are faster.
 
     Example:
 
@@ -192,11 +197,10 @@ class DecodingScope:
                 f"the cache has entries {list(self._given)}, but the model called inside the "
                 f"scope used {list(self._before)}: it was made by another model"
             )
-        starts = {"key": (0, 0, column, 0), "value": (0, 0, column, 0), "mask": (0, column)}
         cache = dict(self._before)
         for name in self._growing:
             cache[name] = {
-                part: ops.slice_update(cache[name][part], starts[part], new)
+                part: ops.slice_update(cache[name][part], _start(part, column, new), new)
                 for part, new in self._new[name].items()
             }
         return cache
@@ -217,7 +221,7 @@ class DecodingScope:
 
     @property
     def new(self) -> Cache:
-        """What this step adds to the cache: entries of the tokens given, (B, G, T, K).
+        """What this step adds to the cache: entries of the tokens given, T columns.
 
         Those of cross-attention are here on the first step only.
         """
@@ -246,14 +250,14 @@ class DecodingScope:
             if isinstance(end, int) and end > self._capacity:
                 raise ValueError(f"{end} columns do not fit a cache of {self._capacity}")
         entry = self._take(name)
+        added = self._parts(entry, key, value)
         if entry is None:
-            entry = {"key": self._empty(key, 2), "value": self._empty(value, 2)}
+            entry = {part: self._empty(part, x) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
-                entry["mask"] = self._empty(mask, 1)
+                entry["mask"] = self._empty("mask", mask)
         else:
-            for part, new in (("key", key), ("value", value)):
-                self._check_shape(name, part, entry[part].shape, new.shape)
-        added = {"key": key, "value": value}
+            for part, x in added.items():
+                self._check_shape(name, part, entry[part].shape, x.shape)
         if self._owns_mask(name, entry, mask, self._masks):
             assert mask is not None
             added["mask"] = mask
@@ -264,7 +268,7 @@ class DecodingScope:
         before = None if mask is None else self._masks[id(mask)][1]
         positions, distances, pairs = self._columns(new_length)
         return Keys(
-            (entry["key"], key),
+            (_key_of(entry), key),
             (entry["value"], value),
             self._real(mask, before, positions),
             distances,
@@ -364,15 +368,14 @@ class DecodingScope:
         """
         entry = self._take(name)
         if entry is None:
-            key, value = project()
-            entry = {"key": key, "value": value}
+            entry = self._parts(None, *project())
             if mask is not None and id(mask) not in self._context_masks:
                 entry["mask"] = mask
         if self._owns_mask(name, entry, mask, self._context_masks):
             self._context_masks[id(mask)] = (mask, entry["mask"])
         self._store(name, entry, {} if self._given is not None else entry)
         cached = None if mask is None else self._context_masks[id(mask)][1]
-        return entry["key"], entry["value"], cached
+        return _key_of(entry), entry["value"], cached
 
     def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
         """Whether the call stores its mask; raises where the first step's calls did otherwise."""
@@ -385,7 +388,8 @@ class DecodingScope:
         return owns
 
     def _check_shape(self, name: str, part: str, cached: Any, new: Any) -> None:
-        expected = (new[0], new[1], self._capacity, new[3])
+        axis = COLUMN_AXES[part]
+        expected = (*new[:axis], self._capacity, *new[axis + 1 :])
         if any(a != b for a, b in zip(cached, expected, strict=True) if None not in (a, b)):
             raise ValueError(
                 f"{name}: the cache has {part} of shape {tuple(cached)}, expected {expected}: "
@@ -414,10 +418,29 @@ class DecodingScope:
     def _entry_name(self, name: str) -> str:
         return f"{len(self._before):03d}_{name}"
 
-    def _empty(self, x: Tensor, axis: int) -> Tensor:
+    def _parts(self, entry: Any, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+        """Keys and values as the entry holds them, or as a new one shall."""
+        if self.xla if entry is None else "transposed_key" in entry:
+            return {"transposed_key": _transposed(key), "value": value}
+        return {"key": key, "value": value}
+
+    def _empty(self, part: str, x: Tensor) -> Tensor:
         shape = list(ops.shape(x))
-        shape[axis] = self._capacity
+        shape[COLUMN_AXES[part]] = self._capacity
         return ops.zeros(shape, dtype=x.dtype)
+
+
+def _key_of(entry: dict[str, Tensor]) -> Tensor:
+    return entry["key"] if "key" in entry else _transposed(entry["transposed_key"])
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return ops.transpose(x, (0, 1, 3, 2))
+
+
+def _start(part: str, column: Any, x: Tensor) -> list[Any]:
+    """Where `x` begins in the part of a cache to which it is written."""
+    return [column if axis == COLUMN_AXES[part] else 0 for axis in range(len(x.shape))]
 
 
 def _integer(position: Any) -> Any:
