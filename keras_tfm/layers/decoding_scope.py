@@ -377,6 +377,19 @@ class DecodingScope:
         cached = None if mask is None else self._context_masks[id(mask)][1]
         return _key_of(entry), entry["value"], cached
 
+    def keep(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` makes on the first step, read from the cache on all others.
+
+        Args:
+            name: the layer's name.
+            make: returns a tensor that is the same in every step.
+        """
+        entry = self._take(name)
+        if entry is None:
+            entry = {"kept": make()}
+        self._store(name, entry, {} if self._given is not None else entry)
+        return entry["kept"]
+
     def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
         """Whether the call stores its mask; raises where the first step's calls did otherwise."""
         owns = mask is not None and id(mask) not in masks

@@ -7,10 +7,13 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer, check_integer
-from keras_tfm.layers.decoding_scope import for_device
+from keras_tfm.layers.decoding_scope import DecodingScope, for_device
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
+
+# A table with more numbers than this is not copied for the time of a generation.
+LARGE = 2**24
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -89,12 +92,19 @@ class TokenEmbedding(RematerializedLayer):
         if reverse:
             self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
-            return ops.matmul(inputs, ops.transpose(table))
+            return ops.matmul(inputs, self._transposed(table))
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, inputs), self.compute_dtype)
         if self.scale:
             x = x * ops.cast(self.dim**0.5, x.dtype)
         return x
+
+    def _transposed(self, table: Tensor) -> Tensor:
+        scope = DecodingScope.current()
+        # For a few rows of features XLA is slow at a product with each row of a table.
+        if scope is None or not scope.xla or self.vocabulary_size * self.dim > LARGE:
+            return ops.transpose(table)
+        return scope.keep(self.name, lambda: ops.transpose(table))
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
         """Ids make a mask with `mask_zero`; features keep the one they bring."""
