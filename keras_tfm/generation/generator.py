@@ -120,7 +120,7 @@ class Generator:
 
         Raises:
             ValueError: an input of a wrong name, shape or range, an empty prompt or one that leaves
-                no room, or logits that are NaN.
+                no room, or logits whose softmax is NaN.
         """
         prepared = self._prepare(inputs)
         if not len(prepared.prompt):
@@ -393,7 +393,8 @@ class _Prepared(NamedTuple):
 def _check_finite(failed: int, prepared: _Prepared) -> None:
     if failed >= 0:
         raise ValueError(
-            f"the model's logits are NaN for new token {failed - prepared.prompt.shape[1]}: "
+            f"the softmax of the model's logits is NaN for new token "
+            f"{failed - prepared.prompt.shape[1]}: "
             "its weights or inputs hold NaN, or its activations overflow"
         )
 

@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.generation.gather import gather, gather_columns
+from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.generation.strategies import Greedy, State, Strategy, Task
 from keras_tfm.generation.tree import Tree
@@ -29,7 +30,7 @@ class GenerationLoop:
         end_ids: a row ends with one of these tokens and is filled with 0; none: no row ends early.
         strategy: how the next token is chosen.
         score: whether to add up log-probabilities, which costs a softmax a token, and to stop at
-            logits that are NaN.
+            logits whose softmax is NaN.
         padding: (B,), int32: the first so many columns of a row of the prompt hold no token.
         limit: (B,), int32: how many columns a row may fill.
         seed: (2,), int32, for strategies that draw.
@@ -101,7 +102,11 @@ class GenerationLoop:
         if task.padding is None:
             return scope.cache, features
         with DecodingScope(
-            scope.initial_cache, position=0, length=self._length, padding=task.padding
+            scope.initial_cache,
+            position=0,
+            length=self._length,
+            padding=task.padding,
+            xla=self._xla,
         ) as scope:
             features = self._call(prompt[:, : task.first])[1]
         return scope.cache, features
@@ -150,16 +155,20 @@ class GenerationLoop:
         if tree is not None:
             after["tree"] = tree.grown(position, parents)
         if "failed" in state:
-            broken = ops.any(ops.isnan(ops.cast(logits, "float32")), axis=-1)
+            # What most strategies compute too, so that a compiler looks at all logits once.
+            logits = ops.cast(logits, "float32")
+            if width > 1:
+                logits = ops.reshape(logits, (task.batch, width, logits.shape[-1]))
+            broken = ops.reshape(ops.isnan(log_normalizer(logits)), (task.batch, width))
+            broken = ops.any(broken, axis=1)
             going = self.strategy.going(task, state)
-            broken = ops.any(ops.reshape(broken, (task.batch, width)), axis=1)
             if going is not None:  # a row that has ended may be beyond a table of positions
                 broken = ops.logical_and(broken, going)
             after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
         return after
 
     def result(self, state: State) -> dict[str, Tensor]:
-        """ "tokens" and, with `score`, "scores", and in "failed" the column of NaN logits or -1."""
+        """ "tokens" and, with `score`, "scores", and in "failed" the column of a NaN or -1."""
         result = self.strategy.result(self.task, state)
         if "failed" in state:
             result["failed"] = state["failed"]

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_tfm.generation import filters
 from keras_tfm.generation.gather import gather
+from keras_tfm.generation.logits import log_normalizer, top_k
 from keras_tfm.layers.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.drawn_seed import DrawnSeed
 
@@ -19,8 +20,6 @@ State = dict[str, Any]
 
 # A log-probability that no sequence has; finite, so that sums and products of it stay numbers.
 IMPOSSIBLE = -1e9
-# Of how many numbers the maximum is taken before the largest are looked for.
-BLOCK = 64
 
 
 class Context(NamedTuple):
@@ -366,8 +365,8 @@ class Beam(Strategy):
         # Of n that end here, n others must be left.
         count = min((1 + max(len(task.end_ids), 1)) * n, n * vocabulary)
         logits = ops.reshape(ops.cast(logits, "float32"), (batch, n, vocabulary))
-        before = ops.expand_dims(state["open_scores"], 2) - _log_normalizer(logits)
-        sums, places = top_k(ops.reshape(logits + before, (batch, n * vocabulary)), count)
+        before = ops.expand_dims(state["open_scores"], 2) - log_normalizer(logits)
+        sums, places = top_k(logits, count, plus=before)
         sums = ops.maximum(sums, IMPOSSIBLE)
         parents, token = places // vocabulary, places % vocabulary  # (B, count)
         tokens = ops.slice_update(
@@ -516,43 +515,7 @@ class Contrastive(Strategy):
 def _log_probabilities(logits: Tensor, token: Tensor) -> Tensor:
     """Of tokens (B, 1) by logits (B, V): (B, 1), float32."""
     logits = ops.cast(logits, "float32")
-    return gather(logits, token) - _log_normalizer(logits)
-
-
-def _log_normalizer(logits: Tensor) -> Tensor:
-    """log sum exp of the last axis, which is kept. In operators that XNNPACK has."""
-    largest = ops.max(logits, axis=-1, keepdims=True)
-    return largest + ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True))
-
-
-def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest numbers of rows (B, N), and where they are, int32: (B, k).
-
-    Of many numbers first the k blocks with the largest maxima: the k largest are in these.
-
-    >>> import numpy as np
-    >>> from keras_tfm.generation.strategies import top_k
-    >>> values, places = top_k(np.arange(5000, dtype="float32")[np.newaxis] % 4999, 2)
-    >>> values.numpy().tolist(), places.numpy().tolist()
-    ([[4998.0, 4997.0]], [[4998, 4997]])
-    """
-    size = x.shape[-1]
-    blocks = -(-size // BLOCK)
-    if blocks <= 4 * k:
-        values, places = ops.top_k(x, k=k)
-        return values, ops.cast(places, "int32")
-    if size % BLOCK:
-        x = ops.pad(x, [(0, 0), (0, blocks * BLOCK - size)], constant_values=float("-inf"))
-    x = ops.reshape(x, (-1, blocks, BLOCK))
-    best = ops.cast(ops.top_k(ops.max(x, axis=-1), k=k)[1], "int32")
-    if k > 1:  # in their order, so that of equal numbers the first is taken
-        best = -ops.top_k(-best, k=k)[0]
-    rows = gather(x, best)
-    values, within = ops.top_k(ops.reshape(rows, (-1, k * BLOCK)), k=k)
-    within = ops.cast(within, "int32")
-    if k > 1:
-        best, within = gather(best, within // BLOCK), within % BLOCK
-    return values, best * BLOCK + within
+    return gather(logits, token) - log_normalizer(logits)
 
 
 def _still_running(task: Task, running: Tensor, token: Tensor, columns: Tensor) -> Tensor:

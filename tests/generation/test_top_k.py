@@ -5,7 +5,8 @@ import pytest
 from compare import to_numpy
 from execution import MODES, execute
 
-from keras_tfm.generation.strategies import BLOCK, IMPOSSIBLE, _log_normalizer, top_k
+from keras_tfm.generation.logits import BLOCK, log_normalizer, top_k
+from keras_tfm.generation.strategies import IMPOSSIBLE
 
 
 def largest(x, k):
@@ -83,5 +84,5 @@ def test_the_normalizer_is_the_log_of_the_sum(logits):
     top = logits.max(axis=-1, keepdims=True)
     wanted = top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
     # A float32 and the logarithm of a sum of up to 300.
-    actual = to_numpy(_log_normalizer(logits.astype("float32")))
+    actual = to_numpy(log_normalizer(logits.astype("float32")))
     np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)

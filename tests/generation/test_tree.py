@@ -1,0 +1,217 @@
+"""Which columns of a shared cache beginnings go on from, against a list of paths."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from compare import to_numpy
+from execution import MODES, execute, tensorflow_only
+from small_models import TARGET_SIZE, randomize
+
+from keras_tfm.generation import Beam, Contrastive
+from keras_tfm.generation.gather import gather, gather_columns
+from keras_tfm.generation.loop import GenerationLoop
+from keras_tfm.generation.model_inputs import with_features
+from keras_tfm.generation.tree import Tree
+from keras_tfm.layers import (
+    ALiBi,
+    PositionEmbedding,
+    RelativePositionBias,
+    RotaryEmbedding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+)
+
+B, N, S, FIRST = 3, 4, 40, 2
+
+
+def step(tree, cache, paths, rng, ties):
+    """A token of each beginning, of its own number, in the cache and in the paths (B, N, T)."""
+    position, column = paths.shape[2], int(tree.filled)
+    new = rng.integers(1, 10**6, (B, N))
+    cache[:, column : column + N] = new
+    paths = np.concatenate([paths, new[:, :, np.newaxis]], axis=2)
+    parents = rng.integers(0, N, (B, N)) if ties else np.tile(np.arange(N), (B, 1))
+    paths = np.take_along_axis(paths, parents[:, :, np.newaxis], axis=1)
+    return tree.grown(position, parents.astype("int32")), paths
+
+
+def assert_paths(tree, cache, paths):
+    """What each beginning goes on from is its path, in order, at the right positions."""
+    ancestors, positions = to_numpy(tree.ancestors), to_numpy(tree.positions)
+    assert set(np.unique(ancestors)) <= {0.0, 1.0}
+    assert not ancestors[:, :, int(tree.filled) :].any()
+    for row in range(B):
+        for beginning in range(N):
+            columns = np.flatnonzero(ancestors[row, beginning])
+            assert positions[columns].tolist() == list(range(paths.shape[2]))
+            assert cache[row, columns].tolist() == paths[row, beginning].tolist()
+
+
+def started(rng):
+    cache = np.zeros((B, S), "int64")
+    cache[:, :FIRST] = rng.integers(1, 10**6, (B, FIRST))
+    paths = np.repeat(cache[:, np.newaxis, :FIRST], N, axis=1)
+    return Tree.of_prompt(B, N, S, FIRST), cache, paths
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pruned_tree_has_the_same_paths(seed):
+    """As many columns a position as the row has that needs the most, and not one more."""
+    rng = np.random.default_rng(seed)
+    tree, cache, paths = started(rng)
+    pruned = 0
+    for _ in range(60):
+        if int(tree.steps_left) < 1:
+            tree, source = tree.pruned()
+            cache = np.take_along_axis(cache, to_numpy(source), axis=1)
+            different = [
+                max(len(set(paths[row, :, position])) for row in range(B))
+                for position in range(paths.shape[2])
+            ]
+            positions = to_numpy(tree.positions)
+            expected = np.repeat(np.arange(len(different)), different)
+            assert int(tree.filled) == sum(different)
+            np.testing.assert_array_equal(positions[: len(expected)], expected)
+            assert not positions[len(expected) :].any()
+            pruned += 1
+            if int(tree.steps_left) < 1:
+                break
+        tree, paths = step(tree, cache, paths, rng, ties=True)
+        assert_paths(tree, cache, paths)
+    assert pruned > 1
+
+
+def test_where_no_beginning_is_given_up_nothing_is_pruned():
+    rng = np.random.default_rng(0)
+    tree, cache, paths = started(rng)
+    while int(tree.steps_left):
+        tree, paths = step(tree, cache, paths, rng, ties=False)
+    after, source = tree.pruned()
+    np.testing.assert_array_equal(to_numpy(source)[:, : int(tree.filled)], [np.arange(38)] * B)
+    for x, y in zip(after, tree, strict=True):
+        np.testing.assert_array_equal(to_numpy(x), to_numpy(y))
+
+
+def test_a_wider_tree_has_room_for_more():
+    rng = np.random.default_rng(0)
+    tree, cache, paths = started(rng)
+    assert int(tree.steps_left) == (S - FIRST) // N
+    tree, paths = step(tree, cache, paths, rng, ties=True)
+    wider = tree.wider(8)
+    assert int(wider.steps_left) == int(tree.steps_left) + 2
+    assert_paths(wider, np.pad(cache, [(0, 0), (0, 8)]), paths)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_it_is_the_same(mode):
+    rng = np.random.default_rng(1)
+    tree, cache, paths = started(rng)
+    for _ in range(5):
+        tree, paths = step(tree, cache, paths, rng, ties=True)
+    expected, source = tree.pruned()
+    actual, found = execute(mode, lambda *parts: Tree(*parts).pruned(), *tree)
+    np.testing.assert_array_equal(to_numpy(found), to_numpy(source))
+    for x, y in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(to_numpy(x), to_numpy(y))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_gather_is_numpys(batch):
+    rng = np.random.default_rng(0)
+    x, places = rng.normal(size=(batch, 5, 2, 3)), rng.integers(0, 5, (batch, 4))
+    rows = [x[i, places[i]] for i in range(batch)]
+    np.testing.assert_array_equal(to_numpy(gather(x, places)), rows)
+    columns = places % 2
+    expected = [x[i][:, columns[i]] for i in range(batch)]
+    np.testing.assert_array_equal(to_numpy(gather_columns(x, columns)), expected)
+
+
+# In a generation
+
+
+def decoder(part):
+    """With a padding mask, a window, and a position part of one kind."""
+    ids = keras.Input((None,), dtype="int32")
+    embedding = TokenEmbedding(TARGET_SIZE, 8, mask_zero=True)
+    x = embedding(ids)
+    if part == "learned":
+        x = PositionEmbedding(LENGTH)(x)
+    position = {
+        "rotary": lambda: RotaryEmbedding(max_wavelength=20.0),
+        "T5": lambda: RelativePositionBias(8, 16),
+        "ALiBi": ALiBi,
+    }.get(part, lambda: None)()
+    for window in (None, 7):
+        x = TransformerDecoderBlock(9, 2, cross_attention=False, window=window, position=position)(
+            x
+        )
+    return randomize(keras.Model(ids, embedding(x, reverse=True)), seed=2)
+
+
+LENGTH = 30
+
+
+class Counting(GenerationLoop):
+    """Knows how often columns were dropped, and how far the caches sufficed that it began with."""
+
+    pruned = 0
+    sufficed = 0
+
+    def _grown(self, state, room):
+        if room > self._room:
+            self.sufficed = int(state["position"])
+        return super()._grown(state, room)
+
+    def _pruned(self, state):
+        self.pruned += 1
+        return super()._pruned(state)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["even", "padded"])
+@pytest.mark.parametrize("xla", [False, True], ids=["keys", "transposed"])
+@pytest.mark.parametrize("part", ["learned", "rotary", "T5", "ALiBi"])
+@tensorflow_only
+def test_dropped_columns_change_nothing(part, xla, padded):
+    """Beginnings and scores as with room for all of them; eager, so that prunes can be counted."""
+    model = decoder(part)
+    prompt = np.random.default_rng(5).integers(1, TARGET_SIZE, (2, 3)).astype("int32")
+    options = {}
+    if padded:
+        prompt[1, :2] = 0
+        options = {"padding": np.int32([0, 2]), "limit": np.int32([LENGTH, LENGTH])}
+    results, loops = [], []
+    for room in (24, 1000):
+        loop = Counting(
+            model,
+            {},
+            model.inputs[0].name,
+            prompt,
+            LENGTH,
+            (),
+            Beam(3),
+            room=room,
+            xla=xla,
+            **options,
+        )
+        results.append({name: to_numpy(x) for name, x in loop.run().items()})
+        loops.append(loop)
+    assert loops[0].pruned > 1
+    assert loops[1].pruned == 0
+    np.testing.assert_array_equal(results[0]["tokens"], results[1]["tokens"])
+    np.testing.assert_allclose(results[0]["scores"], results[1]["scores"], rtol=1e-5)
+    assert len(np.unique(results[0]["tokens"])) > 4
+
+
+@tensorflow_only
+def test_candidates_have_all_but_the_last_in_common():
+    """Of contrastive search one column a position is left, so the first room is enough."""
+    model = with_features(decoder("rotary"))
+    prompt = tf.constant([[3, 4], [5, 6]])
+    arguments = (model, {}, model.inputs[0].name, prompt, LENGTH, (), Contrastive(4))
+    loop = Counting(*arguments, room=40)
+    tokens = to_numpy(loop.run()["tokens"])
+    assert loop.pruned > 1
+    assert loop.sufficed == LENGTH
+    expected = GenerationLoop(*arguments, room=1000).run()["tokens"]
+    np.testing.assert_array_equal(tokens, to_numpy(expected))
