@@ -521,7 +521,7 @@ def test_a_row_that_has_ended_may_leave_the_table_of_positions(strategy):
 
 def test_going_beyond_the_table_of_positions_is_an_error():
     model = positioned("learned", PositionEmbedding(MAX_LENGTH))
-    with pytest.raises(ValueError, match="logits are NaN for new token"):
+    with pytest.raises(ValueError, match="logits is NaN for new token"):
         Generator(model, max_new_tokens=MAX_LENGTH - 2)(PROMPTS)
 
 
@@ -652,7 +652,7 @@ def test_nan_logits_are_an_error_and_no_endless_loop(writer, strategy, value):
     weights = head.get_weights()
     try:
         head.set_weights([np.full_like(weight, value) for weight in weights])
-        with pytest.raises(ValueError, match="logits are NaN for new token 0"):
+        with pytest.raises(ValueError, match="logits is NaN for new token 0"):
             generator([[5]])
     finally:
         head.set_weights(weights)
