@@ -29,6 +29,7 @@ def attention(
     dropout: Callable[[Tensor], Tensor] | None = None,
     extra_scores: Callable[[Tensor], Tensor | None] | None = None,
     extra_values: Callable[[Tensor], Tensor | None] | None = None,
+    own: bool = False,
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
 
@@ -53,6 +54,8 @@ def attention(
             (B, H, T, S), or None.
         extra_values: given the attention weights after dropout, what to add to the result
             (B, H, T, V), or None.
+        own: of several keys, whether the last are the queries' own, (B, G, T, K), of which each
+            query sees one alone: together one column of the scores, the last.
 
     Returns:
         (B, H, T, V) in the dtype of `value`. The softmax is taken in float32.
@@ -76,6 +79,8 @@ def attention(
     )
     batch, num_heads, query_length, head_dim = ops.shape(query)
     num_key_heads, key_lengths = keys[0].shape[1], [ops.shape(part)[2] for part in keys]
+    if own:
+        key_lengths[-1] = 1
     key_length, value_dim = sum(key_lengths), values[0].shape[-1]
     if num_heads % num_key_heads:
         raise ValueError(
@@ -95,9 +100,17 @@ def attention(
         query, *keys = (ops.cast(x, "float32") for x in (query, *keys))
     extra = None if extra_scores is None else extra_scores(query)
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
-        rows = num_heads // num_key_heads * query_length
+        each = num_heads // num_key_heads
+        rows = each * query_length
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
-    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
+        if own:
+            keys[-1], values[-1] = (ops.tile(part[-1], (1, 1, each, 1)) for part in (keys, values))
+    products = [
+        ops.sum(query * part, axis=-1, keepdims=True)
+        if own and part is keys[-1]
+        else ops.matmul(query, ops.transpose(part, (0, 1, 3, 2)))
+        for part in keys
+    ]
     scores = products[0] if len(products) == 1 else ops.concatenate(products, axis=-1)
     scores = ops.cast(scores, "float32")
     if grouped:
@@ -131,7 +144,8 @@ def attention(
         first = 0
         for length, part in zip(key_lengths, values, strict=True):
             chosen = weights if len(values) == 1 else weights[..., first : first + length]
-            product = ops.matmul(chosen, part)
+            is_own = own and part is values[-1]
+            product = chosen * part if is_own else ops.matmul(chosen, part)
             output = product if output is None else output + product
             first = first + length
     if grouped:

@@ -70,6 +70,7 @@ class Keys(NamedTuple):
         pairs: (1 | B, T, S), boolean, which of them a query continues, or None: all that are
             before it by `distances`.
         positions: (S,), int32, where each key stands; None with `distances`.
+        own: whether the last column are the new keys, of which each query sees its own alone.
     """
 
     key: Any
@@ -78,6 +79,7 @@ class Keys(NamedTuple):
     distances: Tensor | None = None
     pairs: Tensor | None = None
     positions: Tensor | None = None
+    own: bool = False
 
 
 class DecodingScope:
@@ -153,7 +155,7 @@ class DecodingScope:
         self._new: Cache = {}
         self._growing: list[str] = []
         self._written: Cache | None = None
-        self._known_columns: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._seen: dict[tuple[Any, int], dict[str, Any]] = {}
         # Padding masks by identity. The tensor is kept beside its cached twin, so that its id
         # cannot be given to another one while the scope lives.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
@@ -264,17 +266,8 @@ class DecodingScope:
             self._masks[id(mask)] = (mask, entry["mask"])
         self._growing.append(self._store(name, entry, added))
         if self._is_empty:
-            return Keys(key, value, self._real(mask, None, self._positions(new_length)))
-        before = None if mask is None else self._masks[id(mask)][1]
-        positions, distances, pairs = self._columns(new_length)
-        return Keys(
-            (_key_of(entry), key),
-            (entry["value"], value),
-            self._real(mask, before, positions),
-            distances,
-            pairs,
-            positions,
-        )
+            return Keys(key, value, self._real(mask, self._positions(new_length)))
+        return Keys((_key_of(entry), key), (entry["value"], value), **self._sees(new_length, mask))
 
     @property
     def _is_empty(self) -> bool:
@@ -290,48 +283,60 @@ class DecodingScope:
         """How many columns the caches have."""
         return self.length if self.branches is None else self.branches.positions.shape[0]
 
-    def _columns(self, length: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of the columns of a cache and of T new tokens: `Keys.positions`, distances and pairs."""
-        known = self._known_columns.get(length) if isinstance(length, int) else None
+    def _sees(self, length: Any, mask: Tensor | None) -> dict[str, Any]:
+        """What T new tokens see of the cache and of themselves: the other fields of `Keys`."""
+        known = self._seen.get((length, id(mask))) if isinstance(length, int) else None
         if known is not None:
             return known
         tokens = self._positions(length)
+        before = None if mask is None else self._masks[id(mask)][1]
         if self.branches is None:
             columns = ops.arange(self.length, dtype="int32")
         else:
             columns = ops.convert_to_tensor(self.branches.positions)
-        positions = ops.concatenate([columns, tokens], axis=0)
+        own = self.branches is not None or (isinstance(length, int) and length == 1)
+        positions = ops.concatenate([columns, tokens[:1] if own else tokens], axis=0)
         distances = ops.expand_dims(positions, 0) - ops.expand_dims(tokens, 1)
-        pairs = None
+        result = {"positions": positions, "distances": distances, "own": own}
         # Beyond what is written lies nothing, or what another text has left there.
         written = columns < self.position
-        if self.branches is not None:
-            pairs = self._pairs(length)
-        elif isinstance(length, int) and length == 1:
-            pairs = ops.concatenate([written, ops.ones((1,), dtype="bool")], axis=0)
-            pairs = ops.expand_dims(pairs, (0, 1))
+        if own:
+            result |= {"mask": None, "pairs": self._pairs(length, columns, written, before, mask)}
         else:
             new = ops.ones((length,), dtype="bool")
-            distances = ops.where(ops.concatenate([written, new], axis=0), distances, 1)
-        result = positions, distances, pairs
+            written = ops.concatenate([written, new], axis=0)
+            result["distances"] = ops.where(written, distances, 1)
+            both = None if before is None else ops.concatenate([before, mask], axis=1)
+            result["mask"] = self._real(both, positions)
         if isinstance(length, int):
-            self._known_columns[length] = result
+            self._seen[length, id(mask)] = result
         return result
 
-    def _pairs(self, length: Any) -> Tensor | None:
-        # An encoder that is causal itself comes with tokens of its own, and nothing reads it.
-        assert self.branches is not None
-        if length != self.branches.ancestors.shape[1]:
+    def _pairs(
+        self,
+        length: Any,
+        columns: Tensor,
+        written: Tensor,
+        before: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor | None:
+        """Which columns of the cache each token sees, and whether it sees itself: (1 | B, T, S)."""
+        if self.branches is None:
+            seen = ops.expand_dims(written, (0, 1))
+        elif length == self.branches.ancestors.shape[1]:
+            seen = ops.convert_to_tensor(self.branches.ancestors)
+        else:
+            # An encoder that is causal itself comes with tokens of its own, and nothing reads it.
             return None
-        ancestors = ops.convert_to_tensor(self.branches.ancestors)
-        itself = ops.eye(length, dtype="bool")
-        itself = ops.broadcast_to(itself, (ops.shape(ancestors)[0], length, length))
-        return ops.concatenate([ancestors, itself], axis=2)
+        real, itself = self._real(before, columns), self._real(mask, self._positions(length))
+        if real is not None:
+            seen = ops.logical_and(seen, ops.expand_dims(real, 1))
+        if itself is None:
+            itself = ops.ones((ops.shape(seen)[0], length), dtype="bool")
+        return ops.concatenate([seen, ops.expand_dims(itself, 2)], axis=2)
 
-    def _real(self, mask: Tensor | None, before: Tensor | None, positions: Tensor) -> Tensor | None:
-        """Which keys are real, of those before and the new ones: (B, S), or None for all."""
-        if mask is not None and before is not None:
-            mask = ops.concatenate([before, mask], axis=1)
+    def _real(self, mask: Tensor | None, positions: Tensor) -> Tensor | None:
+        """Which keys are real, by their mask and by the padding: (B, S), or None for all."""
         if self.padding is None:
             return mask
         tokens = ops.greater_equal(ops.expand_dims(positions, 0), ops.expand_dims(self.padding, 1))

@@ -150,6 +150,7 @@ class MultiHeadAttention(RematerializedLayer):
                 dropout=dropout(visible["mask"], number),
                 scale=self.scale,
                 soft_cap=self.soft_cap,
+                own=keys.own,
                 **visible,
             )
 
