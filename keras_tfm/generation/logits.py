@@ -10,6 +10,8 @@ Tensor = Any
 
 # Of how many numbers the maximum is taken before the largest are looked for.
 BLOCK = 64
+# Less than any logit, in float32.
+LEAST = -3e38
 
 
 def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -56,11 +58,15 @@ def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
-    """log sum exp of the last axis, which is kept. In operators that XNNPACK has."""
+    """log sum exp of the last axis of float32 logits, which is kept; -inf where all are -inf.
+
+    In operators that XNNPACK has.
+    """
     # In the same blocks as above, so that a compiler need not look at all of them twice.
     many = logits.shape[-1] > BLOCK and not logits.shape[-1] % BLOCK
     largest = ops.max(_in_blocks(logits), axis=-1) if many else logits
-    largest = ops.max(largest, axis=-1, keepdims=True)
+    # Finite, as -inf - -inf is no number. Here, where it keeps XLA from making one maximum of two.
+    largest = ops.max(ops.maximum(largest, LEAST), axis=-1, keepdims=True)
     return largest + ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True))
 
 

@@ -60,6 +60,28 @@ def test_the_largest_may_lie_anywhere(k):
     assert to_numpy(top_k(x, k)[1]).tolist() == [list(range(size - 1, size - 1 - k, -1))]
 
 
+@pytest.mark.parametrize("size", [100, 7 * BLOCK, 7 * BLOCK + 5])
+@pytest.mark.parametrize("values", [3, None], ids=["some", "all"])
+def test_of_several_parts_with_something_added(size, values):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, size)) if values is None else rng.integers(0, values, (2, 3, size))
+    x, plus = x.astype("float32"), rng.integers(0, 4, (2, 3, 1)).astype("float32")
+    found, wanted = top_k(x, 4, plus), largest((x + plus).reshape(2, -1), 4)
+    np.testing.assert_array_equal(to_numpy(found[0]), wanted[0])
+    np.testing.assert_array_equal(to_numpy(found[1]), wanted[1])
+
+
+def test_of_several_parts_all_places_are_in_their_part():
+    """Where all but one are -inf, what fills the last blocks is as large as the others."""
+    size = 7 * BLOCK + 5
+    x = np.full((1, 3, size), -np.inf, "float32")
+    x[0, 1, 8] = 1.0
+    values, places = (to_numpy(y)[0] for y in top_k(x, 4, np.zeros((1, 3, 1), "float32")))
+    assert values.tolist() == [1.0, -np.inf, -np.inf, -np.inf]
+    assert places[0] == size + 8
+    assert ((places >= 0) & (places < 3 * size)).all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_it_is_the_same(mode):
     x = np.random.default_rng(0).integers(0, 5, (3, 1000)).astype("float32")
@@ -86,3 +108,14 @@ def test_the_normalizer_is_the_log_of_the_sum(logits):
     # A float32 and the logarithm of a sum of up to 300.
     actual = to_numpy(log_normalizer(logits.astype("float32")))
     np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [11, BLOCK, 2 * BLOCK])
+def test_the_normalizer_of_what_is_not_finite(size):
+    """Of nothing but -inf the sum is 0; of NaN and of inf there is none."""
+    logits = np.zeros((4, size), "float32")
+    logits[0] = -np.inf
+    logits[1, size - 2] = np.nan
+    logits[2, 0] = np.inf
+    actual = to_numpy(log_normalizer(logits))[:, 0]
+    np.testing.assert_allclose(actual, [-np.inf, np.nan, np.nan, np.log(size)], rtol=1e-6)
