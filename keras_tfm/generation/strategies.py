@@ -363,7 +363,7 @@ class Beam(Strategy):
         batch, n, position = task.batch, self.size, state["position"]
         vocabulary = logits.shape[-1]
         # Of n that end here, n others must be left.
-        count = min((1 + max(len(task.end_ids), 1)) * n, n * vocabulary)
+        count = min((1 + len(task.end_ids)) * n, n * vocabulary)
         logits = ops.reshape(ops.cast(logits, "float32"), (batch, n, vocabulary))
         before = ops.expand_dims(state["open_scores"], 2) - log_normalizer(logits)
         sums, places = top_k(logits, count, plus=before)
