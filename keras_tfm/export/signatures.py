@@ -400,7 +400,8 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             score=False,
             padding=padding,
             limit=limit,
-            # LiteRT copies the caches at every step, so small ones are worth a loop of their own.
+            # LiteRT copies the caches at every step, so small ones are worth a loop of their own;
+            # how small for a beam of 4 was measured, see benchmarks/NOTES.md.
             room=32 if request.strategy is None or request.strategy.width == 1 else 96,
         )
 

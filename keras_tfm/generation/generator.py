@@ -164,7 +164,9 @@ class Generator:
         state = self._function("start", prepared)(*prepared.tensors)
         step = self._function("step", prepared)
         for column in range(prepared.prompt.shape[1], prepared.length):
-            state, more = step(state, *prepared.tensors)
+            changes, more = step(state, *prepared.tensors)
+            cache = {**state["cache"], **changes["cache"]}
+            state = {**state, **changes, "cache": cache}
             _check_finite(int(state["failed"]), prepared)
             yield ops.convert_to_numpy(state["tokens"][:, column])
             if not bool(more):
@@ -240,8 +242,10 @@ class Generator:
 
             def step(state: Any, *tensors: Any) -> Any:
                 this = loop(*tensors)
-                state = {**state, **this.step(state)}
-                return state, this.unfinished(state)
+                after = this.step(state)
+                # Not what stays as it is: a compiled function copies all that it returns.
+                changes = {**after, "cache": this.growing_entries(after["cache"])}
+                return changes, this.unfinished({**state, **after})
 
             functions: dict[str, Callable[..., Any]] = {
                 "run": lambda *tensors: loop(*tensors).run(),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_tfm.generation.gather import gather, gather_columns
@@ -15,6 +16,9 @@ from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding_scope import COLUMN_AXES, Branches, Cache
 
 Tensor = Any
+
+# With more columns none are dropped: to find out which takes memory that grows with their square.
+LONG = 1024
 
 
 class GenerationLoop:
@@ -34,7 +38,8 @@ class GenerationLoop:
         padding: (B,), int32: the first so many columns of a row of the prompt hold no token.
         limit: (B,), int32: how many columns a row may fill.
         seed: (2,), int32, for strategies that draw.
-        room: how many positions the caches have room for at first; see `cache_lengths`.
+        room: how many columns the caches have at first, one a position, or of a strategy that keeps
+            several rows one for each; see `cache_lengths`.
         xla: whether XLA compiles the loop.
     """
 
@@ -146,6 +151,7 @@ class GenerationLoop:
             xla=self._xla,
         ) as scope:
             logits, features = self._call(state["token"])
+        self._growing = scope.growing
         logits = ops.reshape(logits, (-1, logits.shape[-1]))
         if features is not None:
             features = ops.reshape(features, (-1, features.shape[-1]))
@@ -159,8 +165,11 @@ class GenerationLoop:
             logits = ops.cast(logits, "float32")
             if width > 1:
                 logits = ops.reshape(logits, (task.batch, width, logits.shape[-1]))
-            broken = ops.reshape(ops.isnan(log_normalizer(logits)), (task.batch, width))
-            broken = ops.any(broken, axis=1)
+            sums = ops.reshape(log_normalizer(logits), (task.batch, width))
+            # Or all that could follow has probability 0.
+            broken = ops.logical_or(
+                ops.any(ops.isnan(sums), axis=1), ops.all(ops.equal(sums, -np.inf), axis=1)
+            )
             going = self.strategy.going(task, state)
             if going is not None:  # a row that has ended may be beyond a table of positions
                 broken = ops.logical_and(broken, going)
@@ -182,7 +191,7 @@ class GenerationLoop:
         state = self.start()
         for room in rooms:
             state = self._grown(state, room)
-            prunes = width > 1 and room < self._most
+            prunes = width > 1 and room < self._most and room <= LONG
             state = self._pruning(state) if prunes else self._stepping(state)
         return self.result(state)
 
@@ -240,11 +249,15 @@ class GenerationLoop:
 
         return self._changed(cache, longer) if more else cache
 
+    def growing_entries(self, cache: Cache) -> Cache:
+        """Those of self-attention, to which every step adds."""
+        return {name: cache[name] for name in self._growing}
+
     def _changed(self, cache: Cache, change: Callable[[str, Tensor], Tensor]) -> Cache:
         """With each part of the entries that grow changed."""
         growing = {
-            name: {part: change(part, x) for part, x in cache[name].items()}
-            for name in self._growing
+            name: {part: change(part, x) for part, x in parts.items()}
+            for name, parts in self.growing_entries(cache).items()
         }
         return {**cache, **growing}
 
@@ -260,9 +273,9 @@ def cache_lengths(length: int, room: int, taken: int = 0) -> tuple[int, ...]:
     Each is four times the one before, and has a copy of the loop (of the weights there is one).
 
     Args:
-        length: the most positions there may be.
-        room: the least that is worth a loop.
-        taken: how many positions there are from the beginning.
+        length: the most columns there may be.
+        room: the least that are worth a loop.
+        taken: how many there are from the beginning.
 
     >>> from keras_tfm.generation.loop import cache_lengths
     >>> cache_lengths(1000, room=32)

@@ -60,7 +60,7 @@ class Tree(NamedTuple):
         added = ops.slice_update(self.ancestors, (0, 0, self.filled), own)
         positions = ops.broadcast_to(position, (n,))
         return Tree(
-            ops.matmul(ops.one_hot(parents, n), added),
+            ops.matmul(ops.one_hot(parents, n, dtype="float32"), added),
             ops.slice_update(self.positions, (self.filled,), positions),
             self.filled + n,
         )

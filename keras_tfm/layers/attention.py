@@ -79,6 +79,7 @@ def attention(
     )
     batch, num_heads, query_length, head_dim = ops.shape(query)
     num_key_heads, key_lengths = keys[0].shape[1], [ops.shape(part)[2] for part in keys]
+    own_key, own_value = (keys.pop(), values.pop()) if own else (None, None)
     if own:
         key_lengths[-1] = 1
     key_length, value_dim = sum(key_lengths), values[0].shape[-1]
@@ -97,22 +98,20 @@ def attention(
     query = query * ops.cast(head_dim**-0.5 if scale is None else scale, query.dtype)
     if keras.backend.standardize_dtype(query.dtype) == "float16":
         # Activations near 1e3 make scores beyond 65,504, the end of float16.
-        query, *keys = (ops.cast(x, "float32") for x in (query, *keys))
+        query, *keys = (ops.cast(x, "float32") for x in (query, *keys))  # an own key is cast below
     extra = None if extra_scores is None else extra_scores(query)
     if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
         each = num_heads // num_key_heads
         rows = each * query_length
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
-        if own:
-            keys[-1], values[-1] = (ops.tile(part[-1], (1, 1, each, 1)) for part in (keys, values))
-    products = [
-        ops.sum(query * part, axis=-1, keepdims=True)
-        if own and part is keys[-1]
-        else ops.matmul(query, ops.transpose(part, (0, 1, 3, 2)))
-        for part in keys
-    ]
+        if own:  # the rows of a group are all queries of its first head, then those of the second
+            own_key, own_value = (ops.tile(x, (1, 1, each, 1)) for x in (own_key, own_value))
+    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
+    products = [ops.cast(product, "float32") for product in products]
+    if own:
+        product = ops.cast(query, "float32") * ops.cast(own_key, "float32")
+        products.append(ops.sum(product, axis=-1, keepdims=True))
     scores = products[0] if len(products) == 1 else ops.concatenate(products, axis=-1)
-    scores = ops.cast(scores, "float32")
     if grouped:
         scores = ops.reshape(scores, (batch, num_heads, query_length, key_length))
     if extra is not None:
@@ -126,7 +125,7 @@ def attention(
         mask = ops.cast(mask, "float32")
 
     output = extra = None
-    apart = len(values) > 1 or extra_values is not None
+    apart = own or len(values) > 1 or extra_values is not None
     if isinstance(dropout, DrawnDropout) and dropout.is_joined(scores) and not apart:
         if grouped:
             scores = ops.reshape(scores, (batch, num_key_heads, rows, key_length))
@@ -142,12 +141,13 @@ def attention(
         if grouped:
             weights = ops.reshape(weights, (batch, num_key_heads, rows, key_length))
         first = 0
-        for length, part in zip(key_lengths, values, strict=True):
-            chosen = weights if len(values) == 1 else weights[..., first : first + length]
-            is_own = own and part is values[-1]
-            product = chosen * part if is_own else ops.matmul(chosen, part)
+        for length, part in zip(key_lengths, values, strict=False):
+            chosen = weights if len(key_lengths) == 1 else weights[..., first : first + length]
+            product = ops.matmul(chosen, part)
             output = product if output is None else output + product
             first = first + length
+        if own:
+            output = output + weights[..., first:] * own_value
     if grouped:
         output = ops.reshape(output, (batch, num_heads, query_length, value_dim))
     if extra is not None:

@@ -64,13 +64,13 @@ class Keys(NamedTuple):
     Attributes:
         key: (B, G, S, K), or several of these which lie side by side: the cache, and what is new.
         value: (B, G, S, V), likewise.
-        mask: (B, S), boolean, which are real, or None.
+        mask: (B, S), boolean, which are real, or None; with `own` it is in `pairs`.
         distances: (T, S), int32, each key's position minus the query's, positive where the query
             must not look; None: keys and queries are the same positions.
         pairs: (1 | B, T, S), boolean, which of them a query continues, or None: all that are
             before it by `distances`.
         positions: (S,), int32, where each key stands; None with `distances`.
-        own: whether the last column are the new keys, of which each query sees its own alone.
+        own: whether the last column stands for the new keys, of which each query sees its own alone.
     """
 
     key: Any
@@ -101,7 +101,8 @@ class DecodingScope:
         cache: what an earlier scope returned, or None for the first step, which must be at
             position 0.
         position: the position of the first token given, an integer or an int32 scalar tensor.
-        length: how many positions the caches of causal self-attention hold.
+        length: how many positions the caches of causal self-attention hold, or, with `branches`, how
+            many there are.
         padding: (B,), int32, how many positions before a row's first token hold none, for rows of
             different lengths that end together. No row attends to them, and positional layers
             number from the row's first token; it needs a cache, so that an encoder, whose positions
@@ -155,7 +156,7 @@ class DecodingScope:
         self._new: Cache = {}
         self._growing: list[str] = []
         self._written: Cache | None = None
-        self._seen: dict[tuple[Any, int], dict[str, Any]] = {}
+        self._known: dict[tuple[Any, int], dict[str, Any]] = {}
         # Padding masks by identity. The tensor is kept beside its cached twin, so that its id
         # cannot be given to another one while the scope lives.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
@@ -265,9 +266,11 @@ class DecodingScope:
             added["mask"] = mask
             self._masks[id(mask)] = (mask, entry["mask"])
         self._growing.append(self._store(name, entry, added))
-        if self._is_empty:
+        if self._is_empty and self.branches is None:
             return Keys(key, value, self._real(mask, self._positions(new_length)))
-        return Keys((_key_of(entry), key), (entry["value"], value), **self._sees(new_length, mask))
+        return Keys(
+            (_key_of(entry), key), (entry["value"], value), **self._visible(new_length, mask)
+        )
 
     @property
     def _is_empty(self) -> bool:
@@ -283,9 +286,9 @@ class DecodingScope:
         """How many columns the caches have."""
         return self.length if self.branches is None else self.branches.positions.shape[0]
 
-    def _sees(self, length: Any, mask: Tensor | None) -> dict[str, Any]:
+    def _visible(self, length: Any, mask: Tensor | None) -> dict[str, Any]:
         """What T new tokens see of the cache and of themselves: the other fields of `Keys`."""
-        known = self._seen.get((length, id(mask))) if isinstance(length, int) else None
+        known = self._known.get((length, id(mask))) if isinstance(length, int) else None
         if known is not None:
             return known
         tokens = self._positions(length)
@@ -309,7 +312,7 @@ class DecodingScope:
             both = None if before is None else ops.concatenate([before, mask], axis=1)
             result["mask"] = self._real(both, positions)
         if isinstance(length, int):
-            self._seen[length, id(mask)] = result
+            self._known[length, id(mask)] = result
         return result
 
     def _pairs(
@@ -323,7 +326,7 @@ class DecodingScope:
         """Which columns of the cache each token sees, and whether it sees itself: (1 | B, T, S)."""
         if self.branches is None:
             seen = ops.expand_dims(written, (0, 1))
-        elif length == self.branches.ancestors.shape[1]:
+        elif isinstance(length, int) and length == self.branches.ancestors.shape[1]:
             seen = ops.convert_to_tensor(self.branches.ancestors)
         else:
             # An encoder that is causal itself comes with tokens of its own, and nothing reads it.
@@ -438,7 +441,8 @@ class DecodingScope:
 
     def _parts(self, entry: Any, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         """Keys and values as the entry holds them, or as a new one shall."""
-        if self.xla if entry is None else "transposed_key" in entry:
+        transposed = "transposed_key" in entry if entry is not None else self.xla
+        if transposed:
             return {"transposed_key": _transposed(key), "value": value}
         return {"key": key, "value": value}
 

@@ -17,6 +17,7 @@ from keras_tfm.layers import (
     ALiBi,
     PositionEmbedding,
     RelativePositionBias,
+    RelativePositionEmbedding,
     RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -130,7 +131,7 @@ def test_gather_is_numpys(batch):
 # In a generation
 
 
-def decoder(part):
+def decoder(part, groups=None):
     """With a padding mask, a window, and a position part of one kind."""
     ids = keras.Input((None,), dtype="int32")
     embedding = TokenEmbedding(TARGET_SIZE, 8, mask_zero=True)
@@ -140,12 +141,19 @@ def decoder(part):
     position = {
         "rotary": lambda: RotaryEmbedding(max_wavelength=20.0),
         "T5": lambda: RelativePositionBias(8, 16),
+        "Shaw": lambda: RelativePositionEmbedding(3),
         "ALiBi": ALiBi,
     }.get(part, lambda: None)()
     for window in (None, 7):
-        x = TransformerDecoderBlock(9, 2, cross_attention=False, window=window, position=position)(
-            x
-        )
+        x = TransformerDecoderBlock(
+            9,
+            4,
+            num_key_value_heads=groups,
+            cross_attention=False,
+            window=window,
+            position=position,
+        )(x)
+        position = None if part == "Shaw" else position
     return randomize(keras.Model(ids, embedding(x, reverse=True)), seed=2)
 
 
@@ -168,32 +176,33 @@ class Counting(GenerationLoop):
         return super()._pruned(state)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["even", "padded"])
+def log_probability(model, row, first):
+    """Of all tokens after the first ones, by one full pass."""
+    logits = to_numpy(model(row[np.newaxis])).astype("float64")[0]
+    logits = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return sum(logits[i - 1, row[i]] for i in range(first, len(row)))
+
+
+@pytest.mark.parametrize("padding", [0, 2], ids=["even", "padded"])
 @pytest.mark.parametrize("xla", [False, True], ids=["keys", "transposed"])
-@pytest.mark.parametrize("part", ["learned", "rotary", "T5", "ALiBi"])
+@pytest.mark.parametrize(
+    ("part", "groups"),
+    [("learned", None), ("rotary", 2), ("T5", 1), ("Shaw", 2), ("ALiBi", None)],
+)
 @tensorflow_only
-def test_dropped_columns_change_nothing(part, xla, padded):
+def test_dropped_columns_change_nothing(part, groups, xla, padding):
     """Beginnings and scores as with room for all of them; eager, so that prunes can be counted."""
-    model = decoder(part)
+    model = decoder(part, groups)
     prompt = np.random.default_rng(5).integers(1, TARGET_SIZE, (2, 3)).astype("int32")
     options = {}
-    if padded:
-        prompt[1, :2] = 0
-        options = {"padding": np.int32([0, 2]), "limit": np.int32([LENGTH, LENGTH])}
+    if padding:
+        prompt[1, :padding] = 0
+        options = {"padding": np.int32([0, padding]), "limit": np.int32([LENGTH, LENGTH])}
+    strategy = Beam(3, length_penalty=0.0)
     results, loops = [], []
     for room in (24, 1000):
-        loop = Counting(
-            model,
-            {},
-            model.inputs[0].name,
-            prompt,
-            LENGTH,
-            (),
-            Beam(3),
-            room=room,
-            xla=xla,
-            **options,
-        )
+        arguments = (model, {}, model.inputs[0].name, prompt, LENGTH, (), strategy)
+        loop = Counting(*arguments, room=room, xla=xla, **options)
         results.append({name: to_numpy(x) for name, x in loop.run().items()})
         loops.append(loop)
     assert loops[0].pruned > 1
@@ -201,6 +210,9 @@ def test_dropped_columns_change_nothing(part, xla, padded):
     np.testing.assert_array_equal(results[0]["tokens"], results[1]["tokens"])
     np.testing.assert_allclose(results[0]["scores"], results[1]["scores"], rtol=1e-5)
     assert len(np.unique(results[0]["tokens"])) > 4
+    for row, score in enumerate(results[0]["scores"]):
+        tokens = results[0]["tokens"][row, row * padding :]
+        assert abs(score - log_probability(model, tokens, 3 - row * padding)) < 1e-4
 
 
 @tensorflow_only

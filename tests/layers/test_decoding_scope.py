@@ -111,15 +111,39 @@ def test_fault_19_self_attention(x, options, steps, padded):
 
 
 @pytest.mark.parametrize("groups", [None, 1, 3])
-def test_as_for_xla_one_query_meets_the_cache_the_other_way_round(x, groups):
-    """The same products; with fewer key heads a step has several rows of queries, as before."""
+def test_as_for_xla_keys_are_stored_transposed(x, groups):
     layer = MultiHeadSelfAttention(3, causal=True, num_key_value_heads=groups)
     whole, cache, outputs = to_numpy(layer(x)), None, []
     for start in range(T):
-        with DecodingScope(cache, position=start, length=T, xla=True) as scope:
+        # A later step keeps the layout of the first.
+        with DecodingScope(cache, position=start, length=T, xla=not start) as scope:
             outputs.append(to_numpy(layer(x[:, start : start + 1])))
         cache = scope.cache
     assert_close(np.concatenate(outputs, axis=1), whole, FLOAT32)
+    (entry,) = cache.values()
+    assert {name: tuple(x.shape[2:]) for name, x in entry.items()} == {
+        "transposed_key": (D // 3, T),
+        "value": (T, D // 3),
+    }
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_as_for_xla_the_table_of_a_tied_output_is_kept_transposed(monkeypatch, large):
+    if large:
+        monkeypatch.setattr("keras_tfm.layers.token_embedding.LARGE", V * D - 1)
+    embedding = TokenEmbedding(V, D)
+    x = np.random.default_rng(0).normal(size=(B, 1, D)).astype("float32")
+    embedding(np.zeros((B, 1), "int32"))
+    wanted = to_numpy(embedding(x, reverse=True))
+    with DecodingScope(length=T, xla=True) as scope:
+        assert_close(embedding(x, reverse=True), wanted, FLOAT32)
+    kept = {name: to_numpy(entry["kept"]) for name, entry in scope.cache.items()}
+    assert len(kept) == (0 if large else 1)
+    for table in kept.values():
+        np.testing.assert_array_equal(table, to_numpy(embedding.embeddings).T)
+    with DecodingScope(scope.cache, position=1, length=T, xla=True) as after:
+        assert_close(embedding(x, reverse=True), wanted, FLOAT32)
+    assert not after.new
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
@@ -542,6 +566,19 @@ def test_branches_are_the_paths_of_a_tree(part, shared, padding):
         parents = rng.integers(0, n, (B, n))[:, :, np.newaxis]
         paths = np.take_along_axis(paths, parents, 1)
         tree = Branches(np.take_along_axis(tree.ancestors, parents, 1), tree.positions, own.stop)
+
+
+def test_branches_of_an_empty_cache():
+    """Three first tokens side by side: each sees itself alone."""
+    model, given = decoder_only(1, head_dim=4), np.array([[7, 1, 4], [9, 9, 2]])
+    with DecodingScope(length=6) as scope:
+        model(given[:, :1])
+    tree = branches(B, 3, 6, shared=0)
+    with DecodingScope(scope.initial_cache, position=0, length=T, branches=tree):
+        logits = to_numpy(model(given))
+    for branch in range(3):
+        alone = to_numpy(model(given[:, branch : branch + 1]))[:, -1]
+        assert_close(logits[:, branch], alone, FLOAT32)
 
 
 def test_branches_beside_a_source():
