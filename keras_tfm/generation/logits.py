@@ -65,7 +65,7 @@ def log_normalizer(logits: Tensor) -> Tensor:
     # In the same blocks as above, so that a compiler need not look at all of them twice.
     many = logits.shape[-1] > BLOCK and not logits.shape[-1] % BLOCK
     largest = ops.max(_in_blocks(logits), axis=-1) if many else logits
-    # Finite, as -inf - -inf is no number. And between both maxima, of which XLA would make one, that
+    # Finite, as -inf - -inf is no number. And between both maxima: XLA would make one of them, that
     # the search for the best does not share.
     largest = ops.max(ops.maximum(largest, LEAST), axis=-1, keepdims=True)
     return largest + ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True))

@@ -70,7 +70,7 @@ class Keys(NamedTuple):
         pairs: (1 | B, T, S), boolean, which of them a query continues, or None: all that are
             before it by `distances`.
         positions: (S,), int32, where each key stands; None with `distances`.
-        own: whether the last column stands for the new keys, of which each query sees its own alone.
+        own: whether the last column stands for the new keys, each query seeing its own alone.
     """
 
     key: Any
@@ -101,8 +101,8 @@ class DecodingScope:
         cache: what an earlier scope returned, or None for the first step, which must be at
             position 0.
         position: the position of the first token given, an integer or an int32 scalar tensor.
-        length: how many positions the caches of causal self-attention hold, or, with `branches`, how
-            many there are.
+        length: how many positions the caches of causal self-attention hold; with `branches`, which
+            have columns, how many there are.
         padding: (B,), int32, how many positions before a row's first token hold none, for rows of
             different lengths that end together. No row attends to them, and positional layers
             number from the row's first token; it needs a cache, so that an encoder, whose positions
