@@ -83,24 +83,26 @@ class Tree(NamedTuple):
         ([1, 2, 3], [0, 1, 1, 0, 0, 0])
         """
         # In float32, in which LiteRT compares and adds up fastest: these numbers are exact in it.
-        row = ops.cast(ops.expand_dims(self.positions, 0), "float32")
-        positions, below = ops.squeeze(row, 0), ops.transpose(row)
+        positions = ops.cast(self.positions, "float32")
+        across, down = ops.expand_dims(positions, 0), ops.expand_dims(positions, 1)
         column = ops.arange(self.ancestors.shape[2], dtype="float32")
         new = ops.expand_dims(column, 1)
         written = _less(column, ops.cast(self.filled, "float32"))
         needed = ops.max(self.ancestors, axis=1) * written  # (B, S)
 
-        # What lies before a column at its position, and how many columns a position keeps.
-        beside = _equal(below, row)  # (S, S)
-        left = beside * _less(new, column)
-        place, places = ops.sum(left, axis=0), ops.matmul(needed, left)  # (S,), (B, S)
+        # A column's place among those of its position, and among those of them that a row needs.
+        beside = _equal(down, across)  # (S, S)
+        to_the_left = beside * _less(new, column)
+        place, needed_place = ops.sum(to_the_left, axis=0), ops.matmul(needed, to_the_left)
+        # Each position keeps as many as the row that needs most; where they begin.
         kept = written * _less(place, ops.max(ops.matmul(needed, beside), axis=0))
-        first = ops.sum(ops.expand_dims(kept, 1) * _less(below, row), axis=0)
+        first = ops.sum(ops.expand_dims(kept, 1) * _less(down, across), axis=0)
 
         # Of each new column the old one, where there is one.
         chosen = _equal(new, first + place) * kept  # (S, S)
         positions = ops.sum(chosen * positions, axis=1)
-        chosen = _equal(new, ops.expand_dims(first + places, 1)) * ops.expand_dims(needed, 1)
+        chosen = _equal(new, ops.expand_dims(first + needed_place, 1))  # (B, S, S)
+        chosen = chosen * ops.expand_dims(needed, 1)
         tree = Tree(
             ops.matmul(self.ancestors, ops.transpose(chosen, (0, 2, 1))),
             ops.cast(positions, "int32"),
