@@ -397,7 +397,7 @@ class _Prepared(NamedTuple):
 def _check_finite(failed: int, prepared: _Prepared) -> None:
     if failed >= 0:
         raise ValueError(
-            f"the softmax of the model's logits is NaN for new token "
+            "the softmax of the model's logits is NaN for new token "
             f"{failed - prepared.prompt.shape[1]}: "
             "its weights or inputs hold NaN, or its activations overflow"
         )

@@ -79,9 +79,9 @@ def attention(
     )
     batch, num_heads, query_length, head_dim = ops.shape(query)
     num_key_heads, key_lengths = keys[0].shape[1], [ops.shape(part)[2] for part in keys]
-    own_key, own_value = (keys.pop(), values.pop()) if own else (None, None)
+    own_key = own_value = None
     if own:
-        key_lengths[-1] = 1
+        own_key, own_value, key_lengths[-1] = keys.pop(), values.pop(), 1
     key_length, value_dim = sum(key_lengths), values[0].shape[-1]
     if num_heads % num_key_heads:
         raise ValueError(

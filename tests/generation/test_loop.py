@@ -146,7 +146,7 @@ def test_room_for_caches(length, room, taken, expected):
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Contrastive(3)], ids=repr)
 @pytest.mark.parametrize("prompt", [1, 3])
 def test_caches_that_grow_change_nothing(model, strategy, prompt):
-    """Room for 1, for 4 and for 7 positions, or for all at once."""
+    """Room for as little as there can be, then four times as much, or for all at once."""
     if strategy.reads_features:
         model = with_features(model)
     results = [

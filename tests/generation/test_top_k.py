@@ -72,14 +72,14 @@ def test_of_several_parts_with_something_added(size, values):
 
 
 def test_of_several_parts_all_places_are_in_their_part():
-    """Where all but one are -inf, what fills the last blocks is as large as the others."""
-    size = 7 * BLOCK + 5
-    x = np.full((1, 3, size), -np.inf, "float32")
-    x[0, 1, 8] = 1.0
-    values, places = (to_numpy(y)[0] for y in top_k(x, 4, np.zeros((1, 3, 1), "float32")))
-    assert values.tolist() == [1.0, -np.inf, -np.inf, -np.inf]
-    assert places[0] == size + 8
-    assert ((places >= 0) & (places < 3 * size)).all()
+    """Where too few are not -inf, what fills the last block of the first part comes next."""
+    size = BLOCK + 1
+    x = np.full((1, 300, size), -np.inf, "float32")
+    x[0, 0] = np.arange(size, 0, -1)
+    plus = np.zeros((1, 300, 1), "float32")
+    values, places = (to_numpy(y)[0] for y in top_k(x, size + 5, plus))
+    assert places.tolist() == [*range(size), *[size - 1] * 5]
+    assert values.tolist() == [*range(size, 0, -1), *[-np.inf] * 5]
 
 
 @pytest.mark.parametrize("mode", MODES)
