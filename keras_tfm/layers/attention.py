@@ -9,6 +9,7 @@ from keras import ops
 from keras_tfm.layers.decoding_scope import for_device
 from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.masked_score import masked_score
+from keras_tfm.layers.products import query_key_product, weight_value_product
 
 Tensor = Any
 
@@ -106,7 +107,7 @@ def attention(
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
         if own:  # the rows of a group are all queries of its first head, then those of the second
             own_key, own_value = (ops.tile(x, (1, 1, each, 1)) for x in (own_key, own_value))
-    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
+    products = [query_key_product(query, part) for part in keys]
     products = [ops.cast(product, "float32") for product in products]
     if own:
         product = ops.cast(query, "float32") * ops.cast(own_key, "float32")
@@ -143,7 +144,7 @@ def attention(
         first = 0
         for length, part in zip(key_lengths, values, strict=False):
             chosen = weights if len(key_lengths) == 1 else weights[..., first : first + length]
-            product = ops.matmul(chosen, part)
+            product = weight_value_product(chosen, part)
             output = product if output is None else output + product
             first = first + length
         if own:

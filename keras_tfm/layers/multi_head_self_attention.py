@@ -10,6 +10,7 @@ from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.decoding_scope import DecodingScope, Keys, for_device
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
+from keras_tfm.layers.products import positionwise
 
 Tensor = Any
 
@@ -105,10 +106,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         mask = key_mask("mask", x_mask if mask is None else mask, x)
-        query, key, value = _split(self.query_key_value(x), *self._cuts)
-        shared = self.num_key_value_heads or self.num_heads
-        query = split_heads(query, self.num_heads)
-        key, value = split_heads(key, shared), split_heads(value, shared)
+        query, key, value = self._heads(positionwise(self.query_key_value, x))
         if self.query_key_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         if self.position is not None:
@@ -119,6 +117,21 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             keys = scope.extend(self.name, key, value, mask)
         return self._attend(query, keys, attention_mask, attention_bias, training)
 
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, Q) -> (B, H, T, K), (B, G, T, K) and (B, G, T, V)."""
+        first, second = self._cuts
+        shared = self.num_key_value_heads or self.num_heads
+        if for_device():  # XNNPACK cuts slices, and leaves a split to the interpreter
+            parts = x[..., :first], x[..., first:second], x[..., second:]
+        elif (second, x.shape[-1]) == (2 * first, 3 * first):  # one transposition for all three
+            batch, length, width = ops.shape(x)
+            x = ops.reshape(x, (batch, length, 3, shared, width // (3 * shared)))
+            return tuple(ops.unstack(ops.transpose(x, (2, 0, 3, 1, 4)), 3))
+        else:
+            parts = ops.split(x, [first, second], axis=-1)
+        heads = self.num_heads, shared, shared
+        return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {
@@ -127,10 +140,3 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             "position": serialize_position(self.position),
             "window": self.window,
         }
-
-
-def _split(x: Tensor, first: int, second: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, T, D) cut in three before the columns `first` and `second`."""
-    if for_device():  # XNNPACK cuts slices, and leaves a split in unequal parts to the interpreter
-        return x[..., :first], x[..., first:second], x[..., second:]
-    return tuple(ops.split(x, [first, second], axis=-1))

@@ -61,11 +61,12 @@ class RematerializedLayer(keras.layers.Layer):
 
         return recomputed
 
-    def _dense(self, name: str, units: int) -> keras.layers.Dense:
+    def _dense(self, name: str, units: int, activation: Any = None) -> keras.layers.Dense:
         """A projection, as a layer's `use_bias` and initializers say."""
         # An initializer object draws the same numbers each time it is called: one a projection.
         dense = keras.layers.Dense(
             units,
+            activation=activation,
             use_bias=self.use_bias,
             kernel_initializer=self.kernel_initializer.clone(),
             bias_initializer=self.bias_initializer.clone(),
