@@ -9,7 +9,6 @@ from keras import ops
 from keras_tfm.layers.decoding_scope import for_device
 from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.masked_score import masked_score
-from keras_tfm.layers.products import query_key_product, weight_value_product
 
 Tensor = Any
 
@@ -107,7 +106,7 @@ def attention(
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
         if own:  # the rows of a group are all queries of its first head, then those of the second
             own_key, own_value = (ops.tile(x, (1, 1, each, 1)) for x in (own_key, own_value))
-    products = [query_key_product(query, part) for part in keys]
+    products = [_query_key_product(query, part) for part in keys]
     products = [ops.cast(product, "float32") for product in products]
     if own:
         product = ops.cast(query, "float32") * ops.cast(own_key, "float32")
@@ -144,7 +143,7 @@ def attention(
         first = 0
         for length, part in zip(key_lengths, values, strict=False):
             chosen = weights if len(key_lengths) == 1 else weights[..., first : first + length]
-            product = weight_value_product(chosen, part)
+            product = ops.matmul(chosen, part)
             output = product if output is None else output + product
             first = first + length
         if own:
@@ -158,6 +157,16 @@ def attention(
         some = {} if all(mask.shape) else {"initial": 0.0}
         output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, **some), dtype)
     return output
+
+
+def _query_key_product(query: Tensor, key: Tensor) -> Tensor:
+    """Q K^T: (B, H, T, K) and (B, H, S, K) -> (B, H, T, S)."""
+    if keras.backend.backend() != "tensorflow" or for_device():
+        return ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
+    import tensorflow as tf
+
+    # The queries' gradient is a product with K then, and not with a transposed K^T.
+    return tf.matmul(query, key, transpose_b=True)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import keras
 
 from keras_tfm.layers.arguments import check_rate
 from keras_tfm.layers.drawn_seed import DrawnSeed, replica
-from keras_tfm.layers.products import left_transposed_product
 
 Tensor = Any
 
@@ -101,7 +100,7 @@ class DrawnDropout:
                     tf.reduce_sum(product, axis=-1, keepdims=True),
                     self.seed,
                 )
-                return of_scores, left_transposed_product(dropped, upstream)
+                return of_scores, tf.matmul(dropped, upstream, transpose_a=True)
 
             return output, gradient
 

@@ -8,7 +8,6 @@ from keras import ops
 from keras_tfm.layers.arguments import as_activation, as_initializer, check_integer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention import check_sequence
-from keras_tfm.layers.products import positionwise
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -72,8 +71,7 @@ class FeedForward(RematerializedLayer):
         """Creates both layers for inputs of width D."""
         check_sequence(self, "x", x_shape)
         widths = 2 if self.gated else 1
-        activation = None if self.gated else self.activation
-        self.inner = self._dense("inner", widths * self.intermediate_dim, activation)
+        self.inner = self._dense("inner", widths * self.intermediate_dim)
         self.inner.build(x_shape)
         self.outer = self._dense("outer", x_shape[-1])
         self.outer.build((*x_shape[:-1], self.intermediate_dim))
@@ -81,16 +79,13 @@ class FeedForward(RematerializedLayer):
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
-
-        y = self.dropout_layer(positionwise(self._activated, x), training=training)
-        return positionwise(self.outer, y)
-
-    def _activated(self, x: Tensor) -> Tensor:
         y = self.inner(x)
-        if not self.gated:
-            return y
-        gate, y = ops.split(y, 2, axis=-1)
-        return self.activation(gate) * y
+        if self.gated:
+            gate, y = ops.split(y, 2, axis=-1)
+            y = self.activation(gate) * y
+        else:
+            y = self.activation(y)
+        return self.outer(self.dropout_layer(y, training=training))
 
     def compute_output_shape(self, x_shape: Any) -> Any:
         """The input's."""

@@ -20,7 +20,6 @@ from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.blockwise import WHOLE, Span, spans
 from keras_tfm.layers.decoding_scope import Keys
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
-from keras_tfm.layers.products import positionwise
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -169,7 +168,7 @@ class MultiHeadAttention(RematerializedLayer):
                 slices = query[:, :, rows], keys.key[:, :, columns], keys.value[:, :, columns]
                 blocks.append(block(*slices, *biases))
             y = ops.concatenate(blocks, axis=2)
-        return positionwise(self.output_projection, merge_heads(y))
+        return self.output_projection(merge_heads(y))
 
     def _visible(
         self,

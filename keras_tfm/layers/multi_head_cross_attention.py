@@ -7,7 +7,6 @@ import keras
 from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.decoding_scope import DecodingScope, Keys
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
-from keras_tfm.layers.products import positionwise
 
 Tensor = Any
 
@@ -80,7 +79,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     ) -> Tensor:
         """(B, T, D), (B, S, C) -> (B, T, D)."""
         mask = key_mask("context_mask", context_mask, context)
-        query = split_heads(positionwise(self.query, x), self.num_heads)
+        query = split_heads(self.query(x), self.num_heads)
         if self.query_key_norm:
             query = self.query_norm(query)
         scope = DecodingScope.current()
@@ -93,7 +92,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     def _project(self, context: Tensor) -> tuple[Tensor, Tensor]:
         shared = self.num_key_value_heads or self.num_heads
         key, value = (
-            split_heads(positionwise(self.key, context), shared),
-            split_heads(positionwise(self.value, context), shared),
+            split_heads(self.key(context), shared),
+            split_heads(self.value(context), shared),
         )
         return (self.key_norm(key) if self.query_key_norm else key), value

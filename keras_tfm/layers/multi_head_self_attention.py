@@ -10,7 +10,6 @@ from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.decoding_scope import DecodingScope, Keys, for_device
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
-from keras_tfm.layers.products import positionwise
 
 Tensor = Any
 
@@ -106,7 +105,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         mask = key_mask("mask", x_mask if mask is None else mask, x)
-        query, key, value = self._heads(positionwise(self.query_key_value, x))
+        query, key, value = self._heads(self.query_key_value(x))
         if self.query_key_norm:
             query, key = self.query_norm(query), self.key_norm(key)
         if self.position is not None:

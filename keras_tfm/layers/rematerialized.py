@@ -7,6 +7,7 @@ import keras
 
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.projection import Projection
 
 Tensor = Any
 
@@ -61,12 +62,11 @@ class RematerializedLayer(keras.layers.Layer):
 
         return recomputed
 
-    def _dense(self, name: str, units: int, activation: Any = None) -> keras.layers.Dense:
+    def _dense(self, name: str, units: int) -> Projection:
         """A projection, as a layer's `use_bias` and initializers say."""
         # An initializer object draws the same numbers each time it is called: one a projection.
-        dense = keras.layers.Dense(
+        dense = Projection(
             units,
-            activation=activation,
             use_bias=self.use_bias,
             kernel_initializer=self.kernel_initializer.clone(),
             bias_initializer=self.bias_initializer.clone(),

@@ -154,7 +154,7 @@ def test_a_layer_made_outside_of_the_scope_stays_as_it_is():
 
 
 def projections(model):
-    return [layer for layer in model._flatten_layers() if type(layer) is keras.layers.Dense]
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense)]
 
 
 def test_lora_reaches_every_projection():
@@ -165,7 +165,7 @@ def test_lora_reaches_every_projection():
     assert len(projections(model)) == 4 + 4 + 4 + 4
     model.trainable = True
     for layer in model._flatten_layers():
-        if type(layer) is not keras.layers.Dense:
+        if not isinstance(layer, keras.layers.Dense):
             for variable in layer._trainable_variables:
                 variable.trainable = False
     for layer in projections(model):

@@ -48,3 +48,27 @@ def test_half_precision_is_rounded_last(dtype):
     assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
     wanted = expected(x, to_numpy(layer.gamma), to_numpy(layer.beta), layer.epsilon)
     assert_close(to_numpy(y).astype("float64"), wanted, 2e-2)  # bfloat16 has 8 bits
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="elsewhere it is derived")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradient_in_training(compiled):
+    """It is written out there, and derived elsewhere; and so are the gradients of the gradients."""
+    import tensorflow as tf
+
+    layer = built(LayerNormalization(epsilon=1e-3), (B, T, D))
+    x, upstream = tf.constant(X), tf.constant(X[::-1] ** 2)
+
+    def gradients(training):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=training)
+            slopes = tape.gradient(y, [x, *(v.value for v in layer.trainable_variables)], upstream)
+            norm = sum(tf.reduce_sum(slope**2) for slope in slopes)
+        return y, *slopes, outer.gradient(norm, x)
+
+    run = tf.function(gradients) if compiled else gradients
+    for found, wanted in zip(run(True), run(False), strict=True):
+        assert_close(found, wanted, 1e-6 * max(1.0, np.abs(wanted).max()))

@@ -1,0 +1,123 @@
+"""The dense layer of the layers here: Keras's, with its gradient in another form."""
+
+import keras
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from execution import tensorflow_only
+from keras_weights import built
+
+from keras_tfm.layers.projection import Projection
+
+WIDTHS = [(3, 8), (8, 3), (5, 5)]
+RANDOM = np.random.default_rng(7)
+
+
+def pair(dim, units, **options):
+    """A projection and Keras's layer with the same weights."""
+    layers = [
+        built(kind(units, **options), (None, None, dim))
+        for kind in (Projection, keras.layers.Dense)
+    ]
+    layers[1].set_weights(layers[0].get_weights())
+    return layers
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4), (2, 0, 4)])
+def test_any_rank(shape, training):
+    layer, reference = pair(4, 6, activation="relu")
+    x = RANDOM.normal(size=shape if len(shape) > 1 else (1, *shape)).astype("float32")
+    y = layer(x, training=training)
+    assert y.shape == (*x.shape[:-1], 6)
+    assert_close(y, reference(x), 1e-6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_integers_are_promoted_as_keras_does(training):
+    layer, reference = pair(2, 3)
+    ids = np.array([[[1, 2], [3, 4]]], "int32")
+    np.testing.assert_array_equal(to_numpy(layer(ids, training=training)), to_numpy(reference(ids)))
+
+
+@tensorflow_only
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize(("dim", "units"), WIDTHS)
+@pytest.mark.parametrize("mode", ["eager", "graph", "unknown lengths", "xla"])
+def test_gradients_are_those_of_keras(mode, dim, units, use_bias):
+    """And those of the gradients, too."""
+    import tensorflow as tf
+
+    layer, reference = pair(dim, units, use_bias=use_bias)
+    x = tf.constant(RANDOM.normal(size=(2, 7, dim)), "float32")
+    upstream = tf.constant(RANDOM.normal(size=(2, 7, units)), "float32")
+
+    def gradients(x, layer):
+        weights = [variable.value for variable in layer.trainable_variables]
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = layer(x, training=True)
+                loss = tf.reduce_sum(upstream * y * y)
+            slopes = tape.gradient(loss, [x, *weights])
+            norm = sum(tf.reduce_sum(slope**2) for slope in slopes)
+        return y, *slopes, *outer.gradient(norm, [x, *weights])
+
+    def run(layer):
+        if mode == "eager":
+            return gradients(x, layer)
+        lengths = (None, None) if mode == "unknown lengths" else (2, 7)
+        signature = [tf.TensorSpec((*lengths, dim), "float32")]
+        function = tf.function(lambda x: gradients(x, layer), signature, jit_compile=mode == "xla")
+        return function(x)
+
+    found, wanted = run(layer), run(reference)
+    assert len(found) == 1 + 2 * (2 + use_bias)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape
+        assert_close(a, b, 2e-6 * max(1.0, np.abs(b).max()))
+
+
+@tensorflow_only
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_gradients_in_other_precisions(dtype):
+    import tensorflow as tf
+
+    layer, reference = pair(6, 9, dtype=dtype)
+    x = tf.cast(RANDOM.normal(size=(4, 50, 6)), layer.compute_dtype)
+
+    def gradients(layer):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.cast(layer(x, training=True), "float32") ** 2)
+        return tape.gradient(loss, [variable.value for variable in layer.trainable_variables])
+
+    tolerance = {"mixed_float16": 2e-3, "mixed_bfloat16": 2e-2, "float64": 1e-6}[dtype]
+    for a, b in zip(gradients(layer), gradients(reference), strict=True):
+        assert a.dtype == b.dtype
+        assert_close(a, b, tolerance * np.abs(to_numpy(b)).max())
+
+
+@tensorflow_only
+def test_nan_is_not_hidden_by_relu():
+    """As oneDNN's product with a bias and ReLU in one would."""
+    import tensorflow as tf
+
+    layer = built(Projection(4, activation="relu"), (None, None, 3))
+    kernel = layer.get_weights()[0]
+    kernel[1, 2] = np.nan
+    layer.set_weights([kernel, *layer.get_weights()[1:]])
+    x = tf.constant(RANDOM.normal(size=(2, 5, 3)), "float32")
+    for training in (False, True):
+        y = to_numpy(tf.function(lambda x, t=training: layer(x, training=t))(x))
+        assert np.isnan(y[..., 2]).all()
+        assert np.isfinite(np.delete(y, 2, axis=-1)).all()
+
+
+def test_keras_quantizes_it():
+    layer = built(Projection(4), (None, None, 3))
+    x = RANDOM.normal(size=(2, 5, 3)).astype("float32")
+    before = to_numpy(layer(x))
+    layer.quantize("int8")
+    assert layer.quantization_mode == "int8"
+    assert_close(layer(x), before, 0.05 * np.abs(before).max())
