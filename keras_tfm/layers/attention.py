@@ -106,7 +106,7 @@ def attention(
         query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
         if own:  # the rows of a group are all queries of its first head, then those of the second
             own_key, own_value = (ops.tile(x, (1, 1, each, 1)) for x in (own_key, own_value))
-    products = [_query_key_product(query, part) for part in keys]
+    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
     products = [ops.cast(product, "float32") for product in products]
     if own:
         product = ops.cast(query, "float32") * ops.cast(own_key, "float32")
@@ -157,16 +157,6 @@ def attention(
         some = {} if all(mask.shape) else {"initial": 0.0}
         output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, **some), dtype)
     return output
-
-
-def _query_key_product(query: Tensor, key: Tensor) -> Tensor:
-    """Q K^T: (B, H, T, K) and (B, H, S, K) -> (B, H, T, S)."""
-    if keras.backend.backend() != "tensorflow" or for_device():
-        return ops.matmul(query, ops.transpose(key, (0, 1, 3, 2)))
-    import tensorflow as tf
-
-    # The queries' gradient is a product with K then, and not with a transposed K^T.
-    return tf.matmul(query, key, transpose_b=True)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

@@ -33,8 +33,8 @@ def exporting() -> Iterator[None]:
 def for_device() -> bool:
     """Whether to prefer what LiteRT runs well: inside a `DecodingScope`, or while exporting.
 
-    Asked where a table is looked up, scores are masked, a fused projection is cut, and a layer is
-    normalised. Each has a twin that is better in training, and a test that both agree.
+    Asked where a table is looked up, scores are masked, and a projection is computed and cut. Each
+    has a twin that is better in training, and a test that both agree.
     """
     return _exporting.get() or DecodingScope.current() is not None
 

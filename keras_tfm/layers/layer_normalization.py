@@ -5,8 +5,6 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding_scope import for_device
-
 Tensor = Any
 
 
@@ -35,7 +33,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
             return super().call(inputs)
         # Nine operators, each a pass over x or over a number a row; Keras's formula makes eleven.
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
-        if training and backend == "tensorflow" and not for_device():
+        if training and backend == "tensorflow":
             y = _standardized(x, self.epsilon)
         else:
             x = x - ops.mean(x, axis=-1, keepdims=True)
