@@ -12,7 +12,7 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Projection(keras.layers.Dense):
-    """`keras.layers.Dense`, in training on TensorFlow faster: y = x W + b.
+    """`keras.layers.Dense`, on TensorFlow faster: y = x W + b.
 
     LoRA, `quantize` and the rest are Keras's. oneDNN adds a bias within a product of two matrices,
     and not of a tensor (B, T, D) with one, so it gets (B T, D). It would join ReLU as well, and
