@@ -25,6 +25,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 LAYERS, DIM, HEADS, INNER, DROPOUT = 4, 256, 8, 1024, 0.1
@@ -48,6 +49,9 @@ def main() -> None:
         memory_table()
     else:
         names = arguments.only.split(",") if arguments.only else contestants()
+        unknown = [name for name in names if name not in contestants()]
+        if unknown:
+            parser.error(f"--only: {unknown} not among those installed, {contestants()}")
         for batch, length in SHAPES:
             for task in ("train", "infer"):
                 table(names, task, batch, length, arguments)
@@ -69,11 +73,12 @@ class Worker:
     """A contestant in a process of its own; it runs a step each time it is asked."""
 
     def __init__(self, **job):
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
         )
         self.seconds: list[float] = []
@@ -83,7 +88,9 @@ class Worker:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError("a contestant ended early: run it alone with --only to see why")
+            self.process.wait()
+            self.errors.seek(0)
+            raise RuntimeError(f"a contestant ended early: {self.errors.read()[-2000:]}")
         return float(line)
 
 

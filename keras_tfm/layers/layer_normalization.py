@@ -10,11 +10,12 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's layer normalisation with fewer operators, on a device and in training.
+    """Keras's layer normalisation with fewer operators.
 
     y = gamma (x - mean) / sqrt(variance + epsilon) + beta over the last axis: "Layer Normalization"
     (arXiv:1607.06450). The arguments and the weights are those of
-    `keras.layers.LayerNormalization`; where `axis` is not the last one, so is all that is done.
+    `keras.layers.LayerNormalization`; on PyTorch, and where `axis` is not the last one, so is all
+    that is done.
 
     Example:
 

@@ -1,7 +1,10 @@
+import functools
+
 import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
+from execution import EVERY_MODE, compiled, tensorflow_only
 from keras_weights import built
 
 from keras_tfm.layers import LayerNormalization
@@ -31,6 +34,11 @@ def test_on_a_device_and_elsewhere(options):
         assert_close(layer(X), wanted, 2e-6)
 
 
+@pytest.mark.xfail(
+    keras.backend.backend() == "torch",
+    reason="Keras 3.15 gives PyTorch's operator the axis as if it were the last",
+    strict=True,
+)
 def test_another_axis_is_left_to_keras():
     layer = built(LayerNormalization(axis=1), (B, T, D))
     elsewhere = to_numpy(layer(X))
@@ -50,9 +58,9 @@ def test_half_precision_is_rounded_last(dtype):
     assert_close(to_numpy(y).astype("float64"), wanted, 2e-2)  # bfloat16 has 8 bits
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="elsewhere it is derived")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_gradient_in_training(compiled):
+@tensorflow_only
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_gradient_in_training(mode):
     """It is written out there, and derived elsewhere; and so are the gradients of the gradients."""
     import tensorflow as tf
 
@@ -69,6 +77,6 @@ def test_gradient_in_training(compiled):
             norm = sum(tf.reduce_sum(slope**2) for slope in slopes)
         return y, *slopes, outer.gradient(norm, x)
 
-    run = tf.function(gradients) if compiled else gradients
-    for found, wanted in zip(run(True), run(False), strict=True):
+    both = [compiled(mode, functools.partial(gradients, training))() for training in (True, False)]
+    for found, wanted in zip(*both, strict=True):
         assert_close(found, wanted, 1e-6 * max(1.0, np.abs(wanted).max()))
