@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.generation.model_inputs import (
     find_target,
@@ -18,7 +19,6 @@ from keras_tfm.generation.model_inputs import (
 )
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
-from keras_tfm.layers.arguments import check_integer
 
 
 class Generated(NamedTuple):

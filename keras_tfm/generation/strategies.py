@@ -9,10 +9,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.generation import filters
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer, top_k
-from keras_tfm.layers.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.drawn_seed import DrawnSeed
 
 Tensor = Any

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers.arguments import check_rate
+from keras_tfm.arguments import check_rate
 from keras_tfm.layers.drawn_seed import DrawnSeed, replica
 
 Tensor = Any

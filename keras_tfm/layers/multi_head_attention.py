@@ -7,13 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers import masks
-from keras_tfm.layers.arguments import (
-    as_initializer,
-    check_integer,
-    check_number,
-    check_positive,
-)
+from keras_tfm.layers.as_objects import as_initializer
 from keras_tfm.layers.attention import attention, merge_heads
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe

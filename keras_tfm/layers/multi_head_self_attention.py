@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.arguments import check_integer
+from keras_tfm.arguments import check_integer
 from keras_tfm.layers.attention import split_heads
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.decoding_scope import DecodingScope, Keys, for_device

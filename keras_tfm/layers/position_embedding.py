@@ -5,7 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.arguments import as_initializer, check_integer
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers.as_objects import as_initializer
 from keras_tfm.layers.decoding_scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.arguments import check_positive
+from keras_tfm.arguments import check_positive
 from keras_tfm.layers.decoding_scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers.arguments import as_initializer, check_integer
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers.as_objects import as_initializer
 from keras_tfm.layers.attention_position import AttentionPosition
 
 Tensor = Any

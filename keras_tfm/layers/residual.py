@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers.arguments import check_number, check_rate
+from keras_tfm.arguments import check_number, check_rate
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer

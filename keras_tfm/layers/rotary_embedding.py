@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers.arguments import check_integer, check_number, check_positive
+from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
 

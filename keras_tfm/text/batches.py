@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.layers.arguments import check_integer
+from keras_tfm.arguments import check_integer
 from keras_tfm.text.rows import Rows
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.layers.arguments import check_integer
+from keras_tfm.arguments import check_integer
 from keras_tfm.text.batches import Batches, Padding, checked_parts
 from keras_tfm.text.rows import Rows
 

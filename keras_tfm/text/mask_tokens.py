@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.layers.arguments import check_integer, check_rate
+from keras_tfm.arguments import check_integer, check_rate
 
 
 class MaskTokens:

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from keras_tfm.layers.arguments import check_integer
+from keras_tfm.arguments import check_integer
 from keras_tfm.text.optional_package import optional_package
 from keras_tfm.text.word_piece import END, PADDING, START, UNKNOWN
 

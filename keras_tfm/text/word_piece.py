@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from keras_tfm.layers.arguments import check_integer
+from keras_tfm.arguments import check_integer
 from keras_tfm.text.optional_package import optional_package
 
 PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"

@@ -1,10 +1,8 @@
-"""Checks of constructor arguments: what was expected, and what came."""
+"""Checks of arguments: what was expected, and what came. Nothing of Keras, for all packages."""
 
 import math
 import numbers
 from typing import Any
-
-import keras
 
 
 def check_integer(name: str, value: Any, minimum: int = 1, optional: bool = False) -> None:
@@ -39,24 +37,3 @@ def check_rate(name: str, value: Any, optional: bool = False) -> None:
     check_number(name, value, optional)
     if value is not None and not 0 <= value <= 1:
         raise ValueError(f"{name} must be within 0 and 1, got {value}")
-
-
-def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
-    """The initializer that `value` names or is."""
-    try:
-        result = keras.initializers.get(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
-    if not isinstance(result, keras.initializers.Initializer):
-        raise TypeError(
-            f"{name} must be a keras.initializers.Initializer or the name of one, got {value!r}"
-        )
-    return result
-
-
-def as_activation(name: str, value: Any) -> Any:
-    """The activation that `value` names or is."""
-    try:
-        return keras.activations.get(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error

@@ -1,0 +1,26 @@
+"""Initializers and activations from what a constructor was given: an object or a name."""
+
+from typing import Any
+
+import keras
+
+
+def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
+    """The initializer that `value` names or is."""
+    try:
+        result = keras.initializers.get(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not isinstance(result, keras.initializers.Initializer):
+        raise TypeError(
+            f"{name} must be a keras.initializers.Initializer or the name of one, got {value!r}"
+        )
+    return result
+
+
+def as_activation(name: str, value: Any) -> Any:
+    """The activation that `value` names or is."""
+    try:
+        return keras.activations.get(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
