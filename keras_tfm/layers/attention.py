@@ -1,4 +1,4 @@
-"""The pure core: the only softmax(QK^T)V in the project."""
+"""The pure core: the only softmax(QK^T)V of a full pass. `stepped_attention` has a step's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,59 +6,59 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding_scope import for_device
+from keras_tfm.layers import masks
 from keras_tfm.layers.dropout import DrawnDropout
-from keras_tfm.layers.masked_score import masked_score
+from keras_tfm.layers.fused_attention import fused_attention, is_fused
+from keras_tfm.layers.heads import grouped, regrouped, scaled, swap
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
-
-# What is added to the scores of masked keys on a device, where selecting would cut the graph.
-# Finite, so that a masked row stays finite, and far inside float16's 65,504, so that a delegate
-# that computes in half precision may add scores to it.
-MASKED = -3e4
 
 
 def attention(
     query: Tensor,
-    key: Tensor | tuple[Tensor, ...],
-    value: Tensor | tuple[Tensor, ...],
+    key: Tensor,
+    value: Tensor,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
+    causal: bool = False,
     dropout: Callable[[Tensor], Tensor] | None = None,
-    extra_scores: Callable[[Tensor], Tensor | None] | None = None,
-    extra_values: Callable[[Tensor], Tensor | None] | None = None,
-    own: bool = False,
+    extra_scores: Tensor | None = None,
+    extra_values: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
 
     "Attention Is All You Need" (arXiv:1706.03762), equation 1. With fewer key than query heads
     (G < H, G dividing H) query head h reads key head h // (H/G), without repeating keys
-    (grouped-query attention, arXiv:2305.13245).
+    (grouped-query attention, arXiv:2305.13245). On JAX and PyTorch it is the backend's fused
+    operation (flash attention on a GPU) where that computes the same: no soft cap, dropout or extra
+    values, and not in float16 on a CPU.
 
     Args:
-        query: (B, H, T, K).
-        key: (B, G, S, K), or several which lie side by side, as if they were joined along S: a
-            cache and what is new, which nobody has to copy into one tensor.
-        value: (B, G, S, V), or as many.
-        mask: boolean, broadcastable to (B, H, T, S); True = attend. A query whose every key is
+        query: (..., H, T, K), any number of leading axes.
+        key: (..., G, S, K).
+        value: (..., G, S, V).
+        mask: boolean, broadcastable to (..., H, T, S); True = attend. A query whose every key is
             masked gets zeros.
-        bias: float, broadcastable to (B, H, T, S), added to the scaled scores.
+        bias: float, broadcastable to (..., H, T, S), added to the scaled scores.
         scale: factor of the scores; 1/sqrt(K) by default.
         soft_cap: c in c tanh(score / c), which keeps scores within (-c, c), before the bias
             (Gemma 2, arXiv:2408.00118).
-        dropout: applied to the attention weights (B, H, T, S), a `keras.layers.Dropout` for
+        causal: whether query t sees keys 0 to t alone, besides what `mask` says; T = S.
+        dropout: applied to the attention weights (..., H, T, S), a `keras.layers.Dropout` for
             instance. That of a `DrawnDropout` may be joined with the softmax's gradient.
-        extra_scores: given the scaled query (B, H, T, K), what to add to the products with the keys
-            (B, H, T, S), or None.
+        extra_scores: broadcastable to (..., H, T, S), added to the scaled products of queries and
+            keys, before the soft cap.
         extra_values: given the attention weights after dropout, what to add to the result
-            (B, H, T, V), or None.
-        own: of several keys, whether the last are the queries' own, (B, G, T, K), of which each
-            query sees one alone: together one column of the scores, the last.
+            (..., H, T, V).
 
     Returns:
-        (B, H, T, V) in the dtype of `value`. The softmax is taken in float32.
+        (..., H, T, V) in the dtype of `value`. The softmax is taken in float32.
+
+    Raises:
+        ValueError: G does not divide H.
 
     Example:
 
@@ -72,111 +72,88 @@ def attention(
     >>> float(attention(query, key, value, mask=np.array([True, False]))[0, 0, 0, 0])
     1.0
     """
-    query = ops.convert_to_tensor(query)
-    keys, values = (
-        [ops.convert_to_tensor(part) for part in (x if isinstance(x, tuple) else (x,))]
-        for x in (key, value)
-    )
-    batch, num_heads, query_length, head_dim = ops.shape(query)
-    num_key_heads, key_lengths = keys[0].shape[1], [ops.shape(part)[2] for part in keys]
-    own_key = own_value = None
-    if own:
-        own_key, own_value, key_lengths[-1] = keys.pop(), values.pop(), 1
-    key_length, value_dim = sum(key_lengths), values[0].shape[-1]
-    if num_heads % num_key_heads:
-        raise ValueError(
-            f"the number of key heads ({num_key_heads}) must divide "
-            f"the number of query heads ({num_heads})"
-        )
-    grouped = num_key_heads != num_heads
-    dtype = values[0].dtype
-    if (
-        isinstance(key_length, int) and key_length == 0
-    ):  # a maximum and a gather of nothing are errors
-        return ops.zeros((batch, num_heads, query_length, value_dim), dtype=dtype)
-
-    query = query * ops.cast(head_dim**-0.5 if scale is None else scale, query.dtype)
-    if keras.backend.standardize_dtype(query.dtype) == "float16":
-        # Activations near 1e3 make scores beyond 65,504, the end of float16.
-        query, *keys = (ops.cast(x, "float32") for x in (query, *keys))  # an own key is cast below
-    extra = None if extra_scores is None else extra_scores(query)
-    if grouped:  # (B, H, T, K) -> (B, G, H/G*T, K)
-        each = num_heads // num_key_heads
-        rows = each * query_length
-        query = ops.reshape(query, (batch, num_key_heads, rows, head_dim))
-        if own:  # the rows of a group are all queries of its first head, then those of the second
-            own_key, own_value = (ops.tile(x, (1, 1, each, 1)) for x in (own_key, own_value))
-    products = [ops.matmul(query, ops.transpose(part, (0, 1, 3, 2))) for part in keys]
-    products = [ops.cast(product, "float32") for product in products]
-    if own:
-        product = ops.cast(query, "float32") * ops.cast(own_key, "float32")
-        products.append(ops.sum(product, axis=-1, keepdims=True))
-    scores = products[0] if len(products) == 1 else ops.concatenate(products, axis=-1)
-    if grouped:
-        scores = ops.reshape(scores, (batch, num_heads, query_length, key_length))
-    if extra is not None:
-        scores = scores + ops.cast(extra, "float32")
+    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+    check_heads(query, key)
+    if key.shape[-2] == 0:  # a maximum over nothing is an error
+        return ops.zeros((*ops.shape(query)[:-1], value.shape[-1]), dtype=value.dtype)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    own = None if mask is None else masks.as_boolean(mask, "mask")
+    mask = masks.combine(masks.causal(ops.shape(query)[-2]), own) if causal else own
+    if is_fused(query, soft_cap, dropout, extra_values):
+        joined = joined_bias(extra_scores, bias)
+        only_causal = causal and own is None
+        visible = None if only_causal else mask
+        output = fused_attention(query, key, value, visible, joined, scale, only_causal)
+        return output if own is None else output * masks.sees_any(mask, value.dtype)
+    query = scaled(query, scale)
+    scores = grouped_products(query, key)
+    if extra_scores is not None:
+        scores = scores + ops.cast(extra_scores, "float32")
     if soft_cap is not None:
         scores = soft_cap * ops.tanh(scores / soft_cap)
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     if mask is not None:
         scores = _masked(scores, mask)
-        mask = ops.cast(mask, "float32")
 
-    output = extra = None
-    apart = own or len(values) > 1 or extra_values is not None
-    if isinstance(dropout, DrawnDropout) and dropout.is_joined(scores) and not apart:
-        if grouped:
-            scores = ops.reshape(scores, (batch, num_key_heads, rows, key_length))
-        output = dropout.weighted_sum(scores, values[0])
+    if extra_values is None and isinstance(dropout, DrawnDropout) and dropout.is_joined(scores):
+        groups = key.shape[-3]
+        output = regrouped(
+            dropout.weighted_sum(grouped(scores, groups), value), query.shape[-3], query
+        )
     else:
-        if scores.shape[-1] == 1:
-            weights = ops.ones_like(scores, dtype=dtype)  # of which Keras's softmax warns
-        else:
-            weights = ops.cast(ops.softmax(scores, axis=-1), dtype)
+        weights = softmax(scores, value.dtype)
         if dropout is not None:
             weights = dropout(weights)
-        extra = None if extra_values is None else extra_values(weights)
-        if grouped:
-            weights = ops.reshape(weights, (batch, num_key_heads, rows, key_length))
-        first = 0
-        for length, part in zip(key_lengths, values, strict=False):
-            chosen = weights if len(key_lengths) == 1 else weights[..., first : first + length]
-            product = ops.matmul(chosen, part)
-            output = product if output is None else output + product
-            first = first + length
-        if own:
-            output = output + weights[..., first:] * own_value
-    if grouped:
-        output = ops.reshape(output, (batch, num_heads, query_length, value_dim))
-    if extra is not None:
-        output = output + extra
-    if mask is not None:
-        # Of no keys at all, which an unknown number may be, there is no maximum.
-        some = {} if all(mask.shape) else {"initial": 0.0}
-        output = output * ops.cast(ops.max(mask, axis=-1, keepdims=True, **some), dtype)
-    return output
+        output = grouped_sums(weights, value)
+        if extra_values is not None:
+            output = output + extra_values(weights)
+    # Every query of causal attention sees its own key, unless `mask` hides it.
+    return output if own is None else output * masks.sees_any(mask, value.dtype)
+
+
+def check_heads(query: Tensor, key: Tensor) -> None:
+    """Raises unless G divides H."""
+    heads, groups = query.shape[-3], key.shape[-3]
+    if heads % groups:
+        raise ValueError(
+            f"the number of key heads ({groups}) must divide the number of query heads ({heads})"
+        )
+
+
+def softmax(scores: Tensor, dtype: Any) -> Tensor:
+    """Over the last axis, in float32, then `dtype`."""
+    if scores.shape[-1] == 1:
+        return ops.ones_like(scores, dtype=dtype)  # of which Keras's softmax warns
+    return ops.cast(ops.softmax(scores, axis=-1), dtype)
+
+
+def joined_bias(*parts: Tensor | None) -> Tensor | None:
+    """The sum of those that are given, in float32; None where none is."""
+    result = None
+    for part in parts:
+        if part is not None:
+            part = ops.cast(part, "float32")
+            result = part if result is None else result + part
+    return result
+
+
+def grouped_products(query: Tensor, key: Tensor) -> Tensor:
+    """(..., H, T, K), (..., G, S, K) -> q k^T (..., H, T, S), float32."""
+    key = ops.cast(key, query.dtype)
+    products = ops.matmul(grouped(query, key.shape[-3]), swap(key, -1, -2))
+    return regrouped(ops.cast(products, "float32"), query.shape[-3], query)
+
+
+def grouped_sums(weights: Tensor, value: Tensor) -> Tensor:
+    """(..., H, T, S), (..., G, S, V) -> (..., H, T, V)."""
+    sums = ops.matmul(grouped(weights, value.shape[-3]), value)
+    return regrouped(sums, weights.shape[-3], weights)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores (B, H, T, S) in float32 of which those that `mask` hides weigh nothing."""
-    if for_device():
-        return scores + (ops.cast(mask, "float32") - 1.0) * -masked_score(MASKED)
-    # Scores may be of any size: activations of 1e3 make them beyond 1e6. The same weights as above
-    # wherever no two scores of a row are 3e4 apart.
-    return ops.where(mask, scores, -1e30)
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, T, H*K) -> (B, H, T, K)."""
-    batch, length, width = ops.shape(x)
-    return ops.transpose(
-        ops.reshape(x, (batch, length, num_heads, width // num_heads)), (0, 2, 1, 3)
-    )
-
-
-def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, K) -> (B, T, H*K)."""
-    batch, num_heads, length, head_dim = ops.shape(x)
-    return ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (batch, length, num_heads * head_dim))
+    """Scores (..., H, T, S) in float32, of which those that `mask` hides weigh nothing."""
+    target = current_target()
+    if target.is_edge:  # selecting would cut the graph in two for XNNPACK
+        return scores + masks.penalty(mask, target.masked_score)
+    return ops.where(mask, scores, target.masked_score)

@@ -6,9 +6,8 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.as_objects import as_activation, as_initializer
+from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.multi_head_attention import check_sequence
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any

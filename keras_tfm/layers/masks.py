@@ -1,6 +1,6 @@
 """Boolean masks, True = attend: checked, made and combined here.
 
-Every mask in the library broadcasts against the scores (B, H, T, S) of the attention core.
+Every mask in the library broadcasts against the scores (..., H, T, S) of the attention core.
 """
 
 from typing import Any
@@ -41,30 +41,44 @@ def check_shape(x: Tensor, name: str, expected: tuple[Any, ...], axes: str) -> N
 
 
 def from_keys(mask: Tensor) -> Tensor:
-    """(B, S), which keys are real -> (B, 1, 1, S)."""
-    return ops.expand_dims(mask, (1, 2))
+    """(..., S), which keys are real -> (..., 1, 1, S)."""
+    return ops.expand_dims(mask, (-3, -2))
 
 
 def from_pairs(mask: Tensor) -> Tensor:
-    """(B, T, S), which query sees which key -> (B, 1, T, S)."""
-    return ops.expand_dims(mask, 1)
+    """(..., T, S), which query sees which key -> (..., 1, T, S)."""
+    return ops.expand_dims(mask, -3)
 
 
-def from_distances(distances: Tensor, causal: bool, window: int | None) -> Tensor | None:
-    """(T, S), the key's position minus the query's -> (1, 1, T, S), or None where all is seen.
+def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
+    """The padding mask of `keys` (..., S, D), checked: (..., S), boolean, or None."""
+    if mask is None:
+        return None
+    mask = as_boolean(mask, name)
+    axes = "(B, S)" if len(keys.shape) == 3 else "(..., S)"
+    check_shape(mask, name, tuple(keys.shape[:-1]), axes)
+    return mask
 
-    `causal` hides what comes after the query, `window` what is `window` or more positions away.
+
+def causal(length: Any) -> Tensor:
+    """Which of T keys each of T queries sees, those up to its own: (T, T)."""
+    return ops.less_equal(distances(length, length, 0), 0)
+
+
+def in_sight(distances: Tensor, causal: bool, window: int | None) -> Tensor | None:
+    """(T, S), the key's index minus the query's -> (T, S), or None where all is seen.
+
+    `causal` hides what comes after the query, `window` what is `window` or more away.
     """
-    seen = combine(
+    return combine(
         ops.less_equal(distances, 0) if causal else None,
         None if window is None else ops.greater(distances, -window),
         None if window is None or causal else ops.less(distances, window),
     )
-    return None if seen is None else ops.expand_dims(seen, (0, 1))
 
 
 def combine(*masks: Tensor | None) -> Tensor | None:
-    """The logical and of all masks given, or None where there is none."""
+    """The logical and of all masks given, broadcast; None where none is."""
     present = [mask for mask in masks if mask is not None]
     if not present:
         return None
@@ -75,7 +89,7 @@ def combine(*masks: Tensor | None) -> Tensor | None:
 
 
 def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
-    """The key's position minus the query's, s - (offset + t): (T, S), int32."""
+    """The key's index minus the query's, s - (offset + t): (T, S), int32."""
     if all(isinstance(x, int) for x in (query_length, key_length, offset)):
         keys = np.arange(key_length, dtype="int32")
         queries = np.arange(query_length, dtype="int32") + np.int32(offset)
@@ -83,3 +97,17 @@ def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
     keys = ops.arange(key_length, dtype="int32")
     queries = ops.arange(query_length, dtype="int32") + offset
     return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)
+
+
+def sees_any(mask: Tensor, dtype: Any) -> Tensor:
+    """1 where a query sees a key, 0 where it sees none: (..., T, 1)."""
+    # Of no keys at all, which an unknown number may be, there is no maximum.
+    some = {} if all(mask.shape) else {"initial": 0.0}
+    return ops.cast(
+        ops.max(ops.cast(mask, "float32"), axis=-1, keepdims=True, **some), dtype
+    )
+
+
+def penalty(mask: Tensor, masked_score: float) -> Tensor:
+    """What is added to the scores: 0 where `mask` says attend, `masked_score` elsewhere, float32."""
+    return (ops.cast(mask, "float32") - 1.0) * -masked_score

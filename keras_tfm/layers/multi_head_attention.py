@@ -1,7 +1,7 @@
-"""What self-attention and cross-attention share: arguments, projections, masks, blocks."""
+"""What self-attention and cross-attention share: arguments, projections, masks, the full pass."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -9,20 +9,58 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers import masks
-from keras_tfm.layers.as_objects import as_initializer
-from keras_tfm.layers.attention import attention, merge_heads
-from keras_tfm.layers.attention_position import AttentionPosition
+from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.attention import attention, joined_bias
 from keras_tfm.layers.attention_probe import AttentionProbe
-from keras_tfm.layers.blockwise import WHOLE, Span, spans
-from keras_tfm.layers.decoding_scope import Keys
+from keras_tfm.layers.blockwise import WHOLE, Block, attend_in_blocks, blocks
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
+from keras_tfm.layers.heads import merge_heads, scaled, split_heads
+from keras_tfm.layers.positions.attention_position import (
+    AttentionInputs,
+    AttentionPosition,
+    PositionTerms,
+    as_position,
+    serialize_position,
+)
+from keras_tfm.layers.positions.coordinates import Positions
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.rms_normalization import RMSNormalization
 
 Tensor = Any
 
+PROJECTIONS = ("query", "key", "value", "output", "gate")
+
 
 class MultiHeadAttention(RematerializedLayer):
-    """The base of `MultiHeadSelfAttention` and `MultiHeadCrossAttention`; not used by itself."""
+    """The arguments that `MultiHeadSelfAttention` and `MultiHeadCrossAttention` share.
+
+    Not used by itself.
+
+    Args:
+        num_heads: int, number of attention heads (H). Must divide the width D, unless `head_dim` is
+            given.
+        head_dim: int, width of a head's queries and keys (K); D / H by default.
+        value_dim: int, width of a head's values (V); `head_dim` by default.
+        num_key_value_heads: int, number of heads of keys and values (G); H by default. Must divide
+            H. Query heads share key heads (grouped-query attention, arXiv:2305.13245).
+        dropout: float, rate of the dropout of the attention weights.
+        use_bias: whether the projections add a bias: all, none, or a list of those that do, among
+            "query", "key", "value", "output" and "gate".
+        query_key_norm: whether each head's queries and keys are RMS normalised, before they are
+            rotated (arXiv:2010.04245, as in Qwen 3 and Gemma 3).
+        soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118); no cap by default.
+        scale: float, factor of the scores; 1/sqrt(K) by default.
+        gate: whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the output
+            projection (AlphaFold 2, supplement 1.6.1).
+        position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`, `ALiBi` or
+            another `AttentionPosition`; None: positions come with `x`, or not at all.
+        kernel_initializer: of the projections.
+        bias_initializer: of the projections.
+
+    Raises:
+        TypeError: an argument of the wrong kind.
+        ValueError: an argument out of range; widths that do not fit, when the layer is built.
+    """
 
     def __init__(
         self,
@@ -31,10 +69,12 @@ class MultiHeadAttention(RematerializedLayer):
         value_dim: int | None = None,
         num_key_value_heads: int | None = None,
         dropout: float = 0.0,
-        use_bias: bool = True,
+        use_bias: bool | Collection[str] = True,
         query_key_norm: bool = False,
         soft_cap: float | None = None,
         scale: float | None = None,
+        gate: bool = False,
+        position: AttentionPosition | None = None,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
         **kwargs: Any,
@@ -43,7 +83,6 @@ class MultiHeadAttention(RematerializedLayer):
         # What self-attention sets. Not on the class, where PyTorch would find it before a sublayer.
         self.causal = False
         self.window: int | None = None
-        self.position: AttentionPosition | None = None
         check_integer("num_heads", num_heads)
         check_integer("num_key_value_heads", num_key_value_heads, optional=True)
         if num_key_value_heads is not None and num_heads % num_key_value_heads:
@@ -60,9 +99,12 @@ class MultiHeadAttention(RematerializedLayer):
         self.num_key_value_heads = num_key_value_heads
         self.dropout = dropout
         self.use_bias = use_bias
+        self._biased = _biased(use_bias)
         self.query_key_norm = query_key_norm
         self.soft_cap = soft_cap
         self.scale = scale
+        self.gate = gate
+        self.position = as_position(position)
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
@@ -77,162 +119,173 @@ class MultiHeadAttention(RematerializedLayer):
             )
         head_dim = self.head_dim or dim // self.num_heads
         value_dim = self.value_dim or head_dim
-        shared = self.num_key_value_heads or self.num_heads
         if self.query_key_norm:
-            self.query_norm = keras.layers.RMSNormalization(
-                epsilon=1e-6, dtype=self.dtype_policy, name="query_norm"
-            )
-            self.key_norm = keras.layers.RMSNormalization(
-                epsilon=1e-6, dtype=self.dtype_policy, name="key_norm"
-            )
-            self.query_norm.build((None, self.num_heads, None, head_dim))
-            self.key_norm.build((None, shared, None, head_dim))
+            for name, heads in (("query_norm", self.num_heads), ("key_norm", self._groups)):
+                norm = RMSNormalization(epsilon=1e-6, dtype=self.dtype_policy, name=name)
+                norm.build((None, heads, None, head_dim))
+                setattr(self, name, norm)
         if self.position is not None:
             self.position.build_for(self.num_heads, head_dim, value_dim)
-        self.output_projection = self._dense("output_projection", dim)
-        self.output_projection.build((*x_shape[:-1], self.num_heads * value_dim))
-        return self.num_heads * head_dim, shared * head_dim, shared * value_dim
+        if self.gate:
+            self.gate_projection = self._projection("gate", self.num_heads * value_dim, x_shape)
+        self.output_projection = self._projection(
+            "output", dim, (*x_shape[:-1], self.num_heads * value_dim), "output_projection"
+        )
+        self._scale = head_dim**-0.5 if self.scale is None else self.scale
+        return self.num_heads * head_dim, self._groups * head_dim, self._groups * value_dim
+
+    @property
+    def _groups(self) -> int:
+        return self.num_key_value_heads or self.num_heads
+
+    def _projection(self, kind: str, units: int, input_shape: Any, name: str | None = None) -> Any:
+        """The projection of queries, keys, values, the output or the gate, built."""
+        layer = self._dense(name or kind, units, use_bias=kind in self._biased)
+        layer.build(input_shape)
+        return layer
+
+    def _normalized(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.query_key_norm:
+            return query, key
+        return self.query_norm(query), self.key_norm(key)
+
+    def _output(self, y: Tensor, x: Tensor) -> Tensor:
+        """(..., H, T, V) -> (..., T, D): the heads side by side, gated, projected."""
+        y = merge_heads(y)
+        if self.gate:
+            y = y * ops.sigmoid(self.gate_projection(x))
+        return self.output_projection(y)
 
     def _attend(
         self,
         query: Tensor,
-        keys: Keys,
+        key: Tensor,
+        value: Tensor,
+        key_mask: Tensor | None,
         attention_mask: Tensor | None,
         attention_bias: Tensor | None,
+        positions: Positions | None,
         training: bool | None,
     ) -> Tensor:
-        """Masks, attention, output projection.
+        """A full pass: (..., H, T, K), (..., G, S, K), (..., G, S, V) -> (..., H, T, V).
 
-        Queries (B, H, T, K), keys, a mask (B, T, S), a bias (B | 1, H | 1, T, S) -> (B, T, D). In a
-        step that reads a cache the mask and the bias are of the cache's positions.
+        `key_mask` is (..., S), `attention_mask` (..., T, S), both checked; `attention_bias`
+        broadcastable to (..., H, T, S).
         """
-        stepped = keys.positions is not None
-        first = keys.key[0] if stepped else keys.key
-        shape = (ops.shape(query)[0], ops.shape(query)[2], ops.shape(first)[2])
-        if attention_mask is not None:
-            attention_mask = masks.as_boolean(attention_mask, "attention_mask")
-            masks.check_shape(attention_mask, "attention_mask", shape, "(B, T, S)")
-        if attention_bias is not None:
-            attention_bias = ops.convert_to_tensor(attention_bias)
-            if "float" not in keras.backend.standardize_dtype(attention_bias.dtype):
-                raise TypeError(f"attention_bias must be a float, got {attention_bias.dtype}")
-            batch, heads = (
-                1 if size == 1 else expected
-                for size, expected in zip(
-                    (*attention_bias.shape, None, None), (shape[0], self.num_heads), strict=False
-                )
-            )
-            masks.check_shape(
-                attention_bias, "attention_bias", (batch, heads, *shape[1:]), "(B | 1, H | 1, T, S)"
-            )
-        if stepped:
-            attention_mask, attention_bias = (
-                None if x is None else ops.take(x, keys.positions, axis=-1)
-                for x in (attention_mask, attention_bias)
-            )
         cuts = [WHOLE]
-        if AttentionProbe.current() is None and not stepped:
-            cuts = spans(*shape[1:], self.causal, self.window)
-        dropout = self._dropout(training)
+        if AttentionProbe.current() is None:
+            cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)
+        weights = self._weights(training)
+        key_pairs = None if key_mask is None else masks.from_keys(key_mask)
+        pairs = None if attention_mask is None else masks.from_pairs(attention_mask)
 
-        def attend(
-            query: Tensor, key: Any, value: Any, *bias: Tensor, span: Span, number: int
-        ) -> Tensor:
-            visible = self._visible(query, key, span, keys, attention_mask, bias)
+        def attend(query: Tensor, key: Tensor, value: Tensor, bias: Any, block: Block) -> Tensor:
+            whole = block is WHOLE
+            sight = None
+            if self.window is not None or (self.causal and not whole):
+                distances = masks.distances(_length(query), _length(key), block.offset)
+                sight = masks.in_sight(distances, self.causal, self.window)
+            rows, columns = block.rows, block.columns
+            mask = masks.combine(
+                sight,
+                key_pairs if whole or key_pairs is None else key_pairs[..., columns],
+                pairs if whole or pairs is None else pairs[..., rows, columns],
+            )
+            here = None if positions is None else positions.part(rows, columns)
+            query, scale, terms = self._terms(query, here, lambda: key)
             return attention(
                 query,
                 key,
                 value,
-                dropout=dropout(visible["mask"], number),
-                scale=self.scale,
+                mask=mask,
+                bias=joined_bias(bias, terms.bias),
+                scale=scale,
                 soft_cap=self.soft_cap,
-                own=keys.own,
-                **visible,
+                causal=self.causal and sight is None,
+                dropout=weights(mask, block.number),
+                extra_scores=terms.scores,
+                extra_values=terms.values,
             )
 
-        if len(cuts) == 1:
-            biases = () if attention_bias is None else (attention_bias,)
-            y = attend(query, keys.key, keys.value, *biases, span=cuts[0], number=0)
-        else:
-            blocks = []
-            for number, span in enumerate(cuts):
-                # Kept for the backward pass: the slices. Recomputed there: scores and weights.
-                block = keras.remat(functools.partial(attend, span=span, number=number))
-                rows, columns = span.rows, span.columns
-                # What is to have a gradient has to be an argument of what is recomputed.
-                biases = () if attention_bias is None else (attention_bias[:, :, rows, columns],)
-                slices = query[:, :, rows], keys.key[:, :, columns], keys.value[:, :, columns]
-                blocks.append(block(*slices, *biases))
-            y = ops.concatenate(blocks, axis=2)
-        return self.output_projection(merge_heads(y))
+        return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
 
-    def _visible(
-        self,
-        query: Tensor,
-        key: Any,
-        span: Span,
-        keys: Keys,
-        attention_mask: Tensor | None,
-        biases: tuple[Tensor, ...],
-    ) -> dict[str, Any]:
-        """The mask, the bias and the extra values of the queries and keys of one span."""
-        rows, columns = span.rows, span.columns
-        if span is not WHOLE:  # a slice of everything would be in the graph
-            attention_mask = None if attention_mask is None else attention_mask[:, rows, columns]
-            keys = keys._replace(mask=None if keys.mask is None else keys.mask[:, columns])
-        distances = keys.distances
-        positional = self.causal or self.window is not None or self.position is not None
-        if distances is None and positional:
-            offset = (rows.start or 0) - (columns.start or 0)
-            distances = masks.distances(ops.shape(query)[2], ops.shape(key)[2], offset)
-        extra_scores = extra_values = None
-        if self.position is not None:
-            relative = self.position.bias(query, distances, self.causal)
-            biases = biases if relative is None else (*biases, relative)
-            extra_scores = functools.partial(self.position.scores, distances=distances)
-            if type(self.position).values is not AttentionPosition.values:
-                extra_values = functools.partial(self.position.values, distances=distances)
-        bias = None
-        for part in biases:
-            part = ops.cast(part, "float32")
-            bias = part if bias is None else bias + part
-        # Where the keys to see are told one by one, those after a query are not among them.
-        causal = self.causal and keys.pairs is None
-        mask = masks.combine(
-            None if distances is None else masks.from_distances(distances, causal, self.window),
-            None if keys.mask is None else masks.from_keys(keys.mask),
-            None if keys.pairs is None else masks.from_pairs(keys.pairs),
-            None if attention_mask is None else masks.from_pairs(attention_mask),
+    def _terms(
+        self, query: Tensor, positions: Positions | None, keys: Callable[[], Tensor]
+    ) -> tuple[Tensor, float, PositionTerms]:
+        """The query, by what it is still to be scaled, and what the position part adds."""
+        if self.position is None:
+            return query, self._scale, PositionTerms()
+        assert positions is not None
+        query = scaled(query, self._scale)
+        inputs = AttentionInputs(
+            query,
+            positions,
+            self.causal,
+            keys,
+            lambda x: split_heads(self._project_query(x), self.num_heads),
+            lambda x: split_heads(self._project_key(x), self._groups),
+            self._scale,
         )
-        return {
-            "mask": mask, "bias": bias, "extra_scores": extra_scores, "extra_values": extra_values
-        }  # fmt: skip
+        return query, 1.0, self.position.terms(inputs)
 
-    def _dropout(self, training: bool | None) -> Callable[[Tensor | None, int], Any]:
+    def _project_query(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, H K)."""
+        return self.query(x)
+
+    def _project_key(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, G K)."""
+        return self.key(x)
+
+    def _check_pairs(
+        self, attention_mask: Any, attention_bias: Any, x: Tensor, key_length: Any
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The mask (..., T, S) and the bias, checked against an input (..., T, D)."""
+        leading, length = tuple(x.shape[:-2]), x.shape[-2]
+        before = "B" if len(leading) == 1 else "..."
+        if attention_mask is not None:
+            attention_mask = masks.as_boolean(attention_mask, "attention_mask")
+            expected = (*leading, length, key_length)
+            masks.check_shape(attention_mask, "attention_mask", expected, f"({before}, T, S)")
+        if attention_bias is not None:
+            attention_bias = ops.convert_to_tensor(attention_bias)
+            if "float" not in keras.backend.standardize_dtype(attention_bias.dtype):
+                raise TypeError(f"attention_bias must be a float, got {attention_bias.dtype}")
+            wanted = (*leading, self.num_heads, length, key_length)
+            broadcast = tuple(
+                1 if size == 1 and axis < len(leading) + 1 else expected
+                for axis, (size, expected) in enumerate(
+                    zip((*attention_bias.shape, *(None,) * len(wanted)), wanted, strict=False)
+                )
+            )
+            masks.check_shape(
+                attention_bias, "attention_bias", broadcast, f"({before} | 1, H | 1, T, S)"
+            )
+        return attention_mask, attention_bias
+
+    def _weights(self, training: bool | None) -> Callable[[Tensor | None, int], Any]:
         """From a mask and the number of a block, what is done to the weights of that block.
 
-        They are recorded by a probe, then dropped out.
+        A probe records them, then they are dropped out.
         """
         probe = AttentionProbe.current()
         # Drawn once, here: a block that is recomputed must drop the same weights again.
         seed = self.dropout_layer.draw() if self.dropout and training else None
 
-        def dropout(mask: Tensor | None, number: int) -> Callable[[Tensor], Tensor] | None:
+        def weights(mask: Tensor | None, number: int) -> Callable[[Tensor], Tensor] | None:
             drop = None
             if seed is not None:
                 # Far apart: PyTorch adds both words of a seed, and calls count up by one.
                 drop = DrawnDropout(self.dropout_layer, seed + number * 1_000_003)
             if probe is None:
                 return drop
+            return functools.partial(self._recorded, probe, mask, drop)
 
-            def recorded(weights: Tensor) -> Tensor:
-                seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
-                probe.record(self.name, weights * ops.cast(seen, weights.dtype))
-                return weights if drop is None else drop(weights)
+        return weights
 
-            return recorded
-
-        return dropout
+    def _recorded(self, probe: AttentionProbe, mask: Any, drop: Any, weights: Tensor) -> Tensor:
+        seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
+        probe.record(self.name, weights * ops.cast(seen, weights.dtype))
+        return weights if drop is None else drop(weights)
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The first input's."""
@@ -247,27 +300,29 @@ class MultiHeadAttention(RematerializedLayer):
             "value_dim": self.value_dim,
             "num_key_value_heads": self.num_key_value_heads,
             "dropout": self.dropout,
-            "use_bias": self.use_bias,
+            "use_bias": self.use_bias if isinstance(self.use_bias, bool) else sorted(self.use_bias),
             "query_key_norm": self.query_key_norm,
             "soft_cap": self.soft_cap,
             "scale": self.scale,
+            "gate": self.gate,
+            "position": serialize_position(self.position),
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
         }
 
 
-def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:
-    """Raises unless `shape` is (B, T, D) with a known width."""
-    if len(shape) != 3 or shape[-1] is None:
+def _biased(use_bias: bool | Collection[str]) -> frozenset[str]:
+    """The projections that add a bias."""
+    if isinstance(use_bias, bool):
+        return frozenset(PROJECTIONS if use_bias else ())
+    known = not isinstance(use_bias, str) and set(use_bias) <= set(PROJECTIONS)
+    if not known:
         raise ValueError(
-            f"{layer.name}: {name} must have shape (B, T, D) with D known, got {tuple(shape)}"
+            f"use_bias must be True, False or a list of {list(PROJECTIONS)}, got {use_bias!r}"
         )
+    return frozenset(use_bias)
 
 
-def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
-    """The padding mask of `keys` (B, S, D), checked: (B, S), boolean, or None."""
-    if mask is None:
-        return None
-    mask = masks.as_boolean(mask, name)
-    masks.check_shape(mask, name, tuple(ops.shape(keys)[:2]), "(B, S)")
-    return mask
+def _length(x: Tensor) -> Any:
+    """T of (..., T, K)."""
+    return x.shape[-2] if isinstance(x.shape[-2], int) else ops.shape(x)[-2]

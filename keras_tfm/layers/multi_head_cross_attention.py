@@ -3,10 +3,15 @@
 from typing import Any
 
 import keras
+from keras import ops
 
-from keras_tfm.layers.attention import split_heads
-from keras_tfm.layers.decoding_scope import DecodingScope, Keys
-from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
+from keras_tfm.layers import masks
+from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.decoding.cache import key_of
+from keras_tfm.layers.decoding.scope import DecodingScope, columns_of
+from keras_tfm.layers.heads import split_heads
+from keras_tfm.layers.multi_head_attention import MultiHeadAttention
+from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
 
 Tensor = Any
 
@@ -19,27 +24,24 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     k = context W_k, v = context W_v. "Attention Is All You Need" (arXiv:1706.03762), section 3.2.3.
 
     Args:
-        num_heads: H.
-        head_dim: K, the width of a query and of a key; D / H by default.
-        value_dim: the width of a head's values; `head_dim` by default.
-        num_key_value_heads: G; H by default. Must divide H.
-        dropout: rate of the dropout of the attention weights.
-        use_bias: whether the projections add a bias.
-        query_key_norm: RMS normalisation of each head's queries and keys (arXiv:2010.04245).
-        soft_cap: c in c tanh(score / c).
-        scale: factor of the scores; 1/sqrt(K) by default.
-        kernel_initializer, bias_initializer: of the projections.
+        num_heads: int, number of attention heads (H).
+        **kwargs: the other arguments are those of `MultiHeadAttention`.
 
     Call arguments:
-        x: (B, T, D).
-        context: (B, S, C), an encoder's output or any other sequence.
-        context_mask: (B, S), boolean, True = a real position. By default the mask that `context`
+        x: (..., T, D).
+        context: (..., S, C), an encoder's output or any other sequence, with the same leading axes.
+        context_mask: (..., S), boolean, True = a real position. By default the mask that `context`
             carries; an explicit one wins.
-        attention_mask: (B, T, S), boolean, True = the query sees the key. Applied on top.
-        attention_bias: (B | 1, H | 1, T, S), float, added to the scaled scores.
+        attention_mask: (..., T, S), boolean, True = the query sees the key. Applied on top.
+        attention_bias: broadcastable to (..., H, T, S), float, added to the scaled scores.
+        key: (..., S, C), what keys are projected from; `context` by default. Positions are added to
+            keys and not to values with it, as in DETR (arXiv:2005.12872).
+        positions: int32, (T,), (..., T) or (..., T, C), where the tokens of `x` stand, for the
+            position part; 0 to T - 1 by default, inside a `DecodingScope` the scope's.
+        context_positions: likewise of `context`; 0 to S - 1 by default.
 
     Returns:
-        (B, T, D). A query that sees no key attends to nothing and gets the output bias alone.
+        (..., T, D). A query that sees no key attends to nothing and gets the output bias alone.
 
     Inside a `DecodingScope` the context is projected on the first step only; later steps read the
     keys, values and mask from the scope's cache, and nothing reads `context`.
@@ -59,13 +61,10 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         check_sequence(self, "x", x_shape)
         check_sequence(self, "context", context_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
-        self.query = self._dense("query", query_width)
-        self.query.build(x_shape)
-        # Two projections, not one that is cut: the keys and values of a whole context are large.
-        self.key = self._dense("key", key_width)
-        self.key.build(context_shape)
-        self.value = self._dense("value", value_width)
-        self.value.build(context_shape)
+        self.query = self._projection("query", query_width, x_shape)
+        # Two projections, not one that is split: the keys and values of a whole context are large.
+        self.key = self._projection("key", key_width, context_shape)
+        self.value = self._projection("value", value_width, context_shape)
         self.built = True
 
     def call(
@@ -75,24 +74,40 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         context_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         attention_bias: Tensor | None = None,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """(B, T, D), (B, S, C) -> (B, T, D)."""
-        mask = key_mask("context_mask", context_mask, context)
-        query = split_heads(self.query(x), self.num_heads)
+        """(..., T, D), (..., S, C) -> (..., T, D)."""
+        mask = masks.key_mask("context_mask", context_mask, context)
+        where = None
+        if self.position is not None:
+            where = Positions(columns_of(x, positions), _of_context(context, context_positions))
+        q = split_heads(self.query(x), self.num_heads)
         if self.query_key_norm:
-            query = self.query_norm(query)
+            q = self.query_norm(q)
+        if where is not None:
+            q = self.position.rotate(q, where.query)
+
+        def project() -> tuple[Tensor, Tensor]:
+            k = split_heads(self.key(context if key is None else key), self._groups)
+            k = self.key_norm(k) if self.query_key_norm else k
+            k = k if where is None else self.position.rotate(k, where.key)
+            return k, split_heads(self.value(context), self._groups)
+
         scope = DecodingScope.current()
         if scope is None:
-            keys = Keys(*self._project(context), mask)
+            k, v = project()
         else:
-            keys = Keys(*scope.recall(self.name, mask, lambda: self._project(context)))
-        return self._attend(query, keys, attention_mask, attention_bias, training)
+            entry, mask = scope.recall(self.name, mask, project)
+            k, v = key_of(entry), entry["value"]
+        pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
+        return self._output(self._attend(q, k, v, mask, *pairs, where, training), x)
 
-    def _project(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        shared = self.num_key_value_heads or self.num_heads
-        key, value = (
-            split_heads(self.key(context), shared),
-            split_heads(self.value(context), shared),
-        )
-        return (self.key_norm(key) if self.query_key_norm else key), value
+
+def _of_context(context: Tensor, positions: Tensor | None) -> Any:
+    length = context.shape[-2]
+    if positions is not None:
+        return check_positions("context_positions", positions, length, tuple(context.shape[:-2]))
+    return Span(0, length if isinstance(length, int) else ops.shape(context)[-2])

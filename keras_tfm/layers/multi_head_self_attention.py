@@ -6,10 +6,16 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.attention import split_heads
-from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
-from keras_tfm.layers.decoding_scope import DecodingScope, Keys, for_device
-from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence, key_mask
+from keras_tfm.layers import masks
+from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.decoding.cache import transposed_key_of
+from keras_tfm.layers.decoding.scope import DecodingScope, Extended, columns_of
+from keras_tfm.layers.heads import split_heads, split_last
+from keras_tfm.layers.multi_head_attention import MultiHeadAttention
+from keras_tfm.layers.positions.attention_position import AttentionPosition
+from keras_tfm.layers.positions.coordinates import Positions
+from keras_tfm.layers.stepped_attention import stepped_attention
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
@@ -19,38 +25,33 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     """Multi-head self-attention with one fused projection of queries, keys and values.
 
     y = concat(head_1, ..., head_H) W_o, head_h = softmax(q_h k_h^T / sqrt(K)) v_h, where q, k, v
-    are x W_qkv, split. "Attention Is All You Need" (arXiv:1706.03762), section 3.2. With
-    `num_key_value_heads` below `num_heads`, several query heads share a key head
-    (arXiv:2305.13245).
+    are x W_qkv, split. "Attention Is All You Need" (arXiv:1706.03762), section 3.2.
 
     Args:
-        num_heads: H.
-        causal: a position sees itself and those before it.
-        position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`, `ALiBi` or
-            another `AttentionPosition`; None: positions come with `x`, or not at all.
-        window: a position sees those less than `window` away (sliding window, arXiv:2004.05150).
-        head_dim: K, the width of a query and of a key; D / H by default.
-        value_dim: the width of a head's values; `head_dim` by default.
-        num_key_value_heads: G; H by default. Must divide H.
-        dropout: rate of the dropout of the attention weights.
-        use_bias: whether the projections add a bias.
-        query_key_norm: RMS normalisation of each head's queries and keys, before they are rotated
-            (arXiv:2010.04245, as in Qwen 3 and Gemma 3).
-        soft_cap: c in c tanh(score / c).
-        scale: factor of the scores; 1/sqrt(K) by default.
-        kernel_initializer, bias_initializer: of the two projections.
+        num_heads: int, number of attention heads (H).
+        causal: bool, whether a position sees itself and those before it alone.
+        position: the part that tells where queries and keys stand, such as `RotaryEmbedding()`.
+        window: int, a position sees those less than `window` away (sliding window,
+            arXiv:2004.05150); None: all.
+        **kwargs: the other arguments are those of `MultiHeadAttention`.
 
     Call arguments:
-        x: (B, T, D).
-        mask: (B, T), boolean, True = a real position. By default the mask that `x` carries
+        x: (..., T, D); with more than one leading axis, rows and columns of an alignment for
+            instance, each sequence attends to itself.
+        mask: (..., T), boolean, True = a real position. By default the mask that `x` carries
             (`mask_zero`); an explicit one wins.
-        attention_mask: (B, T, T), boolean, True = the query sees the key. Applied on top of `mask`
-            and of causality.
-        attention_bias: (B | 1, H | 1, T, T), float, added to the scaled scores.
+        attention_mask: (..., T, T), boolean, True = the query sees the key. Applied on top of
+            `mask` and of causality.
+        attention_bias: broadcastable to (..., H, T, T), float, added to the scaled scores.
+        query: (..., T, D), what queries are projected from; `x` by default. With `key`, positions
+            are added to queries and keys and not to values, as in DETR (arXiv:2005.12872).
+        key: (..., T, D), what keys are projected from; `x` by default.
+        positions: int32, (T,), (..., T), or (..., T, C) of C coordinates, where the tokens stand,
+            for the position part; 0 to T - 1 by default, inside a `DecodingScope` the scope's.
         x_mask: filled by Keras with the mask that `x` carries when the call has several tensors.
 
     Returns:
-        (B, T, D). A query that sees no key attends to nothing and gets the output bias alone.
+        (..., T, D). A query that sees no key attends to nothing and gets the output bias alone.
 
     Inside a `DecodingScope` a causal layer keeps its keys and values in the scope's cache. Beyond
     two million scores a head, where lengths are known when the graph is made, attention is computed
@@ -73,16 +74,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         window: int | None = None,
         **kwargs: Any,
     ):
-        super().__init__(num_heads, **kwargs)
-        if isinstance(position, dict):
-            position = keras.saving.deserialize_keras_object(position)
-        if position is not None and not isinstance(position, AttentionPosition):
-            raise TypeError(
-                f"position must be an AttentionPosition such as RotaryEmbedding(), got {position!r}"
-            )
+        super().__init__(num_heads, position=position, **kwargs)
         check_integer("window", window, optional=True)
         self.causal = causal
-        self.position = position
         self.window = window
 
     def build(self, x_shape: Any) -> None:
@@ -90,8 +84,17 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         check_sequence(self, "x", x_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
         self._cuts = (query_width, query_width + key_width)
-        self.query_key_value = self._dense("query_key_value", self._cuts[1] + value_width)
-        self.query_key_value.build(x_shape)
+        biased = self._biased & {"query", "key", "value"}
+        self._is_fused = len(biased) in (0, 3)
+        if self._is_fused:
+            self.query_key_value = self._dense(
+                "query_key_value", self._cuts[1] + value_width, use_bias=bool(biased)
+            )
+            self.query_key_value.build(x_shape)
+        else:
+            self.query = self._projection("query", query_width, x_shape)
+            self.key = self._projection("key", key_width, x_shape)
+            self.value = self._projection("value", value_width, x_shape)
         self.built = True
 
     def call(
@@ -100,42 +103,140 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         attention_bias: Tensor | None = None,
+        query: Tensor | None = None,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        mask = key_mask("mask", x_mask if mask is None else mask, x)
-        query, key, value = self._heads(self.query_key_value(x))
-        if self.query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
+        """(..., T, D) -> (..., T, D)."""
+        mask = x_mask if mask is None else mask
+        mask = None if mask is None else masks.key_mask("mask", mask, x)
+        q, k, v = self._heads(x, query, key)
+        q, k = self._normalized(q, k)
+        where = None
         if self.position is not None:
-            query, key = self.position.rotate(query), self.position.rotate(key)
-        keys = Keys(key, value, mask)
+            here = columns_of(x, positions)
+            q, k = self.position.rotate(q, here), self.position.rotate(k, here)
+            where = Positions(here, here)
         scope = DecodingScope.current()
+        step = None
         if self.causal and scope is not None:
-            keys = scope.extend(self.name, key, value, mask)
-        return self._attend(query, keys, attention_mask, attention_bias, training)
-
-    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, Q) -> (B, H, T, K), (B, G, T, K) and (B, G, T, V)."""
-        first, second = self._cuts
-        shared = self.num_key_value_heads or self.num_heads
-        if for_device():  # XNNPACK cuts slices, and leaves a split to the interpreter
-            parts = x[..., :first], x[..., first:second], x[..., second:]
-        elif (second, x.shape[-1]) == (2 * first, 3 * first):  # one transposition for all three
-            batch, length, width = ops.shape(x)
-            x = ops.reshape(x, (batch, length, 3, shared, width // (3 * shared)))
-            return tuple(ops.unstack(ops.transpose(x, (2, 0, 3, 1, 4)), 3))
+            joined = self.position is not None and self.position.reads_keys
+            step = scope.extend(self.name, k, v, mask, self.window, joined)
+            mask = step.mask
+        if step is not None and step.entry is not None:
+            y = self._step(q, k, v, step, attention_mask, attention_bias, where, training)
         else:
-            parts = ops.split(x, [first, second], axis=-1)
-        heads = self.num_heads, shared, shared
-        return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
+            pairs = self._check_pairs(attention_mask, attention_bias, x, x.shape[-2])
+            y = self._attend(q, k, v, mask, *pairs, where, training)
+        return self._output(y, x)
+
+    def _step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        step: Extended,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        positions: Positions | None,
+        training: bool | None,
+    ) -> Tensor:
+        """Attention to the cache and to the step's own tokens: (B, H, T, V).
+
+        The mask (B, T, S) and the bias (B | 1, H | 1, T, S) are over the positions of the cache.
+        """
+        entry, visible = step.entry, step.visible
+        assert entry is not None and visible is not None
+        if attention_mask is not None or attention_bias is not None:
+            visible, attention_bias = self._over_cache(
+                step, attention_mask, attention_bias, query.shape
+            )
+        if positions is not None:
+            positions = Positions(positions.query, visible.positions.key)
+        cached = transposed_key_of(entry)
+        query, scale, terms = self._terms(
+            query,
+            positions,
+            lambda: ops.concatenate([ops.transpose(cached, (0, 1, 3, 2)), key], axis=2),
+        )
+        return stepped_attention(
+            query,
+            cached,
+            entry["value"],
+            key,
+            value,
+            visible.penalty,
+            some=visible.some,
+            own=visible.own,
+            scale=scale,
+            soft_cap=self.soft_cap,
+            bias=terms.bias if attention_bias is None else _sum(attention_bias, terms.bias),
+            extra_scores=terms.scores,
+            weights=self._weights(training)(masks.from_pairs(visible.mask), 0),
+            extra_values=terms.values,
+        )
+
+    def _over_cache(
+        self, step: Extended, attention_mask: Any, attention_bias: Any, shape: Any
+    ) -> tuple[Any, Any]:
+        """What is visible under the mask, and the bias, of the columns of the scores."""
+        assert step.entry is not None and step.visible is not None
+        capacity = step.entry["value"].shape[2]
+        x = keras.KerasTensor((shape[0], shape[2], 1))
+        attention_mask, attention_bias = self._check_pairs(
+            attention_mask, attention_bias, x, capacity
+        )
+        if attention_bias is not None:
+            attention_bias = ops.take(attention_bias, step.visible.positions.key, axis=-1)
+        return step.visible.also(attention_mask), attention_bias
+
+    def _heads(
+        self, x: Tensor, query: Tensor | None, key: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., T, D) -> (..., H, T, K), (..., G, T, K) and (..., G, T, V)."""
+        heads = self.num_heads, self._groups, self._groups
+        if self._is_fused and query is None and key is None:
+            parts = self._parts(self.query_key_value(x))
+            if not isinstance(parts, tuple):  # split by head already
+                return tuple(ops.unstack(parts, 3))  # type: ignore[return-value]
+        else:
+            of_value = (self._cuts[1], None)
+            parts = (
+                self._project_query(x if query is None else query),
+                self._project_key(x if key is None else key),
+                self.query_key_value.columns(x, *of_value) if self._is_fused else self.value(x),
+            )
+        return tuple(  # type: ignore[return-value]
+            split_heads(part, number) for part, number in zip(parts, heads, strict=True)
+        )
+
+    def _parts(self, x: Tensor) -> Any:
+        """Queries, keys and values, (..., T, H K) each, or together (3, ..., H, T, K)."""
+        first, second = self._cuts
+        # XNNPACK slices, and leaves a split to the interpreter; for one token a slice is all.
+        if x.shape[-2] == 1 or current_target().is_edge:
+            return x[..., :first], x[..., first:second], x[..., second:]
+        if (second, x.shape[-1]) == (2 * first, 3 * first):  # one transposition for all three
+            x = split_last(x, 3, self.num_heads, first // self.num_heads)
+            rank = len(x.shape)
+            return ops.transpose(x, (rank - 3, *range(rank - 4), rank - 2, rank - 4, rank - 1))
+        return tuple(ops.split(x, [first, second], axis=-1))
+
+    def _project_query(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, H K)."""
+        return self.query_key_value.columns(x, 0, self._cuts[0]) if self._is_fused else self.query(x)
+
+    def _project_key(self, x: Tensor) -> Tensor:
+        """(..., N, D) -> (..., N, G K)."""
+        return self.query_key_value.columns(x, *self._cuts) if self._is_fused else self.key(x)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "causal": self.causal,
-            "position": serialize_position(self.position),
-            "window": self.window,
-        }
+        return {**super().get_config(), "causal": self.causal, "window": self.window}
+
+
+def _sum(x: Tensor, y: Tensor | None) -> Tensor:
+    x = ops.cast(x, "float32")
+    return x if y is None else x + ops.cast(y, "float32")

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.as_objects import as_initializer
+from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any

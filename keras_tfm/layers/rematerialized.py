@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers.attention_probe import AttentionProbe
-from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.projection import Projection
 
 Tensor = Any
@@ -62,12 +62,12 @@ class RematerializedLayer(keras.layers.Layer):
 
         return recomputed
 
-    def _dense(self, name: str, units: int) -> Projection:
-        """A projection, as a layer's `use_bias` and initializers say."""
+    def _dense(self, name: str, units: int, use_bias: bool | None = None) -> Projection:
+        """A projection with the layer's initializers; its `use_bias` by default."""
         # An initializer object draws the same numbers each time it is called: one a projection.
         dense = Projection(
             units,
-            use_bias=self.use_bias,
+            use_bias=self.use_bias if use_bias is None else use_bias,
             kernel_initializer=self.kernel_initializer.clone(),
             bias_initializer=self.bias_initializer.clone(),
             dtype=self.dtype_policy,

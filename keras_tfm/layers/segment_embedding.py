@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.as_objects import as_initializer
+from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.token_embedding import lookup
 

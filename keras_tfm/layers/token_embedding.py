@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.as_objects import as_initializer
+from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.decoding_scope import DecodingScope, for_device
 from keras_tfm.layers.rematerialized import RematerializedLayer
 

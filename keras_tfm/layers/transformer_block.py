@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_number, check_rate
-from keras_tfm.layers.as_objects import as_activation, as_initializer
+from keras_tfm.layers.arguments import as_activation, as_initializer
 from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence

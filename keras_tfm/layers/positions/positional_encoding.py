@@ -6,14 +6,12 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.sinusoids import (
-    angular_frequencies,
-    sinusoids_of_positions,
-    sinusoids_of_sequence,
-)
+from keras_tfm.layers.heads import merge_last
 
 Tensor = Any
 
@@ -29,18 +27,23 @@ class PositionalEncoding(RematerializedLayer):
 
     The encoding is computed from float64 tables, exact to float32 rounding, and rounded last
     under mixed precision. Lengths that are known when the graph is made become constants. Others
-    use sin(a + b) = sin a cos b + cos a sin b on two tables, up to position 1,048,575. Inside a
-    `DecodingScope` positions start at the scope's.
+    use sin(a + b) = sin a cos b + cos a sin b on two tables, up to position 1,048,575.
 
     Args:
         max_wavelength: w; the longest wavelength is 2 pi w.
         dropout: rate of the dropout of the sum.
 
     Call arguments:
-        inputs: (B, T, D).
+        inputs: (..., T, D).
+        positions: int32, (T,) or (B, T), where the tokens stand, as `text.PackedBatches` numbers
+            them; by default 0 to T - 1, inside a `DecodingScope` the scope's.
 
     Returns:
-        (B, T, D).
+        (..., T, D).
+
+    Raises:
+        TypeError: positions that are not integers.
+        ValueError: positions of another shape.
 
     Example:
 
@@ -58,28 +61,25 @@ class PositionalEncoding(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any) -> None:
+    def build(self, inputs_shape: Any, positions_shape: Any = None) -> None:
         """Checks the input's shape; there are no weights."""
-        if len(inputs_shape) != 3 or inputs_shape[-1] is None:
-            raise ValueError(f"PositionalEncoding expects (B, T, D), got shape {inputs_shape}")
+        check_sequence(self, "inputs", inputs_shape)
         self.built = True
 
-    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        length, dim = ops.shape(inputs)[1:]
+    def call(
+        self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """(..., T, D) -> (..., T, D)."""
+        dim = inputs.shape[-1]
         frequencies = angular_frequencies(dim, self.max_wavelength)
-        scope = DecodingScope.current()
-        if scope is None or scope.padding is None:
-            pairs = sinusoids_of_sequence(length, frequencies)  # (T | 1, ceil(D/2), 2)
-        else:
-            pairs = sinusoids_of_positions(scope.positions(length), frequencies)  # (B, T, ...)
-        encoding = ops.reshape(pairs, (*ops.shape(pairs)[:-2], 2 * len(frequencies)))
+        pairs = sinusoids(positions_of(inputs, positions), frequencies)  # (..., T, ceil(D/2), 2)
+        encoding = merge_last(pairs)
         if dim % 2:
             encoding = encoding[..., :dim]
         x = inputs + ops.cast(encoding, inputs.dtype)
         return self.dropout_layer(x, training=training)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
         """The input's."""
         return inputs_shape
 

@@ -1,4 +1,4 @@
-"""Rotary positions, and three ways to stretch them."""
+"""Three ways to stretch rotary positions to longer sequences."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,13 +6,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
-from keras_tfm.arguments import check_integer, check_number, check_positive
-from keras_tfm.layers.attention_position import AttentionPosition
-from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids_of_sequence
-
-Tensor = Any
+from keras_tfm.arguments import check_number
+from keras_tfm.layers.positions.sinusoids import angular_frequencies
 
 
 @dataclass(frozen=True)
@@ -130,98 +126,3 @@ class YaRNScaling(RotaryScaling):
     def magnitude(self) -> float:
         """What queries and keys are multiplied by."""
         return 0.1 * math.log(self.factor) + 1.0
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class RotaryEmbedding(AttentionPosition):
-    """Rotates queries and keys by their positions, so that scores depend on distances alone.
-
-    (x_i, x_{i+K/2}) -> (x_i cos - x_{i+K/2} sin, x_{i+K/2} cos + x_i sin), angle p w^(-2i/K):
-    RoFormer (arXiv:2104.09864). Pass it as `MultiHeadSelfAttention(position=RotaryEmbedding())`.
-    Angles come from float64; the rotation is done in float32 and rounded last.
-
-    Args:
-        max_wavelength: w.
-        rotary_dim: how many of a head's K dimensions are rotated, the first; all by default
-            (GPT-J and GPT-NeoX rotate a part). Even.
-        interleaved: pair neighbours (x_2i, x_2i+1), as the paper and GPT-J do, rather than halves
-            (x_i, x_{i+K/2}), as Llama and GPT-NeoX do. Weights of one kind do not fit the other.
-        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for sequences longer than those
-            trained on.
-
-    Example:
-
-    >>> import numpy as np
-    >>> from keras_tfm.layers import MultiHeadSelfAttention, RotaryEmbedding
-    >>> layer = MultiHeadSelfAttention(num_heads=2, causal=True, position=RotaryEmbedding())
-    >>> tuple(layer(np.ones((1, 5, 8), "float32")).shape)
-    (1, 5, 8)
-    """
-
-    def __init__(
-        self,
-        max_wavelength: float = 10000.0,
-        rotary_dim: int | None = None,
-        interleaved: bool = False,
-        scaling: RotaryScaling | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(**kwargs)
-        check_positive("max_wavelength", max_wavelength)
-        check_integer("rotary_dim", rotary_dim, minimum=2, optional=True)
-        if isinstance(scaling, dict):
-            scaling = keras.saving.deserialize_keras_object(scaling)
-        if scaling is not None and not isinstance(scaling, RotaryScaling):
-            raise TypeError(
-                "scaling must be LinearScaling, NTKScaling or YaRNScaling, "
-                f"got {type(scaling).__name__}"
-            )
-        self.max_wavelength = max_wavelength
-        self.rotary_dim = rotary_dim
-        self.interleaved = interleaved
-        self.scaling = scaling
-
-    def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
-        """Checks the widths; there are no weights."""
-        dim = self.rotary_dim or head_dim
-        if dim % 2 or dim > head_dim:
-            raise ValueError(
-                f"{self.name}: rotary_dim must be even and at most head_dim ({head_dim}), got {dim}"
-            )
-        self.built = True
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """(B, H, T, K) -> (B, H, T, K), rotated by the positions of the sequence."""
-        batch, num_heads, length, head_dim = ops.shape(x)
-        dim = self.rotary_dim or head_dim
-        if self.scaling is None:
-            frequencies = angular_frequencies(dim, self.max_wavelength)
-        else:
-            frequencies = self.scaling.frequencies(dim, self.max_wavelength)
-        pairs = sinusoids_of_sequence(length, frequencies)  # (T, K/2, 2), float32
-        if self.scaling is not None:
-            pairs = pairs * self.scaling.magnitude
-        sine, cosine = pairs[..., 0], pairs[..., 1]
-        turned = ops.cast(x[..., :dim], "float32")
-        if self.interleaved:
-            turned = ops.reshape(turned, (batch, num_heads, length, dim // 2, 2))
-            first, second = turned[..., 0], turned[..., 1]
-        else:
-            first, second = turned[..., : dim // 2], turned[..., dim // 2 :]
-        rotated = [first * cosine - second * sine, second * cosine + first * sine]
-        if self.interleaved:
-            y = ops.reshape(ops.stack(rotated, axis=-1), (batch, num_heads, length, dim))
-        else:
-            y = ops.concatenate(rotated, axis=-1)
-        y = ops.cast(y, x.dtype)
-        return y if dim == head_dim else ops.concatenate([y, x[..., dim:]], axis=-1)
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "max_wavelength": self.max_wavelength,
-            "rotary_dim": self.rotary_dim,
-            "interleaved": self.interleaved,
-            "scaling": keras.saving.serialize_keras_object(self.scaling),
-        }

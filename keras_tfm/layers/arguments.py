@@ -1,4 +1,4 @@
-"""Initializers and activations from what a constructor was given: an object or a name."""
+"""What layers make of their arguments: initializers, activations, checked shapes."""
 
 from typing import Any
 
@@ -24,3 +24,11 @@ def as_activation(name: str, value: Any) -> Any:
         return keras.activations.get(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:
+    """Raises unless `shape` is (B, T, D), or has more leading axes, with a known width."""
+    if len(shape) < 3 or shape[-1] is None:
+        raise ValueError(
+            f"{layer.name}: {name} must have shape (B, T, D) with D known, got {tuple(shape)}"
+        )

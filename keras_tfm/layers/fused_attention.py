@@ -1,0 +1,92 @@
+"""The backend's fused attention: flash attention on a GPU under JAX and PyTorch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.layers import masks
+from keras_tfm.layers.heads import swap
+from keras_tfm.layers.target import current_target
+
+Tensor = Any
+
+
+def is_fused(
+    query: Tensor,
+    soft_cap: float | None,
+    dropout: Callable[[Tensor], Tensor] | None,
+    extra_values: Callable[[Tensor], Tensor] | None,
+) -> bool:
+    """Whether `fused_attention` computes what `attention` does.
+
+    On TensorFlow Keras's operation is no faster than `attention`, and keeps (B, H, T, S) as well.
+    A callable between softmax and sum, dropout or a probe, needs the weights. In float16 the CPU's
+    operations multiply in float16, where scores of activations near 1e3 overflow.
+    """
+    if keras.backend.backend() not in ("jax", "torch") or current_target().is_edge:
+        return False
+    if soft_cap is not None or dropout is not None or extra_values is not None:
+        return False
+    if len(query.shape) != 4:
+        return False
+    return keras.backend.standardize_dtype(query.dtype) != "float16" or _is_on_gpu(query)
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """softmax(QK^T scale + bias) V by `keras.ops.dot_product_attention`.
+
+    Args:
+        query: (B, H, T, K).
+        key: (B, G, S, K).
+        value: (B, G, S, V).
+        mask: boolean, broadcastable to (B, H, T, S), or None. What a query gets whose every key is
+            masked is undefined.
+        bias: float, broadcastable to (B, H, T, S), or None.
+        scale: factor of the scores.
+        causal: whether query t sees keys 0 to t alone; T = S, without a mask.
+
+    Returns:
+        (B, H, T, V) in the dtype of `value`.
+    """
+    batch, heads, length, _ = query.shape
+    full = (batch, heads, length, key.shape[-2])
+    if bias is not None:
+        visible = masks.causal(length) if causal else mask
+        if visible is not None:  # PyTorch takes a mask or a bias
+            bias = ops.where(visible, bias, _lowest(query.dtype))
+        mask, causal = None, False
+        bias = ops.cast(ops.broadcast_to(bias, full), query.dtype)
+    if mask is not None:
+        # JAX takes an axis of 1 or of full size, PyTorch any; both four axes.
+        mask = ops.broadcast_to(mask, (*(1,) * (4 - len(mask.shape)), *mask.shape))
+    y = ops.dot_product_attention(
+        *(swap(x, -2, -3) for x in (query, key, value)),
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        is_causal=causal,
+    )
+    return ops.cast(swap(y, -2, -3), value.dtype)
+
+
+def _lowest(dtype: Any) -> float:
+    """Far below any score, and finite in `dtype`."""
+    return -3e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1e30
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    if keras.backend.backend() == "torch":
+        return bool(x.is_cuda)
+    import jax
+
+    return jax.default_backend() == "gpu"

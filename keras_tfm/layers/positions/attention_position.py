@@ -1,0 +1,120 @@
+"""What a part that is passed to attention as `position=` may do."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_tfm.layers.positions.coordinates import Positions
+
+Tensor = Any
+
+
+class AttentionInputs(NamedTuple):
+    """What a position part is given at each call.
+
+    Attributes:
+        query: (..., H, T, K), scaled as the products with the keys are.
+        positions: where the T queries and the S keys stand.
+        causal: whether keys after the query are masked.
+        keys: a function without arguments that returns the keys, (..., G, S, K). Of a step it joins
+            the cache and the new keys, which costs a copy: only parts with `reads_keys` call it.
+        project_query: the layer's own projection of queries, (..., N, D) -> (..., H, N, K).
+        project_key: the layer's own projection of keys, (..., N, D) -> (..., G, N, K).
+        scale: the factor by which `query` was multiplied.
+    """
+
+    query: Tensor
+    positions: Positions
+    causal: bool
+    keys: Callable[[], Tensor]
+    project_query: Callable[[Tensor], Tensor]
+    project_key: Callable[[Tensor], Tensor]
+    scale: float
+
+
+class PositionTerms(NamedTuple):
+    """What a position part adds to attention.
+
+    Attributes:
+        scores: added to the scaled products of queries and keys, before the soft cap; broadcastable
+            to (..., H, T, S), or None.
+        bias: added after the soft cap; broadcastable to (..., H, T, S), or None.
+        values: from attention weights (..., H, T, S), what to add to the result (..., H, T, V), or
+            None.
+    """
+
+    scores: Tensor | None = None
+    bias: Tensor | None = None
+    values: Callable[[Tensor], Tensor] | None = None
+
+
+class AttentionPosition(keras.layers.Layer):
+    """The base of the parts that tell attention where queries and keys stand.
+
+    `MultiHeadSelfAttention(position=...)` and `MultiHeadCrossAttention(position=...)` call the
+    methods below; a part overrides those it needs. It is given all that it may look at, in a step
+    of decoding too, and never asks a scope. One part may be given to several layers, which then
+    share its weights.
+
+    Example, a part of one's own:
+
+    >>> import numpy as np
+    >>> from keras import ops
+    >>> from keras_tfm.layers import AttentionPosition, MultiHeadSelfAttention, PositionTerms
+    >>> class Nearby(AttentionPosition):
+    ...     def terms(self, inputs):
+    ...         distances = ops.cast(inputs.positions.distances(), "float32")
+    ...         return PositionTerms(bias=-ops.abs(distances))
+    >>> layer = MultiHeadSelfAttention(num_heads=2, position=Nearby())
+    >>> tuple(layer(np.ones((1, 3, 4), "float32")).shape)
+    (1, 3, 4)
+    """
+
+    # Whether `terms` calls `inputs.keys()`. Not an annotation alone: PyTorch's modules look for it.
+    reads_keys = False
+
+    def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
+        """Creates the weights, for H heads of width K and values of width V."""
+        self.built = True
+
+    def rotate(self, x: Tensor, positions: Any) -> Tensor:
+        """Queries, or keys before they are cached, by where they stand.
+
+        Args:
+            x: (..., H, T, K).
+            positions: of these T, as in `Positions`.
+
+        Returns:
+            (..., H, T, K).
+        """
+        return x
+
+    def terms(self, inputs: AttentionInputs) -> PositionTerms:
+        """What is added to scores and values."""
+        return PositionTerms()
+
+
+def as_position(value: Any) -> AttentionPosition | None:
+    """A position part from a constructor's argument: the part, its configuration, or None.
+
+    Raises:
+        TypeError: another object.
+    """
+    if isinstance(value, dict):
+        value = keras.saving.deserialize_keras_object(value)
+    if value is not None and not isinstance(value, AttentionPosition):
+        raise TypeError(
+            f"position must be an AttentionPosition such as RotaryEmbedding(), got {value!r}"
+        )
+    return value
+
+
+def serialize_position(position: AttentionPosition | None) -> dict[str, Any] | None:
+    """The configuration of a part, marked so that layers which share it share it when loaded.
+
+    Keras marks an object at its second serialisation, and the configuration of the first, which it
+    has copied by then, stays without the mark: so each layer serialises it twice.
+    """
+    keras.saving.serialize_keras_object(position)
+    return keras.saving.serialize_keras_object(position)

@@ -1,0 +1,117 @@
+"""Learned positions."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers.arguments import as_initializer, check_sequence
+from keras_tfm.layers.decoding.scope import positions_of
+from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.positions.coordinates import Span, as_tensor
+from keras_tfm.layers.rematerialized import RematerializedLayer
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class PositionEmbedding(RematerializedLayer):
+    """Adds a learned vector for each position to its input.
+
+    y_t = x_t + P_t: "Convolutional Sequence to Sequence Learning" (arXiv:1705.03122), BERT
+    (arXiv:1810.04805), GPT.
+
+    Args:
+        max_length: how many positions the table holds. Longer inputs are an error.
+        initializer: of the table; normal with standard deviation 0.02 by default, as in BERT.
+        dropout: rate of the dropout of the sum.
+
+    Call arguments:
+        inputs: (..., T, D), T at most `max_length`.
+        positions: int32, (T,) or (B, T), where the tokens stand, as `text.PackedBatches` numbers
+            them; by default 0 to T - 1, inside a `DecodingScope` the scope's.
+
+    Returns:
+        (..., T, D).
+
+    Raises:
+        TypeError: positions that are not integers.
+        ValueError: positions of another shape; more than the table holds, where the length is known
+            when the graph is made. Otherwise TensorFlow raises InvalidArgumentError, which names
+            both, on a CPU, and XLA gives NaN.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import PositionEmbedding
+    >>> tuple(PositionEmbedding(max_length=8)(np.zeros((2, 5, 4), "float32")).shape)
+    (2, 5, 4)
+    """
+
+    def __init__(
+        self, max_length: int, initializer: Any = None, dropout: float = 0.0, **kwargs: Any
+    ):
+        super().__init__(**kwargs)
+        check_integer("max_length", max_length)
+        self.max_length = max_length
+        if initializer is None:
+            initializer = keras.initializers.RandomNormal(stddev=0.02)
+        self.initializer = as_initializer("initializer", initializer)
+        self.dropout = dropout
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def build(self, inputs_shape: Any, positions_shape: Any = None) -> None:
+        """Creates the table for inputs of width D."""
+        check_sequence(self, "inputs", inputs_shape)
+        self.positions = self.add_weight(
+            name="positions",
+            shape=(self.max_length, inputs_shape[-1]),
+            initializer=self.initializer,
+        )
+        self.built = True
+
+    def call(
+        self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """(..., T, D) -> (..., T, D)."""
+        length = inputs.shape[-2]
+        if positions is None and isinstance(length, int) and length > self.max_length:
+            raise ValueError(
+                f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
+            )
+        table = ops.cast(self.positions, inputs.dtype)
+        rows = self._rows(table, positions_of(inputs, positions))
+        return self.dropout_layer(inputs + rows, training=training)
+
+    def _rows(self, table: Tensor, positions: Any) -> Tensor:
+        """The vectors of positions: (..., T, D), or (..., 1, D) of tokens that stand together."""
+        limit = None
+        if isinstance(positions, Span):
+            start, count, limit = positions.start, positions.count, positions.limit
+            if positions.is_static and start + count <= self.max_length:
+                return table[start : start + count]
+            fits = limit is not None and limit <= self.max_length and positions.padding is None
+            if fits and isinstance(count, int):
+                return ops.slice(table, (start, 0), (count, table.shape[1]))
+        index = positions = as_tensor(positions)
+        if limit is not None:
+            # A row that has ended is stepped with the others, beyond the table: that is no error.
+            index = ops.minimum(positions, self.max_length - 1)
+        # XLA clamps an index that is too large: NaN, not the last row in silence.
+        beyond = ops.where(positions < self.max_length, 0.0, float("nan"))
+        return ops.take(table, index, axis=0) + ops.expand_dims(ops.cast(beyond, table.dtype), -1)
+
+    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
+        """The input's."""
+        return inputs_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "max_length": self.max_length,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "dropout": self.dropout,
+        }

@@ -1,0 +1,156 @@
+"""T5's relative positions: a learned bias for each bucket of distances."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.positions.attention_position import (
+    AttentionInputs,
+    AttentionPosition,
+    PositionTerms,
+)
+
+Tensor = Any
+BucketFunction = Callable[[np.ndarray, int, int, bool], np.ndarray]
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+def t5_buckets(
+    distances: np.ndarray, num_buckets: int, max_distance: int, causal: bool
+) -> np.ndarray:
+    """T5's bucket of each distance: exact when near, logarithmic ranges further away.
+
+    "Exploring the Limits of Transfer Learning" (arXiv:1910.10683), section 2.1. Half of the buckets
+    hold one distance each, the others ranges that grow up to `max_distance`; the last holds all
+    beyond. Attention that is not causal has half of the buckets for keys before the query, and half
+    for keys after it. Computed in float32, as every T5 was trained.
+
+    Args:
+        distances: integers of any shape, the key's position minus the query's.
+        num_buckets: at least 2, or 4 where attention is not causal.
+        max_distance: where the last bucket begins.
+        causal: whether keys after the query are masked.
+
+    Returns:
+        int32, the same shape, from 0 to num_buckets - 1.
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import t5_buckets
+    >>> t5_buckets(np.array([0, -1, -5, 5]), num_buckets=14, max_distance=8, causal=False).tolist()
+    [0, 1, 5, 12]
+    """
+    buckets, before = num_buckets, np.maximum(-distances, 0)
+    offset = np.zeros_like(distances)
+    if not causal:
+        buckets //= 2
+        offset, before = np.where(distances > 0, buckets, 0), np.abs(distances)
+    exact = buckets // 2
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"num_buckets must be at least {2 if causal else 4} and max_distance more than "
+            f"{max(exact, 1)}, a bucket for each near distance, got {num_buckets} and "
+            f"{max_distance}"
+        )
+    ratio = np.log(np.maximum(before, 1).astype("float32") / np.float32(exact))
+    step = ratio / np.float32(math.log(max_distance / exact))
+    far = exact + (step * np.float32(buckets - exact)).astype("int32")
+    near = np.where(before < exact, before, np.minimum(far, buckets - 1))
+    return (offset + near).astype("int32")
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class RelativePositionBias(AttentionPosition):
+    """A learned bias for each head and each bucket of distances, added to the scores.
+
+    score_ts + b_h[bucket(s - t)]: T5 (arXiv:1910.10683), section 2.1. T5 gives one part to all
+    layers of a stack, and does not scale its scores.
+
+    Args:
+        num_buckets: int, number of buckets.
+        max_distance: int, where the last bucket begins.
+        initializer: of the table (num_buckets, H).
+        bucket_function: from distances (NumPy integers), `num_buckets`, `max_distance` and whether
+            the attention is causal, to buckets; `t5_buckets` by default. One of your own is
+            registered with `keras.saving.register_keras_serializable` to be saved.
+
+    Raises:
+        ValueError: when the layer is called, buckets that `bucket_function` cannot divide.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import MultiHeadSelfAttention, RelativePositionBias
+    >>> bias = RelativePositionBias(num_buckets=8, max_distance=16)
+    >>> layers = [MultiHeadSelfAttention(num_heads=2, position=bias) for _ in range(2)]
+    >>> y = layers[1](layers[0](np.ones((1, 5, 8), "float32")))
+    >>> tuple(bias.table.shape)
+    (8, 2)
+    """
+
+    def __init__(
+        self,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        initializer: Any = "glorot_uniform",
+        bucket_function: BucketFunction | dict[str, Any] = t5_buckets,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_integer("num_buckets", num_buckets, minimum=2)
+        check_integer("max_distance", max_distance)
+        if isinstance(bucket_function, dict):
+            bucket_function = keras.saving.deserialize_keras_object(bucket_function)
+        if not callable(bucket_function):
+            raise TypeError(f"bucket_function must be a function, got {bucket_function!r}")
+        if max_distance <= num_buckets // 4:
+            raise ValueError(
+                f"max_distance must be more than a quarter of num_buckets ({num_buckets}), "
+                f"got {max_distance}"
+            )
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.initializer = as_initializer("initializer", initializer)
+        self.bucket_function = bucket_function
+
+    def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
+        """Creates the table."""
+        if not self.built:
+            self.table = self.add_weight(
+                name="table", shape=(self.num_buckets, num_heads), initializer=self.initializer
+            )
+            self.built = True
+        if self.table.shape[1] != num_heads:
+            raise ValueError(
+                f"{self.name} is shared by layers of {self.table.shape[1]} and {num_heads} heads"
+            )
+
+    def terms(self, inputs: AttentionInputs) -> PositionTerms:
+        """(..., H, T, S)."""
+        reach = self.max_distance
+        buckets = ops.convert_to_tensor(self.buckets(np.arange(-reach, reach + 1), inputs.causal))
+        distances = ops.clip(inputs.positions.distances(), -reach, reach) + reach
+        index = ops.take(buckets, distances, axis=0)  # (..., T, S)
+        bias = ops.take(self.table, index, axis=0)
+        rank = len(bias.shape)
+        axes = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
+        return PositionTerms(bias=ops.transpose(bias, axes))
+
+    def buckets(self, distances: np.ndarray, causal: bool) -> np.ndarray:
+        """The bucket of each distance, int32."""
+        return self.bucket_function(distances, self.num_buckets, self.max_distance, causal)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "num_buckets": self.num_buckets,
+            "max_distance": self.max_distance,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "bucket_function": keras.saving.serialize_keras_object(self.bucket_function),
+        }

@@ -1,0 +1,120 @@
+"""Rotary positions."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer, check_positive
+from keras_tfm.layers.positions.attention_position import AttentionPosition
+from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
+from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
+from keras_tfm.layers.heads import merge_last, split_last
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class RotaryEmbedding(AttentionPosition):
+    """Rotates queries and keys by their positions, so that scores depend on distances alone.
+
+    (x_i, x_{i+K/2}) -> (x_i cos - x_{i+K/2} sin, x_{i+K/2} cos + x_i sin), angle p w^(-2i/K):
+    RoFormer (arXiv:2104.09864). Pass it as `MultiHeadSelfAttention(position=RotaryEmbedding())`.
+    Angles come from float64; the rotation is done in float32 and rounded last.
+
+    Args:
+        max_wavelength: w.
+        rotary_dim: how many of a head's K dimensions are rotated, the first; all by default
+            (GPT-J and GPT-NeoX rotate a part). Even.
+        interleaved: pair neighbours (x_2i, x_2i+1), as the paper and GPT-J do, rather than halves
+            (x_i, x_{i+K/2}), as Llama and GPT-NeoX do. Weights of one kind do not fit the other.
+        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for sequences longer than those
+            trained on.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import MultiHeadSelfAttention, RotaryEmbedding
+    >>> layer = MultiHeadSelfAttention(num_heads=2, causal=True, position=RotaryEmbedding())
+    >>> tuple(layer(np.ones((1, 5, 8), "float32")).shape)
+    (1, 5, 8)
+    """
+
+    def __init__(
+        self,
+        max_wavelength: float = 10000.0,
+        rotary_dim: int | None = None,
+        interleaved: bool = False,
+        scaling: RotaryScaling | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_positive("max_wavelength", max_wavelength)
+        check_integer("rotary_dim", rotary_dim, minimum=2, optional=True)
+        if isinstance(scaling, dict):
+            scaling = keras.saving.deserialize_keras_object(scaling)
+        if scaling is not None and not isinstance(scaling, RotaryScaling):
+            raise TypeError(
+                "scaling must be LinearScaling, NTKScaling or YaRNScaling, "
+                f"got {type(scaling).__name__}"
+            )
+        self.max_wavelength = max_wavelength
+        self.rotary_dim = rotary_dim
+        self.interleaved = interleaved
+        self.scaling = scaling
+
+    def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
+        """Checks the widths; there are no weights."""
+        dim = self.rotary_dim or head_dim
+        if dim % 2 or dim > head_dim:
+            raise ValueError(
+                f"{self.name}: rotary_dim must be even and at most head_dim ({head_dim}), got {dim}"
+            )
+        self.built = True
+
+    def rotate(self, x: Tensor, positions: Any) -> Tensor:
+        """(..., H, T, K) -> (..., H, T, K), rotated by its positions."""
+        head_dim = x.shape[-1]
+        dim = self.rotary_dim or head_dim
+        sine, cosine = self._sine_and_cosine(positions, dim)
+        turned = ops.cast(x if dim == head_dim else x[..., :dim], "float32")
+        if self.interleaved:
+            turned = split_last(turned, dim // 2, 2)
+            first, second = turned[..., 0], turned[..., 1]
+        else:
+            first, second = turned[..., : dim // 2], turned[..., dim // 2 :]
+        rotated = [first * cosine - second * sine, second * cosine + first * sine]
+        if self.interleaved:
+            y = merge_last(ops.stack(rotated, axis=-1))
+        else:
+            y = ops.concatenate(rotated, axis=-1)
+        y = ops.cast(y, x.dtype)
+        return y if dim == head_dim else ops.concatenate([y, x[..., dim:]], axis=-1)
+
+    def _sine_and_cosine(self, positions: Any, dim: int) -> tuple[Tensor, Tensor]:
+        """Each (T, dim / 2), or (..., 1, T, dim / 2) of positions that differ by row, float32."""
+        shared = positions.shared if isinstance(positions, Span) else {}
+        key = ("rotary", dim, self.max_wavelength, self.scaling)
+        if key not in shared:
+            if self.scaling is None:
+                frequencies = angular_frequencies(dim, self.max_wavelength)
+            else:
+                frequencies = self.scaling.frequencies(dim, self.max_wavelength)
+            pairs = sinusoids(positions, frequencies)
+            if self.scaling is not None and self.scaling.magnitude != 1.0:
+                pairs = pairs * self.scaling.magnitude
+            if len(pairs.shape) > 3:
+                pairs = ops.expand_dims(pairs, -4)  # all heads alike
+            shared[key] = pairs[..., 0], pairs[..., 1]
+        return shared[key]
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "max_wavelength": self.max_wavelength,
+            "rotary_dim": self.rotary_dim,
+            "interleaved": self.interleaved,
+            "scaling": keras.saving.serialize_keras_object(self.scaling),
+        }

@@ -1,0 +1,70 @@
+"""Sines and cosines of positions, exact to float32 rounding at any position."""
+
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_tfm.layers.positions.coordinates import Span
+
+Tensor = Any
+
+# Positions that are known only at run time are written in this base, with two digits.
+_BASE = 1024
+
+
+def angular_frequencies(dim: int, max_wavelength: float) -> np.ndarray:
+    """w^(-2i/D) for i = 0 .. ceil(D/2) - 1, in float64."""
+    return max_wavelength ** (-2.0 * np.arange((dim + 1) // 2) / dim)
+
+
+def sinusoids(positions: Any, frequencies: np.ndarray) -> Tensor:
+    """sin(p f), cos(p f): (..., T, F, 2), float32; of a span whose tokens stand together T is 1.
+
+    A float32 angle is off by 6e-3 at position 100,000, so no angle is ever made in float32.
+    Positions that are known when the graph is made become float64 constants, rounded. A span that
+    starts anywhere below a limit is a slice of such a constant. Others take two tables, joined by
+    sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
+
+    Args:
+        positions: a `Span`, or int32 of any shape (..., T).
+        frequencies: (F,), float64.
+    """
+    if not isinstance(positions, Span):
+        return _from_two_tables(positions, frequencies)
+    key = ("sinusoids", frequencies.tobytes())
+    if key not in positions.shared:
+        positions.shared[key] = _of_span(positions, frequencies)
+    return positions.shared[key]
+
+
+def _of_span(span: Span, frequencies: np.ndarray) -> Tensor:
+    count, start = span.count, span.start
+    if span.padding is not None:
+        return _from_two_tables(span.tensor(), frequencies)
+    if not isinstance(count, int):
+        return _from_two_tables(ops.arange(count, dtype="int32") + start, frequencies)
+    if isinstance(start, int):
+        return _constant(np.arange(start, start + count), frequencies)
+    if span.limit is None:
+        return _from_two_tables(ops.arange(count, dtype="int32") + start, frequencies)
+    table = _constant(np.arange(max(span.limit, count)), frequencies)
+    return ops.slice(table, (start, 0, 0), (count, len(frequencies), 2))
+
+
+def exact_sinusoids(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """sin(p f), cos(p f) of integer positions (T,), in float64: (T, F, 2)."""
+    angles = np.asarray(positions, "float64")[:, np.newaxis] * frequencies
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+
+
+def _constant(positions: np.ndarray, frequencies: np.ndarray) -> Tensor:
+    return ops.convert_to_tensor(exact_sinusoids(positions, frequencies).astype("float32"))
+
+
+def _from_two_tables(positions: Tensor, frequencies: np.ndarray) -> Tensor:
+    low = ops.take(_constant(np.arange(_BASE), frequencies), positions % _BASE, axis=0)
+    high = ops.take(_constant(np.arange(_BASE) * _BASE, frequencies), positions // _BASE, axis=0)
+    sine = high[..., 0] * low[..., 1] + high[..., 1] * low[..., 0]
+    cosine = high[..., 1] * low[..., 1] - high[..., 0] * low[..., 0]
+    return ops.stack([sine, cosine], axis=-1)
