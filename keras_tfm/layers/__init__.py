@@ -2,29 +2,28 @@
 
 from keras_tfm.layers.activations import gelu_tanh
 from keras_tfm.layers.attention import attention
-from keras_tfm.layers.attention_position import AttentionPosition
 from keras_tfm.layers.attention_probe import AttentionProbe
-from keras_tfm.layers.decoding_scope import DecodingScope
+from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.output_bias import OutputBias
-from keras_tfm.layers.position_embedding import PositionEmbedding
-from keras_tfm.layers.positional_encoding import PositionalEncoding
-from keras_tfm.layers.relative_position import (
-    ALiBi,
-    RelativePositionBias,
-    RelativePositionEmbedding,
+from keras_tfm.layers.positions.alibi import ALiBi
+from keras_tfm.layers.positions.attention_position import (
+    AttentionInputs,
+    AttentionPosition,
+    PositionTerms,
 )
+from keras_tfm.layers.positions.position_embedding import PositionEmbedding
+from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
+from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias, t5_buckets
+from keras_tfm.layers.positions.relative_position_embedding import RelativePositionEmbedding
+from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
+from keras_tfm.layers.positions.rotary_scaling import LinearScaling, NTKScaling, YaRNScaling
+from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
-from keras_tfm.layers.rotary_embedding import (
-    LinearScaling,
-    NTKScaling,
-    RotaryEmbedding,
-    YaRNScaling,
-)
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
 from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
@@ -32,6 +31,7 @@ from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
 
 __all__ = [
     "ALiBi",
+    "AttentionInputs",
     "AttentionPosition",
     "AttentionProbe",
     "DecodingScope",
@@ -44,10 +44,12 @@ __all__ = [
     "NTKScaling",
     "OutputBias",
     "PositionEmbedding",
+    "PositionTerms",
     "PositionalEncoding",
     "RMSNormalization",
     "RelativePositionBias",
     "RelativePositionEmbedding",
+    "Residual",
     "RotaryEmbedding",
     "SegmentEmbedding",
     "TokenEmbedding",
@@ -56,4 +58,5 @@ __all__ = [
     "YaRNScaling",
     "attention",
     "gelu_tanh",
+    "t5_buckets",
 ]

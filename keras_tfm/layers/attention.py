@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from keras import ops
 
 from keras_tfm.layers import masks

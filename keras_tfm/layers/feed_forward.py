@@ -31,10 +31,10 @@ class FeedForward(RematerializedLayer):
         kernel_initializer, bias_initializer: of both layers.
 
     Call arguments:
-        x: (B, T, D).
+        x: (..., T, D).
 
     Returns:
-        (B, T, D).
+        (..., T, D).
 
     Example:
 
@@ -78,7 +78,7 @@ class FeedForward(RematerializedLayer):
         self.built = True
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """(..., T, D) -> (..., T, D)."""
         y = self.inner(x)
         if self.gated:
             gate, y = ops.split(y, 2, axis=-1)

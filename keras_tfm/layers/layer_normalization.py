@@ -35,7 +35,9 @@ class LayerNormalization(keras.layers.LayerNormalization):
         # Nine operators, each a pass over x or over a number a row; Keras's formula makes eleven.
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         if training and backend == "tensorflow":
-            y = _standardized(x, self.epsilon)
+            from keras_tfm.layers.tensorflow.standardized import standardized
+
+            y = standardized(x, self.epsilon)
         else:
             x = x - ops.mean(x, axis=-1, keepdims=True)
             y = x * ops.rsqrt(ops.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
@@ -44,27 +46,3 @@ class LayerNormalization(keras.layers.LayerNormalization):
         if self.beta is not None:
             y = y + ops.cast(self.beta, x.dtype)
         return ops.cast(y, self.compute_dtype)
-
-
-def _standardized(x: Tensor, epsilon: float) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) over the last axis, on TensorFlow.
-
-    The gradient is written out, with half the passes over x of that which TensorFlow derives:
-    with y the result, s the deviation and g what comes from above, (g - mean(g) - y mean(g y)) / s.
-    """
-    import tensorflow as tf
-
-    @tf.custom_gradient
-    def standardize(x: Tensor) -> tuple[Tensor, Any]:
-        x = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-        scale = tf.math.rsqrt(tf.reduce_mean(x * x, axis=-1, keepdims=True) + epsilon)
-        y = x * scale
-
-        def gradient(upstream: Tensor) -> Tensor:
-            mean = tf.reduce_mean(upstream, axis=-1, keepdims=True)
-            along = tf.reduce_mean(upstream * y, axis=-1, keepdims=True)
-            return scale * (upstream - mean - y * along)
-
-        return y, gradient
-
-    return standardize(x)

@@ -103,9 +103,7 @@ def sees_any(mask: Tensor, dtype: Any) -> Tensor:
     """1 where a query sees a key, 0 where it sees none: (..., T, 1)."""
     # Of no keys at all, which an unknown number may be, there is no maximum.
     some = {} if all(mask.shape) else {"initial": 0.0}
-    return ops.cast(
-        ops.max(ops.cast(mask, "float32"), axis=-1, keepdims=True, **some), dtype
-    )
+    return ops.cast(ops.max(ops.cast(mask, "float32"), axis=-1, keepdims=True, **some), dtype)
 
 
 def penalty(mask: Tensor, masked_score: float) -> Tensor:

@@ -226,7 +226,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
 
     def _project_query(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, H K)."""
-        return self.query_key_value.columns(x, 0, self._cuts[0]) if self._is_fused else self.query(x)
+        return (
+            self.query_key_value.columns(x, 0, self._cuts[0]) if self._is_fused else self.query(x)
+        )
 
     def _project_key(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, G K)."""

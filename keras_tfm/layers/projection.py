@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding_scope import for_device
+from keras_tfm.layers.heads import leading
 
 Tensor = Any
 
@@ -14,60 +14,49 @@ Tensor = Any
 class Projection(keras.layers.Dense):
     """`keras.layers.Dense`, on TensorFlow faster: y = x W + b.
 
-    LoRA, `quantize` and the rest are Keras's. oneDNN adds a bias within a product of two matrices,
-    and not of a tensor (B, T, D) with one, so it gets (B T, D). It would join ReLU as well, and
-    that makes 0 of NaN: an activation comes after. The gradient is TensorFlow's but for its form.
+    LoRA, `quantize` and the rest are Keras's. On TensorFlow x (..., D) is multiplied as a matrix
+    (N, D): oneDNN adds a bias within a product of two matrices, and Keras's product of a tensor
+    with a matrix is 18 operations in a graph. It would join ReLU as well, and that makes 0 of NaN:
+    an activation comes after. The gradient is TensorFlow's in another form.
     """
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """(..., D) -> (..., F)."""
-        if keras.backend.backend() != "tensorflow" or for_device():
+        if not _is_matrix_product(inputs, self.kernel):
             return super().call(inputs)
-        import tensorflow as tf
+        return self.activation(_project(inputs, self.kernel, self.bias, training))
 
-        weights = [tf.convert_to_tensor(w) for w in (self.kernel, self.bias) if w is not None]
-        if inputs.dtype != weights[0].dtype:
-            return super().call(inputs)
-        shape = ops.shape(inputs)
-        x = ops.reshape(inputs, (-1, shape[-1]))
-        y = _affine(x, *weights) if training else _product(x, *weights)
-        return self.activation(ops.reshape(y, (*shape[:-1], self.units)))
+    def columns(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
+        """Some columns of what `call` gives without its activation: (..., D) -> (..., stop - start).
+
+        For queries, keys and values that share a kernel and come from different inputs.
+        """
+        if getattr(self, "quantization_mode", None) is not None:
+            return self(inputs)[..., start:stop]
+        kernel = self.kernel[:, start:stop]
+        bias = None if self.bias is None else self.bias[start:stop]
+        if _is_matrix_product(inputs, kernel):
+            return _project(inputs, kernel, bias, False)
+        y = ops.matmul(inputs, kernel)
+        return y if bias is None else y + bias
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
         """As `keras.layers.Dense.quantize`, which by itself refuses subclasses."""
         super().quantize(mode, type_check=False, config=config)
 
 
-def _product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    import tensorflow as tf
+def _is_matrix_product(inputs: Tensor, kernel: Any) -> bool:
+    if keras.backend.backend() != "tensorflow":
+        return False
+    return keras.backend.standardize_dtype(inputs.dtype) == keras.backend.standardize_dtype(
+        ops.convert_to_tensor(kernel).dtype
+    )
 
-    y = x @ kernel
-    return y if bias is None else tf.nn.bias_add(y, bias)
 
+def _project(inputs: Tensor, kernel: Any, bias: Any, training: bool | None) -> Tensor:
+    from keras_tfm.layers.tensorflow.affine import affine, product
 
-def _affine(x: Tensor, *weights: Tensor) -> Tensor:
-    """`_product` of (N, D), (D, F) and perhaps (F,) with its gradient in the fastest form."""
-    import tensorflow as tf
-
-    @tf.custom_gradient
-    def affine(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
-        def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
-            dim, units = kernel.shape
-            if units > dim:
-                # oneDNN reads a wide kernel's rows slowly as columns. TensorFlow would join a plain
-                # transposition with the product again.
-                columns = tf.transpose(tf.reshape(kernel, (dim, 1, units)), (2, 1, 0))
-                of_x = upstream @ tf.reshape(columns, (units, dim))
-            else:
-                of_x = tf.matmul(upstream, kernel, transpose_b=True)
-            gradients = of_x, tf.matmul(x, upstream, transpose_a=True)
-            if not bias:
-                return gradients
-            if upstream.dtype.size < 4:  # sums of half precision's numbers
-                return *gradients, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
-            ones = tf.ones((1, tf.shape(upstream)[0]), upstream.dtype)
-            return *gradients, tf.reshape(ones @ upstream, (units,))
-
-        return _product(x, kernel, *bias), gradient
-
-    return affine(x, *weights)
+    weights = [ops.convert_to_tensor(w) for w in (kernel, bias) if w is not None]
+    x = ops.reshape(inputs, (-1, inputs.shape[-1]))
+    y = affine(x, *weights) if training else product(x, *weights)
+    return ops.reshape(y, (*leading(inputs, len(inputs.shape) - 1), weights[0].shape[-1]))

@@ -29,6 +29,7 @@ def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.
     raise ValueError(f"norm must be one of {list(NORMS)}, got {kind!r}")
 
 
+@keras.saving.register_keras_serializable("keras_tfm")
 class Residual(RematerializedLayer):
     """x + dropout(sublayer(x)), normalised before, after, or both.
 
@@ -48,6 +49,22 @@ class Residual(RematerializedLayer):
         residual_scale: a.
         layer_scale: if given, f(x) is multiplied by a learned vector (D,) that starts at this value
             (arXiv:2103.17239).
+
+    Call arguments:
+        x: (..., T, D).
+        sublayer: from (..., T, D) to the same, a layer or a function.
+
+    Returns:
+        (..., T, D).
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import Residual
+    >>> residual = Residual("pre", norm="rms_norm")
+    >>> y = residual(np.array([[[3.0, -4.0]]], "float32"), sublayer=lambda x: 0 * x)
+    >>> y.numpy().tolist()
+    [[[3.0, -4.0]]]
     """
 
     def __init__(
@@ -68,20 +85,23 @@ class Residual(RematerializedLayer):
         check_number("residual_scale", residual_scale)
         check_number("layer_scale", layer_scale, optional=True)
         self.order = order
+        self.epsilon = epsilon
+        self.dropout = dropout
+        self.drop_path = drop_path
+        self.norm_kind = norm
         self.residual_scale = residual_scale
         self.layer_scale = layer_scale
         self.norm = make_norm(norm, epsilon, self.dtype_policy, "norm")
         if order == "sandwich":
             self.output_norm = make_norm(norm, epsilon, self.dtype_policy, "output_norm")
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.drop_path_layer = keras.layers.Dropout(
-            drop_path, noise_shape=(None, 1, 1), dtype=self.dtype_policy
-        )
+        self.drop_path_layer = keras.layers.Dropout(drop_path, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, x_shape: Any) -> None:
         """Creates the normalisations' weights."""
         self.norm.build(x_shape)
+        self.drop_path_layer.noise_shape = (None, *(1,) * (len(x_shape) - 1))
         if self.order == "sandwich":
             self.output_norm.build(x_shape)
         if self.layer_scale is not None:
@@ -99,7 +119,7 @@ class Residual(RematerializedLayer):
     def call(
         self, x: Tensor, *, sublayer: Callable[[Tensor], Tensor], training: bool | None = None
     ) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """(..., T, D) -> (..., T, D)."""
         y = sublayer(x if self.order == "post" else self.norm(x))
         if self.order == "sandwich":
             y = self.output_norm(y)
@@ -109,3 +129,16 @@ class Residual(RematerializedLayer):
         y = self.drop_path_layer(y, training=training)
         y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
         return self.norm(y) if self.order == "post" else y
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "order": self.order,
+            "norm": self.norm_kind,
+            "epsilon": self.epsilon,
+            "dropout": self.dropout,
+            "drop_path": self.drop_path,
+            "residual_scale": self.residual_scale,
+            "layer_scale": self.layer_scale,
+        }

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.arguments import as_initializer, check_sequence
+from keras_tfm.layers.lookup import lookup
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.token_embedding import lookup
 
 Tensor = Any
 
@@ -56,8 +56,7 @@ class SegmentEmbedding(RematerializedLayer):
 
     def build(self, inputs_shape: Any, segments_shape: Any = None) -> None:
         """Creates the table for inputs of width D."""
-        if len(inputs_shape) != 3 or inputs_shape[-1] is None:
-            raise ValueError(f"SegmentEmbedding expects (B, T, D), got shape {inputs_shape}")
+        check_sequence(self, "inputs", inputs_shape)
         self.segments = self.add_weight(
             name="segments",
             shape=(self.num_segments, inputs_shape[-1]),

@@ -1,6 +1,5 @@
 """Token ids to vectors, and vectors back to logits over the same table."""
 
-import functools
 from typing import Any
 
 import keras
@@ -8,7 +7,9 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
-from keras_tfm.layers.decoding_scope import DecodingScope, for_device
+from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.heads import leading
+from keras_tfm.layers.lookup import lookup
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -29,7 +30,8 @@ class TokenEmbedding(RematerializedLayer):
         vocabulary_size: V, the number of ids; valid ids are 0 to V - 1.
         dim: D, the width of a vector.
         scale: multiply the vectors by sqrt(D) on lookup (not on reverse).
-        mask_zero: id 0 is padding, which the layers that follow do not attend to.
+        mask_zero: bool, whether id 0 is padding, which the layers that follow do not attend to.
+        mask_id: int, the id that is padding; 0 with `mask_zero`, otherwise none by default.
         embeddings_initializer: by default normal with standard deviation D^-0.5, so that scaled
             vectors have unit variance and tied logits start near it.
 
@@ -61,6 +63,7 @@ class TokenEmbedding(RematerializedLayer):
         dim: int,
         scale: bool = False,
         mask_zero: bool = False,
+        mask_id: int | None = None,
         embeddings_initializer: Any = None,
         **kwargs: Any,
     ):
@@ -70,7 +73,14 @@ class TokenEmbedding(RematerializedLayer):
         self.vocabulary_size = vocabulary_size
         self.dim = dim
         self.scale = scale
-        self.mask_zero = mask_zero
+        check_integer("mask_id", mask_id, minimum=0, optional=True)
+        if mask_zero and mask_id not in (None, 0):
+            raise ValueError(f"mask_zero=True means mask_id=0, got mask_id={mask_id}")
+        if mask_id is not None and mask_id >= vocabulary_size:
+            raise ValueError(
+                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {mask_id}"
+            )
+        self.mask_id = 0 if mask_zero else mask_id
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
         self.embeddings_initializer = as_initializer(
@@ -93,7 +103,7 @@ class TokenEmbedding(RematerializedLayer):
         if reverse:
             self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
-            return ops.matmul(inputs, self._transposed(table))
+            return _logits(inputs, self._transposed(table))
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, inputs), self.compute_dtype)
         if self.scale:
@@ -108,10 +118,10 @@ class TokenEmbedding(RematerializedLayer):
         return scope.keep(self.name, lambda: ops.transpose(table))
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
-        """Ids make a mask with `mask_zero`; features keep the one they bring."""
+        """Ids make a mask where one of them is padding; features keep the one they bring."""
         if not _is_integer(inputs):
             return previous_mask
-        return ops.not_equal(inputs, 0) if self.mask_zero else None
+        return None if self.mask_id is None else ops.not_equal(inputs, self.mask_id)
 
     def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
         """(B, T) -> (B, T, D); with `reverse`, (B, T, D) -> (B, T, V)."""
@@ -153,38 +163,17 @@ class TokenEmbedding(RematerializedLayer):
             "vocabulary_size": self.vocabulary_size,
             "dim": self.dim,
             "scale": self.scale,
-            "mask_zero": self.mask_zero,
+            "mask_id": self.mask_id,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
         }
 
 
-def lookup(table: Tensor, ids: Tensor) -> Tensor:
-    """The rows of `table` (V, D) at integer `ids`, any shape: (*ids.shape, D)."""
+def _logits(x: Tensor, table: Tensor) -> Tensor:
+    """(..., D), (D, V) -> (..., V), a product of matrices: of few operations on TensorFlow."""
     if keras.backend.backend() != "tensorflow":
-        return ops.take(table, ids, axis=0)
-    # On TensorFlow `ops.take` counts negative ids from the end, in three more operations a lookup
-    # and with a wrong vector where an error is due.
-    import tensorflow as tf
-
-    if ids.dtype not in (tf.int32, tf.int64):  # the only ones with a kernel everywhere
-        ids = tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    if not for_device():
-        return tf.gather(table, ids)
-    # On a device, the lookup carries a name by which the TFLite converter knows it. It becomes
-    # EMBEDDING_LOOKUP, which reads the table that the tied output holds, in int8 too; a GATHER
-    # would get a copy of its own. Not in training: through a function the gradient is dense.
-    flat = tf.cast(tf.reshape(ids, (-1,)), tf.int32)
-    rows = _embedding_matmul(tf)(tf.convert_to_tensor(table), flat)
-    return tf.reshape(rows, (*ops.shape(ids), table.shape[-1]))
-
-
-@functools.cache
-def _embedding_matmul(tf: Any) -> Any:
-    @tf.function(experimental_implements="embedding_matmul", autograph=False)
-    def embedding_matmul(table: Tensor, ids: Tensor) -> Tensor:
-        return tf.gather(table, ids)
-
-    return embedding_matmul
+        return ops.matmul(x, table)
+    y = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), table)
+    return ops.reshape(y, (*leading(x, len(x.shape) - 1), table.shape[-1]))
 
 
 def _is_traced(x: Tensor) -> bool:

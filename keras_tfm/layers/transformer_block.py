@@ -1,181 +1,227 @@
 """What encoder and decoder blocks share: their arguments and how sublayers are made of them."""
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from keras_tfm.arguments import check_number, check_rate
-from keras_tfm.layers.arguments import as_activation, as_initializer
-from keras_tfm.layers.attention_position import AttentionPosition, serialize_position
+from keras_tfm.arguments import check_rate
+from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence
 from keras_tfm.layers.feed_forward import FeedForward
-from keras_tfm.layers.multi_head_attention import MultiHeadAttention, check_sequence
+from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual
 
 Tensor = Any
+Part = bool | keras.layers.Layer | dict[str, Any]
 
 
 class TransformerBlock(RematerializedLayer):
-    """The base of `TransformerEncoderBlock` and `TransformerDecoderBlock`; not used by itself.
+    """The arguments that `TransformerEncoderBlock` and `TransformerDecoderBlock` share.
+
+    Not used by itself. The first eight arguments make the block of the original paper, or its
+    pre-norm variant. For anything else, give the part that differs: an attention layer, a
+    feed-forward network, a residual connection, made with the options of its own class.
 
     Args:
-        intermediate_dim: F, the inner width of the feed-forward network.
-        num_heads: H.
-        dropout: rate after each sublayer, and of the attention weights.
+        intermediate_dim: int, inner width of the feed-forward network (F).
+        num_heads: int, number of attention heads (H).
+        dropout: float, rate of the dropout of the attention weights and of each sublayer's output.
         activation: of the feed-forward network.
-        layer_norm_epsilon: of every normalisation.
-        normalize_first: normalise a sublayer's input rather than the sum (pre-norm,
+        layer_norm_epsilon: float, of every normalisation.
+        normalize_first: bool, normalise a sublayer's input rather than the sum (pre-norm,
             arXiv:2002.04745).
-        sandwich_norm: with `normalize_first`, normalise a sublayer's output too (arXiv:2105.13290).
-        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
-        gated: a gated feed-forward network; with activation "silu" SwiGLU (arXiv:2002.05202).
-        position: a part of the self-attention, `RotaryEmbedding` for instance.
-        window: self-attention sees positions less than `window` away.
-        head_dim: K, the width of a query and of a key; D / H by default.
-        value_dim: the width of a head's values; `head_dim` by default.
-        num_key_value_heads: G; H by default.
-        query_key_norm: RMS normalisation of each head's queries and keys.
-        soft_cap: c in c tanh(score / c).
-        attention_scale: factor of the scores; 1/sqrt(K) by default.
-        attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
-        feed_forward_dropout: rate of the dropout inside the feed-forward network.
-        drop_path: rate at which a whole sublayer is dropped for a row (arXiv:1603.09382).
-        residual_scale: factor of the residual (DeepNorm, arXiv:2203.00555).
-        layer_scale: where a learned factor of each sublayer's output starts (arXiv:2103.17239);
-            None: there is none.
-        use_bias: whether the projections add a bias.
-        kernel_initializer, bias_initializer: of every projection.
-    """
+        kernel_initializer: of every projection.
+        bias_initializer: of every projection.
+        causal: bool, whether a position sees itself and those before it alone.
+        self_attention: a `MultiHeadSelfAttention` in the place of the block's own; False: none.
+        cross_attention: a `MultiHeadCrossAttention`; True: the block makes its own; False: none.
+        feed_forward: a layer (..., T, D) -> (..., T, D) in the place of the block's `FeedForward`.
+        residual: a `Residual`, of which the block makes a copy for each sublayer, in the place of
+            post-norm or pre-norm with layer normalisation and `dropout`.
 
-    # What a decoder block overrides.
-    causal = False
+    Raises:
+        TypeError: a part of the wrong kind.
+        ValueError: a part that belongs to another block, or of another width; an argument that is
+            missing, or has no effect because the parts that it describes were given.
+    """
 
     def __init__(
         self,
-        intermediate_dim: int,
-        num_heads: int,
+        intermediate_dim: int | None = None,
+        num_heads: int | None = None,
         dropout: float = 0.0,
         activation: Any = "relu",
         layer_norm_epsilon: float = 1e-5,
         normalize_first: bool = False,
-        sandwich_norm: bool = False,
-        norm: str = "layer_norm",
-        gated: bool = False,
-        position: AttentionPosition | None = None,
-        window: int | None = None,
-        head_dim: int | None = None,
-        value_dim: int | None = None,
-        num_key_value_heads: int | None = None,
-        query_key_norm: bool = False,
-        soft_cap: float | None = None,
-        attention_scale: float | None = None,
-        attention_dropout: float | None = None,
-        feed_forward_dropout: float = 0.0,
-        drop_path: float = 0.0,
-        residual_scale: float = 1.0,
-        layer_scale: float | None = None,
-        use_bias: bool = True,
         kernel_initializer: Any = "glorot_uniform",
         bias_initializer: Any = "zeros",
+        causal: bool = False,
+        self_attention: Part = True,
+        cross_attention: Part = False,
+        feed_forward: Part | None = None,
+        residual: Residual | dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if sandwich_norm and not normalize_first:
-            raise ValueError("sandwich_norm=True needs normalize_first=True")
-        if isinstance(position, dict):
-            position = keras.saving.deserialize_keras_object(position)
-        check_number("attention_scale", attention_scale, optional=True)
-        check_rate("attention_dropout", attention_dropout, optional=True)
-        check_rate("feed_forward_dropout", feed_forward_dropout)
+        check_rate("dropout", dropout)
         self.intermediate_dim = intermediate_dim
         self.num_heads = num_heads
         self.dropout = dropout
         self.activation = as_activation("activation", activation)
         self.layer_norm_epsilon = layer_norm_epsilon
         self.normalize_first = normalize_first
-        self.sandwich_norm = sandwich_norm
-        self.norm = norm
-        self.gated = gated
-        self.window = window
-        self.head_dim = head_dim
-        self.value_dim = value_dim
-        self.num_key_value_heads = num_key_value_heads
-        self.query_key_norm = query_key_norm
-        self.soft_cap = soft_cap
-        self.attention_scale = attention_scale
-        self.attention_dropout = attention_dropout
-        self.feed_forward_dropout = feed_forward_dropout
-        self.drop_path = drop_path
-        self.residual_scale = residual_scale
-        self.layer_scale = layer_scale
-        self.use_bias = use_bias
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
+        self.causal = causal
         self.supports_masking = True
-
-        self.self_attention = self._attention(
-            MultiHeadSelfAttention,
+        parts = {
+            "self_attention": self_attention,
+            "cross_attention": cross_attention,
+            "feed_forward": True if feed_forward is None else feed_forward,
+            "residual": True if residual is None else residual,
+        }
+        self._given = {
+            name: keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
+            for name, part in parts.items()
+        }
+        self._check_arguments()
+        shared: dict[str, Any] = {
+            "kernel_initializer": self.kernel_initializer,
+            "bias_initializer": self.bias_initializer,
+            "dtype": self.dtype_policy,
+        }
+        self.self_attention = self._part(
             "self_attention",
-            causal=self.causal,
-            position=position,
-            window=window,
+            MultiHeadSelfAttention,
+            lambda: MultiHeadSelfAttention(
+                num_heads, causal=causal, dropout=dropout, name="self_attention", **shared
+            ),
         )
-        self.self_attention_residual = self._residual("self_attention_residual")
-        self.feed_forward = FeedForward(
-            intermediate_dim,
-            activation=self.activation,
-            gated=gated,
-            dropout=feed_forward_dropout,
-            use_bias=use_bias,
-            kernel_initializer=self.kernel_initializer,
-            bias_initializer=self.bias_initializer,
-            dtype=self.dtype_policy,
-            name="feed_forward",
+        self.self_attention_residual = self._residual("self_attention")
+        self.feed_forward = self._part(
+            "feed_forward",
+            keras.layers.Layer,
+            lambda: FeedForward(
+                intermediate_dim, activation=self.activation, name="feed_forward", **shared
+            ),
         )
-        self.feed_forward_residual = self._residual("feed_forward_residual")
+        self.feed_forward_residual = self._residual("feed_forward")
+        self.cross_attention = self._part(
+            "cross_attention",
+            MultiHeadCrossAttention,
+            lambda: MultiHeadCrossAttention(
+                num_heads, dropout=dropout, name="cross_attention", **shared
+            ),
+        )
+        self.cross_attention_residual = self._residual("cross_attention")
+        if self.self_attention is not None and self.self_attention.causal != causal:
+            raise ValueError(
+                f"{self.name}: causal={causal}, but self_attention has "
+                f"causal={self.self_attention.causal}: give both the same"
+            )
 
-    def _attention(self, cls: type[MultiHeadAttention], name: str, **kwargs: Any) -> Any:
-        dropout = self.dropout if self.attention_dropout is None else self.attention_dropout
-        return cls(
-            self.num_heads,
-            head_dim=self.head_dim,
-            value_dim=self.value_dim,
-            num_key_value_heads=self.num_key_value_heads,
-            dropout=dropout,
-            use_bias=self.use_bias,
-            query_key_norm=self.query_key_norm,
-            soft_cap=self.soft_cap,
-            scale=self.attention_scale,
-            kernel_initializer=self.kernel_initializer,
-            bias_initializer=self.bias_initializer,
-            dtype=self.dtype_policy,
-            name=name,
-            **kwargs,
-        )
+    def _check_arguments(self) -> None:
+        heads = [self._given["self_attention"], self._given["cross_attention"]]
+        for name, value, made in (
+            ("num_heads", self.num_heads, any(part is True for part in heads)),
+            ("intermediate_dim", self.intermediate_dim, self._given["feed_forward"] is True),
+        ):
+            if made and value is None:
+                raise ValueError(f"{name} must be given where the block makes its own parts")
+            if value is not None and not made:
+                raise ValueError(
+                    f"{name}={value} has no effect: the parts that it describes are given"
+                )
+        if self.normalize_first and self._given["residual"] is not True:
+            raise ValueError(
+                'normalize_first=True has no effect beside residual=: give Residual("pre")'
+            )
 
-    def _residual(self, name: str) -> Residual:
-        pre = "sandwich" if self.sandwich_norm else "pre"
-        return Residual(
-            pre if self.normalize_first else "post",
-            norm=self.norm,
-            epsilon=self.layer_norm_epsilon,
-            dropout=self.dropout,
-            drop_path=self.drop_path,
-            residual_scale=self.residual_scale,
-            layer_scale=self.layer_scale,
-            dtype=self.dtype_policy,
-            name=name,
-        )
+    def _part(self, name: str, kind: type, make: Callable[[], Any]) -> Any:
+        """A part that was given, checked, or the block's own, or None."""
+        part = self._given[name]
+        if part is True:
+            return make()
+        if part is False and name != "feed_forward":
+            return None
+        if not isinstance(part, kind):
+            raise TypeError(f"{self.name}: {name} must be a {kind.__name__}, got {part!r}")
+        owner = getattr(part, "_block", lambda: None)()
+        if owner is not None and owner is not self:
+            raise ValueError(
+                f"{self.name}: {name} {part.name!r} belongs to the block {owner.name!r}: "
+                "make another one (a position part may be shared)"
+            )
+        part._block = weakref.ref(self)
+        return part
 
-    def build(self, x_shape: Any) -> None:
-        """Creates the weights for inputs of width D."""
+    def _residual(self, sublayer: str) -> Any:
+        """The residual connection of a sublayer; None where there is no such sublayer."""
+        if self._given[sublayer] is False:
+            return None
+        template, name = self._given["residual"], f"{sublayer}_residual"
+        if template is True:
+            return Residual(
+                "pre" if self.normalize_first else "post",
+                epsilon=self.layer_norm_epsilon,
+                dropout=self.dropout,
+                dtype=self.dtype_policy,
+                name=name,
+            )
+        if not isinstance(template, Residual):
+            raise TypeError(f"{self.name}: residual must be a Residual, got {template!r}")
+        return type(template).from_config({**template.get_config(), "name": name})
+
+    def _build(self, x_shape: Any, context_shape: Any = None) -> None:
         check_sequence(self, "x", x_shape)
-        self.self_attention.build(x_shape)
-        self.self_attention_residual.build(x_shape)
-        self.feed_forward.build(x_shape)
-        self.feed_forward_residual.build(x_shape)
+        self._build_part(self.self_attention, x_shape)
+        self._build_part(self.self_attention_residual, x_shape)
+        self._build_part(self.feed_forward, x_shape)
+        self._build_part(self.feed_forward_residual, x_shape)
+        self._build_part(self.cross_attention, x_shape, context_shape)
+        self._build_part(self.cross_attention_residual, x_shape)
         self.built = True
+
+    def _build_part(self, part: Any, x_shape: Any, *others: Any) -> None:
+        if part is None:
+            return
+        if part.built:
+            config = part.get_build_config() or {}
+            shapes = config.get("shapes_dict", config)
+            before = next(iter(shapes.values()), None)
+            if before is not None and before[-1] != x_shape[-1]:
+                raise ValueError(
+                    f"{self.name}: {part.name} was built for inputs of width {before[-1]}, "
+                    f"got {x_shape[-1]}"
+                )
+        else:
+            part.build(x_shape, *others)
+        if not isinstance(part, Residual):
+            after = part.compute_output_shape(x_shape)
+            if after[-1] != x_shape[-1]:
+                raise ValueError(
+                    f"{self.name}: {part.name} must return the width of its input, "
+                    f"{x_shape[-1]}, got {after[-1]}"
+                )
+
+    def _attend(self, x: Tensor, position_encoding: Tensor | None, **given: Any) -> Tensor:
+        """The self-attention in its residual connection, if there is one: (..., T, D), the same."""
+        if self.self_attention is None:
+            return x
+        training = given.pop("training")
+
+        def attend(y: Tensor) -> Tensor:
+            moved = None if position_encoding is None else y + position_encoding
+            arguments = {"query": moved, "key": moved, **given}
+            return self.self_attention(y, training=training, **present(arguments))
+
+        return self.self_attention_residual(x, sublayer=attend, training=training)
+
+    def _feed_forward(self, x: Tensor, training: bool | None) -> Tensor:
+        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The first input's."""
@@ -183,6 +229,12 @@ class TransformerBlock(RematerializedLayer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
+        parts = {
+            name: part if isinstance(part, bool) else keras.saving.serialize_keras_object(part)
+            for name, part in self._given.items()
+        }
+        for name in ("feed_forward", "residual"):
+            parts[name] = None if parts[name] is True else parts[name]
         return {
             **super().get_config(),
             "intermediate_dim": self.intermediate_dim,
@@ -191,23 +243,13 @@ class TransformerBlock(RematerializedLayer):
             "activation": keras.activations.serialize(self.activation),
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "normalize_first": self.normalize_first,
-            "sandwich_norm": self.sandwich_norm,
-            "norm": self.norm,
-            "gated": self.gated,
-            "position": serialize_position(self.self_attention.position),
-            "window": self.window,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_dim,
-            "num_key_value_heads": self.num_key_value_heads,
-            "query_key_norm": self.query_key_norm,
-            "soft_cap": self.soft_cap,
-            "attention_scale": self.attention_scale,
-            "attention_dropout": self.attention_dropout,
-            "feed_forward_dropout": self.feed_forward_dropout,
-            "drop_path": self.drop_path,
-            "residual_scale": self.residual_scale,
-            "layer_scale": self.layer_scale,
-            "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "causal": self.causal,
+            **parts,
         }
+
+
+def present(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not None: Keras takes time for each that a call gets."""
+    return {name: value for name, value in arguments.items() if value is not None}

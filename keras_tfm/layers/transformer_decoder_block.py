@@ -1,12 +1,10 @@
 """A block of a Transformer's decoder."""
 
-import functools
 from typing import Any
 
 import keras
 
-from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
-from keras_tfm.layers.transformer_block import TransformerBlock
+from keras_tfm.layers.transformer_block import Part, TransformerBlock, present
 
 Tensor = Any
 
@@ -18,45 +16,27 @@ class TransformerDecoderBlock(TransformerBlock):
     "Attention Is All You Need" (arXiv:1706.03762), figure 1, right. Without cross-attention it is
     the block of a decoder-only model.
 
-    Args:
-        intermediate_dim: F, the inner width of the feed-forward network.
-        num_heads: H.
-        cross_attention: whether the block attends to a context.
-        dropout: rate after each sublayer, and of the attention weights.
-        activation: of the feed-forward network.
-        layer_norm_epsilon: of every normalisation.
-        normalize_first: normalise a sublayer's input rather than the sum (pre-norm,
-            arXiv:2002.04745).
-        sandwich_norm: with `normalize_first`, normalise a sublayer's output too (arXiv:2105.13290).
-        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
-        gated: a gated feed-forward network; with activation "silu" SwiGLU (arXiv:2002.05202).
-        position: a part of the self-attention, `RotaryEmbedding` for instance.
-        window: self-attention sees positions less than `window` away.
-        head_dim: K, the width of a query and of a key; D / H by default.
-        value_dim: the width of a head's values; `head_dim` by default.
-        num_key_value_heads: G; H by default.
-        query_key_norm: RMS normalisation of each head's queries and keys.
-        soft_cap: c in c tanh(score / c).
-        attention_scale: factor of the scores; 1/sqrt(K) by default.
-        attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
-        feed_forward_dropout: rate of the dropout inside the feed-forward network.
-        drop_path: rate at which a whole sublayer is dropped for a row (arXiv:1603.09382).
-        residual_scale: factor of the residual (DeepNorm, arXiv:2203.00555).
-        layer_scale: where a learned factor of each sublayer's output starts (arXiv:2103.17239);
-            None: there is none.
-        use_bias: whether the projections add a bias.
-        kernel_initializer, bias_initializer: of every projection.
+    The arguments are those of `TransformerBlock`: `intermediate_dim`, `num_heads`, `dropout` and so
+    on, or the parts `self_attention`, `cross_attention`, `feed_forward` and `residual`. `causal`
+    and `cross_attention` are True by default.
 
     Call arguments:
-        x: (B, T, D). A position sees itself and those before it, with or without masks.
-        context: (B, S, C), what the block attends to, needed with `cross_attention`.
-        mask: (B, T), boolean, True = a real position; by default the mask that `x` carries.
-        context_mask: (B, S), boolean; by default the mask that `context` carries.
-        attention_mask: (B, T, T), boolean, True = the query sees the key, on top of causality.
-        attention_bias: (B | 1, H | 1, T, T), float, added to the scores of the self-attention.
+        x: (..., T, D). A position sees itself and those before it, with or without masks.
+        context: (..., S, C), what the block attends to, needed with `cross_attention`.
+        mask: (..., T), boolean, True = a real position; by default the mask that `x` carries.
+        context_mask: (..., S), boolean; by default the mask that `context` carries.
+        attention_mask: (..., T, T), boolean, True = the query sees the key, on top of causality.
+        attention_bias: broadcastable to (..., H, T, T), float, added to the scores of the
+            self-attention.
+        positions: int32, (T,), (..., T) or (..., T, C), where the tokens of `x` stand, for the
+            position parts.
+        position_encoding: (..., T, D), added to what the queries of both attentions and the keys of
+            the self-attention are projected from, and not to values (DETR, arXiv:2005.12872).
+        context_position_encoding: (..., S, C), added to what the keys of the cross-attention are
+            projected from.
 
     Returns:
-        (B, T, D).
+        (..., T, D).
 
     Example:
 
@@ -67,24 +47,22 @@ class TransformerDecoderBlock(TransformerBlock):
     (None, None, 12)
     """
 
-    causal = True
-
     def __init__(
-        self, intermediate_dim: int, num_heads: int, cross_attention: bool = True, **kwargs: Any
+        self,
+        intermediate_dim: int | None = None,
+        num_heads: int | None = None,
+        cross_attention: Part = True,
+        causal: bool = True,
+        **kwargs: Any,
     ):
-        super().__init__(intermediate_dim, num_heads, **kwargs)
-        self.cross_attention = None
-        if cross_attention:
-            self.cross_attention = self._attention(MultiHeadCrossAttention, "cross_attention")
-            self.cross_attention_residual = self._residual("cross_attention_residual")
+        super().__init__(
+            intermediate_dim, num_heads, cross_attention=cross_attention, causal=causal, **kwargs
+        )
 
     def build(self, x_shape: Any, context_shape: Any = None) -> None:
         """Creates the weights for inputs of width D and a context of width C."""
         self._check_context(context_shape)
-        super().build(x_shape)
-        if self.cross_attention is not None:
-            self.cross_attention.build(x_shape, context_shape)
-            self.cross_attention_residual.build(x_shape)
+        self._build(x_shape, context_shape)
 
     def call(
         self,
@@ -94,27 +72,35 @@ class TransformerDecoderBlock(TransformerBlock):
         context_mask: Tensor | None = None,
         attention_mask: Tensor | None = None,
         attention_bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        position_encoding: Tensor | None = None,
+        context_position_encoding: Tensor | None = None,
         x_mask: Tensor | None = None,
         training: bool | None = None,
     ) -> Tensor:
-        """(B, T, D), (B, S, C) -> (B, T, D)."""
+        """(..., T, D), (..., S, C) -> (..., T, D)."""
         self._check_context(context)
-        mask = x_mask if mask is None else mask
-
-        attend = functools.partial(
-            self.self_attention,
-            mask=mask,
+        x = self._attend(
+            x,
+            position_encoding,
+            mask=x_mask if mask is None else mask,
             attention_mask=attention_mask,
             attention_bias=attention_bias,
+            positions=positions,
             training=training,
         )
-        x = self.self_attention_residual(x, sublayer=attend, training=training)
         if self.cross_attention is not None:
-            attend_to_context = functools.partial(
-                self.cross_attention, context=context, context_mask=context_mask, training=training
+            keys = (
+                None if context_position_encoding is None else context + context_position_encoding
             )
+            given = {"context_mask": context_mask, "key": keys, "positions": positions}
+
+            def attend_to_context(y: Tensor) -> Tensor:
+                y = y if position_encoding is None else y + position_encoding
+                return self.cross_attention(y, context, training=training, **present(given))
+
             x = self.cross_attention_residual(x, sublayer=attend_to_context, training=training)
-        return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
+        return self._feed_forward(x, training)
 
     def _check_context(self, context: Any) -> None:
         if self.cross_attention is not None and context is None:
@@ -124,7 +110,3 @@ class TransformerDecoderBlock(TransformerBlock):
             )
         if self.cross_attention is None and context is not None:
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {**super().get_config(), "cross_attention": self.cross_attention is not None}

@@ -1,0 +1,1 @@
+"""Gradients and kernels of TensorFlow alone; each has a portable twin, and a test of both."""

@@ -1,0 +1,112 @@
+"""Dropout by hashing the index of each value, on TensorFlow: compiled by XLA into one pass."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+Tensor = Any
+
+
+@functools.cache
+def has_xla() -> bool:
+    """Whether this build of TensorFlow compiles for the devices at hand."""
+    try:
+        with tf.init_scope():
+            tf.function(lambda x: x + 1.0, jit_compile=True)(tf.zeros(2))
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    """Dropout of which a hash of each value's index and of the seed decides.
+
+    Compiled by XLA into one pass over `x`, and one over its gradient.
+
+    Args:
+        x: a float tensor of fewer than 2^32 values.
+        rate: within 0 and 1, both excluded.
+        seed: two integers.
+    """
+
+    @tf.custom_gradient
+    def drop(x: Tensor) -> tuple[Tensor, Any]:
+        return _compiled(rate)(x, seed), lambda gradient: _compiled(rate)(gradient, seed)
+
+    return drop(x)
+
+
+@functools.cache
+def _compiled(rate: float) -> Any:
+    def unsigned(value: int) -> Tensor:
+        return tf.constant(value, tf.uint32)
+
+    def mix(x: Tensor) -> Tensor:
+        """A permutation of 32 bits in which each bit depends on all: C. Wellons's lowbias32."""
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, unsigned(shift)))
+            x = x * unsigned(factor)
+        return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, unsigned(16)))
+
+    def drop(x: Tensor, seed: Tensor) -> Tensor:
+        words = tf.cast(seed, tf.uint32)
+        first = mix(mix(words[0]) + words[1])
+        second = mix(first + unsigned(0x9E3779B9))
+        index = tf.bitcast(tf.range(tf.size(x), dtype=tf.int32), tf.uint32)
+        bits = mix(mix(index + first) ^ second)
+        # Compared as 31 bits: unsigned comparison is no vector instruction.
+        bits = tf.bitcast(tf.bitwise.right_shift(bits, unsigned(1)), tf.int32)
+        keep = tf.reshape(bits >= round(rate * 2**31), tf.shape(x))
+        return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
+
+    return tf.function(drop, jit_compile=True, autograph=False)
+
+
+@functools.cache
+def _softmax_gradient(rate: float) -> Any:
+    def gradient(upstream: Tensor, weights: Tensor, total: Tensor, seed: Tensor) -> Tensor:
+        """Of scores, from that of their softmax after dropout: `dropped_softmax_sum`."""
+        return weights * (tf.cast(_compiled(rate)(upstream, seed), weights.dtype) - total)
+
+    return tf.function(gradient, jit_compile=True, autograph=False)
+
+
+def dropped_softmax_sum(
+    scores: Tensor, values: Tensor, rate: float, seed: Tensor, drop: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The softmax of scores (..., T, S), dropped out, times values (..., S, V): (..., T, V).
+
+    The scores' gradient is one pass over them, compiled by XLA. With P = softmax(scores), D P what
+    dropout leaves of it and O = (D P) values, it is P * (D dO values^T - r), where r is the sum
+    over S of D P * dO values^T; and that is the sum over V of O * dO, which FlashAttention found
+    (arXiv:2205.14135, appendix B.2).
+
+    Args:
+        scores: float32.
+        values: any float.
+        rate: of `drop`.
+        seed: of `drop`, two integers.
+        drop: from weights to weights, the same each time.
+    """
+
+    @tf.custom_gradient
+    def weigh(scores: Tensor, values: Tensor) -> tuple[Tensor, Any]:
+        weights = tf.nn.softmax(scores)
+        dropped = drop(tf.cast(weights, values.dtype))
+        output = dropped @ values
+
+        def gradient(upstream: Tensor) -> tuple[Tensor, Tensor]:
+            product = tf.cast(upstream, scores.dtype) * tf.cast(output, scores.dtype)
+            of_scores = _softmax_gradient(rate)(
+                tf.matmul(upstream, values, transpose_b=True),
+                weights,
+                tf.reduce_sum(product, axis=-1, keepdims=True),
+                seed,
+            )
+            return of_scores, tf.matmul(dropped, upstream, transpose_a=True)
+
+        return output, gradient
+
+    return weigh(scores, values)
