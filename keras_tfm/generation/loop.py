@@ -9,11 +9,12 @@ from keras import ops
 
 from keras_tfm.generation.gather import gather, gather_columns
 from keras_tfm.generation.logits import log_normalizer
-from keras_tfm.generation.model_inputs import call_model
+from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies import Greedy, State, Strategy, Task
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding_scope import COLUMN_AXES, Branches, Cache
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache
+from keras_tfm.layers.decoding.visibility import Branches
 
 Tensor = Any
 
@@ -59,9 +60,10 @@ class GenerationLoop:
         room: int = 128,
         xla: bool = False,
     ):
-        self.model = model
-        self.inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
-        self.target = target
+        self._stepped = SteppedModel(model, target)
+        self.inputs = inputs
+        # What the steps read of the inputs: `start` makes it, or the caller has it from there.
+        self.encoded: dict[str, Tensor] = {}
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
         batch, prompt_length = ops.shape(self.prompt)
@@ -94,26 +96,16 @@ class GenerationLoop:
 
     def _prefill(self) -> tuple[Any, Tensor | None]:
         task, prompt = self.task, self.prompt
-        # A start token alone is fed by the loop, so the decoder is not needed here: nothing reads
-        # it, and the graph keeps the encoder and the projections of its output only. So it is with
-        # padding before the prompt: it shifts positions, which must not happen to an encoder.
+        self.encoded = self._stepped.encode(self.inputs)
+        # The loop itself feeds a start token that stands alone. Its step here shows what the caches
+        # look like, and projects the context.
         alone = task.first == 0
-        ids = prompt[:, :1] if alone or task.padding is not None else prompt[:, : task.first]
-        with DecodingScope(length=self._length, xla=self._xla) as scope:
+        ids = prompt if alone else prompt[:, : task.first]
+        with DecodingScope(length=self._length, padding=task.padding, xla=self._xla) as scope:
             features = self._call(ids)[1]
         self._growing = scope.growing
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
-        if task.padding is None:
-            return scope.cache, features
-        with DecodingScope(
-            scope.initial_cache,
-            position=0,
-            length=self._length,
-            padding=task.padding,
-            xla=self._xla,
-        ) as scope:
-            features = self._call(prompt[:, : task.first])[1]
         return scope.cache, features
 
     @property
@@ -122,7 +114,7 @@ class GenerationLoop:
         return min(self._room, self.task.length)
 
     def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        outputs = keras.tree.flatten(call_model(self.model, {**self.inputs, self.target: ids}))
+        outputs = keras.tree.flatten(self._stepped.step(self.encoded, ids))
         return outputs[0], outputs[1] if self.strategy.reads_features else None
 
     def unfinished(self, state: State) -> Tensor:
