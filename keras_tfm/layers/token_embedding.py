@@ -30,6 +30,7 @@ class TokenEmbedding(RematerializedLayer):
         dim: D, the width of a vector.
         scale: multiply the vectors by sqrt(D) on lookup (not on reverse).
         mask_zero: id 0 is padding, which the layers that follow do not attend to.
+        mask_id: the padding id where it is not 0; `mask_zero=True` is `mask_id=0`.
         embeddings_initializer: by default normal with standard deviation D^-0.5, so that scaled
             vectors have unit variance and tied logits start near it.
 
@@ -61,6 +62,7 @@ class TokenEmbedding(RematerializedLayer):
         dim: int,
         scale: bool = False,
         mask_zero: bool = False,
+        mask_id: int | None = None,
         embeddings_initializer: Any = None,
         **kwargs: Any,
     ):
@@ -70,7 +72,12 @@ class TokenEmbedding(RematerializedLayer):
         self.vocabulary_size = vocabulary_size
         self.dim = dim
         self.scale = scale
-        self.mask_zero = mask_zero
+        check_integer("mask_id", mask_id, minimum=0, optional=True)
+        if mask_zero and mask_id:
+            raise ValueError(f"give mask_zero or mask_id, got mask_zero=True and mask_id={mask_id}")
+        if mask_id is not None and mask_id >= vocabulary_size:
+            raise ValueError(f"mask_id must be in 0..{vocabulary_size - 1}, got {mask_id}")
+        self.mask_id = 0 if mask_zero else mask_id
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
         self.embeddings_initializer = as_initializer(
@@ -108,10 +115,10 @@ class TokenEmbedding(RematerializedLayer):
         return scope.keep(self.name, lambda: ops.transpose(table))
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
-        """Ids make a mask with `mask_zero`; features keep the one they bring."""
+        """Ids make a mask with `mask_id`; features keep the one they bring."""
         if not _is_integer(inputs):
             return previous_mask
-        return ops.not_equal(inputs, 0) if self.mask_zero else None
+        return None if self.mask_id is None else ops.not_equal(inputs, self.mask_id)
 
     def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
         """(B, T) -> (B, T, D); with `reverse`, (B, T, D) -> (B, T, V)."""
@@ -153,7 +160,7 @@ class TokenEmbedding(RematerializedLayer):
             "vocabulary_size": self.vocabulary_size,
             "dim": self.dim,
             "scale": self.scale,
-            "mask_zero": self.mask_zero,
+            "mask_id": self.mask_id,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
         }
 
