@@ -114,8 +114,9 @@ def export_tflite(
         verify_inputs, tolerance: as in `verify`.
         tokenizer: the tokenizer of every input of ids, or a dictionary by input, with which the
             runtime runs `generate_text` and `predict_text`. It is stored in the file: a
-            `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of such a file (`tokenizer.json`, a
-            SentencePiece model), or a tokenizer of keras-hub. Text signatures instead take what
+            `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of such a
+            file (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. Text
+            signatures instead take what
             `export_saved_model` takes, made of tensorflow-text's FastWordpieceTokenizer or
             FastSentencepieceTokenizer.
         detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.

@@ -38,7 +38,7 @@ class Verification:
         for x in self.checks:
             if not x.relative_error <= self.tolerance:  # NaN fails, too
                 result.append(
-                    f"{x.signature} must have a relative error of at most {self.tolerance:g}, "
+                    f"{x.signature}: expected a relative error of at most {self.tolerance:g}, "
                     f"got {x.relative_error:.2g} (largest absolute error {x.max_error:.2g})"
                 )
         return result

@@ -83,3 +83,24 @@ def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
     keys = ops.arange(key_length, dtype="int32")
     queries = ops.arange(query_length, dtype="int32") + offset
     return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)
+
+
+def segment_mask(segments: Tensor) -> Tensor:
+    """The block-diagonal `attention_mask` of packed rows: a token attends to its own example.
+
+    Args:
+        segments: (B, T), integers, from `text.PackedBatches`; 0 is padding.
+
+    Returns:
+        (B, T, T), boolean, True = the query attends to the key. Padding attends to nothing, and
+        nothing attends to padding. Causal layers apply causality on top.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import segment_mask
+    >>> np.array(segment_mask(np.array([[1, 1, 2, 0]]))).astype(int).tolist()
+    [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]]
+    """
+    queries, keys = ops.expand_dims(segments, 2), ops.expand_dims(segments, 1)
+    return ops.logical_and(ops.equal(queries, keys), ops.greater(queries, 0))
