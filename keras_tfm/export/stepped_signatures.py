@@ -235,7 +235,7 @@ def decode(caches: Caches) -> list[Signature]:
         "max_length": request.max_length,
         "start_id": request.start_id,
         "end_id": request.end_id_setting(),
-        "pad_id": 0,
+        "pad_id": request.pad_ids.get(request.target, 0),
         "target": request.target,
         "vocabulary_size": request.model.outputs[0].shape[-1],
     }
@@ -265,7 +265,7 @@ def decode(caches: Caches) -> list[Signature]:
                 _named(function),
                 specs,
                 request.vocabulary_sizes,
-                {**settings, "room": room},
+                {**settings, "capacity": room},
             )
         )
     return result
