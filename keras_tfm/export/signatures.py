@@ -13,7 +13,7 @@ from keras_tfm.generation.loop import generation_loop
 from keras_tfm.generation.model_inputs import call_model, input_names
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.layers.decoding_scope import exporting
+from keras_tfm.layers.target import export_target
 
 
 @dataclass
@@ -70,7 +70,23 @@ def make_signatures(request: Request) -> list[Signature]:
         "decode": lambda: stepped.decode(caches),
     }
     made = [signature for role in request.roles for signature in makers[role]()]
-    return [dataclasses.replace(signature, pad_ids=request.pad_ids) for signature in made]
+    return [
+        dataclasses.replace(
+            signature,
+            pad_ids=request.pad_ids,
+            # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.
+            function=_for_device(signature.function) if request.static else signature.function,
+        )
+        for signature in made
+    ]
+
+
+def _for_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(**inputs: Any) -> Any:
+        with export_target("cpu-edge"):
+            return function(**inputs)
+
+    return traced
 
 
 def predict(request: Request) -> list[Signature]:
@@ -173,9 +189,7 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
 
 def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
     def predict(**inputs: Any) -> dict[str, Any]:
-        with exporting():
-            outputs = call_model(model, inputs)
-        return named_outputs(model, outputs)
+        return named_outputs(model, call_model(model, inputs))
 
     return predict
 

@@ -131,6 +131,14 @@ class SteppedModel:
                 encoded[f"{number}_mask"] = mask
         return encoded
 
+    def inputs_of(self, name: str) -> set[str]:
+        """The inputs that one of the values of `encode`, by its name there, is made of."""
+        wanted = {int(name.removesuffix("_mask"))}
+        for call in reversed(self.encoding):
+            if not wanted.isdisjoint(call.makes):
+                wanted.update(call.reads.values())
+        return {name for name, number in self._inputs.items() if number in wanted}
+
     def step(self, encoded: dict[str, Tensor], tokens: Tensor, every: bool = False) -> Any:
         """The model's outputs for a few tokens, to be called inside a `DecodingScope`.
 
