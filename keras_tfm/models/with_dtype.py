@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.models.identity import FeaturesMarker
 from keras_tfm.models.model import Model
 
 FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
@@ -48,7 +49,10 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
         try:
-            return type(layer).from_config(_replaced(layer.get_config(), policy))
+            config = _replaced(layer.get_config(), policy)
+            if isinstance(layer, FeaturesMarker):
+                config = _with_dtype_argument(config, policy)
+            return type(layer).from_config(config)
         except Exception as error:
             raise ValueError(
                 f"{layer.name} cannot be made again in {_name(policy)} from its get_config(): "
@@ -84,6 +88,14 @@ def _replaced(config: Any, policy: dict[str, Any]) -> Any:
     if isinstance(config, list | tuple):
         return type(config)(_replaced(value, policy) for value in config)
     return config
+
+
+def _with_dtype_argument(config: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """A marker's configuration whose model's argument `dtype` is the new policy, too."""
+    arguments = config["arguments"]
+    if "dtype" not in arguments or arguments["dtype"] not in (None, *FLOATS):
+        return config
+    return {**config, "arguments": {**arguments, "dtype": _name(policy)}}
 
 
 def _name(policy: dict[str, Any]) -> str:
