@@ -38,7 +38,8 @@ def backbone(model: keras.Model, features: Any = None) -> Model:
     >>> backbone(model).output.shape
     (None, None, 8)
     """
-    return Model(model.input, _Base(model, features).features, name=model.name)
+    x = _Base(model, features).features
+    return Model(model.input, x, name=model.name)
 
 
 def encoder(model: keras.Model) -> Model:
