@@ -101,7 +101,7 @@ def test_what_transformers_has_no_place_for_is_not_saved(make, message, tmp_path
 
 def test_a_model_that_was_changed_is_not_saved(tmp_path):
     model = models.gpt(11, **SMALL)
-    model.layers[-2].self_attention.window = 2
+    model.blocks[-1].self_attention.window = 2
     write(tmp_path, {})
     with pytest.raises(ValueError, match="loaded again it computes something else"):
         save_huggingface(model, tmp_path)
