@@ -61,7 +61,7 @@ class Family:
     fields: Callable[[Model, str], dict[str, Any]]
     architectures: Mapping[str, Architecture]
     is_of: Callable[[Model], bool] = lambda model: True
-    names: Names = Names()
+    names: Names = field(default_factory=Names)
     base: str = ""
 
     def entries(self, model: Model) -> list[Entry]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import keras
 import numpy as np
@@ -34,7 +34,7 @@ class Row:
 
     weight: str
     tensors: tuple[str, ...]
-    transform: Transform = Same()
+    transform: Transform = field(default_factory=Same)
     head: bool = False
 
 
@@ -146,8 +146,7 @@ class Entry:
         """The tensors' values, by name, of the weight's."""
         parts = self._parts(value)
         return {
-            name: np.ascontiguousarray(part)
-            for name, part in zip(self.tensors, parts, strict=True)
+            name: np.ascontiguousarray(part) for name, part in zip(self.tensors, parts, strict=True)
         }
 
     def _parts(self, value: np.ndarray) -> tuple[np.ndarray, ...]:

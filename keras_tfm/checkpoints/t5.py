@@ -141,8 +141,6 @@ T5 = Family(
             "lm_head.weight": "shared.weight",
         },
         # Which the first released files have and no model reads.
-        ignored=(
-            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-        ),
+        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     ),
 )

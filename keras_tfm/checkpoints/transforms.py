@@ -7,7 +7,7 @@ Transforms are values without state, so rows of a table share them. Each has thr
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -203,7 +203,7 @@ class Joined(Transform):
 
     widths: int | tuple[int, ...]
     axis: int = -1
-    each: Transform = Same()
+    each: Transform = field(default_factory=Same)
 
     def _parts(self, width: int) -> tuple[int, ...]:
         """Widths of the parts of an axis."""

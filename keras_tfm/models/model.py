@@ -45,8 +45,8 @@ class Model(Base):
     A loss of your own whose mean is not over rows, masked labels or sample weights has a method
     `count(y_true, y_pred, sample_weight)`, which gives the divisor.
 
-    A model of a builder of `keras_tfm.models` knows what it is. Saving, `clone_model`, `with_dtype`,
-    LoRA and quantization keep that. A model that was composed by hand has none of it.
+    A model of a builder of `keras_tfm.models` knows what it is. Saving, `clone_model`,
+    `with_dtype`, LoRA and quantization keep that. A model that was composed by hand has none of it.
 
     Attributes:
         family: name of the builder, "bert" for instance, or None.

@@ -169,9 +169,9 @@ def t5(
             x, context, context_mask=mask
         )
     blocks = [*encoders, *(f"decoder_{i}" for i in range(decoders))]
-    x = FeaturesMarker(
-        "t5", arguments, "embedding", blocks, dtype=dtype, name="features_marker"
-    )(ending(x, "decoder"))
+    x = FeaturesMarker("t5", arguments, "embedding", blocks, dtype=dtype, name="features_marker")(
+        ending(x, "decoder")
+    )
     x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
     if tie_output if scale_output is None else scale_output:
         x = keras.layers.Rescaling(dim**-0.5, dtype=dtype, name="output_scale")(x)

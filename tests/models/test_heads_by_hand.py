@@ -61,7 +61,7 @@ def test_a_head_keeps_the_last_norm(kind, by):
 @every_head
 def test_without_features_it_is_an_error(name):
     make, options = HEADS[name]
-    with pytest.raises(ValueError, match="or features=.*: 'own' has no features of its own") as e:
+    with pytest.raises(ValueError, match=r"or features=.*: 'own' has no features of its own") as e:
         make(pre_norm(), **options)
     assert "\n" not in str(e.value)
 
@@ -119,7 +119,7 @@ def test_options_of_a_head_on_a_family_are_the_family_s():
 
 
 def test_a_masked_language_model_needs_an_embedding():
-    with pytest.raises(ValueError, match="expected embedding=, a TokenEmbedding .* got None"):
+    with pytest.raises(ValueError, match=r"expected embedding=, a TokenEmbedding .* got None"):
         models.masked_language_model(pre_norm(), features="after_all_blocks")
     model = pre_norm()
     named, given = (
@@ -157,7 +157,7 @@ def test_layers_after_a_family_s_features_are_not_dropped_in_silence():
     bert = models.bert(13, **SMALL, segments=False)
     ending = keras.layers.Dense(7, name="more")(bert.output["features"])
     model = models.Model(bert.input, ending, name="longer")
-    with pytest.raises(ValueError, match="expected features=.*'longer' has layers after its own"):
+    with pytest.raises(ValueError, match=r"expected features=.*'longer' has layers after its own"):
         models.token_classifier(model, 3)
     head = models.token_classifier(model, 3, features="more")
     assert "more" in [x.name for x in head.layers]
@@ -185,7 +185,7 @@ def test_encoders():
     assert part.head.kind == "encoder" and [x.name for x in part.blocks] == ["encoder_0"]
     classifier = models.sequence_classifier(part, 3)
     assert classifier.input.name == "source" and classifier(IDS).shape == (2, 3)
-    with pytest.raises(ValueError, match="expected an encoder-decoder model .*'gpt' without an"):
+    with pytest.raises(ValueError, match=r"expected an encoder-decoder model .*'gpt' without an"):
         models.encoder(models.gpt(13, **SMALL))
 
 
