@@ -1,0 +1,316 @@
+"""Every private name of Keras that this package uses, one function each.
+
+Keras 3.15 has no public way to do what these functions do. They are gathered here so that a new
+Keras version is checked in one place: each function has a test in `tests/test_keras_internals.py`
+that fails when the name moves or changes its meaning, and `tests/test_structure.py` fails when a
+private name is used anywhere else. `pyproject.toml` pins Keras to the minor version they are
+tested with.
+
+Nothing is imported until a function is called, so any module may import this one on every backend.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+Tensor = Any
+Node = Any  # keras.src.ops.node.Node: .operation, .arguments, .input_tensors, .output_tensors
+
+
+# The graph of a functional model.
+
+
+class Producer(NamedTuple):
+    """What computed a symbolic tensor.
+
+    Attributes:
+        operation: the layer or operation; an `InputLayer` for a model's input.
+        node_index: which call of it, an index of `calls_of(operation)`.
+        tensor_index: which of the call's outputs.
+    """
+
+    operation: Any
+    node_index: int
+    tensor_index: int
+
+
+def nodes_in_order(model: Any) -> list[Node]:
+    """The calls of a functional model, without its input layers, in the order Keras runs them.
+
+    A layer that is called twice has two nodes. Each node has `operation`, `arguments`,
+    `input_tensors` and `output_tensors` (lists of symbolic tensors).
+    """
+    by_depth = model._nodes_by_depth
+    nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    return [node for node in nodes if not node.is_input]
+
+
+def calls_of(operation: Any) -> list[Node]:
+    """Every symbolic call of a layer or operation, oldest first, in any model."""
+    return list(operation._inbound_nodes)
+
+
+def producer(tensor: Any) -> Producer:
+    """The operation that computed a symbolic tensor, and which call and output of it."""
+    operation, node_index, tensor_index = tensor._keras_history
+    return Producer(operation, node_index, tensor_index)
+
+
+def fill_in(node: Node, values: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments of a call, with values for its symbolic tensors.
+
+    Args:
+        node: a call.
+        values: the value of each symbolic tensor, by its `id`.
+    """
+    return node.arguments.fill_in(values)
+
+
+def run_node(node: Node, values: dict[int, Tensor], training: bool | None = None) -> None:
+    """Runs one call of a functional model, as Keras does when the model is called.
+
+    Args:
+        node: a call.
+        values: the value of each symbolic tensor, by its `id`. The outputs are added.
+        training: passed on to operations that take it, unless it is None.
+    """
+    import keras
+
+    args, kwargs = fill_in(node, values)
+    if training is not None and "training" in getattr(node.operation, "_call_context_args", {}):
+        kwargs = {**kwargs, "training": training}
+    outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+    values.update((id(x), y) for x, y in zip(node.output_tensors, outputs, strict=True))
+
+
+# Layers and tensors.
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """All layers inside a layer or model, at any depth, each once, without the layer itself."""
+    return layer._flatten_layers(include_self=False)
+
+
+def own_trainable_variables(layer: Any) -> list[Any]:
+    """The trainable variables that a layer made itself, without those of its sublayers."""
+    return list(layer._trainable_variables)
+
+
+def remat_mode(layer: Any) -> Any:
+    """The mode of the `keras.RematScope` a layer was made in (`.mode` is its name), or None."""
+    return layer._remat_mode
+
+
+def set_remat_mode(layer: Any, mode: Any) -> None:
+    """Gives a layer the mode that `remat_mode` returned for another, or None for no remat."""
+    layer._remat_mode = mode
+
+
+def get_mask(tensor: Tensor) -> Tensor | None:
+    """The implicit mask of a tensor, or None."""
+    from keras.src.backend.common.masking import get_keras_mask
+
+    return get_keras_mask(tensor)
+
+
+def set_mask(tensor: Tensor, mask: Tensor | None) -> None:
+    """Sets the implicit mask of a tensor, in place; None removes it."""
+    from keras.src.backend.common.masking import set_keras_mask
+
+    set_keras_mask(tensor, mask)
+
+
+# Seeds and variables.
+
+
+def global_seed() -> Any:
+    """The variable of the seed generator that `seed=None` draws from outside layers."""
+    from keras.src.random.seed_generator import global_seed_generator
+
+    return global_seed_generator().state
+
+
+def set_initial_seed(generator: Any, seed: Tensor) -> None:
+    """Sets the seed of a `SeedGenerator` subclass that makes no variable.
+
+    PyTorch's dropout reads this attribute and takes None to mean that there is no seed.
+    """
+    generator._initial_seed = seed
+
+
+def uninitialized_variables() -> list[Any]:
+    """The variables that Keras initializes when the next stateless scope is closed."""
+    from keras.src.backend.common import global_state
+
+    return list(global_state.get_global_attribute("uninitialized_variables", []))
+
+
+def set_uninitialized_variables(variables: list[Any]) -> None:
+    """Replaces the list that `uninitialized_variables` returns."""
+    from keras.src.backend.common import global_state
+
+    global_state.set_global_attribute("uninitialized_variables", variables)
+
+
+# Training: the model and its compiled loss.
+
+
+def strategy_of(model: Any) -> Any:
+    """The `tf.distribute` strategy a model was made under, or None. TensorFlow backend only."""
+    return model._distribute_strategy
+
+
+def takes_training(model: Any) -> bool:
+    """Whether the model's `call` has an argument `training`."""
+    return model._call_has_training_arg
+
+
+def compute_loss(
+    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> Any:
+    """`model.compute_loss`, also where a subclass overrides it without the argument `training`."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def unscale_loss(loss: Tensor) -> Tensor:
+    """A loss as it was before Keras divided it by the number of replicas."""
+    from keras.src.losses.loss import unscale_loss_for_distribution
+
+    return unscale_loss_for_distribution(loss)
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric in which a compiled model averages its loss over an epoch."""
+    return model._loss_tracker
+
+
+def compile_loss_class() -> Any:
+    """The class of a model's compiled loss, for subclasses."""
+    from keras.src.trainers.compile_utils import CompileLoss
+
+    return CompileLoss
+
+
+def compiled_loss(model: Any) -> Any:
+    """The `CompileLoss` of a compiled model, or None."""
+    return model._compile_loss
+
+
+def set_compiled_loss(model: Any, loss: Any) -> None:
+    """Replaces the `CompileLoss` of a compiled model."""
+    model._compile_loss = loss
+
+
+class LossArguments(NamedTuple):
+    """What a `CompileLoss` was made from: its constructor's arguments."""
+
+    loss: Any
+    loss_weights: Any
+    output_names: Any
+
+
+def loss_arguments(loss: Any) -> LossArguments:
+    """The constructor's arguments of a `CompileLoss`."""
+    return LossArguments(loss._user_loss, loss._user_loss_weights, loss.output_names)
+
+
+def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
+    """Replaces the loss function of each output of a `CompileLoss` that is built.
+
+    Args:
+        loss: a `CompileLoss`.
+        wrap: takes a loss function and returns the one that replaces it.
+    """
+    loss._flat_losses = [entry._replace(loss=wrap(entry.loss)) for entry in loss._flat_losses]
+
+
+# Training: building and the data of `fit`.
+
+
+def build_with(model_class: Any) -> Any:
+    """Class decorator: before `fit`, Keras calls `model.build_before(iterator, data_batch)`.
+
+    `fit` and `evaluate` give an `EpochIterator`, other methods a batch; the other one is None.
+    Keras 3.15's own building fails on distributed batches.
+    """
+
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        self.build_before(iterator, data_batch)
+
+    model_class._maybe_symbolic_build = build
+    return model_class
+
+
+def default_build(model: Any, data_batch: Any) -> None:
+    """What Keras does to build a model from a batch, where `build_with` replaced it."""
+    import keras
+
+    keras.Model._maybe_symbolic_build(model, data_batch=data_batch)
+
+
+def symbolic_build(model: Any, data_batch: Any) -> None:
+    """Makes the variables of a model, its metrics, loss and optimizer from specs of a batch."""
+    model._symbolic_build(data_batch=data_batch)
+
+
+def element_spec(iterator: Any) -> Any:
+    """The `tf.data` specs of the batches of an `EpochIterator`, as they are distributed."""
+    return iterator._distributed_dataset.element_spec
+
+
+def restarts_each_epoch(iterator: Any) -> bool:
+    """Whether an `EpochIterator` iterates anew over arrays or a `tf.data.Dataset` in each epoch."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    known = isinstance(iterator.data_adapter, (ArrayDataAdapter, TFDatasetAdapter))
+    return known and iterator.steps_per_epoch is None
+
+
+def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[Any]]) -> None:
+    """Replaces the steps of the next epoch of an `EpochIterator`; later epochs are Keras's.
+
+    Args:
+        iterator: an `EpochIterator`.
+        epoch: takes the steps of that epoch, each `(begin, end, batches)`, and returns those that
+            `fit` is to see.
+    """
+    whole = iterator._enumerate_iterator
+
+    def enumerate_once() -> Iterator[Any]:
+        iterator._enumerate_iterator = whole
+        yield from epoch(whole())
+
+    iterator._enumerate_iterator = enumerate_once
+
+
+def set_initial_epoch(model: Any, epoch: int) -> None:
+    """Makes the `fit` that is running begin at an epoch; called in `on_train_begin`."""
+    model._initial_epoch = epoch
+
+
+# Optimizers.
+
+
+def set_gradient_sum(optimizer: Any, function: Callable[[Any], Any]) -> None:
+    """Replaces the sum of gradients over replicas that a TensorFlow optimizer makes.
+
+    Args:
+        optimizer: not a `LossScaleOptimizer`, but the one inside.
+        function: takes and returns a list of (gradient, variable).
+    """
+    optimizer._all_reduce_sum_gradients = function
+
+
+def gradient_sum(optimizer: Any) -> Callable[[Any], Any]:
+    """The function that sums an optimizer's gradients over replicas."""
+    return optimizer._all_reduce_sum_gradients
+
+
+def restore_gradient_sum(optimizer: Any) -> None:
+    """Undoes `set_gradient_sum`."""
+    del optimizer._all_reduce_sum_gradients
+
+
+def batches_seen(optimizer: Any) -> Any:
+    """The variable that counts calls of `apply`; `optimizer.iterations` counts updates instead."""
+    return optimizer._iterations
