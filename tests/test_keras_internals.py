@@ -1,0 +1,439 @@
+"""Each private name of Keras that the package uses is still there, and still means the same."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tfm import keras_internals
+from keras_tfm.keras_internals import (
+    calls_of,
+    fill_in,
+    get_mask,
+    nodes_in_order,
+    producer,
+    remat_mode,
+    run_node,
+    set_mask,
+    set_remat_mode,
+    sublayers,
+)
+
+ON_TENSORFLOW = pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="TensorFlow's trainer"
+)
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], "float32")
+
+
+def shared():
+    """Two inputs, one layer called on both, a subtraction, and a layer on top."""
+    a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
+    dense = keras.layers.Dense(3, name="dense")
+    difference = keras.layers.Subtract(name="difference")([dense(a), dense(b)])
+    y = keras.layers.Dropout(0.5, name="drop")(difference)
+    return keras.Model([a, b], y), dense
+
+
+class Holder(keras.layers.Layer):
+    """A layer with a variable of its own and a layer inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(2)
+
+    def build(self, shape):
+        self.own = self.add_weight(shape=(2,), name="own")
+        self.frozen = self.add_weight(shape=(2,), name="frozen", trainable=False)
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x * self.own)
+
+
+def test_every_function_is_tested_here():
+    functions = inspect.getmembers(keras_internals, inspect.isfunction)
+    names = [name for name, f in functions if f.__module__ == keras_internals.__name__]
+    assert len(names) > 30
+    used = set(
+        re.findall(r"(?:keras_internals\.|(?<=[ (]))(\w+)\b(?!,)", Path(__file__).read_text())
+    )
+    assert [name for name in names if name not in used] == []
+
+
+def test_the_import_loads_neither_keras_nor_tensorflow():
+    script = (
+        "import sys, keras_tfm.keras_internals; print({'keras', 'tensorflow'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.strip() == "set()", result.stderr
+
+
+# The graph of a functional model.
+
+
+def test_nodes_in_order():
+    model, _ = shared()
+    nodes = nodes_in_order(model)
+    assert [node.operation.name for node in nodes] == ["dense", "dense", "difference", "drop"]
+    known = {id(x) for x in model.inputs}
+    for node in nodes:
+        assert {id(x) for x in node.input_tensors} <= known
+        known |= {id(x) for x in node.output_tensors}
+    assert {id(x) for x in model.outputs} <= known
+
+
+def test_nodes_in_order_of_a_model_inside_a_model():
+    model, dense = shared()
+    a = keras.Input((2,))
+    outer = keras.Model(a, model([a, dense(dense(a)[:, :2])[:, :2]]))
+    assert model in [node.operation for node in nodes_in_order(outer)]
+    # Calls outside a model are none of its own.
+    assert [x.operation.name for x in nodes_in_order(model)].count("dense") == 2
+
+
+def test_calls_of():
+    model, dense = shared()
+    first, second = calls_of(dense)
+    assert first.input_tensors[0] is model.inputs[0]
+    assert second.input_tensors[0] is model.inputs[1]
+
+
+def test_producer():
+    model, dense = shared()
+    operation, node_index, tensor_index = producer(model.output)
+    assert (operation.name, node_index, tensor_index) == ("drop", 0, 0)
+    difference = producer(calls_of(operation)[0].input_tensors[0]).operation
+    left, right = calls_of(difference)[0].input_tensors
+    assert producer(left).node_index == 0
+    assert producer(right) == (dense, 1, 0)
+    assert producer(model.inputs[0]).operation.name == "a"
+
+
+def test_producer_of_one_of_several_outputs():
+    x = keras.Input((4,))
+    _, second = keras.ops.split(x, 2, axis=1)
+    assert producer(second).tensor_index == 1
+
+
+def test_fill_in():
+    scale = keras.layers.Add()
+    a, b = keras.Input((2,)), keras.Input((2,))
+    scale([a, b])
+    (node,) = calls_of(scale)
+    assert fill_in(node, {id(a): 3, id(b): 5}) == (([3, 5],), {})
+    attention = keras.layers.MultiHeadAttention(2, 3)
+    x = keras.Input((5, 2))
+    attention(x, value=x, use_causal_mask=True)
+    args, kwargs = fill_in(calls_of(attention)[0], {id(x): 7})
+    assert args == (7,)
+    assert kwargs["value"] == 7 and kwargs["use_causal_mask"] is True
+
+
+def test_run_node_gives_what_the_model_gives():
+    model, _ = shared()
+    inputs = [keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(2 * X)]
+    values = {id(x): y for x, y in zip(model.inputs, inputs, strict=True)}
+    for node in nodes_in_order(model):
+        run_node(node, values)
+    actual = keras.ops.convert_to_numpy(values[id(model.output)])
+    np.testing.assert_array_equal(actual, keras.ops.convert_to_numpy(model(inputs)))
+
+
+def test_run_node_in_training():
+    x = keras.Input((2,))
+    y = keras.layers.Dropout(0.9999, seed=1)(x)
+    model = keras.Model(x, keras.ops.square(y))  # an operation that takes no `training`
+    for training, expected in ((True, 0), (False, X**2)):
+        values = {id(x): keras.ops.convert_to_tensor(X)}
+        for node in nodes_in_order(model):
+            run_node(node, values, training=training)
+        actual = keras.ops.convert_to_numpy(values[id(model.output)])
+        np.testing.assert_array_equal(actual, expected + 0 * X)
+
+
+# Layers and tensors.
+
+
+def test_sublayers():
+    holder = Holder()
+    x = keras.Input((2,))
+    inside = keras.Model(x, holder(holder(x)))
+    model = keras.Sequential([x, inside])
+    layers = sublayers(model)
+    assert layers.count(holder) == layers.count(holder.inner) == 1
+    assert model not in layers
+    assert sublayers(holder) == [holder.inner]
+
+
+def test_own_trainable_variables():
+    holder = Holder()
+    holder.build((None, 2))
+    assert keras_internals.own_trainable_variables(holder) == [holder.own]
+
+
+def test_remat_mode():
+    plain = keras.layers.Dense(3)
+    assert remat_mode(plain) is None
+    with keras.RematScope(mode="full"):
+        dense = keras.layers.Dense(3)
+    assert remat_mode(dense).mode == "full"
+    set_remat_mode(plain, remat_mode(dense))
+    function = plain.rematerialized_call(plain.call)
+    assert function is not plain.call and function != plain.call
+    set_remat_mode(plain, None)
+    assert remat_mode(plain) is None
+
+
+def test_get_mask_and_set_mask():
+    ids = np.array([[1, 0, 2]])
+    embedded = keras.layers.Embedding(3, 2, mask_zero=True)(ids)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(get_mask(embedded)), ids != 0)
+    x = keras.ops.convert_to_tensor(np.ones((1, 3, 2), "float32"))
+    assert get_mask(x) is None
+    set_mask(x, keras.ops.convert_to_tensor([[True, True, False]]))
+    taken = []
+
+    class Taker(keras.layers.Layer):
+        supports_masking = True
+
+        def call(self, x, mask=None):
+            taken.append(mask)
+            return x
+
+    Taker()(x)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(taken[0]), [[True, True, False]])
+    set_mask(x, None)
+    assert get_mask(x) is None
+
+
+# Seeds and variables.
+
+
+def test_global_seed():
+    keras.utils.set_random_seed(3)
+    keras.random.uniform(())
+    seed = keras_internals.global_seed()
+    before = keras.ops.convert_to_numpy(seed.value)
+    first = keras.ops.convert_to_numpy(keras.random.uniform((4,)))
+    assert not np.array_equal(before, keras.ops.convert_to_numpy(seed.value))
+    seed.assign(before)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(keras.random.uniform((4,))), first)
+
+
+def test_set_initial_seed():
+    generator = keras.random.SeedGenerator.__new__(keras.random.SeedGenerator)
+    keras_internals.set_initial_seed(generator, 5)
+    generator.name = "seeds"
+    assert generator.get_config()["seed"] == 5
+
+
+def test_uninitialized_variables():
+    before = keras_internals.uninitialized_variables()
+    with keras.StatelessScope(initialize_variables=False):
+        variable = keras.Variable(lambda shape, dtype: keras.ops.zeros(shape, dtype), shape=(2,))
+    waiting = keras_internals.uninitialized_variables()
+    keras_internals.set_uninitialized_variables(before)
+    assert len(waiting) == len(before) + 1 and waiting[-1] is variable
+    assert keras_internals.uninitialized_variables() == before
+
+
+# Training: the model and its compiled loss.
+
+
+def compiled(**kwargs):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse", **kwargs)
+    return model
+
+
+def test_takes_training():
+    class Untaking(keras.Model):
+        def call(self, x):
+            return x
+
+    assert keras_internals.takes_training(compiled())
+    assert not keras_internals.takes_training(Untaking())
+
+
+def test_compute_loss():
+    model, y = compiled(), np.zeros((3, 1), "float32")
+    prediction = keras.ops.convert_to_tensor(np.full((3, 1), 2.0, "float32"))
+    loss = keras_internals.compute_loss(model, X, y, prediction, None, training=True)
+    assert float(loss) == 4.0
+
+
+def test_loss_tracker():
+    model = compiled()
+    model.fit(X, np.zeros((3, 1)), verbose=0)
+    (logged,) = [m for m in model.metrics if m.name == "loss"]
+    assert keras_internals.loss_tracker(model) is logged
+
+
+def test_compiled_loss():
+    model = compiled(loss_weights=[2.0])
+    loss = keras_internals.compiled_loss(model)
+    assert isinstance(loss, keras_internals.compile_loss_class())
+    arguments = keras_internals.loss_arguments(loss)
+    assert arguments[:2] == ("mse", [2.0])
+    again = keras_internals.compile_loss_class()(*arguments)
+    keras_internals.set_compiled_loss(model, again)
+    ones, zeros = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
+    assert float(model.compute_loss(X, zeros, keras.ops.convert_to_tensor(ones))) == 2.0
+    keras_internals.wrap_losses(again, lambda loss: lambda *args: 3.0 * loss(*args))
+    assert float(model.compute_loss(X, zeros, keras.ops.convert_to_tensor(ones))) == 6.0
+
+
+@ON_TENSORFLOW
+def test_strategy_of_and_unscale_loss():
+    import tensorflow as tf
+
+    assert keras_internals.strategy_of(compiled()) is None
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with strategy.scope():
+        assert keras_internals.strategy_of(compiled()) is strategy
+    cpus = tf.config.list_logical_devices("CPU")
+    strategy = tf.distribute.MirroredStrategy([x.name for x in cpus])
+    with strategy.scope():
+        loss = keras_internals.unscale_loss(tf.constant(3.0))
+    assert float(loss) == 3.0 * strategy.num_replicas_in_sync
+
+
+# Training: building and the data of `fit`.
+
+
+@ON_TENSORFLOW
+def test_build_with_replaces_what_fit_builds_by():
+    calls = []
+
+    @keras_internals.build_with
+    class Built(keras.Model):
+        def build_before(self, iterator, data_batch):
+            calls.append((iterator, data_batch))
+            if iterator is None:
+                keras_internals.default_build(self, data_batch)
+            else:
+                calls.append(keras_internals.element_spec(iterator))
+
+    x = keras.Input((2,))
+    model = Built(x, keras.layers.Dense(1)(x))
+    model.compile("sgd", loss="mse")
+    model.fit(X, np.zeros((3, 1), "float32"), verbose=0)
+    (iterator, batch), spec = calls
+    assert batch is None and iterator.data_adapter.batch_size == 32
+    assert [tuple(t.shape)[1:] for t in spec] == [(2,), (1,)]
+    del calls[:]
+    model.train_on_batch(X, np.zeros((3, 1), "float32"))
+    assert calls[0][0] is None and calls[0][1] is not None
+
+
+@ON_TENSORFLOW
+def test_default_build_calls_keras_where_build_with_does_not(monkeypatch):
+    got = []
+    monkeypatch.setattr(
+        keras.Model, "_maybe_symbolic_build", lambda self, **kwargs: got.append(kwargs)
+    )
+    keras_internals.default_build(compiled(), "batch")
+    assert got == [{"data_batch": "batch"}]
+
+
+def test_symbolic_build():
+    model = compiled(metrics=["mae"])
+    batch = (X, np.zeros((3, 1), "float32"), None)
+    assert not model.optimizer.built
+    keras_internals.symbolic_build(model, tuple(None if x is None else x for x in batch))
+    assert model.optimizer.built
+    assert [m.name for m in model.metrics[1].metrics] == ["mae"]
+
+
+class Steps(keras.callbacks.Callback):
+    """Counts the batches of each epoch, from epoch `first` on."""
+
+    def __init__(self, first=0):
+        super().__init__()
+        self.first = first
+        self.epochs = []
+
+    def on_train_begin(self, logs=None):
+        keras_internals.set_initial_epoch(self.model, self.first)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append([epoch, 0])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.epochs[-1][1] += 1
+
+
+def test_set_initial_epoch():
+    steps = Steps(first=2)
+    compiled().fit(X, np.zeros((3, 1)), epochs=4, batch_size=1, verbose=0, callbacks=[steps])
+    assert steps.epochs == [[2, 3], [3, 3]]
+
+
+def epoch_iterator(x, **kwargs):
+    """That of `fit`, of the TensorFlow backend."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    return TFEpochIterator(tf.distribute.get_strategy(), x=x, **kwargs)
+
+
+@ON_TENSORFLOW
+def test_replace_next_epoch():
+    iterator = epoch_iterator(X, batch_size=1, steps_per_execution=1)
+    keras_internals.replace_next_epoch(iterator, lambda steps: list(steps)[:1])
+    assert [begin for begin, *_ in iterator] == [0]
+    assert len([next(batches) for _, _, batches in iterator]) == 3
+
+
+@ON_TENSORFLOW
+def test_restarts_each_epoch():
+    import tensorflow as tf
+
+    def generator():
+        yield (X,)
+
+    assert keras_internals.restarts_each_epoch(epoch_iterator(X))
+    data = tf.data.Dataset.from_tensor_slices(X).batch(2)
+    assert keras_internals.restarts_each_epoch(epoch_iterator(data))
+    assert not keras_internals.restarts_each_epoch(epoch_iterator(data, steps_per_epoch=1))
+    assert not keras_internals.restarts_each_epoch(epoch_iterator(generator()))
+
+
+# Optimizers.
+
+
+@ON_TENSORFLOW
+def test_gradient_sum():
+    import tensorflow as tf
+
+    optimizer = keras.optimizers.SGD(1.0)
+    variable = keras.Variable([5.0])
+    default = keras_internals.gradient_sum(optimizer)
+    seen = []
+
+    def double(pairs):
+        seen.append(len(pairs))
+        return [(2 * gradient, x) for gradient, x in pairs]
+
+    keras_internals.set_gradient_sum(optimizer, double)
+    assert keras_internals.gradient_sum(optimizer) is double
+    optimizer.apply([tf.constant([1.0])], [variable])
+    assert variable.numpy().tolist() == [3.0] and seen == [1]
+    keras_internals.restore_gradient_sum(optimizer)
+    assert keras_internals.gradient_sum(optimizer) == default
+    optimizer.apply([tf.constant([1.0])], [variable])
+    assert variable.numpy().tolist() == [2.0]
+
+
+def test_batches_seen():
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    variable = keras.Variable([5.0])
+    for _ in range(3):
+        optimizer.apply([keras.ops.ones(1)], [variable])
+    assert int(keras_internals.batches_seen(optimizer)) == 3
+    assert int(optimizer.iterations) == 1
