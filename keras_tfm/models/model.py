@@ -6,7 +6,7 @@ import keras
 
 Base: Any
 if keras.backend.backend() == "tensorflow":
-    from keras_tfm.models.distributed_model import DistributedModel as Base
+    from keras_tfm.distributed.distributed_model import DistributedModel as Base
 else:
     Base = keras.Model
 
