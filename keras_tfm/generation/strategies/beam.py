@@ -97,7 +97,7 @@ class Beam(Strategy):
             position=ops.convert_to_tensor(task.first, dtype="int32"),
             tokens=hypotheses,
             token=ops.repeat(tokens[:, task.first : task.first + 1], self.size, axis=1),
-            open_scores=ops.zeros(shape, dtype="float32") + first,
+            open_scores=ops.zeros(shape, dtype="float32") + ops.convert_to_tensor(first),
             ended_tokens=hypotheses,
             ended_scores=ops.full(shape, IMPOSSIBLE, dtype="float32"),
         )
