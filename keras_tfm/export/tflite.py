@@ -28,6 +28,7 @@ from keras_tfm.export.text_signatures import (
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.generation.strategies import Strategy
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
@@ -280,8 +281,7 @@ def _layer_path(model: keras.Model, scope: str) -> str:
     Names in a scope may have a numeric suffix, and a scope also lists layers that call the layer
     but do not own it.
     """
-    inside = model._flatten_layers(include_self=False)
-    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in inside]
+    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]
     known = {path[-1] for path in paths}
     names = [x if x in known else re.sub(r"_\d+$", "", x) for x in scope.split("/")[1:]]
 

@@ -171,7 +171,7 @@ class Generator:
             cache = {**state["cache"], **changes["cache"]}
             state = {**state, **changes, "cache": cache}
             _check_finite(int(state["failed"]), prepared)
-            yield ops.convert_to_numpy(state["tokens"][:, column])
+            yield ops.convert_to_numpy(state["strategy"].tokens[:, column])
             if not bool(more):
                 return
 

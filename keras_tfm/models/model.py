@@ -9,7 +9,7 @@ from keras_tfm.models import identity
 
 Base: Any
 if keras.backend.backend() == "tensorflow":
-    from keras_tfm.models.distributed_model import DistributedModel as Base
+    from keras_tfm.distributed.distributed_model import DistributedModel as Base
 else:
     Base = keras.Model
 
