@@ -8,13 +8,12 @@ import zlib
 
 import keras
 import numpy as np
+from blocks import decoder_block, encoder_block
 from keras import ops
 
 from keras_tfm.layers import (
     PositionalEncoding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
 
 SOURCE_SIZE, TARGET_SIZE = 11, 13
@@ -40,10 +39,10 @@ def encoder_decoder(
     options = {"normalize_first": normalize_first, "dropout": 0.1, "dtype": dtype, **BLOCK}
     context = embed(source, "source", SOURCE_SIZE, dtype)
     for i in range(num_layers):
-        context = TransformerEncoderBlock(**options, name=f"encoder_{i}")(context)
+        context = encoder_block(**options, name=f"encoder_{i}")(context)
     x = embed(target, "target", TARGET_SIZE, dtype)
     for i in range(num_layers):
-        x = TransformerDecoderBlock(**options, name=f"decoder_{i}")(x, context)
+        x = decoder_block(**options, name=f"decoder_{i}")(x, context)
     logits = (head or keras.layers.Dense(TARGET_SIZE, dtype=dtype, name="head"))(x)
     model = keras.Model(structure({"source": source, "target": target}), logits, name="small")
     seeds = SEEDS["1 layer" if num_layers == 1 else "2 layers"]
@@ -56,7 +55,7 @@ def decoder_only(normalize_first=False, num_layers=2):
     options = {"normalize_first": normalize_first, "cross_attention": False, **BLOCK}
     x = embed(tokens, "token", TARGET_SIZE)
     for i in range(num_layers):
-        x = TransformerDecoderBlock(**options, name=f"decoder_{i}")(x)
+        x = decoder_block(**options, name=f"decoder_{i}")(x)
     model = keras.Model(tokens, keras.layers.Dense(TARGET_SIZE, name="head")(x), name="small")
     return randomize(model, SEEDS["decoder only"][normalize_first])
 

@@ -7,6 +7,7 @@ They learn to write three symbols backwards.
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block, encoder_block
 from small_models import brute_force
 
 from keras_tfm import runtime
@@ -18,8 +19,6 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     PositionalEncoding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
 
 START, END, SYMBOLS = 1, 2, range(3, 8)
@@ -43,7 +42,7 @@ def encoder_decoder():
     target = keras.Input((None,), dtype="int32", name="target")
     positions = PositionalEncoding()
     context = positions(TokenEmbedding(SIZE, DIM, scale=True, mask_zero=True)(source))
-    context = TransformerEncoderBlock(intermediate_dim=29, num_heads=3, head_dim=7)(context)
+    context = encoder_block(intermediate_dim=29, num_heads=3, head_dim=7)(context)
 
     x = positions(TokenEmbedding(SIZE, DIM, scale=True, mask_zero=True)(target))
     attention = MultiHeadSelfAttention(num_heads=3, head_dim=7, causal=True)
@@ -62,7 +61,7 @@ def decoder_only():
     embedding = TokenEmbedding(SIZE, DIM, scale=True)
     x = PositionalEncoding()(embedding(tokens))
     for _ in range(2):
-        x = TransformerDecoderBlock(
+        x = decoder_block(
             intermediate_dim=29,
             num_heads=3,
             head_dim=7,

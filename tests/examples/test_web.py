@@ -15,6 +15,7 @@ from pathlib import Path
 import dates_data as data
 import numpy as np
 import pytest
+from blocks import decoder_block
 
 from keras_tfm import runtime
 
@@ -119,9 +120,7 @@ def _bytes_writer():
 
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = layers.TokenEmbedding(300, 12, mask_zero=True)(tokens)
-    x = layers.TransformerDecoderBlock(
-        16, num_heads=2, cross_attention=False, position=layers.RotaryEmbedding()
-    )(x)
+    x = decoder_block(16, num_heads=2, cross_attention=False, position=layers.RotaryEmbedding())(x)
     return keras.Model(tokens, keras.layers.Dense(300)(x))
 
 

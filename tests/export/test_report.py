@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from blocks import decoder_block, encoder_block
 from keras import layers, ops
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, real_file, small_file
 
@@ -18,8 +19,6 @@ from keras_tfm.layers import (
     PositionalEncoding,
     RotaryEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
@@ -81,7 +80,7 @@ BLOCK = {"intermediate_dim": 64, "num_heads": 4}
 def classifier():
     ids = keras.Input((None,), dtype="int32", name="ids")
     x = PositionalEncoding()(TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True)(ids))
-    x = TransformerEncoderBlock(**BLOCK)(x)
+    x = encoder_block(**BLOCK)(x)
     return keras.Model(ids, layers.Dense(37, activation="softmax")(ops.mean(x, axis=1)))
 
 
@@ -90,7 +89,7 @@ def decoder():
     embedding = TokenEmbedding(VOCABULARY, DIM, mask_zero=True)
     x = embedding(tokens)
     block = {"position": RotaryEmbedding(), "normalize_first": True, **BLOCK}
-    x = TransformerDecoderBlock(cross_attention=False, **block)(x)
+    x = decoder_block(cross_attention=False, **block)(x)
     return keras.Model(tokens, embedding(LayerNormalization()(x), reverse=True))
 
 

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from blocks import decoder_block
 from keras import layers, ops
 from small_exports import small
 from small_models import (
@@ -25,7 +26,7 @@ from small_models import (
 from keras_tfm.export import signatures as signatures_module
 from keras_tfm.export.signatures import Request, make_signatures
 from keras_tfm.generation import Contrastive, Sample
-from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding, TransformerDecoderBlock
+from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 
 STEPS = ["encode", "prefill", "decode"]
 DEFAULTS = {
@@ -95,7 +96,7 @@ def test_a_source_of_fixed_length_needs_no_name_for_it():
     source = keras.Input((4,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
     context = embed(source, "source", 11)
-    x = TransformerDecoderBlock(**BLOCK)(embed(target, "target", 13), context)
+    x = decoder_block(**BLOCK)(embed(target, "target", 13), context)
     model = keras.Model([source, target], layers.Dense(13)(x))
     signatures = made(model, roles=["encode", "decode"], source_length=None)
     assert list(signatures) == ["encode", "decode"]
@@ -287,9 +288,9 @@ def styled(encoded=True):
     given = {"style": style, "target": target}
     if encoded:
         given["source"] = keras.Input((None,), dtype="int32", name="source")
-        x = TransformerDecoderBlock(**BLOCK)(x, embed(given["source"], "source", 11))
+        x = decoder_block(**BLOCK)(x, embed(given["source"], "source", 11))
     else:
-        x = TransformerDecoderBlock(**BLOCK, cross_attention=False)(x)
+        x = decoder_block(**BLOCK, cross_attention=False)(x)
     return randomize(keras.Model(given, layers.Dense(TARGET_SIZE)(x), name="styled"), 3)
 
 
@@ -362,7 +363,7 @@ def test_several_lengths_of_a_source_that_is_not_masked():
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
     context = TokenEmbedding(11, DIM)(source)
-    x = TransformerDecoderBlock(**BLOCK)(embed(target, "target", 13), context)
+    x = decoder_block(**BLOCK)(embed(target, "target", 13), context)
     model = keras.Model([source, target], layers.Dense(13)(x), name="model")
     assert "encode_5" in made(model)
     with pytest.raises(ValueError, match=r"several source_lengths need .*'source' of model is not"):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
+from blocks import decoder_block
 from keras import layers, ops
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small
 from small_models import (
@@ -25,7 +26,6 @@ from small_models import (
 from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.export.verification import TOLERANCES
 from keras_tfm.generation import Beam
-from keras_tfm.layers import TransformerDecoderBlock
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 
@@ -384,7 +384,7 @@ def styled():
     target = keras.Input((None,), dtype="int32", name="target")
     x = embed(target, "target", TARGET_SIZE)
     x = x + ops.expand_dims(layers.Dense(DIM)(style), 1)
-    x = TransformerDecoderBlock(**BLOCK, cross_attention=False)(x)
+    x = decoder_block(**BLOCK, cross_attention=False)(x)
     model = keras.Model({"style": style, "target": target}, layers.Dense(TARGET_SIZE)(x))
     return randomize(model, 3)
 

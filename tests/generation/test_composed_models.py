@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block
 from compare import to_numpy
 from keras import layers as keras_layers
 from small_models import TARGET_SIZE, log_softmax, randomize
@@ -13,7 +14,6 @@ from keras_tfm.layers import (
     PositionalEncoding,
     RotaryEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
 
@@ -24,7 +24,7 @@ rng = np.random.default_rng(5)
 
 
 def block(**options):
-    return TransformerDecoderBlock(11, 2, head_dim=4, **options)
+    return decoder_block(11, 2, head_dim=4, **options)
 
 
 def target(mask_zero=True):

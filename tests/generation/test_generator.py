@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block
 from small_models import (
     BLOCK,
     DIM,
@@ -21,7 +22,7 @@ from small_models import (
 )
 
 from keras_tfm.generation import Generator, Greedy, generate
-from keras_tfm.layers import MultiHeadCrossAttention, TokenEmbedding, TransformerDecoderBlock
+from keras_tfm.layers import MultiHeadCrossAttention, TokenEmbedding
 from keras_tfm.models import transformer
 
 MAX_LENGTH = 9
@@ -276,7 +277,7 @@ def test_one_array_for_several_inputs():
     a, b, target = (keras.Input((None,), dtype="int32", name=name) for name in names)
     embedding = TokenEmbedding(TARGET_SIZE, DIM)
     context = keras.layers.Add()([embedding(a), embedding(b)])
-    x = TransformerDecoderBlock(**BLOCK)(embedding(target), context)
+    x = decoder_block(**BLOCK)(embedding(target), context)
     generator = Generator(keras.Model([a, b, target], embedding(x, reverse=True)), 5, START)
     assert generator({"a": [[3]], "b": [[4]]}).tokens.shape == (1, 5)
     with pytest.raises(ValueError, match=r"the model has inputs \['a', 'b'\]: give a dictionary"):

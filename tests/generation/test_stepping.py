@@ -5,6 +5,7 @@ import re
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block, encoder_block
 from keras import layers, ops
 from small_models import (
     BLOCK,
@@ -23,8 +24,6 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     PositionalEncoding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
 from keras_tfm.models import transformer
 
@@ -45,7 +44,7 @@ def decoder(mix, positions=True):
     x = TokenEmbedding(TARGET_SIZE, DIM, name="embedding")(target)
     if positions:
         x = PositionalEncoding(name="positions")(x)
-    x = TransformerDecoderBlock(cross_attention=False, **BLOCK, name="block")(mix(x))
+    x = decoder_block(cross_attention=False, **BLOCK, name="block")(mix(x))
     return randomize(keras.Model(target, head(x), name="model"), seed=0)
 
 
@@ -57,7 +56,7 @@ def translator(mix=lambda x, context: x, encode=lambda x: x):
         for i, y in enumerate((source, target))
     )
     context = encode(context)
-    x = TransformerDecoderBlock(**BLOCK, name="block")(mix(x, context), context)
+    x = decoder_block(**BLOCK, name="block")(mix(x, context), context)
     return randomize(keras.Model({"source": source, "target": target}, head(x), name="model"), 0)
 
 
@@ -121,7 +120,7 @@ def test_two_embeddings_of_the_target_may_be_stepped():
 
 
 def test_a_layer_called_twice_may_be_stepped():
-    block = TransformerDecoderBlock(cross_attention=False, **BLOCK)
+    block = decoder_block(cross_attention=False, **BLOCK)
     check_stepping(decoder(lambda x: block(block(x))))
 
 
@@ -203,7 +202,7 @@ MIXERS = {
     "conv_causal": lambda: layers.Conv1D(DIM, 2, padding="causal", name="mixer"),
     "max_pooling": lambda: layers.MaxPooling1D(2, 1, padding="same", name="mixer"),
     "bidirectional": lambda: MultiHeadSelfAttention(**HEADS, name="mixer"),
-    "encoder_block": lambda: TransformerEncoderBlock(**BLOCK, name="mixer"),
+    "encoder_block": lambda: encoder_block(**BLOCK, name="mixer"),
     "lstm": lambda: layers.LSTM(DIM, return_sequences=True, name="mixer"),
     "both_ways": lambda: layers.Bidirectional(layers.GRU(DIM, return_sequences=True), name="mixer"),
     "group_norm": lambda: layers.GroupNormalization(1, name="mixer"),
@@ -249,7 +248,7 @@ def test_swapped_arguments_are_named():
     source, target = ids("source"), ids()
     x = TokenEmbedding(TARGET_SIZE, DIM)(target)
     context = cross(TokenEmbedding(TARGET_SIZE, DIM)(source), x)
-    x = TransformerDecoderBlock(**BLOCK, name="block")(x, context)
+    x = decoder_block(**BLOCK, name="block")(x, context)
     model = keras.Model({"source": source, "target": target}, head(x), name="model")
     assert refusal(randomize(model, 0)) in {"mixer", "block"}
 
@@ -300,7 +299,7 @@ def test_the_first_of_two_mixers_is_named():
 
 def test_a_mixer_on_the_source_is_not_named():
     mixer = MIXERS["bidirectional"]()
-    model = translator(lambda x, context: mixer(x), encode=TransformerEncoderBlock(**BLOCK))
+    model = translator(lambda x, context: mixer(x), encode=encoder_block(**BLOCK))
     assert refusal(model) == "mixer"
 
 

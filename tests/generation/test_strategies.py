@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block
 from compare import to_numpy
 from keras import ops
 from small_models import (
@@ -457,7 +458,7 @@ def positioned(position, added):
         "ALiBi": ALiBi,
     }.get(position, lambda: None)()
     for window in (None, 3):
-        x = TransformerDecoderBlock(9, 2, cross_attention=False, window=window, position=part)(x)
+        x = decoder_block(9, 2, cross_attention=False, window=window, position=part)(x)
         part = None
     return randomize(keras.Model(ids, keras.layers.Dense(TARGET_SIZE)(x)), seed=4)
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from blocks import decoder_block
 from compare import to_numpy
 from execution import MODES, execute, tensorflow_only
 from small_models import TARGET_SIZE, randomize
@@ -20,7 +21,6 @@ from keras_tfm.layers import (
     RelativePositionEmbedding,
     RotaryEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
 )
 
 B, N, S, FIRST = 3, 4, 40, 2
@@ -145,7 +145,7 @@ def decoder(part, groups=None):
         "ALiBi": ALiBi,
     }.get(part, lambda: None)()
     for window in (None, 7):
-        x = TransformerDecoderBlock(
+        x = decoder_block(
             9,
             4,
             num_key_value_heads=groups,

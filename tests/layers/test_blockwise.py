@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reference_positions as rp
 from attention_features import POSITIONS, built, expected_self_attention, randomize, stepped
+from blocks import encoder_block
 from compare import assert_close, to_numpy
 from execution import compiled, gradients, tensorflow_only
 from keras import ops
@@ -16,10 +17,9 @@ from keras_tfm.layers import (
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     TransformerDecoderBlock,
-    TransformerEncoderBlock,
     blockwise,
 )
-from keras_tfm.layers.blockwise import WHOLE, spans
+from keras_tfm.layers.blockwise import WHOLE, blocks
 
 # The same sums of float32 in another order, as issue 3 asks; gradients relative to the largest.
 FLOAT32 = 1e-5
@@ -54,7 +54,7 @@ def blocks_of(monkeypatch):
 
 
 def long_spans(*arguments):
-    result = spans(*arguments)
+    result = blocks(*arguments)
     assert result != [WHOLE]
     return result
 
@@ -96,19 +96,19 @@ def test_keys_that_no_query_sees_still_make_a_span(blocks_of):
     ],
 )
 def test_unknown_or_short_lengths_are_computed_at_once(arguments):
-    assert spans(*arguments) == [WHOLE]
+    assert blocks(*arguments) == [WHOLE]
 
 
 def test_long_lengths_are_computed_in_blocks():
     """Chosen by the number of scores: 2,097,152 of them in blocks of 512 queries."""
-    whole = spans(2048, 1024, False, None)
+    whole = blocks(2048, 1024, False, None)
     assert [(s.rows.start, s.rows.stop) for s in whole] == [
         (0, 512), (512, 1024), (1024, 1536), (1536, 2048)
     ]  # fmt: skip
     assert {(s.columns.start, s.columns.stop) for s in whole} == {(0, 1024)}
-    windowed = spans(16384, 16384, True, 100)
+    windowed = blocks(16384, 16384, True, 100)
     assert max(s.columns.stop - s.columns.start for s in windowed) == 512 + 99
-    assert len(spans(2049, 2049, False, None)) == 5
+    assert len(blocks(2049, 2049, False, None)) == 5
 
 
 # Equal to attention at once
@@ -301,7 +301,7 @@ def test_fault_19_prefill_in_blocks(blocks_of, x, steps, position, window):
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_blocks_of_a_transformer_block(blocks_of, x, kind, mode):
     layer = {
-        "encoder": lambda: TransformerEncoderBlock(13, 2, norm="rms_norm", normalize_first=True),
+        "encoder": lambda: encoder_block(13, 2, norm="rms_norm", normalize_first=True),
         "decoder": lambda: TransformerDecoderBlock(13, 2, cross_attention=False),
     }[kind]()
     built(layer, x.shape)
@@ -453,7 +453,7 @@ def test_a_model_trains_in_blocks_as_it_does_at_once(blocks_of, x):
         inputs = keras.Input((T, D))
         y = inputs
         for name in ("T5", "Shaw"):
-            y = TransformerEncoderBlock(13, 2, position=POSITIONS[name]())(y)
+            y = encoder_block(13, 2, position=POSITIONS[name]())(y)
         model = randomize(keras.Model(inputs, y))
         model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
         model.fit(x, target, epochs=3, batch_size=B, verbose=0)

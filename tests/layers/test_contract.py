@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from blocks import OPTIONS, decoder_block, encoder_block, parts
 from compare import assert_close, to_numpy
 from execution import GRAPHS, execute, saving
 from keras_weights import randomize
@@ -47,6 +48,10 @@ PROJECTIONS = {"kernel_initializer": GLOROT, "bias_initializer": BIAS}
 HEADS = {"num_heads": 4, "head_dim": 3, "value_dim": 5, "num_key_value_heads": 2}
 
 
+# Their options are those of their parts.
+BLOCKS = {TransformerEncoderBlock: encoder_block, TransformerDecoderBlock: decoder_block}
+
+
 @dataclasses.dataclass
 class Case:
     """A layer, arguments that are not the defaults, and what it is called with."""
@@ -58,9 +63,13 @@ class Case:
 
     def make(self, **options):
         """A layer with random weights, the same each time."""
-        layer = self.layer(**{**self.options, **options})
+        layer = self.new(**options)
         layer(*self.inputs, **self.keywords)
         return randomize(layer)
+
+    def new(self, **options):
+        """A layer that is not built."""
+        return BLOCKS.get(self.layer, self.layer)(**{**self.options, **options})
 
     def call(self, layer):
         return layer(*self.inputs, **self.keywords)
@@ -208,8 +217,15 @@ def test_every_public_layer_has_a_case():
 def test_the_configuration_makes_the_layer_again(case):
     layer = case.make(name="here", dtype="mixed_bfloat16", trainable=False)
     config = layer.get_config()
-    wanted = {name: case.options[name] for name in case.options if "initializer" not in name}
-    assert {name: config[name] for name in wanted} == wanted
+    if case.layer in BLOCKS and OPTIONS & set(case.options):
+        for name, part in parts(case.layer, **case.options).items():
+            if isinstance(part, keras.layers.Layer):
+                own = {"name", "dtype"}
+                wanted = {key: x for key, x in part.get_config().items() if key not in own}
+                assert {key: config[name]["config"][key] for key in wanted} == wanted
+    else:
+        wanted = {name: case.options[name] for name in case.options if "initializer" not in name}
+        assert {name: config[name] for name in wanted} == wanted
     for again in (
         case.layer.from_config(config),
         keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer)),
@@ -417,7 +433,7 @@ def test_without_biases_there_are_none(name):
 
 @pytest.mark.parametrize("case", INITIALIZED.values(), ids=INITIALIZED)
 def test_the_initializers_are_used(case):
-    layer = case.layer(**case.options)
+    layer = case.new()
     case.call(layer)
     for weight in layer.weights:
         kind = weight.path.rsplit("/", 1)[-1]
@@ -449,11 +465,11 @@ def test_a_fit_step_changes_every_weight(case):
 @every_layer
 def test_paths_of_weights_are_unique_and_stable(case):
     """However the layer is built: outright, when it is called, or by a functional model."""
-    built = case.layer(**case.options, name="layer")
+    built = case.new(name="layer")
     built.build(*(x.shape for x in case.inputs))
-    called = case.layer(**case.options, name="layer")
+    called = case.new(name="layer")
     case.call(called)
-    symbolic = case.layer(**case.options, name="layer")
+    symbolic = case.new(name="layer")
     case.model(symbolic)
     paths = [[weight.path for weight in layer.weights] for layer in (built, called, symbolic)]
     assert len(set(paths[0])) == len(paths[0])

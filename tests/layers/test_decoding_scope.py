@@ -3,6 +3,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block
 from compare import assert_close, to_numpy
 from execution import MODES, compiled, tensorflow_only
 from keras import ops
@@ -19,7 +20,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
-from keras_tfm.layers.decoding_scope import Branches
+from keras_tfm.layers.decoding.visibility import Branches
 
 # Float32 rounds at 6e-8; the same sums in another order, through up to five blocks.
 FLOAT32 = 1e-5
@@ -62,9 +63,7 @@ def decoder_only(num_layers=2, first=False, **options):
     target = keras.Input((None,), dtype="int32", name="target")
     x = PositionalEncoding()(embedding(target))
     for _ in range(num_layers):
-        block = TransformerDecoderBlock(
-            13, 2, cross_attention=False, normalize_first=first, **options
-        )
+        block = decoder_block(13, 2, cross_attention=False, normalize_first=first, **options)
         x = block(x)
     return randomize(keras.Model(target, embedding(x, reverse=True)))
 

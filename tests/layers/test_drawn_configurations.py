@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from attention_features import stepped
+from blocks import decoder_block, encoder_block
 from compare import assert_close, to_numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,8 +24,6 @@ from keras_tfm.layers import (
     RelativePositionEmbedding,
     RotaryEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
     YaRNScaling,
 )
 
@@ -174,14 +173,14 @@ def test_self_attention(x, options, causal):
 @drawn
 @given(options=blocks())
 def test_encoder_block(x, options):
-    check(made(TransformerEncoderBlock, options), x, steps=False)
+    check(made(encoder_block, options), x, steps=False)
 
 
 @drawn
 @given(options=blocks(), cross=st.booleans())
 def test_decoder_block(x, context, options, cross):
     inputs = (x, context) if cross else (x,)
-    check(made(TransformerDecoderBlock, options, cross_attention=cross), *inputs)
+    check(made(decoder_block, options, cross_attention=cross), *inputs)
 
 
 # One argument of a block that works is replaced by nonsense.
@@ -200,7 +199,7 @@ OTHERS = {
 @settings(drawn, max_examples=150)
 @given(name=st.sampled_from(sorted(NUMBERS)), value=NONSENSE, data=st.data())
 def test_a_number_that_is_none_is_refused_by_name(name, value, data):
-    cls = data.draw(st.sampled_from([TransformerEncoderBlock, TransformerDecoderBlock]))
+    cls = data.draw(st.sampled_from([encoder_block, decoder_block]))
     options = {"intermediate_dim": 8, "num_heads": 2, "head_dim": 3, name: value}
     # scores and residuals may be scaled by any number; any width and any rate up to 1 will do
     harmless = {
@@ -219,7 +218,7 @@ def test_a_number_that_is_none_is_refused_by_name(name, value, data):
     assert str(value) in str(error.value) or repr(value) in str(error.value)
 
 
-@pytest.mark.parametrize("cls", [TransformerEncoderBlock, TransformerDecoderBlock])
+@pytest.mark.parametrize("cls", [encoder_block, decoder_block])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_part_that_is_none_is_refused_by_name(cls, name):
     with pytest.raises((TypeError, ValueError), match=name) as error:

@@ -16,7 +16,8 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     attention,
 )
-from keras_tfm.layers.dropout import DrawnDropout, hashed_dropout
+from keras_tfm.layers.dropout import DrawnDropout
+from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
 
 SHAPE = (1000, 1000)
 # A mean of a million draws of p = 0.1 has a deviation of 3e-4; correlations have 1e-3.

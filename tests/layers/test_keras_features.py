@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from attention_features import randomize, stepped
+from blocks import decoder_block, encoder_block
 from compare import assert_close, to_numpy
 from execution import tensorflow_only
 
@@ -21,8 +22,6 @@ from keras_tfm.layers import (
     RelativePositionBias,
     RotaryEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
 
 B, T, S, D, F, V = 2, 5, 7, 12, 13, 17
@@ -47,10 +46,8 @@ def make_layers(dropout):
     x = PositionalEncoding(dropout=dropout)(x)
     x = PositionEmbedding(T, dropout=dropout)(x)
     position = RelativePositionBias(8, 16)
-    y = TransformerEncoderBlock(
-        F, 3, dropout=dropout, position=position, gated=True, drop_path=dropout
-    )(x)
-    y = TransformerDecoderBlock(F, 2, dropout=dropout, position=RotaryEmbedding())(x, y)
+    y = encoder_block(F, 3, dropout=dropout, position=position, gated=True, drop_path=dropout)(x)
+    y = decoder_block(F, 2, dropout=dropout, position=RotaryEmbedding())(x, y)
     return ids, MultiHeadCrossAttention(2, name="cross_attention")(y, x)
 
 

@@ -8,7 +8,7 @@ from execution import EVERY_MODE, compiled, tensorflow_only
 from keras_weights import built
 
 from keras_tfm.layers import LayerNormalization
-from keras_tfm.layers.decoding_scope import exporting
+from keras_tfm.layers.target import export_target
 
 B, T, D = 2, 5, 7
 X = np.random.default_rng(3).normal(size=(B, T, D)).astype("float32")
@@ -30,7 +30,7 @@ def test_on_a_device_and_elsewhere(options):
     wanted = expected(X, gamma, beta, layer.epsilon)
     # float32 rounds at 6e-8, and a deviation of few numbers is a little less exact.
     assert_close(layer(X), wanted, 2e-6)
-    with exporting():
+    with export_target():
         assert_close(layer(X), wanted, 2e-6)
 
 
@@ -42,7 +42,7 @@ def test_on_a_device_and_elsewhere(options):
 def test_another_axis_is_left_to_keras():
     layer = built(LayerNormalization(axis=1), (B, T, D))
     elsewhere = to_numpy(layer(X))
-    with exporting():
+    with export_target():
         np.testing.assert_array_equal(to_numpy(layer(X)), elsewhere)
 
 
@@ -51,7 +51,7 @@ def test_half_precision_is_rounded_last(dtype):
     """Squares of 300 leave float16."""
     layer = built(LayerNormalization(dtype=dtype), (B, T, D))
     x = (300.0 * X).astype("float16")
-    with exporting():
+    with export_target():
         y = layer(x)
     assert keras.backend.standardize_dtype(y.dtype) == layer.compute_dtype
     wanted = expected(x, to_numpy(layer.gamma), to_numpy(layer.beta), layer.epsilon)

@@ -9,8 +9,8 @@ from compare import assert_close, to_numpy
 from execution import EVERY_MODE, compiled, gradients, tensorflow_only
 from keras_weights import built
 
-from keras_tfm.layers.decoding_scope import exporting
 from keras_tfm.layers.projection import Projection
+from keras_tfm.layers.target import export_target
 
 WIDTHS = [(3, 8), (8, 3), (5, 5)]
 RANDOM = np.random.default_rng(7)
@@ -34,7 +34,7 @@ def test_any_rank_on_a_device_and_elsewhere(shape, training):
     y = layer(x, training=training)
     assert y.shape == (*shape[:-1], 6)
     assert_close(y, reference(x), 1e-6)
-    with exporting():
+    with export_target():
         assert_close(layer(x), reference(x), 1e-6)
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import reference_positions as rp
 from attention_features import built, expected_self_attention, randomize, stepped
+from blocks import encoder_block
 from compare import assert_close, to_numpy
 from execution import MODES, execute, gradients, saving, tensorflow_only
 from keras import ops
@@ -193,8 +194,8 @@ def test_t5_bias_is_not_scaled(x):
 def shared_stack(part):
     """A model of two blocks, one part between them."""
     inputs = keras.Input((None, 6))
-    y = TransformerEncoderBlock(5, 2, position=part)(inputs)
-    return keras.Model(inputs, TransformerEncoderBlock(5, 2, position=part)(y))
+    y = encoder_block(5, 2, position=part)(inputs)
+    return keras.Model(inputs, encoder_block(5, 2, position=part)(y))
 
 
 def parts_of(model):

@@ -6,6 +6,7 @@ import pytest
 import reference
 import reference_positions as rp
 from attention_features import built, expected_self_attention, randomize
+from blocks import decoder_block, encoder_block
 from compare import assert_close, to_numpy
 from execution import GRAPHS, execute, gradients, saving, tensorflow_only
 from keras import ops
@@ -15,7 +16,6 @@ from keras_tfm.layers import (
     FeedForward,
     TokenEmbedding,
     TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
 from keras_tfm.layers.residual import Residual
 
@@ -100,12 +100,12 @@ def expected_block(block, x, context, order, norm, activation, gated, scale=1.0)
 def block_and_inputs(kind, rng, x, **options):
     options = {"layer_norm_epsilon": EPSILON, **options}
     if kind == "encoder":
-        return built(TransformerEncoderBlock(F, 2, **options), x.shape), [x]
+        return built(encoder_block(F, 2, **options), x.shape), [x]
     if kind == "decoder only":
-        block = TransformerDecoderBlock(F, 2, cross_attention=False, **options)
+        block = decoder_block(F, 2, cross_attention=False, **options)
         return built(block, x.shape), [x]
     context = rng.normal(size=(B, S, C)).astype("float32")
-    return built(TransformerDecoderBlock(F, 2, **options), x.shape, context.shape), [x, context]
+    return built(decoder_block(F, 2, **options), x.shape, context.shape), [x, context]
 
 
 # The order of norm, sublayer and sum
@@ -216,7 +216,7 @@ def test_fault_02_inputs_get_the_gradients_of_the_reference(rng, x, kind, order,
 @tensorflow_only
 def test_every_learned_factor_gets_a_gradient(x):
     block = built(
-        TransformerEncoderBlock(
+        encoder_block(
             F, 2, norm="rms_norm", normalize_first=True, sandwich_norm=True, layer_scale=0.1,
             gated=True, query_key_norm=True,
         ),
@@ -259,7 +259,7 @@ def test_layer_scale_starts_at_its_value_and_scales_the_sublayer_alone(x):
 
 @pytest.mark.parametrize("value", [0.0, 1e-6])
 def test_a_layer_scale_of_almost_nothing_is_the_identity(rng, x, value):
-    block = TransformerEncoderBlock(F, 2, normalize_first=True, layer_scale=value)
+    block = encoder_block(F, 2, normalize_first=True, layer_scale=value)
     block.build(x.shape)
     # Twice 1e-6 of a sublayer's output of some 3.
     assert_close(block(x), x, 1e-5)
@@ -302,7 +302,7 @@ def test_drop_path_drops_whole_rows_and_keeps_the_expectation(rows, rate, order)
 
 
 def test_drop_path_draws_anew_for_each_call_and_each_sublayer(rows):
-    block = TransformerEncoderBlock(5, 1, normalize_first=True, drop_path=0.5)
+    block = encoder_block(5, 1, normalize_first=True, drop_path=0.5)
     built(block, rows.shape)
     attend, feed = block.self_attention_residual, block.feed_forward_residual
 
@@ -319,14 +319,14 @@ def test_drop_path_draws_anew_for_each_call_and_each_sublayer(rows):
 
 def test_a_block_drops_nothing_at_inference(rows):
     options = {"drop_path": 0.9, "dropout": 0.9, "feed_forward_dropout": 0.9}
-    block, still = (built(TransformerEncoderBlock(5, 1, **o), rows.shape) for o in (options, {}))
+    block, still = (built(encoder_block(5, 1, **o), rows.shape) for o in (options, {}))
     assert_close(block(rows), still(rows), 0.0)
     assert np.any(to_numpy(block(rows, training=True)) != to_numpy(still(rows)))
 
 
 @every_order
 def test_drop_path_of_everything_leaves_the_residual(x, order):
-    block = TransformerEncoderBlock(F, 2, drop_path=1.0, **ORDERS[order])
+    block = encoder_block(F, 2, drop_path=1.0, **ORDERS[order])
     built(block, x.shape)
     y = x.astype("float64")
     if order == "post":
@@ -460,7 +460,7 @@ def test_fault_42_a_keras_file_holds_the_block(x, order, norm, tmp_path):
         "layer_scale": 0.2, "drop_path": 0.1, "query_key_norm": True, "soft_cap": 3.0,
         "attention_scale": 0.4, "window": 3, "feed_forward_dropout": 0.2, **ORDERS[order],
     }  # fmt: skip
-    block = TransformerDecoderBlock(F, 2, cross_attention=False, name="block", **options)
+    block = decoder_block(F, 2, cross_attention=False, name="block", **options)
     inputs = keras.Input((T, D))
     model = keras.Model(inputs, block(inputs))
     randomize(model)
@@ -473,7 +473,7 @@ def test_fault_42_a_keras_file_holds_the_block(x, order, norm, tmp_path):
 
 
 def test_options_of_a_block_reach_its_layers():
-    block = TransformerDecoderBlock(
+    block = decoder_block(
         F, 4, head_dim=3, value_dim=5, num_key_value_heads=2, window=7, query_key_norm=True,
         soft_cap=3.0, attention_scale=0.4, attention_dropout=0.1, dropout=0.2, drop_path=0.3,
         feed_forward_dropout=0.4, residual_scale=1.5, layer_scale=0.6, gated=True, use_bias=False,
@@ -496,7 +496,7 @@ def test_options_of_a_block_reach_its_layers():
     assert (config["gated"], config["dropout"], config["use_bias"]) == (True, 0.4, False)
 
 
-@pytest.mark.parametrize("kind", [TransformerEncoderBlock, TransformerDecoderBlock])
+@pytest.mark.parametrize("kind", [encoder_block, decoder_block])
 @pytest.mark.parametrize(
     ("options", "message"),
     [

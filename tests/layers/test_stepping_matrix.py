@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from attention_features import POSITIONS, built, randomize, stepped
+from blocks import decoder_block
 from compare import assert_close, to_numpy
 from execution import compiled, tensorflow_only
 from keras import Input, Model, ops
@@ -11,7 +12,6 @@ from keras_tfm.layers import (
     DecodingScope,
     PositionalEncoding,
     PositionEmbedding,
-    TransformerDecoderBlock,
 )
 
 # Float32 rounds at 6e-8; the same sums in another order, through two blocks.
@@ -60,7 +60,7 @@ def decoder(position, order, heads, window, depth=1, **options):
     for _ in range(depth):
         part = POSITIONS[position]() if position in POSITIONS else None
         blocks.append(
-            TransformerDecoderBlock(
+            decoder_block(
                 5, cross_attention=False, position=part, window=window,
                 **ORDERS[order], **HEADS[heads], **options,
             )
@@ -130,7 +130,7 @@ def test_stepped_equals_full_beside_a_context(x, position):
     part = POSITIONS[position]() if position in POSITIONS else None
     added = ADDED[position]() if position in ADDED else None
     source, target = Input((None, D)), Input((None, D))
-    block = TransformerDecoderBlock(5, 2, position=part, **options)
+    block = decoder_block(5, 2, position=part, **options)
     y = target if added is None else added(target)
     model = randomize(Model([source, target], block(y, source)))
     actual = stepped(lambda start, end: model([context, x[:, start:end]]), [2, 1, 4])

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import reference
 import torch_weights
+from blocks import decoder_block
 from compare import assert_close, to_numpy
 from keras_weights import assign_block, block, built
 
@@ -41,7 +42,7 @@ def context():
 def block_and_reference(first, cross=True, **options):
     """A block with random weights, and the function that it should be."""
     options = {"num_heads": 2, "layer_norm_epsilon": 1e-3, **options}
-    layer = TransformerDecoderBlock(F, normalize_first=first, cross_attention=cross, **options)
+    layer = decoder_block(F, normalize_first=first, cross_attention=cross, **options)
     built(layer, (B, T, D), (B, S, C) if cross else None)
 
     def expected(x, context=None, mask=None, context_mask=None, attention_mask=None):
@@ -241,7 +242,7 @@ def test_the_implicit_masks_are_used_and_kept_and_explicit_ones_win(attention_ma
 
 
 def test_dropout_is_after_each_sublayer_and_of_the_attention_weights():
-    block = TransformerDecoderBlock(F, 2, dropout=0.3, attention_dropout=0.1)
+    block = decoder_block(F, 2, dropout=0.3, attention_dropout=0.1)
     rates = {
         name: getattr(block, name).dropout_layer.rate
         for name in ("self_attention", "cross_attention", "feed_forward")

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import reference
 import torch_weights
+from blocks import encoder_block
 from compare import assert_close, to_numpy
 from keras_weights import assign_block, block, built
 
@@ -34,7 +35,7 @@ def x():
 def block_and_reference(first, **options):
     """A block with random weights, and the function that it should be."""
     options = {"num_heads": 2, "layer_norm_epsilon": 1e-3, **options}
-    layer = built(TransformerEncoderBlock(F, normalize_first=first, **options), (B, T, D))
+    layer = built(encoder_block(F, normalize_first=first, **options), (B, T, D))
 
     def expected(x, mask=None, attention_mask=None):
         visible = np.ones((x.shape[0], x.shape[1], x.shape[1]), bool)
@@ -196,7 +197,7 @@ def test_dropout_is_after_each_sublayer_and_of_the_attention_weights():
     assert rates == {
         "attention": 0.3, "attention output": 0.3, "feed-forward": 0.0, "feed-forward output": 0.3
     }  # fmt: skip
-    block = TransformerEncoderBlock(F, 2, dropout=0.3, attention_dropout=0.0)
+    block = encoder_block(F, 2, dropout=0.3, attention_dropout=0.0)
     assert block.self_attention.dropout_layer.rate == 0.0
 
 

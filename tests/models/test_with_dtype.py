@@ -1,11 +1,12 @@
 import keras
 import numpy as np
 import pytest
+from blocks import encoder_block
 from compare import assert_close
 from execution import tensorflow_only
 from small_models import encoder_decoder
 
-from keras_tfm.layers import RotaryEmbedding, TokenEmbedding, TransformerEncoderBlock
+from keras_tfm.layers import RotaryEmbedding, TokenEmbedding
 from keras_tfm.models import Model, t5, transformer, with_dtype
 
 IDS = {"source": np.array([[3, 4, 5, 0]]), "target": np.array([[1, 7, 2]])}
@@ -41,7 +42,7 @@ def test_names_inputs_and_ties_stay():
 
 def test_nested_models_and_parts_that_are_passed_in():
     x = keras.Input((None, 8))
-    block = TransformerEncoderBlock(16, 2, position=RotaryEmbedding(), dtype="mixed_bfloat16")
+    block = encoder_block(16, 2, position=RotaryEmbedding(), dtype="mixed_bfloat16")
     inside = keras.Model(x, block(x), name="inside")
     ids = keras.Input((None,), dtype="int32")
     y = TokenEmbedding(11, 8, dtype="mixed_bfloat16")(ids)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block
 from keras import layers, ops
 from small_exports import MAX_LENGTH, QUESTIONS, SOURCE_LENGTH, new_path, small, small_tokens
 from small_models import (
@@ -23,7 +24,6 @@ from small_models import (
 
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
-from keras_tfm.layers import TransformerDecoderBlock
 from keras_tfm.runtime import load
 
 END = 7
@@ -128,9 +128,7 @@ def test_a_step_of_three_rows_has_one_position():
 def test_shorter_sources_take_the_shorter_encoder(monkeypatch):
     model, taken = load(translator()), []
     run = model._runner.run
-    monkeypatch.setattr(
-        model._runner, "run", lambda name, x: (taken.append(name), run(name, x))[1]
-    )
+    monkeypatch.setattr(model._runner, "run", lambda name, x: (taken.append(name), run(name, x))[1])
     for row, tokens in zip(SOURCES, expected(), strict=False):
         np.testing.assert_array_equal(model.generate(unpadded(row)).tokens, [tokens])
     assert taken == ["encode_5", "encode_3", "encode_3", "encode_5"]
@@ -311,7 +309,7 @@ def styled():
     target = keras.Input((None,), dtype="int32", name="target")
     x = embed(target, "target", TARGET_SIZE)
     x = x + ops.expand_dims(layers.Dense(DIM)(style), 1)
-    x = TransformerDecoderBlock(**BLOCK, cross_attention=False)(x)
+    x = decoder_block(**BLOCK, cross_attention=False)(x)
     model = keras.Model({"style": style, "target": target}, layers.Dense(TARGET_SIZE)(x))
     options = {"max_length": 7, "start_id": START, "batch_size": 2, "verify": False}
     return randomize(model, 3), export_tflite(model, new_path(), ["decode"], **options).path

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block, encoder_block
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,7 +93,7 @@ def language_model(position, attention_mask=True):
     }
     for _ in range(2):
         part = parts[position]() if position in parts else None
-        x = layers.TransformerDecoderBlock(16, 3, cross_attention=False, position=part)(
+        x = decoder_block(16, 3, cross_attention=False, position=part)(
             x, attention_mask=layers.segment_mask(segments) if attention_mask else None
         )
     return keras.Model([ids, segments, places], embedding(x, reverse=True))
@@ -138,7 +139,7 @@ def test_what_would_not_be_as_alone(position, masked):
 def test_an_encoder_packed_as_alone():
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(1, 7, DIM)).astype("float32")
-    block = layers.TransformerEncoderBlock(16, 3, position=layers.RotaryEmbedding())
+    block = encoder_block(16, 3, position=layers.RotaryEmbedding())
     packed = np.array(block(x, attention_mask=segment_mask(np.array([[1, 1, 1, 2, 2, 2, 0]]))))
     for of in (slice(0, 3), slice(3, 6)):
         np.testing.assert_allclose(packed[:, of], block(x[:, of]), atol=1e-5)
@@ -166,7 +167,10 @@ def test_a_fit_over_packed_targets():
         ({"inputs": {"ids": [[1, 2], [3]], "kind": [[1], [3]]}}, r"2 of 'ids' and 1 of 'kind'"),
         ({"inputs": {"ids": [[1, 2, 3], [1, 2, 3, 4]]}}, "1 to 3 tokens to be packed, got 3 to 4"),
         ({"inputs": {"ids": [[1], []]}}, "1 to 3 tokens to be packed, got 0 to 1"),
-        ({"inputs": {"segments": [[1]]}}, r"not be named segments or positions, got \['segments'\]"),
+        (
+            {"inputs": {"segments": [[1]]}},
+            r"not be named segments or positions, got \['segments'\]",
+        ),
         ({"inputs": {}}, "same number of rows"),
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -3,6 +3,7 @@ import re
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block, encoder_block
 from execution import saving, tensorflow_only
 
 from keras_tfm import layers
@@ -13,10 +14,8 @@ def model_of_everything():
     ids = keras.Input((None,), dtype="int32")
     embedding = layers.TokenEmbedding(11, 8, name="tokens")
     x = layers.PositionEmbedding(16, name="positions")(embedding(ids))
-    x = layers.TransformerEncoderBlock(
-        16, 2, position=layers.RelativePositionBias(), name="encoder"
-    )(x)
-    x = layers.TransformerDecoderBlock(
+    x = encoder_block(16, 2, position=layers.RelativePositionBias(), name="encoder")(x)
+    x = decoder_block(
         16, 2, cross_attention=False, position=layers.RelativePositionEmbedding(4), gated=True,
         query_key_norm=True, layer_scale=0.1, norm="rms_norm", name="decoder",
     )(x)  # fmt: skip
