@@ -65,6 +65,13 @@ def fill_in(node: Node, values: dict[int, Tensor]) -> tuple[tuple[Any, ...], dic
     return node.arguments.fill_in(values)
 
 
+def is_functional(operation: Any) -> bool:
+    """Whether an operation is a functional model that runs its graph and nothing else."""
+    from keras.src.models.functional import Functional
+
+    return isinstance(operation, Functional) and type(operation).call is Functional.call
+
+
 def run_node(node: Node, values: dict[int, Tensor], training: bool | None = None) -> None:
     """Runs one call of a functional model, as Keras does when the model is called.
 

@@ -280,7 +280,7 @@ def test_compiled_loss():
     assert isinstance(loss, keras_internals.compile_loss_class())
     arguments = keras_internals.loss_arguments(loss)
     assert arguments[:2] == ("mse", [2.0])
-    again = keras_internals.compile_loss_class()(*arguments)
+    again = keras_internals.compile_loss_class()(**arguments._asdict())
     keras_internals.set_compiled_loss(model, again)
     ones, zeros = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
     assert float(model.compute_loss(X, zeros, keras.ops.convert_to_tensor(ones))) == 2.0

@@ -113,11 +113,15 @@ class Config:
 
 
 def activation_name(activation: Any) -> str:
-    """What transformers calls an activation of a model.
+    """The name of an activation in transformers.
+
+    Args:
+        activation: a function or a name, as a builder takes it.
 
     Raises:
-        ValueError: it has no name for it.
+        ValueError: transformers has no name for it.
     """
+    activation = keras.activations.get(activation)
     for name, known in ACTIVATIONS.items():
         if known is activation:
             return name

@@ -1,36 +1,31 @@
 """GPT's and GPT-2's checkpoints: names, configuration, heads."""
 
+from functools import partial
 from typing import Any
-
-import keras
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
-from keras_tfm.checkpoints.mapping import Family, Named, Row
-from keras_tfm.layers import PositionEmbedding, TokenEmbedding, TransformerDecoderBlock, gelu_tanh
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, norm
+from keras_tfm.layers import gelu_tanh
+
+# Kernels are (in, out) in these checkpoints, and queries, keys and values are one matrix.
+_dense = partial(dense, transposed=False)
 
 
 def _table(embedding: str, positions: str) -> tuple[Row, ...]:
-    """Kernels are (in, out) as here, and queries, keys and values are one."""
-
-    def both(weight: str, tensor: str, names: tuple[str, str] = ("kernel", "bias")) -> list[Row]:
-        return [
-            Row(f"{weight}/{name}", (f"{tensor}.{kind}",))
-            for name, kind in zip(names, ("weight", "bias"), strict=True)
-        ]
-
-    norm = ("gamma", "beta")
     return (
         Row("embedding/embeddings", (f"{embedding}.weight",)),
         Row("positions/positions", (f"{positions}.weight",)),
-        *both("decoder_{i}/self_attention/query_key_value", "h.{i}.attn.c_attn"),
-        *both("decoder_{i}/self_attention/output_projection", "h.{i}.attn.c_proj"),
-        *both("decoder_{i}/self_attention_residual/norm", "h.{i}.ln_1", norm),
-        *both("decoder_{i}/feed_forward/inner", "h.{i}.mlp.c_fc"),
-        *both("decoder_{i}/feed_forward/outer", "h.{i}.mlp.c_proj"),
-        *both("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2", norm),
-        *both("decoder_norm", "ln_f", norm),
-        Row("output/kernel", ("lm_head.weight",), transposed=True, head=True),
+        *_dense("decoder_{i}/self_attention/query_key_value", "h.{i}.attn.c_attn"),
+        *_dense("decoder_{i}/self_attention/output_projection", "h.{i}.attn.c_proj"),
+        *norm("decoder_{i}/self_attention_residual/norm", "h.{i}.ln_1"),
+        *_dense("decoder_{i}/feed_forward/inner", "h.{i}.mlp.c_fc"),
+        *_dense("decoder_{i}/feed_forward/outer", "h.{i}.mlp.c_proj"),
+        *norm("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2"),
+        *norm("decoder_norm", "ln_f"),
+        *dense("output", "lm_head", bias=False, head=True),
     )
 
 
@@ -82,114 +77,95 @@ def _arguments_of_gpt1(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _describe_gpt2(model: keras.Model) -> tuple[str, dict[str, Any]] | None:
-    found = _blocks(model)
-    if found is None or not found[0].normalize_first:
-        return None
-    block, config = found
-    scales = [layer.attention_scale for layer in _decoders(model)]
-    size = config["n_embd"] // config["n_head"]
-    scaled = scales[0] is None or scales[0] != 1.0
-    by_layer = len(scales) > 1 and scales[1] not in (None, 1.0)
-    expected = [(size**-0.5 if scaled else 1.0) / (i + 1 if by_layer else 1) for i in range(99)]
-    if any(
-        abs((size**-0.5 if x is None else x) - y) > 1e-7
-        for x, y in zip(scales, expected, strict=False)
-    ):
-        raise ValueError(
-            f"{model.name}: attention_scale must be the default, 1, or either of them divided by "
-            f"the block's number from 1, to be saved as GPT-2, got {scales}"
-        )
-    return _head(model, "GPT2"), {
-        **config,
-        "n_inner": block.intermediate_dim,
-        "activation_function": activation_name(block.activation),
-        "scale_attn_weights": scaled,
-        "scale_attn_by_inverse_layer_idx": by_layer,
+def _common_fields(model: models.Model) -> dict[str, Any]:
+    given = model.arguments
+    attention, embedding = given["attention_dropout"], given["embedding_dropout"]
+    return {
+        "vocab_size": given["vocabulary_size"],
+        "n_embd": given["dim"],
+        "n_layer": given["num_layers"],
+        "n_head": given["num_heads"],
+        "n_positions": given["max_length"],
+        "resid_pdrop": given["dropout"],
+        "attn_pdrop": given["dropout"] if attention is None else attention,
+        "embd_pdrop": given["dropout"] if embedding is None else embedding,
+        "layer_norm_epsilon": given["layer_norm_epsilon"],
+        "tie_word_embeddings": given["tie_output"] or model.head is None,
     }
 
 
-def _describe_gpt1(model: keras.Model) -> tuple[str, dict[str, Any]] | None:
-    found = _blocks(model)
-    if found is None or found[0].normalize_first:
-        return None
-    block, config = found
-    if block.intermediate_dim != 4 * config["n_embd"]:
+def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    return {
+        **_common_fields(model),
+        "n_inner": given["intermediate_dim"],
+        "activation_function": activation_name(given["activation"]),
+        "scale_attn_weights": given["scale_scores"],
+        "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
+    }
+
+
+def _fields_of_gpt1(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    if given["intermediate_dim"] != 4 * given["dim"]:
         raise ValueError(
-            f"{model.name}: intermediate_dim must be 4 times dim ({config['n_embd']}) to be saved "
-            f"as the first GPT, got {block.intermediate_dim}"
+            f"{model.name}: intermediate_dim must be 4 times dim ({given['dim']}) to be saved as "
+            f"the first GPT, got {given['intermediate_dim']}"
         )
-    name = activation_name(block.activation)
+    for name, expected in (("scale_scores", True), ("scale_scores_by_layer", False)):
+        if given[name] != expected:
+            raise ValueError(
+                f"{model.name}: {name} must be {expected} to be saved as the first GPT, "
+                f"got {given[name]}"
+            )
+    name = activation_name(given["activation"])
     if name not in ("gelu_new", "relu", "silu"):
         raise ValueError(
             f"{model.name}: activation must be gelu_tanh, relu or silu to be saved as the first "
             f"GPT, got {name}"
         )
-    config["afn"] = "gelu" if name == "gelu_new" else name
-    return _head(model, "OpenAIGPT"), config
+    return {**_common_fields(model), "afn": "gelu" if name == "gelu_new" else name}
 
 
-def _decoders(model: keras.Model) -> list[TransformerDecoderBlock]:
-    return [x for x in model.layers if isinstance(x, TransformerDecoderBlock)]
-
-
-def _blocks(model: keras.Model) -> tuple[TransformerDecoderBlock, dict[str, Any]] | None:
-    layers = {layer.name: layer for layer in model.layers}
-    blocks, embedding = _decoders(model), layers.get("embedding")
-    positions = layers.get("positions")
-    if not (
-        blocks
-        and blocks[0].cross_attention is None
-        and isinstance(embedding, TokenEmbedding)
-        and isinstance(positions, PositionEmbedding)
-    ):
-        return None
-    block, attention = blocks[0], blocks[0].attention_dropout
-    return block, {
-        "vocab_size": embedding.vocabulary_size,
-        "n_embd": embedding.dim,
-        "n_layer": len(blocks),
-        "n_head": block.num_heads,
-        "n_positions": positions.max_length,
-        "resid_pdrop": block.dropout,
-        "attn_pdrop": block.dropout if attention is None else attention,
-        "embd_pdrop": positions.dropout,
-        "layer_norm_epsilon": block.layer_norm_epsilon,
-        "tie_word_embeddings": "output" not in layers,
-    }
-
-
-def _head(model: keras.Model, name: str) -> str:
-    """Logits or features: what the last layer of the model says."""
-    made_by = model.output._keras_history.operation  # not public, and no other record
-    return name + ("LMHeadModel" if made_by.name in ("output", "embedding") else "Model")
-
-
-def _family(model_type: str, name: str, embedding: str, positions: str, **rest: Any) -> Family:
+def _family(
+    model_type: str, name: str, embedding: str, positions: str, normalize_first: bool, **rest: Any
+) -> Family:
     table = _table(embedding, positions)
     return Family(
         model_type=model_type,
         builder=models.gpt,
         table=lambda model: table,
         architectures={
-            f"{name}LMHeadModel": (lambda model, config: model, ()),
-            f"{name}Model": (lambda model, config: models.backbone(model), ()),
+            f"{name}LMHeadModel": Architecture(lambda model, config: model, "language_model"),
+            f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
         },
-        prefix="transformer.",
+        is_of=lambda model: model.arguments["normalize_first"] == normalize_first,
+        names=Names(
+            prefix="transformer.",
+            aliases={"lm_head.weight": f"{embedding}.weight"},
+            # Masks and numbers, which older versions of transformers saved.
+            ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
+        ),
         base=f"{name}Model",
-        aliases={"lm_head.weight": f"{embedding}.weight"},
-        # Masks and numbers, which older versions of transformers saved.
-        ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
         **rest,
     )
 
 
-GPT2 = _family("gpt2", "GPT2", "wte", "wpe", arguments=_arguments_of_gpt2, describe=_describe_gpt2)
+GPT2 = _family(
+    "gpt2",
+    "GPT2",
+    "wte",
+    "wpe",
+    normalize_first=True,
+    arguments=_arguments_of_gpt2,
+    fields=_fields_of_gpt2,
+)
 GPT1 = _family(
     "openai-gpt",
     "OpenAIGPT",
     "tokens_embed",
     "positions_embed",
+    normalize_first=False,
     arguments=_arguments_of_gpt1,
-    describe=_describe_gpt1,
+    fields=_fields_of_gpt1,
 )

@@ -12,15 +12,18 @@ from keras import ops
 
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.gpt import GPT1, GPT2
-from keras_tfm.checkpoints.mapping import Family, Named
+from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.t5 import T5
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
 from keras_tfm.checkpoints.without_storage import without_storage
-from keras_tfm.layers import TokenEmbedding
+from keras_tfm.models import Model
+from keras_tfm.models.identity import is_functional
 
 FAMILIES: dict[str, Family] = {x.model_type: x for x in (BERT, GPT1, GPT2, T5)}
-# Sums of a few hundred products are taken in another order by a model that was built again.
+# A model that was built again adds a few hundred products in another order.
 TOLERANCE = 1e-4
 
 
@@ -72,34 +75,59 @@ def load_huggingface(
     if model_type not in FAMILIES:
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
-    named = Named(Tensors(folder), family)
+    named = Named(Tensors(folder), family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:
         raise ValueError(
             f"{folder}: architecture must be one of {list(family.architectures)}, "
             f"got {name!r}: name one with architecture="
         )
-    head = family.architectures[name][0]
+    make = family.architectures[name].make
     arguments = {**family.arguments(config, named), **options}
 
     def build() -> keras.Model:
-        return head(family.builder(**arguments), config)
+        return make(family.builder(**arguments), config)
 
     with without_storage():  # a configuration may ask for any size
-        named.check(name, family.entries(build()))
+        named.check(name, family.entries(build()), _hint(family, named, name))
     model = build()
-    for entry in family.entries(model):
-        entry.weight.assign(entry.joined(named.array(name) for name in entry.tensors))
+    load_entries(named, family.entries(model))
     return model
+
+
+def load_entries(named: Named, entries: list[Entry]) -> None:
+    """Assigns every weight its value in the files."""
+    for entry in entries:
+        entry.weight.assign(entry.load(named.array(name) for name in entry.tensors))
+
+
+def save_entries(entries: list[Entry], prefix: str = "") -> dict[str, np.ndarray]:
+    """The tensors of every weight, by name; `prefix` stands before names that are of no head."""
+    tensors: dict[str, np.ndarray] = {}
+    for entry in entries:
+        value = ops.convert_to_numpy(entry.weight)
+        if value.dtype != np.float32:
+            raise ValueError(f"expected weights in float32, got {entry.weight.path} {value.dtype}")
+        for name, part in entry.save(value).items():
+            tensors[name if entry.head else prefix + name] = part
+    return tensors
 
 
 def _architecture(config: Config, family: Family, named: Named) -> str | None:
     names = config.fields.get("architectures")
     if names is None:
-        return named.architecture()
+        return family.architecture_in(named)
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         config.refuse("architectures", names, "one name")
     return str(names[0])
+
+
+def _hint(family: Family, named: Named, name: str) -> str:
+    """The architecture whose heads the files have, if it is another one."""
+    fitting = family.architecture_in(named)
+    if fitting is None or fitting == name:
+        return ""
+    return f"; they look like those of architecture={fitting!r}"
 
 
 def save_huggingface(model: keras.Model, folder: str | Path) -> None:
@@ -136,15 +164,11 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
     folder = Path(folder)
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: name another folder")
-    family, architecture, fields = _described(model)
-    prefix = "" if architecture == family.base else family.prefix
-    tensors: dict[str, np.ndarray] = {}
-    for entry in family.entries(model):
-        value = ops.convert_to_numpy(entry.weight)
-        if value.dtype != np.float32:
-            raise ValueError(f"expected weights in float32, got {entry.weight.path} {value.dtype}")
-        for name, part in entry.cut(value).items():
-            tensors[name if entry.head else prefix + name] = part
+    family, model = _known(model)
+    entries = family.entries(model)
+    architecture = family.architecture_of(model)
+    fields = family.fields(model, architecture)
+    tensors = save_entries(entries, "" if architecture == family.base else family.names.prefix)
     config = {"architectures": [architecture], "model_type": family.model_type, **fields}
     config["dtype"] = "float32"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -159,44 +183,51 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
             os.replace(new / name, folder / name)
 
 
-def _described(model: keras.Model) -> tuple[Family, str, dict[str, Any]]:
-    """The family, the architecture and the configuration of a model."""
+def _known(model: keras.Model) -> tuple[Family, Model]:
+    """The family of a model, and the model as one that knows its parts."""
+    if not isinstance(model, Model) and is_functional(model):
+        model = Model(model.input, model.output, name=model.name)
+    name = getattr(model, "family", None)
     for family in FAMILIES.values():
-        found = family.describe(model)
-        if found is not None:
-            return family, *found
+        if family.builder.__name__ == name and family.is_of(model):
+            return family, model
     raise ValueError(
-        f"expected a model of models.bert, models.gpt or models.t5; the layers of {model.name!r} "
-        f"are {[layer.name for layer in model.layers]}"
+        "expected a model of models.bert, models.gpt or models.t5, "
+        f"got {model.name!r}, " + ("composed by hand" if name is None else f"of models.{name}")
     )
 
 
-def _compare(model: keras.Model, again: keras.Model) -> None:
+def _compare(model: Model, again: keras.Model) -> None:
     """Raises unless both give the same for random inputs."""
     rng = np.random.default_rng(0)
-    layers = {layer.name: layer for layer in model.layers}
-    embedding = next(x for x in layers.values() if isinstance(x, TokenEmbedding))
-    length = 9
-    if "positions" in layers:
-        length = min(length, layers["positions"].max_length)
-    ids = rng.integers(0, embedding.vocabulary_size, (3, 3, length), "int32")
+    given = model.arguments
+    length = min(9, given.get("max_length", 9))
+    ids = rng.integers(0, given["vocabulary_size"], (2, 3, length), "int32")
     ids[:, 1, length // 2 :] = 0
-    inputs: Any = ids[0]
-    if isinstance(again.input, dict):
-        inputs = dict(zip(again.input, ids, strict=False))
-    if isinstance(inputs, dict) and "segments" in inputs:
-        segments = rng.integers(0, layers["segment_embedding"].num_segments, ids[0].shape, "int32")
-        inputs["segments"] = segments if "segments" in model.input else np.zeros_like(segments)
-    given = (
-        {name: inputs[name] for name in model.input} if isinstance(model.input, dict) else ids[0]
-    )
-    results = (model(given, training=False), again(inputs, training=False))
-    first, second = (
-        [ops.convert_to_numpy(y) for y in keras.tree.flatten(result)] for result in results
-    )
+    segments = np.zeros_like(ids[0])
+    if any(x.name == "segments" for x in model.inputs):
+        segments = rng.integers(0, given["num_segments"], segments.shape, "int32")
+    arrays = {
+        "source": ids[0],
+        "target": ids[1],
+        "tokens": ids[0],
+        "segments": segments,
+        "mask_positions": np.tile(np.arange(length, dtype="int32"), (3, 1)),
+    }
+
+    def outputs(model: keras.Model) -> list[np.ndarray]:
+        inputs = keras.tree.map_structure(lambda x: arrays[x.name], model.input)
+        return [ops.convert_to_numpy(y) for y in keras.tree.flatten(model(inputs, training=False))]
+
+    first, second = outputs(model), outputs(again)
+    if [x.shape for x in first] != [x.shape for x in second]:
+        raise ValueError(
+            f"{model.name} cannot be saved: expected outputs of shapes "
+            f"{[x.shape for x in second]}, got {[x.shape for x in first]}"
+        )
     for a, b in zip(first, second, strict=True):
         difference = float(np.max(np.abs(a - b), initial=0.0))
-        if a.shape != b.shape or not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):
             raise ValueError(
                 f"{model.name} cannot be saved: loaded again it computes something else (off by "
                 f"{difference:.2g}), so it was changed after it was made, or has an option that "

@@ -1,71 +1,55 @@
 """T5's checkpoints: names, configuration, heads."""
 
+from functools import partial
 from typing import Any
-
-import keras
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
-from keras_tfm.checkpoints.mapping import Family, Named, Row
-from keras_tfm.layers import (
-    RelativePositionBias,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-)
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
 # "gated-gelu" has meant the approximation since before there was a name for it.
 _GATES = {"gelu_new": "gelu", "gelu": "gelu_python"}
+_dense = partial(dense, bias=False)
 
 
-def _attention(weight: str, tensor: str, *fused: str) -> list[Row]:
-    """One projection for each of `fused`, or one for them all, and the output's."""
-    rows = [Row(f"{weight}/output_projection/kernel", (f"{tensor}.o.weight",), transposed=True)]
-    if fused:
-        names = tuple(f"{tensor}.{x}.weight" for x in fused)
-        return [*rows, Row(f"{weight}/query_key_value/kernel", names, transposed=True)]
-    return rows + [
-        Row(f"{weight}/{name}/kernel", (f"{tensor}.{name[0]}.weight",), transposed=True)
-        for name in ("query", "key", "value")
-    ]
-
-
-def _stack(stack: str, sublayers: tuple[str, ...]) -> list[Row]:
+def _stack(stack: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
     block = f"{stack}.block.{{i}}.layer"
     own = f"{stack}_{{i}}"
+    attention = f"{block}.0.SelfAttention"
     feed_forward = f"{block}.{len(sublayers) - 1}.DenseReluDense"
     table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    return [
-        *_attention(f"{own}/self_attention", f"{block}.0.SelfAttention", "q", "k", "v"),
+    # A gate is a matrix of its own in the checkpoint, and the first half of the kernel here.
+    inner = ("wi_0", "wi_1") if gated else ("wi",)
+    rows = [
+        *_dense(f"{own}/self_attention/query_key_value", *(f"{attention}.{x}" for x in "qkv")),
+        *_dense(f"{own}/self_attention/output_projection", f"{attention}.o"),
         Row(f"{stack}_0/self_attention/{stack}_positions/table", (table,)),
-        *(
-            Row(f"{own}/{name}_residual/norm/scale", (f"{block}.{i}.layer_norm.weight",))
-            for i, name in enumerate(sublayers)
-        ),
-        Row(f"{own}/feed_forward/outer/kernel", (f"{feed_forward}.wo.weight",), transposed=True),
-        Row(f"{stack}_norm/scale", (f"{stack}.final_layer_norm.weight",)),
+        *_dense(f"{own}/feed_forward/inner", *(f"{feed_forward}.{x}" for x in inner)),
+        *_dense(f"{own}/feed_forward/outer", f"{feed_forward}.wo"),
+        *rms_norm(f"{stack}_norm", f"{stack}.final_layer_norm"),
     ]
+    for i, name in enumerate(sublayers):
+        rows += rms_norm(f"{own}/{name}_residual/norm", f"{block}.{i}.layer_norm")
+    return rows
 
 
-def _inner(*names: str) -> list[Row]:
-    """Of both stacks; a gate is a matrix of its own, and the first half of the kernel here."""
-    return [
-        Row(
-            f"{stack}_{{i}}/feed_forward/inner/kernel",
-            tuple(f"{stack}.block.{{i}}.layer.{number}.DenseReluDense.{x}.weight" for x in names),
-            transposed=True,
-        )
-        for stack, number in (("encoder", 1), ("decoder", 2))
-    ]
+def _cross_attention() -> list[Row]:
+    own, tensor = "decoder_{i}/cross_attention", "decoder.block.{i}.layer.1.EncDecAttention"
+    names = {"query": "q", "key": "k", "value": "v", "output_projection": "o"}
+    return [row for name, x in names.items() for row in _dense(f"{own}/{name}", f"{tensor}.{x}")]
 
 
-TABLE = (
-    Row("embedding/embeddings", ("shared.weight",)),
-    *_stack("encoder", ("self_attention", "feed_forward")),
-    *_stack("decoder", ("self_attention", "cross_attention", "feed_forward")),
-    *_attention("decoder_{i}/cross_attention", "decoder.block.{i}.layer.1.EncDecAttention"),
-    Row("output/kernel", ("lm_head.weight",), transposed=True, head=True),
-)
+def _table(model: models.Model) -> tuple[Row, ...]:
+    gated = model.arguments["gated"]
+    return (
+        Row("embedding/embeddings", ("shared.weight",)),
+        *_stack("encoder", ("self_attention", "feed_forward"), gated),
+        *_stack("decoder", ("self_attention", "cross_attention", "feed_forward"), gated),
+        *_cross_attention(),
+        *_dense("output", "lm_head", head=True),
+    )
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
@@ -100,62 +84,47 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _encoder(model: keras.Model) -> keras.Model:
-    """From the source to the context that the decoder reads."""
-    output = model.get_layer("encoder_dropout").output
-    return models.Model(model.input["source"], output, name=model.name)
-
-
 ARCHITECTURES = {
-    "T5ForConditionalGeneration": (lambda model, config: model, ("decoder.",)),
-    "T5Model": (lambda model, config: models.backbone(model), ("decoder.",)),
-    "T5EncoderModel": (lambda model, config: _encoder(model), ()),
+    "T5ForConditionalGeneration": Architecture(
+        lambda model, config: model, "language_model", prefixes=("decoder.",)
+    ),
+    "T5Model": Architecture(lambda model, config: models.backbone(model), prefixes=("decoder.",)),
+    "T5EncoderModel": Architecture(lambda model, config: models.encoder(model), "encoder"),
 }
 
 
-def _describe(model: keras.Model) -> tuple[str, dict[str, Any]] | None:
-    layers = {layer.name: layer for layer in model.layers}
-    blocks = [x for x in layers.values() if isinstance(x, TransformerEncoderBlock)]
-    decoders = [x for x in layers.values() if isinstance(x, TransformerDecoderBlock)]
-    embedding = layers.get("embedding")
-    bias = blocks[0].self_attention.position if blocks else None
-    if not isinstance(embedding, TokenEmbedding) or not isinstance(bias, RelativePositionBias):
-        return None
-    block = blocks[0]
-    activation = activation_name(block.activation)
-    made_by = model.output._keras_history.operation.name  # not public, and no other record
-    names = {"embedding": "T5ForConditionalGeneration", "output": "T5ForConditionalGeneration"}
-    architecture = names.get(made_by, "T5Model" if decoders else "T5EncoderModel")
-    tied = architecture != "T5ForConditionalGeneration" or made_by == "embedding"
-    return architecture, {
-        "vocab_size": embedding.vocabulary_size,
-        "d_model": embedding.dim,
-        "d_kv": block.head_dim or embedding.dim // block.num_heads,
-        "d_ff": block.intermediate_dim,
-        "num_layers": len(blocks),
-        **({"num_decoder_layers": len(decoders)} if decoders else {}),
-        "num_heads": block.num_heads,
-        "relative_attention_num_buckets": bias.num_buckets,
-        "relative_attention_max_distance": bias.max_distance,
-        "dropout_rate": block.dropout,
-        "layer_norm_epsilon": block.layer_norm_epsilon,
+def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    activation = activation_name(given["activation"])
+    logits, decoder = architecture == "T5ForConditionalGeneration", architecture != "T5EncoderModel"
+    layers, tied, scaled = given["num_decoder_layers"], given["tie_output"], given["scale_output"]
+    fields = {
+        "vocab_size": given["vocabulary_size"],
+        "d_model": given["dim"],
+        "d_kv": given["head_dim"] or given["dim"] // given["num_heads"],
+        "d_ff": given["intermediate_dim"],
+        "num_layers": given["num_layers"],
+        "num_heads": given["num_heads"],
+        "relative_attention_num_buckets": given["num_buckets"],
+        "relative_attention_max_distance": given["max_distance"],
+        "dropout_rate": given["dropout"],
+        "layer_norm_epsilon": given["layer_norm_epsilon"],
         "feed_forward_proj": f"gated-{_GATES.get(activation, activation)}"
-        if block.gated
+        if given["gated"]
         else activation,
         "dense_act_fn": activation,
-        "is_gated_act": block.gated,
-        "tie_word_embeddings": tied,
-        **({"scale_decoder_outputs": "output_scale" in layers} if made_by in names else {}),
-        "is_encoder_decoder": bool(decoders),
+        "is_gated_act": given["gated"],
+        "tie_word_embeddings": tied or not logits,
+        "is_encoder_decoder": decoder,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }
-
-
-def _table(model: keras.Model) -> tuple[Row, ...]:
-    gated = any(getattr(layer, "gated", False) for layer in model.layers)
-    return (*TABLE, *_inner(*(("wi_0", "wi_1") if gated else ("wi",))))
+    if decoder:
+        fields["num_decoder_layers"] = given["num_layers"] if layers is None else layers
+    if logits:
+        fields["scale_decoder_outputs"] = tied if scaled is None else scaled
+    return fields
 
 
 T5 = Family(
@@ -163,13 +132,15 @@ T5 = Family(
     builder=models.t5,
     table=_table,
     arguments=_arguments,
+    fields=_fields,
     architectures=ARCHITECTURES,
-    describe=_describe,
-    aliases={
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-        "lm_head.weight": "shared.weight",
-    },
-    # Which the first released files have and no model reads.
-    ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    names=Names(
+        aliases={
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+            "lm_head.weight": "shared.weight",
+        },
+        # Which the first released files have and no model reads.
+        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    ),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_tfm.export.keras_hub_tokenizers import converted
-from keras_tfm.export.signatures import Request
+from keras_tfm.export.request import Request
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.tokenizer import Tokenizer, read
 

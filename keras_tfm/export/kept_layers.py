@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tfm.keras_internals import sublayers
+
 # What folding a factor into a weight in float32 may change, of a row's largest.
 _ROUNDING = 1e-5
 
@@ -34,7 +36,7 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
     if isinstance(names, str):
         raise TypeError(f"keep_float must be a sequence of layer names, got the string {names!r}")
     paths: dict[str, list[Any]] = {}
-    for layer in model._flatten_layers(include_self=False):
+    for layer in sublayers(model):
         path = getattr(layer, "path", None) or layer.name
         for known in {path, layer.name}:
             paths.setdefault(known, []).extend(layer.weights)

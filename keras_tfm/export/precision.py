@@ -4,6 +4,7 @@ import logging
 
 import keras
 
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import with_dtype
 
 _log = logging.getLogger(__name__)
@@ -30,5 +31,4 @@ def in_float32(model: keras.Model) -> keras.Model:
 
 
 def _first(model: keras.Model, dtypes: tuple[str, ...]) -> keras.layers.Layer | None:
-    inside = model._flatten_layers(include_self=False)
-    return next((layer for layer in inside if layer.compute_dtype in dtypes), None)
+    return next((layer for layer in sublayers(model) if layer.compute_dtype in dtypes), None)

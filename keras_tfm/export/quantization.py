@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from keras_tfm.export import four_bits
 from keras_tfm.export.kept_layers import find_buffers, find_layers
-from keras_tfm.export.signatures import Request, Signature
-from keras_tfm.layers.masked_score import bounded_masks
+from keras_tfm.export.request import Request
+from keras_tfm.export.signatures import Signature
+from keras_tfm.layers.target import bounded_masks
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection import inspect_subgraphs
 

@@ -1,4 +1,4 @@
-"""What an export has made."""
+"""The report of an export."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from keras_tfm.runtime.inspection import Inspection
 
 @dataclass
 class Report(Inspection):
-    """What is in the file, and how far it is off; `print` it, or take `asdict()`.
+    """The content of a file and its error against the model; `print` it, or take `asdict()`.
 
     Attributes:
-        verification: each signature against the model; None where that was not asked for.
+        verification: each signature against the model; None if the file was not verified.
     """
 
     verification: Verification | None = None

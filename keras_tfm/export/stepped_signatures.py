@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from keras_tfm.export.signatures import Request, Signature
 from keras_tfm.generation.loop import cache_lengths
-from keras_tfm.generation.model_inputs import call_model
+from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding_scope import COLUMN_AXES
+from keras_tfm.layers.decoding.cache import COLUMN_AXES
+from keras_tfm.layers.target import export_target
 
 Tensor = Any
 
@@ -30,44 +31,48 @@ class Caches:
 
     def __init__(self, request: Request):
         self.request = request
+        self.model = SteppedModel(request.model, request.target)
 
     @cached_property
-    def _first_step(self) -> DecodingScope:
-        """A first step on zeros, which shows the shapes."""
-        inputs = {
-            name: tf.zeros(spec.shape, spec.dtype)
-            for name, spec in self.request.specs(self.request.others).items()
-        }
+    def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:
+        """A first step on zeros, which shows the shapes, and what was encoded for it."""
+        inputs = self.inputs({})
         token = tf.zeros((self.request.batch_size, 1), "int32")
+        encoded = self.model.encode(inputs)
         with DecodingScope(length=2) as scope:
-            call_model(self.request.model, {**inputs, self.request.target: token})
-        return scope
+            self.model.step(encoded, token)
+        return scope, encoded
 
     @cached_property
     def growing(self) -> list[str]:
         """The entries of self-attention; those of cross-attention stay as they are."""
-        return self._first_step.growing
+        return self._first_step[0].growing
 
     @cached_property
-    def _traced_step(self) -> Any:
-        """A step of one token: logits and what is new, from all that a step could read."""
+    def _traced_step(self) -> tuple[dict[str, Tensor], Any]:
+        """A step of one token: all that it could read, and what it makes, logits and new keys."""
         request, length = self.request, self.request.max_length
         assert length is not None
+        _, encoded = self._first_step
+        specs = {
+            "token": tf.TensorSpec((request.batch_size, 1), "int32"),
+            "position": tf.TensorSpec((), "int32"),
+            "cache": {**self.specs(growing=False), **self.specs(growing=True, length=length)},
+            "encoded": {name: tf.TensorSpec(x.shape, x.dtype) for name, x in encoded.items()},
+        }
 
-        def step(**given: Tensor) -> Any:
-            token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
-            cache = self.unflatten(given)
-            with DecodingScope(cache, position=position, length=length) as scope:
-                outputs = call_model(request.model, {**self.inputs(given), request.target: token})
+        def step(given: dict[str, Any]) -> Any:
+            cache = self.unflatten(given["cache"])
+            with (
+                export_target("cpu-edge"),
+                DecodingScope(cache, position=given["position"], length=length) as scope,
+            ):
+                outputs = self.model.step(given["encoded"], given["token"])
             return {"logits": tf.nest.flatten(outputs)[0], "new": _to_host(scope.new)}
 
-        return tf.function(step, autograph=False).get_concrete_function(
-            **request.specs(request.others),
-            **self.specs(growing=False),
-            **self.specs(growing=True, length=length),
-            **{request.target: tf.TensorSpec((request.batch_size, 1), "int32")},
-            position=tf.TensorSpec((1,), "int32"),
-        )
+        traced = tf.function(step, autograph=False).get_concrete_function(specs)
+        given = tf.nest.pack_sequence_as(specs, traced.inputs[: len(tf.nest.flatten(specs))])
+        return given["encoded"], traced.structured_outputs
 
     def inputs_read(self, logits: bool) -> dict[str, tf.TensorSpec]:
         """Those inputs of the model that a step still reads for what is new, or for its logits too.
@@ -77,8 +82,7 @@ class Caches:
         others = self.request.specs(self.request.others)
         if not others:
             return {}
-        traced = self._traced_step
-        made = traced.structured_outputs
+        encoded, made = self._traced_step
         waiting = [x.op for x in tf.nest.flatten(made if logits else made["new"])]
         seen = set(waiting)
         while waiting:
@@ -86,21 +90,43 @@ class Caches:
                 if x.op not in seen:
                     seen.add(x.op)
                     waiting.append(x.op)
-        _, keywords = traced.structured_input_signature
-        placeholders = dict(zip(sorted(keywords), traced.inputs, strict=False))
-        return {name: spec for name, spec in others.items() if placeholders[name].op in seen}
+        read = {
+            source
+            for name, x in encoded.items()
+            if x.op in seen
+            for source in self.model.inputs_of(name)
+        }
+        return {name: spec for name, spec in others.items() if name in read}
 
     def inputs(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's inputs not stepped: those given, zeros for those that nothing reads."""
+        """The model's inputs that are not stepped: those given, zeros in place of the others."""
         return {
             name: given[name] if name in given else tf.zeros(spec.shape, spec.dtype)
             for name, spec in self.request.specs(self.request.others).items()
         }
 
+    def read(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those of a signature's arguments that are inputs of the model."""
+        return {name: x for name, x in given.items() if name in self.request.others}
+
+    def step(self, given: dict[str, Tensor], tokens: Tensor) -> Tensor:
+        """The logits of a step that reads its caches, inside a scope.
+
+        Args:
+            given: those inputs of the model that the step reads.
+            tokens: (B, n).
+        """
+        if given:
+            encoded = self.model.encode(self.inputs(given))
+        else:  # nothing reads it
+            _, shapes = self._first_step
+            encoded = {name: tf.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        return tf.nest.flatten(self.model.step(encoded, tokens))[0]
+
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """Of the entries that grow, or of the others, by flat name."""
         specs = {}
-        for entry, parts in self._first_step.cache.items():
+        for entry, parts in self._first_step[0].cache.items():
             if (entry in self.growing) != growing:
                 continue
             for part, x in parts.items():
@@ -115,7 +141,7 @@ class Caches:
     def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """A cache from arguments with flat names; zeros where entries are not among them."""
         cache: dict[str, dict[str, Tensor]] = {}
-        for entry, parts in self._first_step.cache.items():
+        for entry, parts in self._first_step[0].cache.items():
             cache[entry] = {
                 part: _from_host(part, given[_flat_name(entry, part)]) for part in parts
             }
@@ -151,8 +177,9 @@ def encode(caches: Caches) -> list[Signature]:
 
         def function(missing: int = (longest or 0) - (length or 0), **inputs: Tensor) -> Any:
             token = tf.zeros((request.batch_size, 1), "int32")
+            encoded = caches.model.encode(inputs)
             with DecodingScope(length=2) as scope:
-                call_model(request.model, {**inputs, request.target: token})
+                caches.model.step(encoded, token)
             contexts = {
                 entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
             }
@@ -197,7 +224,7 @@ def prefill(caches: Caches) -> list[Signature]:
             empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
             cache = caches.unflatten({**empty, **given})
             with DecodingScope(cache, position=0, length=length) as scope:
-                call_model(request.model, {**caches.inputs(given), request.target: tokens})
+                caches.step(caches.read(given), tokens)
             return _to_host(_longer(scope.new, missing))
 
         specs = {
@@ -235,7 +262,7 @@ def decode(caches: Caches) -> list[Signature]:
         "max_length": request.max_length,
         "start_id": request.start_id,
         "end_id": request.end_id_setting(),
-        "pad_id": 0,
+        "pad_id": request.pad_ids.get(request.target, 0),
         "target": request.target,
         "vocabulary_size": request.model.outputs[0].shape[-1],
     }
@@ -245,8 +272,8 @@ def decode(caches: Caches) -> list[Signature]:
         def function(room: int = room, **given: Tensor) -> Any:
             token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
             with DecodingScope(caches.unflatten(given), position=position, length=room) as scope:
-                outputs = call_model(request.model, {**caches.inputs(given), request.target: token})
-            logits, after = tf.nest.flatten(outputs)[0], scope.new
+                logits = caches.step(caches.read(given), token)
+            after = scope.new
             if request.whole_caches:
                 after = {entry: scope.cache[entry] for entry in scope.growing}
             return {"logits": logits[:, -1], **_to_host(after)}
@@ -265,7 +292,7 @@ def decode(caches: Caches) -> list[Signature]:
                 _named(function),
                 specs,
                 request.vocabulary_sizes,
-                {**settings, "room": room},
+                {**settings, "capacity": room},
             )
         )
     return result

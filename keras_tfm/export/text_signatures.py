@@ -11,7 +11,8 @@ from keras_tfm.generation.generator import end_ids_of
 from keras_tfm.generation.model_inputs import find_target, input_specs, vocabulary_sizes
 
 TEXT = "_text"
-# Of tensorflow-text, with kernels for LiteRT that an app links: what was run. Others are refused.
+# Operators of tensorflow-text that were tested in LiteRT, where an app links their kernels. Others
+# are refused.
 LITERT_OPERATORS = {
     "FastWordpieceTokenizeWithOffsets",
     "RaggedTensorToTensor",
@@ -22,7 +23,7 @@ LITERT_OPERATORS = {
 
 
 def traced_function(signature: Signature) -> Any:
-    """The concrete function of a signature, the same each time: nothing is traced twice."""
+    """The concrete function of a signature; traced once, then the same object each time."""
     function: Any = signature.function
     if not isinstance(function, tf.types.experimental.GenericFunction):
         signature.function = function = tf.function(function, autograph=False)
@@ -36,21 +37,21 @@ def check_tokenizers(
 
     Args:
         model: functional.
-        names: of the signatures asked for.
-        tokenizer: one for all inputs of ids, or a dictionary by the input's name, or None.
-        detokenizer: only looked at for being given without a tokenizer.
+        names: the requested signatures.
+        tokenizer: one for all inputs of ids, or a dictionary by input, or None.
+        detokenizer: checked only for being given without a text signature.
 
     Raises:
-        ValueError: text signatures without a tokenizer or the reverse, an input that takes no ids,
-            or more ids in the tokenizer than in the model.
+        ValueError: text signatures without a tokenizer or the reverse, a tokenizer for an input
+            that does not take ids, or more ids in the tokenizer than in the model.
     """
     if len(set(names)) < len(names):
-        raise ValueError(f"a signature is asked for twice: {list(names)}")
+        raise ValueError(f"signatures must be different, got {list(names)}")
     of_text = [name for name in names if name.endswith(TEXT)]
     if not of_text:
         if tokenizer is not None or detokenizer is not None:
             raise ValueError(
-                'a tokenizer is used by the signatures "generate_text" and "predict_text", '
+                'a tokenizer needs the signature "generate_text" or "predict_text", '
                 f"got {list(names)}"
             )
         return {}
@@ -91,7 +92,7 @@ def add_text_signatures(
     detokenizer: Any,
     target: str | None,
 ) -> list[Signature]:
-    """The signatures of `names`: those of `made`, and those of text around them."""
+    """The signatures `names`, in their order: those of `made`, and text signatures around them."""
     by_name = {signature.name: signature for signature in made}
     result = []
     for name in names:
@@ -121,7 +122,7 @@ def add_text_signatures(
 
 
 def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any) -> Signature:
-    # Traced once, for both signatures: they share the graph.
+    # Traced once: both signatures share the graph.
     traced = traced_function(base)
 
     def run(**inputs: Any) -> dict[str, Any]:
@@ -143,41 +144,41 @@ def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer
 
 def _vocabulary_size(tokenizer: Any) -> int | None:
     size = getattr(tokenizer, "vocabulary_size", None)
-    with tf.init_scope():  # Keras asks its table, which in a graph is a tensor
+    with tf.init_scope():  # Keras reads it from a table, which would be a tensor in a graph
         return int(size() if callable(size) else size) if size is not None else None
 
 
 def _tokenized(
     name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature
 ) -> Any:
-    """Ids (B, S), at least one column: an empty batch of words would be a softmax over nothing."""
-    spec = signature.inputs[name]
+    """Ids (B, S), padded; at least one column, since a softmax over no keys is undefined."""
+    spec, pad_id = signature.inputs[name], signature.pad_ids.get(name, 0)
     ids, length = tokenizer(strings), spec.shape[1]
     if isinstance(ids, tf.RaggedTensor):
         if length is None and name not in signature.padded:
             raise ValueError(
-                f"the tokenizer of input {name!r} makes ragged rows, which are filled up with 0, "
-                "and the model sees padding as ids like others (no mask_zero)"
+                f"the tokenizer of input {name!r} returns ragged rows, which are padded with "
+                f"{pad_id}, but the model does not mask padding (no mask_zero or mask_id)"
             )
-        ids = ids.to_tensor(0)
+        ids = ids.to_tensor(pad_id)
     if ids.shape.rank != 2 or not ids.dtype.is_integer:
         raise ValueError(
-            f"the tokenizer of input {name!r} must make integer ids (B, S), "
+            f"the tokenizer of input {name!r} must return integer ids (B, S), "
             f"got {ids.dtype.name} of shape {ids.shape}"
         )
     columns = tf.shape(ids)[1]
-    # Before the ids are used: otherwise it is chance which error comes first.
+    # Before the ids are used: otherwise the embedding's error may come first.
     with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
         missing = tf.maximum((1 if length is None else length) - columns, 0)
-        ids = tf.pad(ids, [(0, 0), (0, missing)])
+        ids = tf.pad(ids, [(0, 0), (0, missing)], constant_values=tf.cast(pad_id, ids.dtype))
     ids = tf.cast(ids, spec.dtype)
     if spec.shape.is_fully_defined():
-        return tf.reshape(ids, spec.shape)  # LiteRT has no assertions: there, this one fails
+        return tf.reshape(ids, spec.shape)  # in LiteRT, which has no assertions, this fails
     return tf.ensure_shape(ids, spec.shape)
 
 
 def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
-    """What is checked when the SavedModel runs, as it cannot be seen before."""
+    """Checks that run with the SavedModel, since they depend on the ids."""
     length, size = signature.inputs[name].shape[1], signature.vocabulary_sizes.get(name)
     checks = []
     if length is not None:
@@ -187,7 +188,7 @@ def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> li
         message = f"{name}: ids of the tokenizer must be in 0..{size - 1}"
         checks.append(tf.debugging.assert_less(ids, tf.cast(size, ids.dtype), message))
         checks.append(tf.debugging.assert_non_negative(ids, message))
-    return [check for check in checks if check is not None]  # None: known to hold
+    return [check for check in checks if check is not None]  # None: statically true
 
 
 def _detokenized(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:
@@ -199,7 +200,7 @@ def _detokenized(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) ->
     kept = tf.equal(tf.cumsum(tf.cast(ended, tf.int32), axis=1), 0)
     text = detokenizer(tf.ragged.boolean_mask(tokens, kept))
     if text.dtype != tf.string:
-        raise ValueError(f"the detokenizer must make strings, got {text.dtype.name}")
+        raise ValueError(f"the detokenizer must return strings, got {text.dtype.name}")
     if text.shape.rank == 2:
         text = tf.strings.reduce_join(text, axis=1, separator=" ")
     return text

@@ -16,8 +16,9 @@ from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
+from keras_tfm.export.request import Request
 from keras_tfm.export.saved_model import check_writable, write_saved_model
-from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.export.signatures import Signature, make_signatures
 from keras_tfm.export.text_signatures import (
     LITERT_OPERATORS,
     TEXT,
@@ -27,6 +28,7 @@ from keras_tfm.export.text_signatures import (
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.generation.strategies import Strategy
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
@@ -60,80 +62,83 @@ def export_tflite(
     tokenizer: Any = None,
     detokenizer: Any = None,
 ) -> Report:
-    """Writes one .tflite file: builtin operators only, static shapes, caches and loop inside.
+    """Writes one LiteRT (.tflite) file: builtin operators, static shapes, the loop inside.
 
-    The file is the model that was trained: `generate` is the loop of `generation.generate`, traced.
-    It carries a manifest and a checksum, which `runtime.load` reads; any LiteRT runs it.
+    The file holds the trained model itself: `generate` is the traced loop of `generation.generate`.
+    Its manifest and checksum are for `runtime.load`; any LiteRT runs the file.
 
     Args:
-        model: functional. One of mixed precision is written in float32, as its weights are.
-        path: the file; it appears when it is complete, and replaces an earlier one.
-        signatures: what the file offers, by default "generate" where `start_id` or `prompt_length`
-            is given, otherwise "predict". They share the weights.
+        model: functional. A model in mixed precision is exported in float32.
+        path: the file. It is written completely or not at all, and replaces an earlier one.
+        signatures: the signatures of the file, by default "generate" with a `start_id` or
+            `prompt_length`, otherwise "predict". All signatures share the weights.
             "predict": one full pass.
             "generate": ids in, tokens out.
-            For a host that drives the loop: "encode" projects a source once, "prefill" reads a
-            prompt but its last token, "decode" feeds a token and returns logits (B, V) and what it
-            adds to the caches, which are its arguments.
-            "generate_text", "predict_text": beside those, strings in and out, with operators of
-            tensorflow-text, whose kernels the app links; the others run in any LiteRT as before.
-        quantization: how the weights of products, convolutions and lookups are stored.
-            "float32"; "float16" (computed in float32); "int8" (8 bits, computed with int8
-            activations that are scaled on the fly; no calibration data needed); "int8_full"
-            (activations in 8 bits between the operators too, "predict" alone, for processors that
-            know integers only: on a CPU it is slower and coarser than "int8"); "int4" (4 bits, a
-            scale for every 32 numbers of a row, needs `keras-tfm[quantize]`).
-        source_length: S, the length of every input whose length is open. Shorter ids are padded
-            with 0, which the model must mask (`mask_zero`). Of several lengths each has signatures
-            of its own ("predict_32", "encode_128"), and the runtime takes the shortest that fits.
-        prompt_length: N, the longest prompt, or several, of the stepped input: "prefill_32" reads
-            so many tokens, "generate" goes on from at most so many.
-        max_length: T, the most tokens a row gets, start token or prompt included; in "predict" the
-            length of the stepped input. Caches grow with the text; where T is much longer than
-            128, there are signatures "decode_128", "decode_512"... up to T.
-        start_id: the token every row begins with, where no prompt is given.
-        end_id: the token that ends a row, or several; None never stops early.
-        batch_size: rows a call.
-        target: the input that is stepped; "target", or the only one, by default.
-        strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or one of
-            your own that draws no random numbers.
-        whole_caches: whether "prefill" and "decode" return whole caches, all of max_length, for a
-            host that passes on what it got; by default they return the new entries, which a host
-            writes into the caches that it has: nothing is copied.
+            "encode", "prefill", "decode", for a decoding loop on the host: "encode" projects a
+            source once, "prefill" reads a prompt except its last token, "decode" takes one token
+            and the KV caches, and returns logits (B, V) and the new cache entries.
+            "generate_text", "predict_text", next to the signatures above: strings in and out, with
+            operators of tensorflow-text, whose kernels the app must link. The other signatures
+            still run in any LiteRT.
+        quantization: the format of the weights of matrix products, convolutions and lookups.
+            "float32"; "float16" (computed in float32); "int8" (dynamic range: int8 activations are
+            scaled at run time; no calibration data); "int8_full" (int8 activations between
+            operators too, "predict" only, for integer-only processors; on a CPU it is slower and
+            less accurate than "int8"); "int4" (one scale per 32 numbers of a row, needs
+            `keras-tfm[quantize]`).
+        source_length: S, the length of every input with an open length. Shorter rows are padded
+            with the input's pad id (`mask_id` of its embedding), which the model must mask. With
+            several lengths, each gets its own signatures ("predict_32", "encode_128"), and the
+            runtime picks the shortest that fits.
+        prompt_length: N, the maximum length of a prompt for the stepped input, or several lengths:
+            one "prefill_N" each, and "generate" continues prompts of up to N tokens.
+        max_length: T, the maximum length of a row, start token or prompt included; in "predict" the
+            length of the stepped input. If T is much larger than 128, there are several decode
+            signatures with growing caches: "decode_128", "decode_512"... up to T.
+        start_id: the first token of every row without a prompt.
+        end_id: the token that ends a row, or several; None never stops early. After its end a row
+            holds the pad id of the stepped input.
+        batch_size: rows per call.
+        target: the stepped input; by default "target", or the only one.
+        strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or a
+            custom one that draws no random numbers.
+        whole_caches: whether "prefill" and "decode" return whole caches of max_length, for hosts
+            that pass results on as arguments. By default they return only the new entries, which
+            the host writes into its caches, so no cache is copied.
         keep_float: layers whose weights stay float32 in "float16", "int8" and "int4": names, paths
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
-        representative_data: for "int8_full", some hundred inputs of "predict": an iterable of
-            arrays by name (of arrays, for a model of one input), each of the exported shape.
-        custom_operators: whether operators may be in the file that plain LiteRT has not, those of
-            TensorFlow (Flex) or others. The program that runs it must bring them; such a file is
-            not verified.
-        verify: whether to run every signature of the file against the model before it is kept.
+        representative_data: for "int8_full", a few hundred inputs of "predict": an iterable of
+            dictionaries of arrays (arrays, for a model of one input) of the exported shape.
+        custom_operators: whether to allow operators that plain LiteRT lacks, such as TensorFlow's
+            (Flex). The program that runs the file must register them; the file is not verified.
+        verify: whether to compare every signature with the model before the file is kept.
         verify_inputs, tolerance: as in `verify`.
-        tokenizer: what `Model.generate_text` and `Model.predict_text` of the runtime make ids with,
-            for every input of ids, or a dictionary by the input's name. It goes into the file: a
-            `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of one's file
-            (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. For signatures
-            of text it is instead what `export_saved_model` takes, made of tensorflow-text's
-            FastWordpieceTokenizer or FastSentencepieceTokenizer.
-        detokenizer: the tokenizer of what is generated, the stepped input; by default `tokenizer`.
+        tokenizer: the tokenizer of every input of ids, or a dictionary by input, with which the
+            runtime runs `generate_text` and `predict_text`. It is stored in the file: a
+            `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of such a
+            file (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. Text
+            signatures instead take what
+            `export_saved_model` takes, made of tensorflow-text's FastWordpieceTokenizer or
+            FastSentencepieceTokenizer.
+        detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.
 
     Returns:
-        A report of size, signatures, operators, what runs on XNNPACK in how many partitions, and
-        how far each signature is off and how long it takes.
+        A report: size, signatures, operators, XNNPACK partitions, and for each signature its error
+        against the model and its latency.
 
     Raises:
-        ValueError: an argument is out of range, the model cannot be stepped (the error names the
-            layer), a layer computes in another precision and cannot be made again in float32, the
-            graph needs an operator that plain LiteRT does not have, `keep_float` names
-            no layer (the error names near ones), or a tokenizer does not belong to the model: it
-            has more ids than an embedding, or lacks the start or the end.
-        TypeError: a tokenizer is of a kind that no file can carry.
-        VerificationError: a signature does not answer as the model does.
+        ValueError: an argument is out of range; the model cannot be stepped (the error names the
+            layer); a layer's precision cannot be converted to float32; the graph needs an operator
+            that LiteRT lacks; `keep_float` names an unknown layer (the error lists similar names);
+            or a tokenizer does not fit the model: it has more ids than the embedding, or lacks the
+            start or end token.
+        TypeError: a tokenizer's kind cannot be stored in a file.
+        VerificationError: a signature differs from the model by more than the tolerance.
         FileNotFoundError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
-            extra that brings it.
+            extra to install.
 
-    After any of these nothing is left behind, and an earlier file is untouched.
+    After an error nothing is written, and an earlier file is unchanged.
 
     Example:
 
@@ -230,7 +235,7 @@ def _convert(
             with native_log.captured():
                 try:
                     return bytes(converter.convert())
-                except Exception as error:  # it has several, with the graph as their text
+                except Exception as error:  # of several types, with the whole graph as text
                     failure = error
             lacking = _lacking(str(failure), model)
             if lacking:
@@ -242,13 +247,13 @@ def _convert(
         _log.info("converting")
         content = quantization.apply(convert)
     foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
-    if foreign:  # the converter says so itself, where no signature of text is
+    if foreign:  # without text signatures, the converter itself raises
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
     return content
 
 
 def _lacking(text: str, model: keras.Model) -> list[str]:
-    """The operators, and their layers, of which a converter says that there are none."""
+    """The unsupported operators, and their layers, in a converter's error."""
     found = re.findall(
         r'error: (?:loc\(callsite\(fused\["\w*:", "([^"@]*)/[^"/]*"\].*?)?'
         r"'(\w+\.\w+)' op is neither a custom op nor a flex op",
@@ -263,7 +268,7 @@ def _lacking(text: str, model: keras.Model) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """What of a converter's error says what is wrong, without the graph."""
+    """The line of a converter's error that gives the cause, without the graph."""
     text = str(error)
     failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -271,12 +276,12 @@ def _reason(error: Exception) -> str:
 
 
 def _layer_path(model: keras.Model, scope: str) -> str:
-    """The path of the layer that a graph calls `scope`.
+    """The path of the layer whose scope in the graph is `scope`.
 
-    There each name may end in a number, and layers stand that call the layer but do not own it.
+    Names in a scope may have a numeric suffix, and a scope also lists layers that call the layer
+    but do not own it.
     """
-    inside = model._flatten_layers(include_self=False)
-    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in inside]
+    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]
     known = {path[-1] for path in paths}
     names = [x if x in known else re.sub(r"_\d+$", "", x) for x in scope.split("/")[1:]]
 
@@ -289,7 +294,7 @@ def _layer_path(model: keras.Model, scope: str) -> str:
 
 
 def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
-    """The bytes of each layer's weights, by its path; under "" what no layer has."""
+    """The bytes of each layer's weights, by path; "" for constants of no layer."""
     sizes: dict[str, int] = {}
     for scope, size in bytes_by_scope(content).items():
         path = _layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", scope))
@@ -299,14 +304,14 @@ def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
 
 
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
-    """The signatures for the manifest, with the outputs as they are in the file."""
+    """The signatures for the manifest, with the outputs of the file."""
     outputs = signature_outputs(content)
     return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}
 
 
 @contextmanager
 def _beside(path: Path, content: bytes) -> Iterator[Path]:
-    """A temporary file on the same file system, whose rename is all of the work or nothing."""
+    """A temporary file on the same file system, to be renamed atomically."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
     try:
         with os.fdopen(handle, "wb") as file:

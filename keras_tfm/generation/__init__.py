@@ -1,6 +1,7 @@
 """Generation: one loop over a composed model, stepped inside a `DecodingScope`."""
 
 from keras_tfm.generation.generator import Generated, Generator, generate
+from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import (
     Beam,
@@ -19,6 +20,7 @@ __all__ = [
     "Generator",
     "Greedy",
     "Sample",
+    "SteppedModel",
     "Strategy",
     "check_stepping",
     "generate",

@@ -1,4 +1,4 @@
-"""What sampling may draw: functions of logits (B, V), float32, that set some to -inf."""
+"""Filters for sampling: functions of logits (B, V), float32, that set some of them to -inf."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,42 +11,48 @@ NEVER = float("-inf")
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Keeps the k largest (more, where several are equal)."""
+    """Keeps the k largest logits, and others equal to the smallest of these."""
     k = min(k, logits.shape[-1])
     least = ops.top_k(logits, k=k)[0][:, -1:]
     return ops.where(logits < least, NEVER, logits)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """Keeps the most probable until their probabilities add up to p; always the first."""
+    """Keeps the smallest set of most probable tokens whose probabilities sum to at least p."""
     descending = ops.top_k(logits, k=logits.shape[-1])[0]
     probabilities = ops.softmax(descending, axis=-1)
     before = ops.cumsum(probabilities, axis=-1) - probabilities
-    # The first has nothing before it, rounding or not.
+    # The most probable token is always kept, whatever the rounding.
     kept = ops.where(before < p, descending, float("inf"))
     least = ops.minimum(ops.min(kept, axis=-1, keepdims=True), descending[:, :1])
     return ops.where(logits < least, NEVER, logits)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
-    """Keeps those at least p times as probable as the most probable."""
+    """Keeps tokens that are at least p times as probable as the most probable one."""
     least = ops.max(logits, axis=-1, keepdims=True) + float(np.log(p))
     return ops.where(logits < least, NEVER, logits)
 
 
 def banned(logits: Tensor, ids: Sequence[int]) -> Tensor:
-    """Sets these ids to -inf."""
+    """Sets the logits of these ids to -inf."""
     forbidden = np.zeros((1, logits.shape[-1]), bool)
     forbidden[0, list(ids)] = True
     return ops.where(forbidden, NEVER, logits)
 
 
 def repetition_penalty(logits: Tensor, tokens: Tensor, written: Tensor, penalty: float) -> Tensor:
-    """Divides positive logits of the tokens (B, T) that are `written` by `penalty`, multiplies
-    negative ones."""
+    """Makes tokens that have occurred less probable (arXiv:1909.05858).
+
+    Args:
+        logits: (B, V), float32.
+        tokens: (B, T), int32.
+        written: (B, T) or (1, T), boolean, which of the tokens have occurred.
+        penalty: positive logits of these tokens are divided by it, negative ones multiplied.
+    """
     batch, vocabulary = ops.shape(logits)[0], logits.shape[-1]
     length = tokens.shape[1]
-    # What is not written yet points beyond the vocabulary, to a column that is cut off again.
+    # Other columns point to index V, which is cut off below.
     columns = ops.where(written, tokens, vocabulary)
     rows = ops.repeat(ops.expand_dims(ops.arange(batch, dtype="int32"), 1), length, axis=1)
     places = ops.reshape(ops.stack([rows, columns], axis=-1), (batch * length, 2))

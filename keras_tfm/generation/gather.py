@@ -1,4 +1,4 @@
-"""Reading at places of one's own in each row, in the few operations that compilers are fast at."""
+"""Gathering with different indices in each row, by operations that compilers run fast."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Tensor = Any
 
 
 def gather(x: Tensor, places: Tensor) -> Tensor:
-    """What each row has at its places: x (B, N, ...), places (B, M), integers -> (B, M, ...).
+    """Entries of x (B, N, ...) at the row's own places (B, M), integers -> (B, M, ...).
 
     >>> import numpy as np
     >>> from keras_tfm.generation.gather import gather
@@ -23,7 +23,7 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
 
 
 def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
-    """x (B, G, N, K), columns (B, M), integers -> (B, G, M, K)."""
+    """Entries of x (B, G, N, K) at the row's own columns (B, M), integers -> (B, G, M, K)."""
     batch, groups, count, width = ops.shape(x)
     starts = ops.arange(batch * groups, dtype=columns.dtype) * count
     places = ops.reshape(starts, (batch, groups, 1)) + ops.expand_dims(columns, 1)
@@ -33,7 +33,7 @@ def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
 def _rows(x: Tensor, places: Tensor) -> Tensor:
     if keras.backend.backend() != "tensorflow":
         return ops.take(x, places, axis=0)
-    # `ops.take` counts negative places from the end, in three more operations.
+    # `ops.take` adds three operations to support negative indices.
     import tensorflow as tf
 
     return tf.gather(x, places)

@@ -20,6 +20,9 @@ from keras_tfm.generation.model_inputs import (
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
 
+# How many generators a model keeps for `generate`.
+MOST_KEPT = 8
+
 
 class Generated(NamedTuple):
     """What was generated.
@@ -168,7 +171,7 @@ class Generator:
             cache = {**state["cache"], **changes["cache"]}
             state = {**state, **changes, "cache": cache}
             _check_finite(int(state["failed"]), prepared)
-            yield ops.convert_to_numpy(state["tokens"][:, column])
+            yield ops.convert_to_numpy(state["strategy"].tokens[:, column])
             if not bool(more):
                 return
 
@@ -240,8 +243,14 @@ class Generator:
                     xla=self.jit_compile or keras.backend.backend() == "jax",
                 )
 
+            def start(*tensors: Any) -> Any:
+                this = loop(*tensors)
+                state = this.start()
+                return {**state, "encoded": this.encoded}
+
             def step(state: Any, *tensors: Any) -> Any:
                 this = loop(*tensors)
+                this.encoded = state["encoded"]
                 after = this.step(state)
                 # Not what stays as it is: a compiled function copies all that it returns.
                 changes = {**after, "cache": this.growing_entries(after["cache"])}
@@ -249,7 +258,7 @@ class Generator:
 
             functions: dict[str, Callable[..., Any]] = {
                 "run": lambda *tensors: loop(*tensors).run(),
-                "start": lambda *tensors: loop(*tensors).start(),
+                "start": start,
                 "step": step,
             }
             self._compiled[key] = _compile(functions[name], self.jit_compile)
@@ -325,9 +334,10 @@ def generate(
     target: str | None = None,
     max_new_tokens: int | None = None,
 ) -> Generated:
-    """Generates once; for more than one call make a `Generator`, which compiles once.
+    """Generates tokens; the arguments are those of `Generator` and of its call.
 
-    The arguments are those of `Generator` and of its call.
+    The model keeps the generators of the last calls with their compiled loops, so a second call
+    with the same arguments compiles nothing.
 
     >>> import numpy as np
     >>> from keras_tfm.generation import generate
@@ -336,7 +346,30 @@ def generate(
     >>> generate(model, np.array([[3, 4, 5]]), max_length=4, start_id=1).tokens[0, 0]
     np.int32(1)
     """
-    return Generator(model, max_length, start_id, end_id, strategy, target, max_new_tokens)(inputs)
+    arguments = (max_length, start_id, _hashable(end_id), strategy, target, max_new_tokens)
+    return _kept_generator(model, arguments)(inputs)
+
+
+def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator:
+    """The generator of an earlier call with the same arguments, or a new one."""
+    # Beside the attributes that Keras tracks. What was compiled reads these very variables: LoRA
+    # and `quantize` make others.
+    kept = vars(model).setdefault("_keras_tfm_generators", {})
+    variables = tuple(id(variable) for variable in model.variables)
+    try:
+        generator = kept.pop((variables, arguments), None)
+    except TypeError:  # a strategy of one's own that cannot be hashed
+        return Generator(model, *arguments)
+    if generator is None:
+        generator = Generator(model, *arguments)
+    kept[variables, arguments] = generator  # the last used is the last
+    while len(kept) > MOST_KEPT:
+        kept.pop(next(iter(kept)))
+    return generator
+
+
+def _hashable(end_id: Any) -> Any:
+    return end_id if end_id is None or np.ndim(end_id) == 0 else tuple(end_id)
 
 
 def end_ids_of(end_id: int | Sequence[int] | None) -> tuple[int, ...]:

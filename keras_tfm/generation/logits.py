@@ -1,4 +1,4 @@
-"""The largest of many logits, and the logarithm of the sum of their exponentials."""
+"""The k largest logits of a vocabulary, and the log-sum-exp of all."""
 
 from typing import Any
 
@@ -8,21 +8,22 @@ from keras_tfm.generation.gather import gather
 
 Tensor = Any
 
-# Of how many numbers the maximum is taken before the largest are looked for.
+# The size of the blocks whose maxima are compared first.
 BLOCK = 64
-# Less than any logit, in float32.
+# A float32 below any logit.
 LEAST = -3e38
 
 
 def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k largest numbers of each row, and where they are, int32: (B, k).
+    """The k largest numbers of each row (B, k), and their places (B, k), int32.
 
-    Of many numbers first the k blocks with the largest maxima: the k largest are in these.
+    If there are many numbers, it first selects the k blocks with the largest maxima, which contain
+    the k largest numbers.
 
     Args:
-        x: (B, N), or (B, R, N), of which the places count through all R of a row.
-        k: how many.
-        plus: (B, R, 1), what to add to x.
+        x: (B, N), or (B, R, N), whose places are indices into the R * N numbers of a row.
+        k: the number of results per row.
+        plus: (B, R, 1), added to x; None: nothing.
 
     >>> import numpy as np
     >>> from keras_tfm.generation.logits import top_k
@@ -41,7 +42,7 @@ def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor
     if plus is not None:
         maxima = maxima + plus
     best = ops.cast(ops.top_k(ops.reshape(maxima, (-1, parts * blocks)), k=k)[1], "int32")
-    if k > 1:  # in their order, so that of equal numbers the first is taken
+    if k > 1:  # in ascending order, so that the first of equal numbers is taken
         best = -ops.top_k(-best, k=k)[0]
     x = gather(ops.reshape(x, (-1, parts * blocks, BLOCK)), best)
     if plus is not None:
@@ -52,27 +53,27 @@ def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor
         best, within = gather(best, within // BLOCK), within % BLOCK
     if parts == 1 or size % BLOCK == 0:
         return values, best * BLOCK + within
-    # What fills the last block of a part may be among the largest where all the rest is -inf too.
+    # The padding of the last block may be selected if all other numbers are -inf too.
     within = ops.minimum(best % blocks * BLOCK + within, size - 1)
     return values, best // blocks * size + within
 
 
 def log_normalizer(logits: Tensor) -> Tensor:
-    """log sum exp of the last axis of float32 logits, which is kept; -inf where all are -inf.
+    """The log-sum-exp of float32 logits over the last axis, (..., 1); -inf where all are -inf.
 
-    In operators that XNNPACK has.
+    It uses operators that XNNPACK supports.
     """
-    # In the same blocks as above, so that a compiler need not look at all of them twice.
+    # The same blocks as in `top_k`, so that a compiler can share their maxima.
     many = logits.shape[-1] > BLOCK and not logits.shape[-1] % BLOCK
     largest = ops.max(_in_blocks(logits), axis=-1) if many else logits
-    # Finite, as -inf - -inf is no number. And between both maxima: XLA would make one of them, that
-    # the search for the best does not share.
+    # LEAST keeps it finite, as -inf - -inf is NaN. It stands between the two maxima because XLA
+    # would otherwise merge them into one, which `top_k` cannot share.
     largest = ops.max(ops.maximum(largest, LEAST), axis=-1, keepdims=True)
     return largest + ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True))
 
 
 def _in_blocks(x: Tensor) -> Tensor:
-    """(..., N) -> (..., blocks, BLOCK), where there are none -inf."""
+    """(..., N) -> (..., blocks, BLOCK), padded with -inf."""
     *before, size = ops.shape(x)
     if size % BLOCK:
         paddings = [(0, 0)] * len(before) + [(0, -size % BLOCK)]

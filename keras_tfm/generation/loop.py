@@ -9,13 +9,16 @@ from keras import ops
 
 from keras_tfm.generation.gather import gather, gather_columns
 from keras_tfm.generation.logits import log_normalizer
-from keras_tfm.generation.model_inputs import call_model
-from keras_tfm.generation.strategies import Greedy, State, Strategy, Task
+from keras_tfm.generation.stepped_model import SteppedModel
+from keras_tfm.generation.strategies import Greedy, Strategy, Task
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding_scope import COLUMN_AXES, Branches, Cache
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache
+from keras_tfm.layers.decoding.visibility import Branches
 
 Tensor = Any
+# "strategy" (its own state), "cache", "tree" (if width > 1), "failed" (with `score`).
+State = dict[str, Any]
 
 # With more columns none are dropped: to find out which takes memory that grows with their square.
 LONG = 1024
@@ -41,6 +44,7 @@ class GenerationLoop:
         room: how many columns the caches have at first, one a position, or of a strategy that keeps
             several rows one for each; see `cache_lengths`.
         xla: whether XLA compiles the loop.
+        pad_id: the token of the columns after the end of a row.
     """
 
     def __init__(
@@ -58,17 +62,19 @@ class GenerationLoop:
         seed: Tensor | None = None,
         room: int = 128,
         xla: bool = False,
+        pad_id: int = 0,
     ):
-        self.model = model
-        self.inputs = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
-        self.target = target
+        self._stepped = SteppedModel(model, target)
+        self.inputs = inputs
+        # What the steps read of the inputs: `start` makes it, or the caller has it from there.
+        self.encoded: dict[str, Tensor] = {}
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
         batch, prompt_length = ops.shape(self.prompt)
         self._first_room = room
         self._xla = xla
         self.task = Task(
-            batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed
+            batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed, pad_id
         )
         # The columns the caches have, the most they could need, and the entries that have them.
         self._most = prompt_length - 1 + self.strategy.width * (length - prompt_length + 1)
@@ -79,12 +85,8 @@ class GenerationLoop:
         """Fills the caches with all of the prompt but its last token, which the loop feeds."""
         task, width = self.task, self.strategy.width
         cache, features = self._prefill()
-        tokens = ops.slice_update(
-            ops.zeros((task.batch, task.length), dtype="int32"), (0, 0), self.prompt
-        )
-        state = self.strategy.start(task, tokens, features)
-        state["position"] = ops.convert_to_tensor(task.first, dtype="int32")
-        state["cache"] = cache
+        started = self.strategy.start(task, task.sequences(self.prompt), features)
+        state: State = {"strategy": started, "cache": cache}
         if width > 1:
             state["tree"] = Tree.of_prompt(task.batch, width, self._room, task.first)
             state["cache"] = self._longer(cache, self._room - self._length)
@@ -94,26 +96,16 @@ class GenerationLoop:
 
     def _prefill(self) -> tuple[Any, Tensor | None]:
         task, prompt = self.task, self.prompt
-        # A start token alone is fed by the loop, so the decoder is not needed here: nothing reads
-        # it, and the graph keeps the encoder and the projections of its output only. So it is with
-        # padding before the prompt: it shifts positions, which must not happen to an encoder.
+        self.encoded = self._stepped.encode(self.inputs)
+        # The loop itself feeds a start token that stands alone. Its step here shows what the caches
+        # look like, and projects the context.
         alone = task.first == 0
-        ids = prompt[:, :1] if alone or task.padding is not None else prompt[:, : task.first]
-        with DecodingScope(length=self._length, xla=self._xla) as scope:
+        ids = prompt if alone else prompt[:, : task.first]
+        with DecodingScope(length=self._length, padding=task.padding, xla=self._xla) as scope:
             features = self._call(ids)[1]
         self._growing = scope.growing
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
-        if task.padding is None:
-            return scope.cache, features
-        with DecodingScope(
-            scope.initial_cache,
-            position=0,
-            length=self._length,
-            padding=task.padding,
-            xla=self._xla,
-        ) as scope:
-            features = self._call(prompt[:, : task.first])[1]
         return scope.cache, features
 
     @property
@@ -122,13 +114,13 @@ class GenerationLoop:
         return min(self._room, self.task.length)
 
     def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        outputs = keras.tree.flatten(call_model(self.model, {**self.inputs, self.target: ids}))
+        outputs = keras.tree.flatten(self._stepped.step(self.encoded, ids))
         return outputs[0], outputs[1] if self.strategy.reads_features else None
 
     def unfinished(self, state: State) -> Tensor:
         """Whether to go on."""
-        more = ops.less(state["position"], self.task.length - 1 + self.strategy.lookahead)
-        going = self.strategy.going(self.task, state)
+        more = ops.less(state["strategy"].position, self.task.length - 1 + self.strategy.lookahead)
+        going = self.strategy.going(self.task, state["strategy"])
         if going is not None:
             more = ops.logical_and(more, ops.any(going))
         if "failed" in state:
@@ -137,7 +129,9 @@ class GenerationLoop:
 
     def step(self, state: State) -> State:
         """Feeds a token (of each row), and chooses the next."""
-        task, position, width = self.task, state["position"], self.strategy.width
+        task, width = self.task, self.strategy.width
+        before = state["strategy"]
+        position = before.position
         tree = state.get("tree")
         branches = None
         if tree is not None:
@@ -150,14 +144,13 @@ class GenerationLoop:
             branches=branches,
             xla=self._xla,
         ) as scope:
-            logits, features = self._call(state["token"])
+            logits, features = self._call(before.token)
         self._growing = scope.growing
         logits = ops.reshape(logits, (-1, logits.shape[-1]))
         if features is not None:
             features = ops.reshape(features, (-1, features.shape[-1]))
-        after, parents = self.strategy.advance(task, state, logits, features)
-        after["position"] = position + 1
-        after["cache"] = scope.cache_after(after["token"])
+        chosen, parents = self.strategy.advance(task, before, logits, features)
+        after: State = {"strategy": chosen, "cache": scope.cache_after(chosen.token)}
         if tree is not None:
             after["tree"] = tree.grown(position, parents)
         if "failed" in state:
@@ -170,7 +163,7 @@ class GenerationLoop:
             broken = ops.logical_or(
                 ops.any(ops.isnan(sums), axis=1), ops.all(ops.equal(sums, -np.inf), axis=1)
             )
-            going = self.strategy.going(task, state)
+            going = self.strategy.going(task, before)
             if going is not None:  # a row that has ended may be beyond a table of positions
                 broken = ops.logical_and(broken, going)
             after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
@@ -178,7 +171,7 @@ class GenerationLoop:
 
     def result(self, state: State) -> dict[str, Tensor]:
         """ "tokens" and, with `score`, "scores", and in "failed" the column of a NaN or -1."""
-        result = self.strategy.result(self.task, state)
+        result = self.strategy.result(self.task, state["strategy"])
         if "failed" in state:
             result["failed"] = state["failed"]
         return result
@@ -213,7 +206,9 @@ class GenerationLoop:
         more = self.unfinished(state)
         if self._room == self._most:
             return more
-        left = state["tree"].steps_left if "tree" in state else self._room - state["position"]
+        left = (
+            state["tree"].steps_left if "tree" in state else self._room - state["strategy"].position
+        )
         return ops.logical_and(more, left >= steps)
 
     def _pruned(self, state: State) -> State:
@@ -290,16 +285,21 @@ def cache_lengths(length: int, room: int, taken: int = 0) -> tuple[int, ...]:
 
 
 def _while_loop(condition: Any, body: Any, state: State) -> State:
-    """`ops.while_loop` over a nested dictionary."""
-    flat = keras.tree.flatten(state)
+    """`ops.while_loop` over a nested state, in which optional parts may be None."""
+    present = [leaf is not None for leaf in keras.tree.flatten(state)]
+
+    def flatten(state: State) -> tuple[Any, ...]:
+        return tuple(leaf for leaf in keras.tree.flatten(state) if leaf is not None)
 
     def unflatten(values: Any) -> Any:
-        return keras.tree.pack_sequence_as(state, values)
+        rest = iter(values)
+        leaves = [next(rest) if there else None for there in present]
+        return keras.tree.pack_sequence_as(state, leaves)
 
     def step(*values: Any) -> tuple[Any, ...]:
         before = unflatten(values)
-        # What a step does not change, it leaves out.
-        return tuple(keras.tree.flatten({**before, **body(before)}))
+        # `body` leaves out what it does not change.
+        return flatten({**before, **body(before)})
 
-    result = ops.while_loop(lambda *values: condition(unflatten(values)), step, tuple(flat))
+    result = ops.while_loop(lambda *values: condition(unflatten(values)), step, flatten(state))
     return unflatten(result)

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import calls_of, producer
 from keras_tfm.layers import TokenEmbedding
 
 
@@ -29,8 +30,8 @@ def input_names(model: keras.Model) -> list[str]:
             )
     if isinstance(struct, dict):
         return list(struct)
-    # An input without a name of its own is known by its layer's. Not public, and no other record.
-    return [x._keras_history.operation.name for x in model.inputs]
+    # An input without a name of its own is known by its layer's.
+    return [producer(x).operation.name for x in model.inputs]
 
 
 def call_model(model: keras.Model, inputs: dict[str, Any]) -> Any:
@@ -79,8 +80,7 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
             taken = [inner.get(names[id(x)]) for x in keras.tree.flatten(operation.input)]
         else:
             continue
-        # Not public, but the only record of an embedding that is called several times.
-        for node in operation._inbound_nodes:
+        for node in calls_of(operation):
             for x, size in zip(node.input_tensors, taken, strict=False):
                 if id(x) in inputs and size is not None:
                     name = inputs[id(x)]
@@ -91,7 +91,8 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
 def with_features(model: keras.Model) -> keras.Model:
     """The model with a second output: what goes into the layer that makes the logits."""
     (logits,) = model.outputs
-    # Not public, but the only record of what made a tensor.
-    operation, node, _ = logits._keras_history
-    features = operation._inbound_nodes[node].input_tensors[0]
+    features = getattr(model, "features", None)
+    if features is None:
+        made = producer(logits)
+        features = calls_of(made.operation)[made.node_index].input_tensors[0]
     return keras.Model(model.input, [logits, features])

@@ -8,12 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.generation.model_inputs import (
-    call_model,
-    find_target,
-    input_specs,
-    vocabulary_sizes,
-)
+from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 
 
@@ -43,16 +39,22 @@ def check_stepping(
     >>> from keras_tfm.models import transformer
     >>> check_stepping(transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16))
     """
-    target = find_target(model, target)
-    inputs = _random_inputs(model, target, length)
+    stepped = SteppedModel(model, target)
+    # Once for the graph of a model: what it computes changes where Keras makes other variables.
+    checked = vars(model).setdefault("_keras_tfm_checked", set())
+    key = (stepped.target, length, tolerance, *(id(variable) for variable in model.variables))
+    if key in checked:
+        return
+    inputs = _random_inputs(model, stepped.target, length)
     if any("float16" in str(layer.compute_dtype) for layer in model.layers):  # and bfloat16
         tolerance = max(tolerance, 5e-2)
-    whole, stepped = _both(model, inputs, target, length)
+    whole, steps = _both(stepped, inputs, length)
     if not all(np.isfinite(y).any() and not np.isnan(y).any() for y in whole):
         raise ValueError(f"{model.name} cannot be stepped: its outputs are NaN or not finite")
-    if all(_agree(y, steps, tolerance) for y, steps in zip(whole, stepped, strict=True)):
+    if all(_agree(y, parts, tolerance) for y, parts in zip(whole, steps, strict=True)):
+        checked.add(key)
         return
-    name = _first_difference(model, inputs, target, length, tolerance) or model.layers[-1].name
+    name = _first_difference(stepped, inputs, length, tolerance) or model.layers[-1].name
     raise ValueError(
         f"{model.name} cannot be stepped: a token at a time, layer {name!r} gives another result "
         "than over the whole sequence, so it mixes positions of the target without a DecodingScope"
@@ -84,24 +86,26 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
 
 
 def _both(
-    model: keras.Model, inputs: dict[str, Any], target: str, length: int
+    stepped: SteppedModel, inputs: dict[str, Any], length: int, every: bool = False
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Each output of the full pass, and each output of every step."""
+    """Each output of the full pass, and each output of every step; with `every` of all calls."""
 
-    def run(values: dict[str, Any]) -> list[np.ndarray]:
-        outputs = keras.tree.flatten(call_model(model, values))
-        return [ops.convert_to_numpy(ops.cast(y, "float32")) for y in outputs]
+    def arrays(outputs: Any) -> list[np.ndarray]:
+        flat = keras.tree.flatten(outputs)
+        return [ops.convert_to_numpy(ops.cast(y, "float32")) for y in flat]
 
     steps, cache = [], None
     try:
-        whole = run(inputs)
+        encoded = stepped.encode(inputs)
+        tokens = inputs[stepped.target]
+        whole = arrays(stepped.step(encoded, tokens, every))
         for start, end in _chunks(length):
-            tokens = inputs[target][:, start:end]
             with DecodingScope(cache, position=start, length=length) as scope:
-                steps.append(run({**inputs, target: tokens}))
+                steps.append(arrays(stepped.step(encoded, tokens[:, start:end], every)))
             cache = scope.cache
     except Exception as error:
-        raise ValueError(f"{model.name} cannot be stepped: {_first_line(error)}") from error
+        name = stepped.model.name
+        raise ValueError(f"{name} cannot be stepped: {_first_line(error)}") from error
     return whole, [list(outputs) for outputs in zip(*steps, strict=True)]
 
 
@@ -145,21 +149,12 @@ def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool
 
 
 def _first_difference(
-    model: keras.Model, inputs: dict[str, Any], target: str, length: int, tolerance: float
+    stepped: SteppedModel, inputs: dict[str, Any], length: int, tolerance: float
 ) -> str | None:
-    """The first operation after the target input whose stepped output is not the full pass's."""
-    names, tensors = [], []
-    after = {id(input_specs(model)[target])}
-    # Not public, but the only record of a layer's calls in this model, of several in order.
-    for depth in sorted(model._nodes_by_depth, reverse=True):
-        for node in model._nodes_by_depth[depth]:
-            if not any(id(x) in after for x in node.input_tensors):
-                continue
-            after.update(id(x) for x in node.output_tensors)
-            names += [node.operation.name] * len(node.output_tensors)
-            tensors += node.output_tensors
-    whole, stepped = _both(keras.Model(model.input, tensors), inputs, target, length)
-    for name, all_at_once, steps in zip(names, whole, stepped, strict=True):
-        if not _agree(all_at_once, steps, tolerance):
+    """The first call after the target input whose stepped output is not the full pass's."""
+    names = [call.node.operation.name for call in stepped.stepping for _ in call.makes]
+    whole, steps = _both(stepped, inputs, length, every=True)
+    for name, all_at_once, parts in zip(names, whole, steps, strict=True):
+        if not _agree(all_at_once, parts, tolerance):
             return name
     return None

@@ -1,7 +1,8 @@
-"""The tree of a search's beginnings: which columns of their one cache each of them goes on from.
+"""The tree of a search's hypotheses: which columns of the shared KV cache belong to each of them.
 
-The n tokens of a step, one of each beginning, lie side by side in the cache. Most beginnings are
-given up soon, and then nothing goes on from most columns of all but the last few positions.
+The n hypotheses of a row share one cache: the n tokens of a step, one per hypothesis, are written
+to n consecutive columns. Most hypotheses are soon dropped, and then most columns, except those of
+the last few positions, belong to none. Pruning removes these columns.
 """
 
 from typing import Any, NamedTuple
@@ -12,13 +13,13 @@ Tensor = Any
 
 
 class Tree(NamedTuple):
-    """Beginnings over the columns of a cache.
+    """The hypotheses over the columns of a cache. S is the capacity.
 
     Attributes:
-        ancestors: (B, n, S), float32, 1 where a beginning goes on from a column, 0 elsewhere.
-        positions: (S,), int32, where the columns stand, in all rows; ascending, then 0 where a
-            column holds nothing yet.
-        filled: int32, how many columns hold something.
+        ancestors: (B, n, S), float32, 1 where a column holds a token of a hypothesis, 0 elsewhere.
+        positions: (S,), int32, the position of each column's tokens, the same in all rows:
+            ascending over the columns in use, 0 in the others.
+        filled: () int32, the number of columns in use.
     """
 
     ancestors: Tensor
@@ -27,7 +28,7 @@ class Tree(NamedTuple):
 
     @classmethod
     def of_prompt(cls, batch: Any, width: int, columns: int, length: int) -> "Tree":
-        """n beginnings, `width`, over S columns, of which all go on from the first `length`."""
+        """`width` hypotheses over `columns` columns, of which the first `length` are the prompt."""
         column = ops.arange(columns, dtype="int32")
         ancestors = ops.cast(column < length, "float32")
         return cls(
@@ -38,22 +39,22 @@ class Tree(NamedTuple):
 
     @property
     def steps_left(self) -> Tensor:
-        """For how many steps there are columns."""
+        """The number of steps that the free columns suffice for."""
         return (self.ancestors.shape[2] - self.filled) // self.ancestors.shape[1]
 
     def wider(self, more: int) -> "Tree":
-        """With so many more columns."""
+        """The same tree with `more` additional columns."""
         return self._replace(
             ancestors=ops.pad(self.ancestors, [(0, 0), (0, 0), (0, more)]),
             positions=ops.pad(self.positions, [(0, more)]),
         )
 
     def grown(self, position: Tensor, parents: Tensor) -> "Tree":
-        """With a token of each beginning at `position`, each of which then takes a parent's place.
+        """The tree after a step: one token per hypothesis is added, then the parents are selected.
 
         Args:
-            position: int32.
-            parents: (B, n), int32, below n.
+            position: () int32, of the added tokens.
+            parents: (B, n), int32, below n: the hypothesis that each of the next ones continues.
         """
         batch, n = ops.shape(self.ancestors)[0], self.ancestors.shape[1]
         own = ops.broadcast_to(ops.eye(n, dtype="float32"), (batch, n, n))
@@ -66,23 +67,23 @@ class Tree(NamedTuple):
         )
 
     def pruned(self) -> tuple["Tree", Tensor]:
-        """The same beginnings, without the columns that none of them goes on from.
+        """The same hypotheses, without the columns that belong to none of them.
 
-        Where rows of the batch need different numbers of columns for a position, all have the
-        largest, some of them for nothing.
+        Rows of a batch may need different numbers of columns for a position. All rows keep the
+        largest number, so some columns of some rows remain unused.
 
         Returns:
-            The tree, and (B, S), int32, which of the old columns each of the new ones is.
+            The tree, and (B, S), int32, the index of the old column that each new column copies.
 
         >>> from keras import ops
         >>> from keras_tfm.generation.tree import Tree
         >>> tree = Tree.of_prompt(batch=1, width=2, columns=6, length=0)
         >>> tree = tree.grown(0, ops.array([[1, 1]])).grown(1, ops.array([[0, 1]]))
-        >>> tree, columns = tree.pruned()  # of position 0 the second token, of position 1 both
+        >>> tree, columns = tree.pruned()  # position 0 keeps its second token, position 1 both
         >>> columns.numpy()[0, :3].tolist(), tree.positions.numpy().tolist()
         ([1, 2, 3], [0, 1, 1, 0, 0, 0])
         """
-        # In float32, in which LiteRT compares and adds up fastest: these numbers are exact in it.
+        # float32: LiteRT compares and adds it fastest, and it represents these integers exactly.
         positions = ops.cast(self.positions, "float32")
         across, down = ops.expand_dims(positions, 0), ops.expand_dims(positions, 1)
         column = ops.arange(self.ancestors.shape[2], dtype="float32")
@@ -90,15 +91,15 @@ class Tree(NamedTuple):
         written = _less(column, ops.cast(self.filled, "float32"))
         needed = ops.max(self.ancestors, axis=1) * written  # (B, S)
 
-        # A column's place among those of its position, and among those of them that a row needs.
+        # The index of a column among those of its position, and among those that a row needs.
         beside = _equal(down, across)  # (S, S)
         to_the_left = beside * _less(new, column)
         place, needed_place = ops.sum(to_the_left, axis=0), ops.matmul(needed, to_the_left)
-        # Each position keeps as many as the row that needs most; where they begin.
+        # Each position keeps as many columns as the row that needs most, from column `first` on.
         kept = written * _less(place, ops.max(ops.matmul(needed, beside), axis=0))
         first = ops.sum(ops.expand_dims(kept, 1) * _less(down, across), axis=0)
 
-        # Of each new column the old one, where there is one.
+        # The old column of each new one, if any.
         chosen = _equal(new, first + place) * kept  # (S, S)
         positions = ops.sum(chosen * positions, axis=1)
         chosen = _equal(new, ops.expand_dims(first + needed_place, 1))  # (B, S, S)
@@ -112,10 +113,10 @@ class Tree(NamedTuple):
 
 
 def _less(x: Tensor, y: Tensor) -> Tensor:
-    """1 where the whole number x is less than y, 0 elsewhere."""
+    """1 where the integer x is less than y, 0 elsewhere."""
     return ops.clip(y - x, 0.0, 1.0)
 
 
 def _equal(x: Tensor, y: Tensor) -> Tensor:
-    """1 where the whole numbers x and y are equal, 0 elsewhere."""
+    """1 where the integers x and y are equal, 0 elsewhere."""
     return 1.0 - ops.minimum(ops.abs(x - y), 1.0)

@@ -7,6 +7,7 @@ from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.layer_normalization import LayerNormalization
+from keras_tfm.layers.masks import segment_mask
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.output_bias import OutputBias
@@ -58,5 +59,6 @@ __all__ = [
     "YaRNScaling",
     "attention",
     "gelu_tanh",
+    "segment_mask",
     "t5_buckets",
 ]

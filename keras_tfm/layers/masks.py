@@ -107,5 +107,26 @@ def sees_any(mask: Tensor, dtype: Any) -> Tensor:
 
 
 def penalty(mask: Tensor, masked_score: float) -> Tensor:
-    """What is added to the scores: 0 where `mask` says attend, `masked_score` elsewhere, float32."""
+    """What is added to scores: 0 where `mask` says attend, else `masked_score`; float32."""
     return (ops.cast(mask, "float32") - 1.0) * -masked_score
+
+
+def segment_mask(segments: Tensor) -> Tensor:
+    """The block-diagonal `attention_mask` of packed rows: a token attends to its own example.
+
+    Args:
+        segments: (B, T), integers, from `text.PackedBatches`; 0 is padding.
+
+    Returns:
+        (B, T, T), boolean, True = the query attends to the key. Padding attends to nothing, and
+        nothing attends to padding. Causal layers apply causality on top.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import segment_mask
+    >>> np.array(segment_mask(np.array([[1, 1, 2, 0]]))).astype(int).tolist()
+    [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]]
+    """
+    queries, keys = ops.expand_dims(segments, 2), ops.expand_dims(segments, 1)
+    return ops.logical_and(ops.equal(queries, keys), ops.greater(queries, 0))

@@ -4,12 +4,14 @@ from keras_tfm.models.bert import bert
 from keras_tfm.models.gpt import gpt
 from keras_tfm.models.heads import (
     backbone,
+    encoder,
     masked_language_model,
     next_sentence,
     question_answering,
     sequence_classifier,
     token_classifier,
 )
+from keras_tfm.models.identity import describe
 from keras_tfm.models.model import Model
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
@@ -19,6 +21,8 @@ __all__ = [
     "Model",
     "backbone",
     "bert",
+    "describe",
+    "encoder",
     "gpt",
     "masked_language_model",
     "next_sentence",

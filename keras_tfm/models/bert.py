@@ -12,6 +12,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.identity import FeaturesMarker, PooledMarker
 from keras_tfm.models.model import Model
 
 # "base" and "large": section 3 of the paper; the others: table 1 of "Well-Read Students Learn
@@ -79,6 +80,7 @@ def bert(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
+    arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     initializer = keras.initializers.TruncatedNormal(stddev=0.02)
@@ -111,7 +113,16 @@ def bert(
             dtype=dtype,
             name=f"encoder_{i}",
         )(x)
+    x = FeaturesMarker(
+        "bert",
+        arguments,
+        embedding="embedding",
+        blocks=[f"encoder_{i}" for i in range(num_layers)],
+        dtype=dtype,
+        name="features_marker",
+    )(x)
     pooler = keras.layers.Dense(
         dim, activation="tanh", kernel_initializer=initializer, dtype=dtype, name="pooler"
     )
-    return Model(inputs, {"features": x, "pooled": pooler(x[:, 0])}, name=name)
+    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(pooler(x[:, 0]))
+    return Model(inputs, {"features": x, "pooled": pooled}, name=name)

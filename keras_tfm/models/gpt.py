@@ -11,6 +11,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     gelu_tanh,
 )
+from keras_tfm.models.identity import FeaturesMarker, HeadMarker
 from keras_tfm.models.model import Model
 
 _GPT2: dict[str, Any] = {"max_length": 1024}
@@ -114,6 +115,7 @@ def gpt(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
+    arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     initializer = keras.initializers.RandomNormal(stddev=0.02)
@@ -147,6 +149,15 @@ def gpt(
         )(x)
     if normalize_first:
         x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")(x)
+    x = FeaturesMarker(
+        "gpt",
+        arguments,
+        embedding="embedding",
+        blocks=[f"decoder_{i}" for i in range(num_layers)],
+        dtype=dtype,
+        name="features_marker",
+    )(x)
+    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
     if tie_output:
         logits = embedding(x, reverse=True)
     else:

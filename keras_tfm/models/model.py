@@ -1,14 +1,30 @@
-"""The model class of this library: Keras's, with what training on several devices needs."""
+"""The model class: `keras.Model` that knows its family and trains on several devices."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from keras_tfm.models import identity
+
 Base: Any
 if keras.backend.backend() == "tensorflow":
-    from keras_tfm.models.distributed_model import DistributedModel as Base
+    from keras_tfm.distributed.distributed_model import DistributedModel as Base
 else:
     Base = keras.Model
+
+
+class _Part:
+    """A property that an attribute of the same name hides.
+
+    So that a subclass with a `call` of its own may set `self.blocks`.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]):
+        self.function, self.__doc__ = function, function.__doc__
+
+    def __get__(self, model: Any, owner: Any = None) -> Any:
+        return self if model is None else self.function(model)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -29,6 +45,19 @@ class Model(Base):
     A loss of your own whose mean is not over rows, masked labels or sample weights has a method
     `count(y_true, y_pred, sample_weight)`, which gives the divisor.
 
+    A model of a builder of `keras_tfm.models` knows what it is. Saving, `clone_model`,
+    `with_dtype`, LoRA and quantization keep that. A model that was composed by hand has none of it.
+
+    Attributes:
+        family: name of the builder, "bert" for instance, or None.
+        arguments: the builder's arguments as given, defaults included, without `name`.
+        head: None, or an object with `kind` and `arguments`; `kind` is "language_model" for the
+            logits of a builder, otherwise the name of the function that made the head.
+        embedding: the `TokenEmbedding` layer, of encoder-decoder models the target's, or None.
+        blocks: the block layers in order, the encoder's first.
+        features: symbolic tensor (B, T, D), the output of the last block, after the final
+            normalisation of models that have one; or None. Of encoder-decoder models the decoder's.
+
     Example:
 
     >>> import keras, keras_tfm
@@ -37,6 +66,40 @@ class Model(Base):
     >>> embedding = layers.TokenEmbedding(11, dim=8, mask_zero=True)
     >>> x = layers.TransformerEncoderBlock(16, num_heads=2)(embedding(ids))
     >>> model = keras_tfm.Model(ids, embedding(x, reverse=True))
-    >>> model.output.shape
-    (None, None, 11)
+    >>> model.output.shape, model.family
+    ((None, None, 11), None)
+    >>> model = keras_tfm.models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> model.family, model.arguments["num_layers"], model.head.kind, model.features.shape
+    ('gpt', 1, 'language_model', (None, None, 8))
     """
+
+    @_Part
+    def family(self) -> str | None:
+        """Name of the builder, or None."""
+        return identity.identity_of(self).family
+
+    @_Part
+    def arguments(self) -> dict[str, Any]:
+        """The builder's arguments as given, defaults included, without `name`."""
+        return dict(identity.identity_of(self).arguments)
+
+    @_Part
+    def head(self) -> identity.Head | None:
+        """The head's kind and arguments, or None."""
+        return identity.head_of(self)
+
+    @_Part
+    def embedding(self) -> keras.layers.Layer | None:
+        """The `TokenEmbedding` layer, of encoder-decoder models the target's, or None."""
+        name = identity.identity_of(self).embedding
+        return None if name is None else self.get_layer(name)
+
+    @_Part
+    def blocks(self) -> list[keras.layers.Layer]:
+        """The block layers in order."""
+        return [self.get_layer(name) for name in identity.identity_of(self).blocks]
+
+    @_Part
+    def features(self) -> Any:
+        """Symbolic tensor (B, T, D), the output of the last block, normalised; or None."""
+        return identity.features_of(self)

@@ -14,6 +14,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
+from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
 from keras_tfm.models.model import Model
 
 _V11: dict[str, Any] = {"gated": True, "activation": gelu_tanh, "tie_output": False}
@@ -120,6 +121,7 @@ def t5(
     >>> generate(model, [[3, 4, 1]], max_length=5, start_id=0, end_id=1).tokens.shape
     (1, 5)
     """
+    arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     block: dict[str, Any] = {
@@ -154,15 +156,23 @@ def t5(
     x, bias = embedding_dropout(embedding(source)), positions("encoder_positions")
     for i in range(num_layers):
         x = TransformerEncoderBlock(**block, position=bias, name=f"encoder_{i}")(x, mask=mask)
-    context = ending(x, "encoder")
+    encoders = [f"encoder_{i}" for i in range(num_layers)]
+    context = EncodedMarker(
+        "t5", arguments, "embedding", encoders, dtype=dtype, name="encoded_marker"
+    )(ending(x, "encoder"))
 
     target = keras.Input((None,), dtype="int32", name="target")
     x, bias = embedding_dropout(embedding(target)), positions("decoder_positions")
-    for i in range(num_layers if num_decoder_layers is None else num_decoder_layers):
+    decoders = num_layers if num_decoder_layers is None else num_decoder_layers
+    for i in range(decoders):
         x = TransformerDecoderBlock(**block, position=bias, name=f"decoder_{i}")(
             x, context, context_mask=mask
         )
-    x = ending(x, "decoder")
+    blocks = [*encoders, *(f"decoder_{i}" for i in range(decoders))]
+    x = FeaturesMarker("t5", arguments, "embedding", blocks, dtype=dtype, name="features_marker")(
+        ending(x, "decoder")
+    )
+    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
     if tie_output if scale_output is None else scale_output:
         x = keras.layers.Rescaling(dim**-0.5, dtype=dtype, name="output_scale")(x)
     if tie_output:

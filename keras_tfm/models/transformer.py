@@ -13,6 +13,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
 from keras_tfm.models.model import Model
 
 # Table 3 of the paper. transformer(37000, **SIZES["base"]).
@@ -87,6 +88,7 @@ def transformer(
     >>> [x.name for x in model.inputs], model.output.shape
     (['source', 'target'], (None, None, 13))
     """
+    arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     if target_vocabulary_size is None:
@@ -135,12 +137,28 @@ def transformer(
     x = positions(source_embedding(source))
     for i in range(num_layers):
         x = TransformerEncoderBlock(**block, name=f"encoder_{i}")(x)
-    context = norm("encoder_norm")(x) if final_norm else x
+    encoders = [f"encoder_{i}" for i in range(num_layers)]
+    context = EncodedMarker(
+        "transformer",
+        arguments,
+        source_embedding.name,
+        encoders,
+        dtype=dtype,
+        name="encoded_marker",
+    )(norm("encoder_norm")(x) if final_norm else x)
 
     target = keras.Input((None,), dtype="int32", name="target")
     x = positions(target_embedding(target))
     for i in range(num_layers):
         x = TransformerDecoderBlock(**block, name=f"decoder_{i}")(x, context)
-    x = norm("decoder_norm")(x) if final_norm else x
+    x = FeaturesMarker(
+        "transformer",
+        arguments,
+        target_embedding.name,
+        [*encoders, *(f"decoder_{i}" for i in range(num_layers))],
+        dtype=dtype,
+        name="features_marker",
+    )(norm("decoder_norm")(x) if final_norm else x)
+    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
     logits = target_embedding(x, reverse=True)
     return Model({"source": source, "target": target}, logits, name=name)

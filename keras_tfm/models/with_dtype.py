@@ -1,9 +1,13 @@
 """The same model in another precision."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras.src.saving.serialization_lib import ObjectSharingScope
 
+from keras_tfm.models.identity import FeaturesMarker
 from keras_tfm.models.model import Model
 
 FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
@@ -44,16 +48,16 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     wanted_policy = keras.dtype_policies.get(dtype)
     policy = keras.dtype_policies.serialize(wanted_policy)
 
+    configs: dict[int, dict[str, Any]] = {}
+
     def again(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
-        try:
-            return type(layer).from_config(_replaced(layer.get_config(), policy))
-        except Exception as error:
-            raise ValueError(
-                f"{layer.name} cannot be made again in {_name(policy)} from its get_config(): "
-                f"{error}"
-            ) from error
+        with _naming(layer, policy):
+            config = _replaced(configs[id(layer)], policy)
+            if isinstance(layer, FeaturesMarker):
+                config = _with_dtype_argument(config, policy)
+            return type(layer).from_config(config)
 
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(wanted_policy)  # of models, and of layers that layers make
@@ -61,7 +65,13 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
         # Of the same graph without what was compiled, which would be copied, too.
         kind = Model if isinstance(model, Model) else keras.Model
         plain = kind(model.input, model.output, name=model.name)
-        copy = keras.models.clone_model(plain, clone_function=again, recursive=True)
+        # Not public: a part that several layers share, as the position bias of T5's blocks, is made
+        # once. All configurations come first: the second of a part marks that of the first.
+        with ObjectSharingScope():
+            for layer in _layers(plain):
+                with _naming(layer, policy):
+                    configs[id(layer)] = layer.get_config()
+            copy = keras.models.clone_model(plain, clone_function=again, recursive=True)
     finally:
         keras.config.set_dtype_policy(before)
     found, wanted = ([f"{x.name} {tuple(x.shape)}" for x in m.weights] for m in (copy, model))
@@ -75,6 +85,26 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     return copy
 
 
+def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """The layers of a functional model and of the functional models in it."""
+    for layer in model.layers:
+        if hasattr(layer, "operations") or isinstance(layer, keras.Sequential):
+            yield from _layers(layer)
+        else:
+            yield layer
+
+
+@contextmanager
+def _naming(layer: keras.layers.Layer, policy: dict[str, Any]) -> Iterator[None]:
+    """Names the layer in every error."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{layer.name} cannot be made again in {_name(policy)} from its get_config(): {error}"
+        ) from error
+
+
 def _replaced(config: Any, policy: dict[str, Any]) -> Any:
     """A layer's configuration with another policy wherever one of floats stands."""
     if isinstance(config, dict):
@@ -84,6 +114,14 @@ def _replaced(config: Any, policy: dict[str, Any]) -> Any:
     if isinstance(config, list | tuple):
         return type(config)(_replaced(value, policy) for value in config)
     return config
+
+
+def _with_dtype_argument(config: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+    """A marker's configuration whose model's argument `dtype` is the new policy, too."""
+    arguments = config["arguments"]
+    if "dtype" not in arguments or arguments["dtype"] not in (None, *FLOATS):
+        return config
+    return {**config, "arguments": {**arguments, "dtype": _name(policy)}}
 
 
 def _name(policy: dict[str, Any]) -> str:

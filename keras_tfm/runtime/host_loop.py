@@ -1,7 +1,7 @@
-"""The loop outside the file: `encode`, `prefill` and `decode`, driven token by token.
+"""The decoding loop on the host: `encode`, `prefill` and `decode`, driven token by token.
 
-The caches are arguments of `decode`. They lie where LiteRT reads them, and what a step adds is
-written into them there: nothing is copied but that.
+The KV caches are arguments of `decode`. They stay in LiteRT's memory, and each step writes only its
+new entries there: no cache is copied.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ class Buffers:
     """A signature's arguments and results, as arrays in LiteRT's own memory."""
 
     def __init__(self, runner: Any):
-        # None of it public: the public runner copies each argument, caches and all, at each call.
+        # Not public: the public runner copies every argument, caches included, at each call.
         self._wrapper, self._subgraph = runner._interpreter_wrapper, runner._subgraph_index
         self._wrapper.AllocateTensors(self._subgraph)
         self.inputs = {name: self._array(index) for name, index in runner._inputs.items()}
@@ -27,13 +27,13 @@ class Buffers:
         return array
 
     def run(self) -> dict[str, np.ndarray]:
-        """The results of the arguments in `inputs`, valid until the next run."""
+        """The results for the arguments in `inputs`, valid until the next run."""
         self._wrapper.Invoke(self._subgraph)
         return {name: self._array(index) for name, index in self._outputs.items()}
 
 
 class CopiedBuffers:
-    """The same for a runner that takes copies."""
+    """The same interface for a runner that copies its arguments."""
 
     def __init__(self, runner: Callable[..., dict[str, np.ndarray]], signature: dict[str, Any]):
         self._runner = runner
@@ -43,7 +43,7 @@ class CopiedBuffers:
         }
 
     def run(self) -> dict[str, np.ndarray]:
-        """The results of the arguments in `inputs`."""
+        """The results for the arguments in `inputs`."""
         return self._runner(**self.inputs)
 
 
@@ -65,32 +65,32 @@ def step(
     prompt: np.ndarray,
     choose: Choose,
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens (B,) of each step; 0 after a row's end.
+    """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
     Args:
         signatures: of the manifest.
         buffers: makes the `Buffers` of a signature.
-        known: arguments that stay: what `encode` made, and inputs that every step reads.
+        known: arguments that all steps share: the results of `encode`, and inputs that steps read.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).
     """
-    rooms = by_length(signatures, "decode")
-    settings = signatures[rooms[0]]
-    target, ends = settings["target"], settings["end_id"]
+    decoders = by_length(signatures, "decode")
+    settings = signatures[decoders[0]]
+    target, ends, pad_id = settings["target"], settings["end_id"], settings["pad_id"]
     end_ids = [] if ends is None else np.atleast_1d(ends).tolist()
     cache, position = _prefilled(signatures, buffers, known, target, prompt)
-    name = next(name for name in rooms if signatures[name]["room"] > position)
+    name = next(name for name in decoders if signatures[name]["capacity"] > position)
     at = _begin(buffers(name), known, cache)
-    room = signatures[name]["room"]
+    capacity = signatures[name]["capacity"]
     grown = [key for key in settings["outputs"] if key != "logits"]
     ended = np.zeros(len(prompt), bool)
     token = prompt[:, position : position + 1]
     while position + 1 < settings["max_length"]:
-        if position == room:
-            name = rooms[rooms.index(name) + 1]
+        if position == capacity:
+            name = decoders[decoders.index(name) + 1]
             full = {key: np.array(at.inputs[key]) for key in grown}
             at = _begin(buffers(name), known, full)
-            room = signatures[name]["room"]
+            capacity = signatures[name]["capacity"]
         at.inputs[target][:] = token
         at.inputs["position"][:] = position
         results = at.run()
@@ -100,9 +100,9 @@ def step(
         if position < prompt.shape[1]:
             token = prompt[:, position : position + 1]
             continue
-        # A copy: what `choose` keeps, or runs meanwhile, must not meet LiteRT's memory.
+        # A copy: `choose` may keep the logits, or run another signature, which reuses the memory.
         logits = np.array(results["logits"])
-        chosen = _tokens(choose(logits), ended, logits.shape[-1])
+        chosen = _tokens(choose(logits), ended, logits.shape[-1], pad_id)
         yield chosen.astype("int32")
         ended |= np.isin(chosen, end_ids)
         if ended.all():
@@ -117,7 +117,7 @@ def _prefilled(
     target: str,
     prompt: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], int]:
-    """What a prefill adds to the caches, and how many positions that is; the rest is decoded."""
+    """The cache entries of a prefill, and how many positions it read; steps read the others."""
     names = by_length(signatures, "prefill")
     before = prompt.shape[1] - 1
     if not names or not before:
@@ -126,28 +126,29 @@ def _prefilled(
     name = next((name for name in names if lengths[name] >= before), names[-1])
     count = min(before, lengths[name])
     at = _begin(buffers(name), known, {})
+    at.inputs[target][:] = signatures[name]["inputs"][target]["pad_id"]
     at.inputs[target][:, :count] = prompt[:, :count]
     return {key: _first(x, count) for key, x in at.run().items()}, count
 
 
-def _tokens(chosen: Any, ended: np.ndarray, size: int) -> np.ndarray:
-    """What a caller chose, checked: a token (B,) of each row, 0 of those that have ended."""
+def _tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
+    """The chosen tokens (B,), checked; `pad_id` for rows that have ended."""
     tokens = np.asarray(chosen)
     if tokens.shape != ended.shape or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(
             f"choose must return integer tokens of shape {ended.shape}, got "
             + (f"{tokens.dtype} {tokens.shape}" if tokens.ndim else type(chosen).__name__)
         )
-    tokens = np.where(ended, 0, tokens)
-    if tokens.min() < 0 or tokens.max() >= size:
-        raise ValueError(f"choose must return tokens in 0..{size - 1}, got {tokens.tolist()}")
-    return tokens
+    checked = tokens[~ended]
+    if checked.min() < 0 or checked.max() >= size:
+        raise ValueError(f"choose must return tokens in 0..{size - 1}, got {checked.tolist()}")
+    return np.where(ended, pad_id, tokens)
 
 
 def _begin(at: Any, known: dict[str, np.ndarray], cache: dict[str, np.ndarray]) -> Any:
-    """The buffers with all that is known before the first token."""
+    """The buffers, filled with what is known before the first token."""
     for key, array in at.inputs.items():
-        # Zeros: what was there may be no number, and no number times a weight of 0 is none.
+        # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
         array[...] = known.get(key, 0)
     for key, x in cache.items():
         _write(at.inputs[key], x, 0)
@@ -155,12 +156,12 @@ def _begin(at: Any, known: dict[str, np.ndarray], cache: dict[str, np.ndarray]) 
 
 
 def _first(x: np.ndarray, count: int) -> np.ndarray:
-    """A copy of the first positions of what is added to a cache."""
+    """A copy of the first `count` positions of new cache entries."""
     return np.array(x[:, :count] if x.ndim == 2 else x[:, :, :count])
 
 
 def _write(cache: np.ndarray, x: np.ndarray, position: int) -> None:
-    """Entries (B, S) and (B, G, S, K) hold positions in another axis; `x` may be all of them."""
+    """Writes entries (B, S) or (B, G, S, K) from `position` on; `x` may be a whole cache."""
     if x.shape == cache.shape:
         cache[...] = x
     elif x.ndim == 2:

@@ -6,14 +6,13 @@ import numpy as np
 
 
 def random_inputs(signature: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """An array for each input of a signature of the manifest, of its whole shape.
+    """A random array for each input of a signature of the manifest, of its whole shape.
 
-    Ids are drawn from the vocabulary that the manifest gives, without 0, which may be padding;
-    where it gives none they are 0 or 1, but bytes are of any value, as of an image. Numbers are
-    normal, and masks are True throughout.
+    Ids come from the vocabulary in the manifest, without the pad id. Without a vocabulary they are
+    0 or 1; bytes, as of an image, take any value. Floats are normal, and masks are all True.
 
     >>> from keras_tfm.runtime.random_inputs import random_inputs
-    >>> source = {"shape": [1, 4], "dtype": "int32", "vocabulary_size": 7}
+    >>> source = {"shape": [1, 4], "dtype": "int32", "vocabulary_size": 7, "pad_id": 0}
     >>> ids = random_inputs({"inputs": {"source": source}})["source"]
     >>> ids.shape, bool(ids.min() >= 1), bool(ids.max() < 7)
     ((1, 4), True, True)
@@ -23,13 +22,23 @@ def random_inputs(signature: dict[str, Any], seed: int = 0) -> dict[str, np.ndar
     for name, spec in signature["inputs"].items():
         shape, dtype = tuple(spec["shape"]), np.dtype(spec["dtype"])
         if dtype.kind in "iu":
-            size = spec.get("vocabulary_size")
-            low, high = (0, 2) if size is None else (min(1, size - 1), size)
-            if size is None and dtype.itemsize == 1:
-                low, high = np.iinfo(dtype).min, np.iinfo(dtype).max + 1
-            arrays[name] = generator.integers(low, high, shape).astype(dtype)
+            arrays[name] = _integers(generator, spec, shape, dtype).astype(dtype)
         elif dtype.kind == "b":
             arrays[name] = np.ones(shape, dtype)
         else:
             arrays[name] = generator.normal(size=shape).astype(dtype)
     return arrays
+
+
+def _integers(
+    generator: np.random.Generator, spec: dict[str, Any], shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    size, pad_id = spec.get("vocabulary_size"), spec.get("pad_id", 0)
+    if size is None:
+        whole = dtype.itemsize == 1
+        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max + 1) if whole else (0, 2)
+        return generator.integers(low, high, shape)
+    if size == 1:
+        return np.zeros(shape, dtype)
+    ids = generator.integers(0, size - 1, shape)
+    return ids + (ids >= pad_id)  # every id but the pad id

@@ -1,8 +1,8 @@
 """Text in, text out: the tokenizers of a file around its signatures.
 
-What is put around a text is the tokenizer's own affair (its post-processor, or SentencePiece's
-options), but for what is stepped: there a text is a beginning, so the end that a tokenizer puts
-after it is left out, and the start token of the file is put before it where it is not there.
+The tokenizer itself adds its special tokens (post-processor, or SentencePiece's options). A text
+for the stepped input is a prompt: the end token that the tokenizer appends is removed, and the
+file's start token is put first unless the tokenizer did so.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.checked_inputs import is_ids
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.tokenizer import Tokenizer, read, shown
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
 
-# What a decoder writes for bytes that are no character, or not yet.
+# A decoder writes this for bytes that are not, or not yet, a character.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Hypothesis(NamedTuple):
-    """One of several texts that a beam search found.
+    """One text of a beam search.
 
     Attributes:
         text: without special tokens.
@@ -36,7 +37,7 @@ class Hypothesis(NamedTuple):
 
 
 def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
-    """The tokenizers that a file carries, by the name of the input they are for."""
+    """The tokenizers in a file, by input."""
     entries: dict[str, str] = model.manifest.get("tokenizers", {})
     options: dict[str, Any] = model.manifest.get("tokenizer_options", {})
     contents = manifests.read_entries(model.path, model.manifest, entries.values())
@@ -88,10 +89,10 @@ def stream_text(
 def pieces(
     tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int], end_ids: Sequence[int]
 ) -> Iterator[str]:
-    """Yields what each token adds to the text of `before`, as soon as its characters are complete.
+    """Yields the text that each token adds after `before`, as soon as its characters are complete.
 
-    A character may take several tokens, and a space belong to the token after it: what is new is
-    the difference between the text of some tokens and of those and the next.
+    A character may take several tokens, and a space may belong to the next token. So the new text
+    is the text of all tokens minus the text without the new ones.
     """
     ids, begin, end = list(before), 0, len(before)
     for token in tokens:
@@ -134,22 +135,20 @@ class _Generation:
             self.inputs[target] = [[start_id]] * self.rows
 
     def _prompt(self, text: str) -> list[int]:
-        """What is stepped begins with the start token, where the file has one."""
+        """The ids of a prompt, which begins with the file's start token, if it has one."""
         ids = self.tokenizer.encode_prompt(text, self.end_ids)
         if self.start_id is not None and ids[:1] != [self.start_id]:
             ids = [self.start_id, *ids]
         if not ids:
-            raise ValueError(
-                f"{self.target!r} is an empty text, and the file has no start_id to begin with"
-            )
+            raise ValueError(f"{self.target!r} is an empty text, and the file has no start_id")
         return ids
 
     def written(self, row: int) -> list[int]:
-        """The tokens that a row begins with, without the start token."""
-        ids = self._beginning(row)
+        """The prompt of a row, without the start token."""
+        ids = self._given(row)
         return ids[1:] if ids[0] == self.start_id else ids
 
-    def _beginning(self, row: int) -> list[int]:
+    def _given(self, row: int) -> list[int]:
         if self.target not in self.inputs:
             assert self.start_id is not None
             return [self.start_id]
@@ -157,8 +156,8 @@ class _Generation:
         return [int(i) for i in (given[row] if np.ndim(given[0]) else given)]
 
     def text(self, row: int, tokens: np.ndarray) -> str:
-        """The text of the tokens (T,) of a row, its prompt among them, up to the end."""
-        new = tokens[len(self._beginning(row)) :]
+        """The text of a row's tokens (T,), prompt included, up to the end."""
+        new = tokens[len(self._given(row)) :]
         ends = np.flatnonzero(np.isin(new, self.end_ids))
         if len(ends):
             new = new[: ends[0]]
@@ -166,7 +165,7 @@ class _Generation:
 
 
 def _lengths(model: Model, role: str) -> dict[str, int | None]:
-    """The inputs of a role, with the most ids that each takes; None for what are no ids."""
+    """The inputs of a role, with the largest number of ids each takes; None if not ids."""
     names = by_length(model.signatures, role)
     if not names:
         raise ValueError(f"{model.path} has no signature {role!r}, it has {list(model.signatures)}")
@@ -176,7 +175,7 @@ def _lengths(model: Model, role: str) -> dict[str, int | None]:
         for name in by_length(model.signatures, "encode"):
             inputs.update(model.signatures[name]["inputs"])
     lengths = {
-        key: spec["shape"][1] if len(spec["shape"]) == 2 and "int" in spec["dtype"] else None
+        key: spec["shape"][1] if is_ids(spec) else None
         for key, spec in inputs.items()
         if not key.startswith("cache_") and key not in ("padding", "position")
     }
@@ -188,9 +187,9 @@ def _lengths(model: Model, role: str) -> dict[str, int | None]:
 def _by_name(
     model: Model, texts: Any, lengths: dict[str, int | None], target: str | None = None
 ) -> dict[str, Any]:
-    """`texts` by input; where they are not, those of the first that has a tokenizer.
+    """`texts` by input; bare texts are for the first input that has a tokenizer.
 
-    The stepped input is the last choice: what it is given is a prompt.
+    The stepped input comes last, since a text for it is a prompt.
     """
     if not isinstance(texts, dict):
         if not _is_text(texts):
@@ -201,7 +200,7 @@ def _by_name(
 
 
 def _is_text(x: Any) -> bool:
-    """A text, or several."""
+    """Whether `x` is a text or a sequence of texts."""
     if isinstance(x, (list, tuple, np.ndarray)):
         return all(isinstance(text, str) for text in x)
     return isinstance(x, str)
@@ -217,7 +216,7 @@ def _kind(x: Any) -> str:
 def _rows(
     name: str, texts: Any, encode: Callable[[str], list[int]], lengths: dict[str, int | None]
 ) -> list[list[int]]:
-    """The ids of each text; never cut."""
+    """The ids of each text, never truncated."""
     texts = [texts] if isinstance(texts, str) else texts
     if not len(texts):
         raise ValueError(f"got no texts for {name!r}")

@@ -1,22 +1,26 @@
-"""Batches by step: what the pipelines of this package have in common."""
+"""Batches by step: the base of the pipelines of this package."""
 
 import abc
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.text.rows import Rows
 
+# One id for all inputs and labels, or ids by name; the labels have the name LABELS.
+PadIds: TypeAlias = int | Mapping[str, int]
+LABELS = "labels"
+
 
 class Padding(NamedTuple):
-    """How much of what a model computes is padding.
+    """The share of padding in a number of batches.
 
     Attributes:
-        tokens: positions that hold a token, over all inputs and labels.
-        positions: all positions.
-        batches: in how many batches.
+        tokens: the number of positions that hold a token, over all inputs and labels.
+        positions: the number of all positions.
+        batches: the number of batches.
 
     Example:
 
@@ -46,14 +50,14 @@ class Padding(NamedTuple):
 class Batches(abc.ABC):
     """Batches that are a function of the step: the base of `BucketedBatches` and `PackedBatches`.
 
-    Step 0 is the first of the first epoch; steps go on through all epochs, as the optimizer's
-    `iterations` do. What a step has depends on the seed and the step alone, so a run that was
-    interrupted goes on with `dataset(start=step)`.
+    Step 0 is the first of the first epoch; steps are counted over all epochs, as the optimizer's
+    `iterations` are. A batch depends only on the seed and the step, so an interrupted run resumes
+    with `dataset(start=step)`.
 
     Attributes:
-        steps: batches in an epoch, the same in every epoch.
+        steps: the number of batches in an epoch, the same in every epoch.
 
-    A pipeline of one's own defines `steps` and `batch`:
+    A custom pipeline defines `steps` and `batch`:
 
     >>> import numpy as np
     >>> from keras_tfm.text import Batches
@@ -72,12 +76,12 @@ class Batches(abc.ABC):
         """The batch of a step: inputs by name, or a tuple of inputs, labels and weights."""
 
     def dataset(self, start: int = 0, epochs: int | None = None) -> Any:
-        """The batches as a `tf.data.Dataset`, from a step on.
+        """The batches from step `start` on, as a `tf.data.Dataset`.
 
         Args:
-            start: the first step: the optimizer's `iterations`, where training goes on.
-            epochs: how many epochs there are, those before `start` included; None: without end,
-                and `model.fit` needs `steps_per_epoch=batches.steps`.
+            start: the first step; to resume training, the optimizer's `iterations`.
+            epochs: the number of epochs, including those before `start`; None: infinite, and
+                `model.fit` needs `steps_per_epoch=batches.steps`.
 
         Returns:
             A dataset in its final order: `model.fit(dataset, shuffle=False, ...)`.
@@ -111,7 +115,7 @@ class Batches(abc.ABC):
         return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
 
     def map(self, function: Callable[[Any, int], Any]) -> "Batches":
-        """The same batches, each changed by `function(batch, step)`, such as `MaskTokens`.
+        """The batches changed by `function(batch, step)`, such as `MaskTokens`.
 
         >>> from keras_tfm.text import BucketedBatches
         >>> batches = BucketedBatches({"ids": [[3, 4]]}, boundaries=[2], batch_size=1)
@@ -146,3 +150,23 @@ def checked_parts(inputs: Mapping[str, Any], labels: Any) -> tuple[dict[str, Row
             f"inputs and labels must have the same number of rows, at least one, got {counts}"
         )
     return parts, answers
+
+
+def pad_ids_by_part(pad_id: PadIds, names: Sequence[str], has_labels: bool) -> dict[str, int]:
+    """The padding id of each input, and of the labels under `LABELS`; 0 if not given.
+
+    Raises:
+        ValueError: an id for an unknown part, or labels and an input of that name.
+        TypeError: an id is not an integer.
+    """
+    parts = [*names, *([LABELS] if has_labels else [])]
+    given = dict(pad_id) if isinstance(pad_id, Mapping) else dict.fromkeys(parts, pad_id)
+    unknown = [name for name in given if name not in parts]
+    if unknown:
+        raise ValueError(f"pad_id must be for the parts {parts}, got one for {unknown}")
+    if isinstance(pad_id, Mapping) and parts.count(LABELS) > 1:
+        raise ValueError(f"pad_id by name needs different names, got labels and inputs {names}")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise TypeError(f"pad_id of {name!r} must be an integer, got {value!r}")
+    return {name: int(given.get(name, 0)) for name in parts}

@@ -6,42 +6,45 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.text.batches import Batches, Padding, checked_parts
+from keras_tfm.text.batches import LABELS, Batches, Padding, PadIds, checked_parts, pad_ids_by_part
 from keras_tfm.text.rows import Rows
 
 
 class BucketedBatches(Batches):
-    """Batches of similar lengths, padded to a few fixed lengths, with a budget of tokens each.
+    """Batches of similar lengths, padded to a few fixed lengths, with a token budget each.
 
     An example belongs to the first boundary that is at least as long as its longest part; a batch
     holds examples of one boundary. Each part of a batch is padded to the first boundary that fits
-    its longest row, but never further than the longest row of that part in all data. So shapes are
-    few: a compiler sees at most (boundaries + 1) lengths of each part.
+    its longest row, but never beyond the longest row of that part in all data. So there are few
+    shapes: a compiler sees at most (boundaries + 1) lengths of each part.
 
     Args:
         inputs: the rows of each input by name: sequences of integers of any lengths, or `Rows`.
-        labels: the rows of labels, or None. All have as many rows, and row i of each belongs to
-            example i.
+        labels: the rows of labels, or None. Inputs and labels have the same number of rows; row i
+            of each belongs to example i.
         boundaries: the lengths, ascending; no row may be longer than the last.
-        tokens: the budget: the rows of a batch times its boundary are at most this, so that batches
-            of short rows have many. A batch is as much work as another.
-        batch_size: instead of `tokens`, the rows of every batch.
-        seed: of the order.
-        shuffle: whether examples are in another order in every epoch, and then the batches too.
-            Otherwise a batch comes when its last example does, and those that are not full at the
-            end, as in `tf.data.Dataset.bucket_by_sequence_length`.
-        drop_remainder: leaves out the batches that are not full, at most one of each boundary.
-        padding_id: what rows are padded with.
+        tokens: the budget: the number of rows of a batch times its boundary is at most this, so
+            batches of short rows have more rows, and every batch costs about the same.
+        batch_size: instead of `tokens`, the number of rows of every batch.
+        seed: seed of the order.
+        shuffle: whether every epoch has a new order of examples, and then of batches. Otherwise a
+            batch is emitted with its last example, and incomplete batches come at the end, as in
+            `tf.data.Dataset.bucket_by_sequence_length`.
+        drop_remainder: drops incomplete batches, at most one per boundary.
+        pad_id: the id that rows are padded with: the `mask_id` of the embedding, for labels the
+            `ignore_class` of the loss. One for all, or a dictionary by input, with "labels" for the
+            labels; 0 for parts that it does not name.
 
     Attributes:
-        steps: batches in an epoch, the same in every epoch.
+        steps: the number of batches in an epoch, the same in every epoch.
 
     Raises:
-        ValueError: numbers of rows differ, a row is longer than the last boundary, the budget is
-            smaller than a boundary, or an argument is out of range.
-        TypeError: a row holds something else than integers.
+        ValueError: the numbers of rows differ, a row is longer than the last boundary, the budget
+            is smaller than a boundary, or an argument is out of range.
+        TypeError: a row holds other values than integers.
 
-    `dataset()` gives the batches to `model.fit`, `batch(step)` one of them, as in every `Batches`:
+    `dataset()` returns the batches for `model.fit`, `batch(step)` one of them, as in every
+    `Batches`:
 
     >>> from keras_tfm.text import BucketedBatches
     >>> rows = [[5], [6, 7, 8], [9], [3, 4]]
@@ -62,14 +65,15 @@ class BucketedBatches(Batches):
         seed: int = 0,
         shuffle: bool = True,
         drop_remainder: bool = False,
-        padding_id: int = 0,
+        pad_id: PadIds = 0,
     ):
         self.inputs, self.labels = checked_parts(inputs, labels)
         self._parts = [*self.inputs.values(), *([] if self.labels is None else [self.labels])]
         self.boundaries = tuple(boundaries)
         self.tokens, self.batch_size = tokens, batch_size
         self.seed, self.shuffle = seed, shuffle
-        self.drop_remainder, self.padding_id = drop_remainder, padding_id
+        self.drop_remainder = drop_remainder
+        self.pad_ids = pad_ids_by_part(pad_id, list(self.inputs), self.labels is not None)
         self._check()
         self._sizes = [batch_size or (tokens or 0) // boundary for boundary in self.boundaries]
         longest = np.max([part.lengths for part in self._parts], axis=0)
@@ -95,14 +99,14 @@ class BucketedBatches(Batches):
         check_integer("step", step, minimum=0)
         indices = self._plan(step // self.steps)[step % self.steps]
 
-        def padded(part: Rows) -> np.ndarray:
-            return part.padded(indices, self._length(part, indices), self.padding_id)
+        def padded(name: str, part: Rows) -> np.ndarray:
+            return part.padded(indices, self._length(part, indices), self.pad_ids[name])
 
-        inputs = {name: padded(part) for name, part in self.inputs.items()}
-        return inputs if self.labels is None else (inputs, padded(self.labels))
+        inputs = {name: padded(name, part) for name, part in self.inputs.items()}
+        return inputs if self.labels is None else (inputs, padded(LABELS, self.labels))
 
     def padding(self) -> Padding:
-        """How much of the first epoch is padding; others differ by little."""
+        """The share of padding in the first epoch; other epochs differ slightly."""
         tokens = positions = 0
         for indices in self._plan(0):
             for part in self._parts:
@@ -121,8 +125,8 @@ class BucketedBatches(Batches):
             )
         if (self.tokens is None) == (self.batch_size is None):
             raise ValueError(
-                "give tokens or batch_size, one of the two, "
-                f"got {self.tokens} and {self.batch_size}"
+                "give either tokens or batch_size, "
+                f"got tokens={self.tokens} and batch_size={self.batch_size}"
             )
         check_integer("batch_size", self.batch_size, optional=True)
         check_integer("tokens", self.tokens, optional=True)
@@ -133,7 +137,7 @@ class BucketedBatches(Batches):
             )
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
-        """The examples of each batch of an epoch; of the last epoch asked for it is kept."""
+        """The examples of each batch of an epoch; cached for the last epoch."""
         planned, plan = self._planned
         if planned != epoch:
             plan = self._plan_of(epoch)
@@ -160,7 +164,7 @@ class BucketedBatches(Batches):
         return batches
 
     def _length(self, part: Rows, indices: np.ndarray) -> int:
-        """What the rows of a part are padded to; at least 1, for layers that take no empty row."""
+        """The padded length of a part; at least 1, since some layers reject empty rows."""
         longest = part.lengths[indices].max()
         boundary = self.boundaries[int(np.searchsorted(self.boundaries, longest))]
         return min(boundary, max(1, int(part.lengths.max())))

@@ -1,4 +1,4 @@
-"""Masked language modelling: what is hidden, and what is to be predicted."""
+"""Masked language modelling: hides tokens and makes the labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,50 +9,51 @@ from keras_tfm.arguments import check_integer, check_rate
 
 
 class MaskTokens:
-    """Hides some tokens of each row, which the model is to predict: for `Batches.map`.
+    """Hides some tokens of each row, which the model predicts: for `Batches.map`.
 
-    Of each row `rate` of the tokens are chosen, rounded, and at least one; of those, each by a draw
-    of its own, 80 % become `mask_id`, 10 % a token drawn from all that are not special, and 10 %
-    stay as they are. "BERT" (arXiv:1810.04805), section 3.1. Special tokens and padding are never
-    chosen and never drawn.
+    A share `rate` of each row's tokens is chosen, rounded, at least one. Of the chosen tokens, each
+    drawn independently, 80 % become `mask_id`, 10 % a random token that is not special, and 10 %
+    stay. "BERT" (arXiv:1810.04805), section 3.1. Special tokens and padding are never chosen and
+    never drawn.
 
-    What is hidden depends on `seed` and the step alone: another choice in every epoch, the same
-    after an interruption.
+    The choice depends only on `seed` and the step: it differs between epochs, and is the same after
+    an interruption.
 
     Args:
         vocabulary_size: V; tokens are drawn from 0 to V - 1.
-        mask_id: the token that hides.
-        special_ids: tokens that are never chosen, padding among them; `mask_id` is one of them
-            without being named.
+        mask_id: the id of the mask token. (The `mask_id` of an embedding is this class's `pad_id`.)
+        special_ids: tokens that are never chosen; `mask_id` and `pad_id` always are among them.
         rate: the share of a row's other tokens that is chosen.
-        mask_share, random_share: of the chosen, those that become `mask_id` and those that become
-            another token.
-        ignore_id: the label of what was not chosen; the `ignore_class` of the loss.
+        mask_share, random_share: the shares of the chosen tokens that become `mask_id` and a random
+            token.
+        pad_id: the id of padding; None if the rows have none.
+        ignore_id: the label of tokens that were not chosen, the `ignore_class` of the loss; by
+            default `pad_id`.
         name: the input to change.
-        positions: whether to add the input "mask_positions" (B, M), where the chosen tokens are, in
-            ascending order, and to give labels and weights of those alone, (B, M): for
+        positions: whether to add the input "mask_positions" (B, M), the positions of the chosen
+            tokens in ascending order, and to return labels and weights of those alone, (B, M): for
             `models.masked_language_model(model, positions=True)`. M is `rate` of T, rounded, at
-            least 1; what a row has not is position 0 of weight 0.
-        seed: of the choice.
+            least 1; rows with fewer chosen tokens are filled with position 0 of weight 0.
+        seed: seed of the choice.
 
     Call arguments:
         batch: inputs by name, or the input alone, (B, T), integers.
-        step: counted over all epochs.
+        step: the step, counted over all epochs.
 
     Returns:
         A tuple for `model.fit`: the inputs, labels (B, T) int32, and weights (B, T) float32, 1 for
-        what was chosen and 0 elsewhere; (B, M) with `positions`. A row without a token to choose
-        has none.
+        chosen tokens and 0 elsewhere; (B, M) with `positions`. In a row of special tokens alone
+        none is chosen.
 
     Raises:
-        ValueError: an id or a share is out of range, or nothing is left to draw; a batch has labels
-            already, or with `positions` no names.
+        ValueError: an id or a share is out of range; all ids are special; a batch already has
+            labels; or `positions` with a batch that is not a dictionary.
 
     Example:
 
     >>> import numpy as np
     >>> from keras_tfm.text import MaskTokens
-    >>> mask = MaskTokens(vocabulary_size=50, mask_id=4, special_ids=[0, 1, 2, 3])
+    >>> mask = MaskTokens(vocabulary_size=50, mask_id=4, special_ids=[1, 2, 3])
     >>> ids = np.array([[1, 20, 21, 22, 23, 24, 25, 2, 0, 0]])
     >>> inputs, labels, weights = mask({"ids": ids}, step=0)
     >>> inputs["ids"].tolist()
@@ -65,11 +66,12 @@ class MaskTokens:
         self,
         vocabulary_size: int,
         mask_id: int,
-        special_ids: Sequence[int] = (0,),
+        special_ids: Sequence[int] = (),
         rate: float = 0.15,
         mask_share: float = 0.8,
         random_share: float = 0.1,
-        ignore_id: int = 0,
+        pad_id: int | None = 0,
+        ignore_id: int | None = None,
         name: str = "ids",
         positions: bool = False,
         seed: int = 0,
@@ -86,31 +88,39 @@ class MaskTokens:
                 "mask_share and random_share must add up to at most 1, "
                 f"got {mask_share} and {random_share}"
             )
-        special = {mask_id, *special_ids}
+        special = {mask_id, *special_ids, *([] if pad_id is None else [pad_id])}
         for one in special:
             if not 0 <= one < vocabulary_size:
                 raise ValueError(
-                    f"special ids and mask_id must be in 0..{vocabulary_size - 1}, got {one}"
+                    "special_ids, mask_id and pad_id must be in "
+                    f"0..{vocabulary_size - 1}, got {one}"
                 )
         self._ordinary = np.setdiff1d(np.arange(vocabulary_size), list(special)).astype("int32")
         if not len(self._ordinary):
-            raise ValueError(f"all {vocabulary_size} ids are special: there is nothing to predict")
+            raise ValueError(f"some ids must not be special, got all {vocabulary_size} as special")
+        if ignore_id is None:
+            ignore_id = pad_id
+        if ignore_id is None:
+            raise ValueError("without a pad_id give an ignore_id, such as -100, got None")
         if ignore_id in self._ordinary:
             raise ValueError(
-                f"ignore_id must be a special id or none at all (-100), got the token {ignore_id}"
+                f"ignore_id must be a special id or no id (-100), got the token {ignore_id}"
             )
         self.vocabulary_size, self.mask_id = vocabulary_size, mask_id
         self.special_ids = tuple(sorted(special))
         self.rate, self.mask_share, self.random_share = rate, mask_share, random_share
-        self.ignore_id, self.name, self.seed = ignore_id, name, seed
+        self.pad_id, self.ignore_id, self.name, self.seed = pad_id, ignore_id, name, seed
         self.positions = positions
 
     def __call__(self, batch: Any, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
         """Inputs -> inputs with tokens hidden, labels, weights."""
         if isinstance(batch, tuple):
-            raise ValueError("a batch to mask has inputs alone: its labels are made here")
+            raise ValueError("a batch to mask must be inputs without labels, got a tuple")
         if self.positions and not isinstance(batch, dict):
-            raise ValueError("positions=True adds an input: it needs a batch of inputs by name")
+            raise ValueError(
+                "positions=True adds an input, so a batch must be a dictionary of inputs, "
+                f"got {type(batch).__name__}"
+            )
         ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
         rng = np.random.default_rng([self.seed, step])
         chosen = self._chosen(ids, rng)
@@ -133,15 +143,15 @@ class MaskTokens:
         return inputs, labels, chosen.astype("float32")
 
     def _chosen(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Which positions are to be predicted: (B, T), boolean."""
+        """The positions to predict: (B, T), boolean."""
         ordinary = ~np.isin(ids, self.special_ids)
         available = ordinary.sum(axis=1)
         counts = np.where(available > 0, self._count(available), 0)
-        # The smallest of random numbers, which those that may not be chosen have not.
+        # The positions with the smallest random numbers; special tokens have larger ones.
         numbers = np.where(ordinary, rng.random(ids.shape), 2.0)
         ranks = np.argsort(np.argsort(numbers, axis=1, kind="stable"), axis=1, kind="stable")
         return ranks < counts[:, None]
 
     def _count(self, available: Any) -> Any:
-        """How many of so many tokens are chosen."""
+        """The number of chosen tokens among `available` ones."""
         return np.maximum(1, np.rint(self.rate * available)).astype("int64")

@@ -1,4 +1,4 @@
-"""Packages of the extra `text`, imported when a vocabulary is trained."""
+"""Packages of the extra `text`, imported when they are needed."""
 
 import importlib
 from typing import Any
@@ -8,7 +8,7 @@ def optional_package(name: str) -> Any:
     """The module `name`.
 
     Raises:
-        ModuleNotFoundError: it is missing; the message names the extra that brings it.
+        ModuleNotFoundError: it is missing; the message names the extra to install.
     """
     try:
         return importlib.import_module(name)
@@ -16,5 +16,5 @@ def optional_package(name: str) -> Any:
         if error.name != name.partition(".")[0] and error.name != name:
             raise
         raise ModuleNotFoundError(
-            f'this vocabulary is trained by {name}: pip install "keras-tfm[text]"', name=name
+            f'training this vocabulary needs {name}: pip install "keras-tfm[text]"', name=name
         ) from None

@@ -5,46 +5,52 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.text.batches import Batches, Padding, checked_parts
-
-Tensor = Any
+from keras_tfm.text.batches import (
+    LABELS,
+    Batches,
+    Padding,
+    PadIds,
+    checked_parts,
+    pad_ids_by_part,
+)
 
 
 class PackedBatches(Batches):
     """Rows of a fixed length, each filled with whole examples: one shape, hardly any padding.
 
-    Examples are packed once, the longest first, each into the fullest row that has room for it
-    (best fit decreasing); what an epoch shuffles is rows. No example is cut. With `segment_mask` no
-    token sees another example, so that each gets the result that it has alone, if positions are
-    relative (`RotaryEmbedding`, `RelativePositionBias`, `ALiBi`: they depend on distances, which
-    packing leaves as they are) or taken from the input `positions`, which counts from 0 in each
-    example (`keras.layers.Embedding(length, D)(positions)`). `PositionalEncoding` and
-    `PositionEmbedding` count from the beginning of the row and would see an example further on.
+    Examples are packed once, the longest first, each into the fullest row that still fits it (best
+    fit decreasing); an epoch shuffles rows. No example is cut. With `segment_mask` no token attends
+    to another example, so each example gets the result that it has alone, if positions are relative
+    (`RotaryEmbedding`, `RelativePositionBias`, `ALiBi`, which depend on distances) or come from the
+    input `positions`, which counts from 0 in each example
+    (`keras.layers.Embedding(length, D)(positions)`). `PositionalEncoding` and `PositionEmbedding`
+    count from the start of the row and would give later examples other positions.
 
     Args:
-        inputs: the rows of each input by name, sequences of integers or `Rows`. The parts of an
-            example are of one length.
+        inputs: the rows of each input by name, sequences of integers or `Rows`. All parts of an
+            example have one length.
         labels: the rows of labels, as long as the inputs, or None.
-        length: T, of the packed rows.
-        batch_size: B, packed rows a batch; the last of an epoch may have fewer.
-        seed: of the order.
-        shuffle: whether packed rows are in another order in every epoch.
-        padding_id: what the end of a row is filled with.
+        length: T, the length of packed rows.
+        batch_size: B, packed rows per batch; the last batch of an epoch may have fewer.
+        seed: seed of the order.
+        shuffle: whether every epoch has a new order of packed rows.
+        pad_id: the id that rows are padded with: the `mask_id` of the embedding, for labels the
+            `ignore_class` of the loss. One for all, or a dictionary by input, with "labels" for the
+            labels; 0 for parts that it does not name.
 
     Attributes:
-        steps: batches in an epoch, the same in every epoch.
-        rows: how many packed rows there are.
+        steps: the number of batches in an epoch, the same in every epoch.
+        rows: the number of packed rows.
 
     Raises:
         ValueError: the parts of an example differ in length, one is empty or longer than `length`,
             or an argument is out of range.
-        TypeError: a row holds something else than integers.
+        TypeError: a row holds other values than integers.
 
-    A batch has the inputs and two more, (B, T) int32 each: `segments`, the number of the example
-    within the row, from 1, and 0 at padding; and `positions`.
+    A batch has two more inputs, (B, T) int32 each: `segments`, the number of the example within the
+    row, from 1, and 0 for padding; and `positions`, within the example.
 
     >>> from keras_tfm.text import PackedBatches
     >>> rows = [[3, 4, 5], [6], [7, 8], [9, 9, 9]]
@@ -66,16 +72,17 @@ class PackedBatches(Batches):
         batch_size: int = 32,
         seed: int = 0,
         shuffle: bool = True,
-        padding_id: int = 0,
+        pad_id: PadIds = 0,
     ):
         check_integer("length", length)
         check_integer("batch_size", batch_size)
         self.inputs, self.labels = checked_parts(inputs, labels)
         taken = {"segments", "positions"} & set(self.inputs)
         if taken:
-            raise ValueError(f"the inputs {sorted(taken)} are made here: call yours otherwise")
+            raise ValueError(f"inputs must not be named segments or positions, got {sorted(taken)}")
         self.length, self.batch_size = length, batch_size
-        self.seed, self.shuffle, self.padding_id = seed, shuffle, padding_id
+        self.seed, self.shuffle = seed, shuffle
+        self.pad_ids = pad_ids_by_part(pad_id, list(self.inputs), self.labels is not None)
         lengths = self._lengths()
         self._packed = _packed(lengths, length)
         self._tokens = int(lengths.sum())
@@ -97,7 +104,7 @@ class PackedBatches(Batches):
         chosen = [self._packed[i] for i in order[number * self.batch_size :][: self.batch_size]]
         shape = (len(chosen), self.length)
         parts = self.inputs if self.labels is None else {**self.inputs, "": self.labels}
-        result = {name: np.full(shape, self.padding_id, "int32") for name in parts}
+        result = {name: np.full(shape, self.pad_ids[name or LABELS], "int32") for name in parts}
         segments, positions = np.zeros(shape, "int32"), np.zeros(shape, "int32")
         for row, examples in enumerate(chosen):
             start = 0
@@ -114,12 +121,12 @@ class PackedBatches(Batches):
         return inputs if answers is None else (inputs, answers)
 
     def padding(self) -> Padding:
-        """How much of an epoch is padding."""
+        """The share of padding in an epoch."""
         count = len(self.inputs) + (self.labels is not None)
         return Padding(count * self._tokens, count * self.rows * self.length, self.steps)
 
     def _lengths(self) -> np.ndarray:
-        """Of each example."""
+        """The length of each example."""
         parts = [*self.inputs.items(), *([] if self.labels is None else [("labels", self.labels)])]
         first, lengths = parts[0][0], parts[0][1].lengths
         for name, part in parts[1:]:
@@ -138,40 +145,44 @@ class PackedBatches(Batches):
         return lengths
 
 
-def segment_mask(segments: Tensor) -> Tensor:
-    """The block-diagonal `attention_mask` of packed rows: a token sees those of its own example.
+def segment_mask(segments: np.ndarray) -> np.ndarray:
+    """The block-diagonal `attention_mask` of packed rows: a token attends to its own example.
+
+    For arrays; inside a model use `layers.segment_mask`, which takes tensors.
 
     Args:
         segments: (B, T), integers, from `PackedBatches`; 0 is padding.
 
     Returns:
-        (B, T, T), boolean, True = the query sees the key. Padding sees and is seen by nothing.
-        Causal layers apply causality on top.
+        (B, T, T), boolean, True = the query attends to the key. Padding attends to nothing, and
+        nothing attends to padding. Causal layers apply causality on top.
 
     Example:
 
     >>> import numpy as np
     >>> from keras_tfm.text import segment_mask
-    >>> np.array(segment_mask(np.array([[1, 1, 2, 0]]))).astype(int).tolist()
+    >>> segment_mask(np.array([[1, 1, 2, 0]])).astype(int).tolist()
     [[[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]]
     """
-    queries, keys = ops.expand_dims(segments, 2), ops.expand_dims(segments, 1)
-    return ops.logical_and(ops.equal(queries, keys), ops.greater(queries, 0))
+    segments = np.asarray(segments)
+    queries, keys = segments[:, :, np.newaxis], segments[:, np.newaxis, :]
+    result: np.ndarray = (queries == keys) & (queries > 0)
+    return result
 
 
 def _packed(lengths: np.ndarray, length: int) -> list[list[int]]:
-    """The examples of each row: best fit decreasing, rows in the order in which they were begun."""
+    """The examples of each row by best fit decreasing, in the order of the first examples."""
     rows: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    free: list[tuple[int, int]] = []  # (free positions, row), ascending
     for i in np.argsort(-lengths, kind="stable").tolist():
         size = int(lengths[i])
-        place = bisect_left(rooms, (size, -1))
-        if place == len(rooms):
-            room, row = length, len(rows)
+        place = bisect_left(free, (size, -1))
+        if place == len(free):
+            left, row = length, len(rows)
             rows.append([])
         else:
-            room, row = rooms.pop(place)
+            left, row = free.pop(place)
         rows[row].append(i)
-        if room > size:
-            insort(rooms, (room - size, row))
+        if left > size:
+            insort(free, (left - size, row))
     return rows

@@ -33,10 +33,10 @@ class Rows:
 
     @classmethod
     def of(cls, rows: "Rows | Iterable[Sequence[int] | np.ndarray]") -> "Rows":
-        """From sequences of integers; what is `Rows` already stays as it is.
+        """From sequences of integers; `Rows` are returned unchanged.
 
         Raises:
-            TypeError: a row holds something else than integers.
+            TypeError: a row holds other values than integers.
         """
         if isinstance(rows, Rows):
             return rows
@@ -52,8 +52,8 @@ class Rows:
         return cls(values, starts)
 
     @classmethod
-    def of_padded(cls, array: np.ndarray, padding_id: int = 0) -> "Rows":
-        """From an array (R, T) whose rows end in `padding_id`, which is cut off.
+    def of_padded(cls, array: np.ndarray, pad_id: int = 0) -> "Rows":
+        """From an array (R, T), without the `pad_id` at the end of each row.
 
         >>> Rows.of_padded(np.array([[3, 0, 4, 0], [5, 0, 0, 0]])).lengths.tolist()
         [3, 1]
@@ -61,7 +61,7 @@ class Rows:
         array = np.asarray(array)
         if array.ndim != 2:
             raise ValueError(f"a padded array must have shape (R, T), got {array.shape}")
-        kept = array != padding_id
+        kept = array != pad_id
         lengths = np.where(kept.any(axis=1), array.shape[1] - np.argmax(kept[:, ::-1], axis=1), 0)
         return cls.of([row[:n] for row, n in zip(array, lengths, strict=True)])
 
@@ -75,14 +75,14 @@ class Rows:
         return self.values[self.starts[i] : self.starts[i + 1]]
 
     def padded(
-        self, indices: Sequence[int] | np.ndarray, length: int, padding_id: int = 0
+        self, indices: Sequence[int] | np.ndarray, length: int, pad_id: int = 0
     ) -> np.ndarray:
-        """The rows of `indices`, padded at the end: (len(indices), length), int32.
+        """The rows of `indices`, padded at the end with `pad_id`: (len(indices), length), int32.
 
         Raises:
             ValueError: a row is longer than `length`.
         """
-        result = np.full((len(indices), length), padding_id, "int32")
+        result = np.full((len(indices), length), pad_id, "int32")
         for row, i in zip(result, indices, strict=True):
             tokens = self[i]
             if len(tokens) > length:

@@ -27,22 +27,22 @@ def train_sentence_piece(
     normalised (NFKC), and runs of spaces become one.
 
     Args:
-        texts: read once; an iterator of any length. A text with more than 10,000 bytes is left out.
-        vocabulary_size: the most tokens there are, those below included. There are fewer where the
-            texts do not give more.
+        texts: read once; an iterator of any length. Texts of more than 10,000 bytes are skipped.
+        vocabulary_size: the maximum number of tokens, including the special ones. Small texts give
+            fewer.
         kind: "unigram", "bpe" or "char".
-        special_tokens: more of them, such as "<mask>", with the ids from 4 on.
+        special_tokens: additional ones, such as "<mask>", with the ids from 4 on.
         ends: whether encoding puts "<start>" and "<end>" around a text.
-        byte_fallback: whether characters that training did not see are written in bytes, 256 tokens
-            more, instead of "<unknown>".
+        byte_fallback: whether characters that training did not see are encoded as bytes, 256
+            additional tokens, instead of "<unknown>".
 
     Returns:
         A `sentencepiece.SentencePieceProcessor` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and
-        3 "<unknown>": `encode(text)`, `decode(ids)`; `serialized_model_proto()` is the content of a
-        `.model` file beside a model, and `export_tflite(tokenizer=)` carries it in the file.
+        3 "<unknown>": `encode(text)`, `decode(ids)`. `serialized_model_proto()` is the content of
+        its `.model` file, and `export_tflite(tokenizer=)` puts it into the exported file.
 
     Raises:
-        ValueError: no such kind, or SentencePiece cannot train from these texts.
+        ValueError: an unknown kind, or SentencePiece cannot train on these texts.
         ModuleNotFoundError: without `sentencepiece`, of the extra `text`.
 
     Example:
@@ -59,7 +59,7 @@ def train_sentence_piece(
     texts = iter(texts)
     first = next(texts, None)
     if first is None:
-        raise ValueError("there are no texts to train a vocabulary from")
+        raise ValueError("training a vocabulary needs at least one text, got none")
     sentencepiece = optional_package("sentencepiece")
     written = io.BytesIO()
     try:
@@ -85,7 +85,7 @@ def train_sentence_piece(
         )
     except (RuntimeError, OSError) as error:
         lines = [line for line in str(error).splitlines() if line] or ["no reason given"]
-        raise ValueError(f"SentencePiece cannot train from these texts: {lines[-1]}") from None
+        raise ValueError(f"SentencePiece cannot train on these texts: {lines[-1]}") from None
     return sentencepiece.SentencePieceProcessor(
         model_proto=written.getvalue(), add_bos=ends, add_eos=ends
     )

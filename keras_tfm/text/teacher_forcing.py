@@ -1,4 +1,4 @@
-"""What a decoder sees and what it is to predict."""
+"""A decoder's inputs and labels."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ def teacher_forcing(
 ) -> tuple[dict[str, Rows], Rows]:
     """Inputs and labels of an encoder-decoder, or of a decoder alone: the target, shifted by one.
 
-    The decoder is given the target without its last token, and predicts it without its first.
+    The decoder reads the target without its last token, and predicts it without its first.
 
     Args:
-        source: rows of integers, or None: a decoder alone.
-        target: as many rows, each with its start and its end token.
-        names: of the model's two inputs. Without a source the second is the only one.
+        source: rows of integers, or None for a decoder alone.
+        target: the same number of rows, each with its start and its end token.
+        names: the names of the model's two inputs; without a source only the second is used.
 
     Returns:
         The inputs by name and the labels, `Rows` each: the arguments of `BucketedBatches` and of
@@ -25,7 +25,7 @@ def teacher_forcing(
 
     Raises:
         ValueError: a target has fewer than two tokens, or the numbers of rows differ.
-        TypeError: a row holds something else than integers.
+        TypeError: a row holds other values than integers.
 
     Example:
 
@@ -38,7 +38,7 @@ def teacher_forcing(
     short = np.flatnonzero(rows.lengths < 2)
     if len(short):
         raise ValueError(
-            "a target must have at least two tokens, its start and what follows, "
+            "a target must have at least two tokens, its start and one more, "
             f"got {rows[short[0]].tolist()} in row {short[0]}"
         )
     inputs = {}
@@ -46,7 +46,7 @@ def teacher_forcing(
         inputs[names[0]] = Rows.of(source)
         if len(inputs[names[0]]) != len(rows):
             raise ValueError(
-                "source and target must have as many rows, "
+                "source and target must have the same number of rows, "
                 f"got {len(inputs[names[0]])} and {len(rows)}"
             )
     starts = rows.starts - np.arange(len(rows.starts))  # each row is one shorter

@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary from texts, as a tokenizer that gives back what it was given."""
+"""A WordPiece vocabulary from texts, as a tokenizer whose decoding restores the text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -7,8 +7,8 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.text.optional_package import optional_package
 
 PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
-# Before a piece that goes on within a word: a character for private use. With the usual "##", one
-# that is written in a text would vanish.
+# The prefix of a piece inside a word: a character for private use. With the usual "##", a "##" in
+# the text would vanish.
 CONTINUED = "\ue000"
 # Stands for the space before a word, as in SentencePiece.
 SPACE = "\u2581"
@@ -25,28 +25,28 @@ def train_word_piece(
 ) -> Any:
     """Trains a WordPiece vocabulary; capitals and spaces are kept.
 
-    A word is cut into the longest pieces that the vocabulary has, from its beginning:
-    "Google's Neural Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation is a
-    piece of its own. Unlike BERT's, the tokenizer keeps where spaces were, as a mark at the
-    beginning of a word, so that decoding gives the text back, in Unicode's composed form (NFC) and
-    with runs of spaces as they were, but for one at the beginning. A word with a character that
-    training did not see becomes "<unknown>". The same texts give the same vocabulary.
+    A word is split into the longest pieces in the vocabulary, from its start: "Google's Neural
+    Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation is a piece of its own.
+    Unlike BERT's, this tokenizer keeps spaces, as a mark at the start of a word, so decoding
+    returns the text in Unicode's composed form (NFC) with its runs of spaces, except one leading
+    space. A word with a character that training did not see becomes "<unknown>". The same texts
+    give the same vocabulary.
 
     Args:
         texts: read once; an iterator of any length.
-        vocabulary_size: the most tokens there are, those below included.
-        special_tokens: more of them, such as "<mask>", with the ids from 4 on.
+        vocabulary_size: the maximum number of tokens, including the special ones.
+        special_tokens: additional ones, such as "<mask>", with the ids from 4 on.
         ends: whether encoding puts "<start>" and "<end>" around a text.
-        min_frequency: pieces that are rarer are not made.
+        min_frequency: the minimum number of occurrences of a merged piece.
 
     Returns:
         A `tokenizers.Tokenizer` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and 3 "<unknown>":
-        `encode(text).ids`, `encode_batch`, `decode(ids)`; `save("tokenizer.json")` keeps it beside
-        a model, and `export_tflite(tokenizer=)` carries it in the file.
+        `encode(text).ids`, `encode_batch`, `decode(ids)`. `save("tokenizer.json")` stores it, and
+        `export_tflite(tokenizer=)` puts it into the exported file.
 
     Raises:
-        ValueError: there are no texts, or `vocabulary_size` has no room for the characters that
-            occur: a word with one of them could not be written.
+        ValueError: there are no texts, or `vocabulary_size` is too small for all characters that
+            occur.
         ModuleNotFoundError: without `tokenizers`, of the extra `text`.
 
     Example:
@@ -73,11 +73,11 @@ def train_word_piece(
     )
     pieces = _pieces(words, vocabulary_size - len(special), min_frequency)
     if not pieces:
-        raise ValueError("there are no texts to train a vocabulary from")
+        raise ValueError("training a vocabulary needs at least one text, got none")
     if len(special) + len(pieces) > vocabulary_size:
         raise ValueError(
             f"vocabulary_size must be at least {len(special) + len(pieces)}, special tokens and "
-            f"every character that occurs, got {vocabulary_size}"
+            f"all characters that occur, got {vocabulary_size}"
         )
     tokenizer = package.Tokenizer(
         package.models.WordPiece(
@@ -107,12 +107,11 @@ def train_word_piece(
 
 
 def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[str]:
-    """The pieces that occur most, by merging the pair that occurs most (arXiv:1508.07909).
+    """The most frequent pieces, by merging the most frequent pair (arXiv:1508.07909).
 
-    `tokenizers` has a trainer for WordPiece, but numbers the pieces within words in the order of a
-    hash table, which is another one in every run, and pairs that occur equally often by these
-    numbers. Here a character within a word is another character than the same at its beginning,
-    each written as one for private use, so that its trainer for plain pairs does.
+    The WordPiece trainer of `tokenizers` is not deterministic: it numbers pieces in the order of a
+    hash table, and breaks ties by these numbers. So its BPE trainer is used: every character is
+    mapped to two characters for private use, one for the start of a word and one for elsewhere.
     """
     package = optional_package("tokenizers")
     codes: dict[str, int] = {}
@@ -129,7 +128,7 @@ def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[s
     def corpus() -> Iterator[str]:
         for text in words:
             yield " ".join(map(write, text))
-        # Each character has both, so that no word of known characters is unknown.
+        # Each character in both forms, so that no word of known characters is unknown.
         yield " ".join(chr(PRIVATE + place) for place in range(2 * len(codes)))
 
     trained = package.Tokenizer(package.models.BPE())

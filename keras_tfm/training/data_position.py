@@ -1,4 +1,4 @@
-"""Where `fit` stands in its data, and how it is brought there again."""
+"""The position of `fit` in its data, and how to return to it."""
 
 import warnings
 import zlib
@@ -6,47 +6,47 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras import tree
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.trainers.epoch_iterator import EpochIterator
+
+from keras_tfm.keras_internals import replace_next_epoch, restarts_each_epoch
 
 
-def pass_epoch(data: EpochIterator, steps: int) -> None:
-    """Passes an epoch of `steps` steps as `fit` did, without training.
+def pass_epoch(data: Any, steps: int) -> None:
+    """Skips an epoch of `steps` steps: draws its data as `fit` did, without training.
 
-    A new epoch starts a new iterator of arrays and of `tf.data`, and what it shuffles depends on
-    how many there were before: the first batch of each is enough. Other data go on where they were.
+    Each epoch starts a new iterator over arrays and `tf.data`, and their shuffling depends on how
+    many iterators came before: drawing the first batch is enough. Other data continue where the
+    epoch before stopped, so all batches are drawn.
+
+    Args:
+        data: the `EpochIterator` of `fit`.
+        steps: the number of steps of the epoch.
     """
-    whole = not _restarts(data)
+    whole = not restarts_each_epoch(data)
     with warnings.catch_warnings(), data.catch_stop_iteration():
-        warnings.simplefilter("ignore")  # that the data ended; fit has said so
+        warnings.simplefilter("ignore")  # that the data ended; fit has already warned
         for step, (_, _, batches) in enumerate(data):
             if step == steps:
-                raise StopIteration  # where the length was not known, as the data did
+                raise StopIteration  # as data of unknown length do at their end
             if whole or step == 0:
                 next(batches)
 
 
-def begin_epoch_at(data: EpochIterator, steps: int) -> None:
-    """Makes the next epoch begin after `steps` of its steps."""
-    if not steps:
-        return
-    enumerate_whole = data._enumerate_iterator
+def begin_epoch_at(data: Any, steps: int) -> None:
+    """Makes the next epoch of an `EpochIterator` begin after its first `steps` steps."""
 
-    def enumerate_rest() -> Iterator[Any]:
-        data._enumerate_iterator = enumerate_whole
-        epoch = enumerate_whole()
+    def rest(epoch: Iterator[Any]) -> Iterator[Any]:
         for _ in range(steps):
             _, _, batches = next(epoch)
             next(batches)
         yield from epoch
 
-    data._enumerate_iterator = enumerate_rest
+    if steps:
+        replace_next_epoch(data, rest)
 
 
-def first_batch(data: EpochIterator) -> str | None:
+def first_batch(data: Any) -> str | None:
     """A checksum of the first batch of arrays or of `tf.data`, or None for other data."""
-    if not _restarts(data):
+    if not restarts_each_epoch(data):
         return None
     checksum = 0
     for batch in data.data_adapter.get_tf_dataset().take(1).as_numpy_iterator():
@@ -54,8 +54,3 @@ def first_batch(data: EpochIterator) -> str | None:
             checksum = zlib.crc32(repr((array.shape, array.dtype)).encode(), checksum)
             checksum = zlib.crc32(array.tobytes(), checksum)
     return f"{checksum:08x}"
-
-
-def _restarts(data: EpochIterator) -> bool:
-    known = isinstance(data.data_adapter, (ArrayDataAdapter, TFDatasetAdapter))
-    return known and data.steps_per_epoch is None

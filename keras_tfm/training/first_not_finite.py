@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm import keras_internals
+
 Tensor = Any
 
 
@@ -98,7 +100,7 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
 
         return run
 
-    layers = list(dict.fromkeys(model._flatten_layers(include_self=False)))
+    layers = keras_internals.sublayers(model)
     for layer in layers:
         # Past Keras's own __setattr__, which tracks what it is given.
         object.__setattr__(layer, "call", watched(layer, layer.call))

@@ -5,12 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.models.global_gradients import (
+from keras_tfm.distributed.global_gradients import (
     innermost,
     leave_sums_to_the_model,
     sum_over_replicas,
     sums_are_left_to_the_model,
 )
+from keras_tfm.keras_internals import restore_gradient_sum
 
 Tensor = Any
 
@@ -82,7 +83,7 @@ class GradientWatch:
             for name in ("apply", "_gradient_watch"):
                 delattr(self._optimizer, name)
             if self._sums:
-                del self._optimizer._all_reduce_sum_gradients
+                restore_gradient_sum(self._optimizer)
             self._model.train_function = None
 
 

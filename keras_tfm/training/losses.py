@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.keras_internals import get_mask
+
 Tensor = Any
 
 
@@ -65,7 +67,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
 
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """What the mean is over: the weights of what the logits' mask shows, or all of it."""
-        mask = getattr(y_pred, "_keras_mask", None)
+        mask = get_mask(y_pred)
         if self.reduction == "mean_with_sample_weight":
             weights = label_weights(y_true, self.ignore_class, sample_weight)
         else:

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.keras_internals import get_mask
 from keras_tfm.training.losses import label_weights
 
 Tensor = Any
@@ -41,7 +42,7 @@ class TokenMean(keras.metrics.Mean):
         """Counts a batch."""
         labels = ops.cast(y_true, "int32")
         weights = label_weights(labels, self.ignore_class, sample_weight)
-        mask = getattr(y_pred, "_keras_mask", None)
+        mask = get_mask(y_pred)
         if mask is not None:
             weights = weights * ops.cast(mask, "float32")
         # Of one axis: of two, Keras would take the mean of each row first, and rows of a short

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import set_initial_epoch
+
 
 class Resume(keras.callbacks.Callback):
     """Saves the whole state of training, and goes on from it, to bit-equal weights.
@@ -85,7 +87,7 @@ class Resume(keras.callbacks.Callback):
         from keras_tfm.training.training_state import TrainingState
 
         model = self.model
-        if not hasattr(model, "_epoch_iterator"):
+        if not hasattr(model, "epoch_iterator"):
             raise TypeError(
                 "Resume needs a keras_tfm.Model on Keras's TensorFlow backend, whose data it can "
                 f"move: keras_tfm.Model(inputs, outputs), got {type(model).__name__}"
@@ -95,7 +97,7 @@ class Resume(keras.callbacks.Callback):
                 f"steps_per_execution must be 1 to resume at any step, got "
                 f"{model.steps_per_execution}"
             )
-        data = model._epoch_iterator
+        data = model.epoch_iterator
         self.state = TrainingState(
             model, self.directory, self.keep, self.configuration, data_position.first_batch(data)
         )
@@ -110,7 +112,7 @@ class Resume(keras.callbacks.Callback):
                 found["epochs"],
             )
             self.past = found["history"]
-            model._initial_epoch = len(self.epochs)
+            set_initial_epoch(model, len(self.epochs))
             for steps in self.epochs:
                 data_position.pass_epoch(data, steps)
             data_position.begin_epoch_at(data, self.in_epoch)

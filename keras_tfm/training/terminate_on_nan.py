@@ -6,7 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.models.global_gradients import innermost
+from keras_tfm.distributed.global_gradients import innermost
+from keras_tfm.keras_internals import batches_seen
 from keras_tfm.training.first_not_finite import first_not_finite, of_weights
 from keras_tfm.training.gradients import GradientWatch
 
@@ -103,7 +104,7 @@ class TerminateOnNaN(keras.callbacks.Callback):
 
     def _taken(self) -> int:
         """How many batches the optimizer has seen in earlier calls of `fit`."""
-        return int(keras.ops.convert_to_numpy(innermost(self.model.optimizer)._iterations))
+        return int(keras.ops.convert_to_numpy(batches_seen(innermost(self.model.optimizer))))
 
     def _keeping(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The training step of a batch, which is kept until the next."""

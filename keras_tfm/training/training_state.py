@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.random.seed_generator import global_seed_generator
 
+from keras_tfm import keras_internals
 from keras_tfm.training.strategies import is_chief
 
 # Beside the variables: where training stands, and what it is.
@@ -35,9 +35,9 @@ class TrainingState:
         first_batch: str | None,
     ):
         strategy = model.distribute_strategy
-        model.build_for(model._epoch_iterator)
+        model.build_for(model.epoch_iterator)
         with strategy.scope():
-            seed = global_seed_generator().state
+            seed = keras_internals.global_seed()
         self.strategy = strategy
         self.directory = directory
         self.is_chief = is_chief(strategy)

@@ -4,8 +4,9 @@ from typing import Any
 
 import keras
 
+from keras_tfm import keras_internals
+from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.layers import AttentionPosition
-from keras_tfm.models.global_gradients import innermost
 
 
 def exclude_from_weight_decay(
@@ -48,8 +49,8 @@ def exclude_from_weight_decay(
         raise ValueError(f"expected a model that is built, got {model.name} without weights")
     excluded = [x for x in model.trainable_weights if len(x.shape) < 2 or "bias" in x.name]
     if embeddings:
-        for layer in model._flatten_layers(include_self=False):
+        for layer in keras_internals.sublayers(model):
             if isinstance(layer, AttentionPosition) or "Embedding" in type(layer).__name__:
-                excluded += layer._trainable_variables  # its own, not those of layers inside
+                excluded += keras_internals.own_trainable_variables(layer)
     inner.exclude_from_weight_decay(var_list=excluded)
     return optimizer

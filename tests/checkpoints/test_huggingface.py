@@ -14,7 +14,7 @@ from small_checkpoints import (
     write,
 )
 
-from keras_tfm import models
+from keras_tfm import layers, models
 from keras_tfm.checkpoints import load_huggingface, save_huggingface
 
 # Sums in another order.
@@ -99,9 +99,70 @@ def test_what_transformers_has_no_place_for_is_not_saved(make, message, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def hand_composed():
+    ids = keras.Input((None,), dtype="int32", name="tokens")
+    embedding = layers.TokenEmbedding(11, 8, name="embedding")
+    x = layers.PositionEmbedding(7, name="positions")(embedding(ids))
+    x = layers.TransformerDecoderBlock(16, 2, cross_attention=False, name="decoder_0")(x)
+    return keras.Model(ids, embedding(x, reverse=True), name="own")
+
+
+def with_lora():
+    model = models.gpt(11, **SMALL, tie_output=False)
+    model.get_layer("output").enable_lora(2)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        # With the first GPT's layers under their names: names make no family.
+        (hand_composed, r"models\.t5, got 'own', composed by hand$"),
+        (lambda: models.transformer(11, **SMALL), r"got 'transformer', of models\.transformer$"),
+        (
+            lambda: models.gpt(11, **{**SMALL, "intermediate_dim": 32}, normalize_first=False,
+                               scale_scores=False),
+            "scale_scores must be True to be saved as the first GPT, got False$",
+        ),
+        (with_lora, "has no place for the weight output/lora_kernel_a"),
+        (
+            lambda: models.Model(
+                (gpt := models.gpt(11, **SMALL)).input, keras.layers.Softmax()(gpt.output)
+            ),
+            "loaded again it computes something else",
+        ),
+        (
+            lambda: models.Model((bert := models.bert(11, **SMALL)).input, bert.output["pooled"]),
+            r"expected outputs of shapes \[\(3, 9, 8\), \(3, 8\)\], got \[\(3, 8\)\]",
+        ),
+    ],
+    ids=["by hand", "transformer", "gpt 1", "lora", "more layers", "fewer outputs"],
+)  # fmt: skip
+def test_models_that_are_not_saved_are_named_in_one_line(make, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as error:
+        save_huggingface(make(), tmp_path / "new")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_keras_model_of_a_family_s_layers_is_saved(tmp_path):
+    model = loaded("bert_sequence")
+    save_huggingface(keras.Model(model.input, model.output), tmp_path)
+    same("bert_sequence", load_huggingface(tmp_path))
+
+
+def test_a_model_of_chosen_positions_is_saved_as_one_of_all(tmp_path):
+    model = models.masked_language_model(models.bert(11, **SMALL), positions=True)
+    save_huggingface(model, tmp_path)
+    ids = np.array([[3, 4, 5, 6]])
+    again = load_huggingface(tmp_path)({"tokens": ids, "segments": 0 * ids})
+    chosen = model({"tokens": ids, "segments": 0 * ids, "mask_positions": np.array([[2, 0]])})
+    assert_close(chosen, to_numpy(again)[:, [2, 0]], 1e-5)
+
+
 def test_a_model_that_was_changed_is_not_saved(tmp_path):
     model = models.gpt(11, **SMALL)
-    model.layers[-2].self_attention.window = 2
+    model.blocks[-1].self_attention.window = 2
     write(tmp_path, {})
     with pytest.raises(ValueError, match="loaded again it computes something else"):
         save_huggingface(model, tmp_path)

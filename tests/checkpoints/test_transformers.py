@@ -113,6 +113,12 @@ def test_both_ways(name, options, tmp_path):
     assert_same(ours, again)
 
 
+def test_t5_of_14_buckets(tmp_path):
+    """No multiple of 4: halves of 7, of which 3 are exact."""
+    options = {**T5, "relative_attention_num_buckets": 14, "relative_attention_max_distance": 9}
+    test_both_ways("T5ForConditionalGeneration", options, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForConditionalGeneration"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_in_several_files(name, dtype, tmp_path):

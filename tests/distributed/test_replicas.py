@@ -75,11 +75,11 @@ def test_dropout_differs_between_replicas(results):
     [
         ("jit", "jit_compile must be False or 'auto' under MirroredStrategy"),
         ("steps_per_execution", "steps_per_execution must be 1 under MirroredStrategy, got 2"),
-        ("small batch", "among 2 replicas and must have at least as many rows, got batch_size 1"),
-        ("small dataset batch", "at least as many rows, got batch_size 1"),
+        ("small batch", "batch_size must be at least the number of replicas (2), got 1"),
+        ("small dataset batch", "at least the number of replicas (2), got 1"),
         ("outside", "must be made inside the scope of MirroredStrategy"),
         ("a layer outside", "its variable outside/kernel was made outside"),
-        ("optimizer", "give it to compile"),
+        ("optimizer", "use model.compile"),
     ],
 )
 def test_fault_29_31_35_what_cannot_work_is_refused_early(results, what, text):

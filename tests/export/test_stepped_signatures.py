@@ -111,7 +111,7 @@ def test_long_caches_have_several_rooms(max_length, names):
     signatures = made(decoder_only(num_layers=1), roles=["decode"], max_length=max_length)
     assert list(signatures) == names
     for signature, room in zip(signatures.values(), [128, max_length][-len(names) :], strict=True):
-        assert signature.settings["room"] == room
+        assert signature.settings["capacity"] == room
         assert signature.settings["max_length"] == max_length
         assert inputs(signature)[f"{SELF}_key"] == (1, 2, room, 3)
 

@@ -6,7 +6,7 @@ from compare import to_numpy
 from execution import MODES, execute
 
 from keras_tfm.generation.logits import BLOCK, log_normalizer, top_k
-from keras_tfm.generation.strategies import IMPOSSIBLE
+from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 
 
 def largest(x, k):

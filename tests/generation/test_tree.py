@@ -168,7 +168,7 @@ class Counting(GenerationLoop):
 
     def _grown(self, state, room):
         if room > self._room:
-            self.sufficed = int(state["position"])
+            self.sufficed = int(state["strategy"].position)
         return super()._grown(state, room)
 
     def _pruned(self, state):

@@ -7,7 +7,7 @@ from execution import tensorflow_only
 from small_models import encoder_decoder
 
 from keras_tfm.layers import RotaryEmbedding, TokenEmbedding
-from keras_tfm.models import Model, transformer, with_dtype
+from keras_tfm.models import Model, t5, transformer, with_dtype
 
 IDS = {"source": np.array([[3, 4, 5, 0]]), "target": np.array([[1, 7, 2]])}
 
@@ -54,6 +54,17 @@ def test_nested_models_and_parts_that_are_passed_in():
     assert_close(copy(rows), model(rows), 5e-2)
     assert np.abs(np.asarray(copy(rows)) - np.asarray(model(rows))).max() > 1e-4
     assert {x.compute_dtype for x in copy._flatten_layers(include_self=False)} == {"float32"}
+
+
+def test_a_part_that_blocks_share_is_shared_in_the_copy():
+    model = t5(11, dim=8, num_layers=2, num_heads=2, intermediate_dim=16, dtype="mixed_bfloat16")
+    copy = with_dtype(model)
+    assert [w.path for w in copy.weights] == [w.path for w in model.weights]
+    biases = [block.self_attention.position for block in copy.blocks]
+    assert biases[0] is biases[1] and biases[2] is biases[3] and biases[0] is not biases[2]
+    inputs = {name: np.array([[3, 4, 5, 0]]) for name in ("source", "target")}
+    # Bfloat16 rounds at 4e-3, and logits are of 1.
+    assert_close(copy(inputs), model(inputs), 5e-2)
 
 
 def test_the_global_policy_is_neither_used_nor_changed():

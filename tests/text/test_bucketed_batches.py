@@ -47,7 +47,7 @@ def test_every_part_is_padded_by_itself():
         boundaries=[3, 8],
         batch_size=2,
         shuffle=False,
-        padding_id=9,
+        pad_id=9,
     )
     inputs, labels = batches.batch(0)
     # 7 and not 8, 2 and not 3: no further than the longest row of that part.
@@ -172,8 +172,8 @@ def test_a_fit_over_the_dataset_learns():
         ({"boundaries": [4, 2]}, r"boundaries must ascend from 1 or more, got \(4, 2\)"),
         ({"boundaries": [0, 4]}, r"boundaries must ascend from 1 or more, got \(0, 4\)"),
         ({"boundaries": []}, r"boundaries must ascend from 1 or more, got \(\)"),
-        ({"tokens": None}, "one of the two, got None and None"),
-        ({"batch_size": 2}, "one of the two, got 8 and 2"),
+        ({"tokens": None}, "either tokens or batch_size, got tokens=None and batch_size=None"),
+        ({"batch_size": 2}, "either tokens or batch_size, got tokens=8 and batch_size=2"),
         ({"tokens": 3}, r"at least the last boundary \(4\), got 3"),
         ({"tokens": 100, "drop_remainder": True}, r"2 examples fill none of \[25\]"),
     ],

@@ -94,7 +94,7 @@ def language_model(position, attention_mask=True):
     for _ in range(2):
         part = parts[position]() if position in parts else None
         x = decoder_block(16, 3, cross_attention=False, position=part)(
-            x, attention_mask=segment_mask(segments) if attention_mask else None
+            x, attention_mask=layers.segment_mask(segments) if attention_mask else None
         )
     return keras.Model([ids, segments, places], embedding(x, reverse=True))
 
@@ -167,7 +167,10 @@ def test_a_fit_over_packed_targets():
         ({"inputs": {"ids": [[1, 2], [3]], "kind": [[1], [3]]}}, r"2 of 'ids' and 1 of 'kind'"),
         ({"inputs": {"ids": [[1, 2, 3], [1, 2, 3, 4]]}}, "1 to 3 tokens to be packed, got 3 to 4"),
         ({"inputs": {"ids": [[1], []]}}, "1 to 3 tokens to be packed, got 0 to 1"),
-        ({"inputs": {"segments": [[1]]}}, r"\['segments'\] are made here"),
+        (
+            {"inputs": {"segments": [[1]]}},
+            r"not be named segments or positions, got \['segments'\]",
+        ),
         ({"inputs": {}}, "same number of rows"),
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

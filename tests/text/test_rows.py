@@ -18,7 +18,7 @@ def test_by_hand():
     assert len(rows) == 3
     assert [row.tolist() for row in rows] == [[5, 6, 7], [], [8]]
     assert rows[-1].tolist() == [8]
-    assert rows.padded([2, 0, 0], 4, padding_id=-1).tolist() == [
+    assert rows.padded([2, 0, 0], 4, pad_id=-1).tolist() == [
         [8, -1, -1, -1],
         [5, 6, 7, -1],
         [5, 6, 7, -1],
@@ -34,7 +34,7 @@ def test_padded_and_back(rows):
 
 
 def test_only_padding_at_the_end_is_cut():
-    rows = Rows.of_padded(np.array([[9, 3, 9, 9], [9, 9, 9, 9], [1, 2, 3, 4]]), padding_id=9)
+    rows = Rows.of_padded(np.array([[9, 3, 9, 9], [9, 9, 9, 9], [1, 2, 3, 4]]), pad_id=9)
     assert [row.tolist() for row in rows] == [[9, 3], [], [1, 2, 3, 4]]
 
 

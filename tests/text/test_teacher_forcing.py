@@ -29,7 +29,7 @@ def test_a_decoder_alone_and_other_names():
 def test_refused():
     with pytest.raises(ValueError, match=r"at least two tokens, .* got \[1\] in row 1"):
         teacher_forcing(None, [[1, 2], [1]])
-    with pytest.raises(ValueError, match="as many rows, got 1 and 2"):
+    with pytest.raises(ValueError, match="the same number of rows, got 1 and 2"):
         teacher_forcing([[1]], [[1, 2], [1, 2]])
     with pytest.raises(TypeError, match="float64"):
         teacher_forcing(None, [np.array([1.0, 2.0])])

@@ -1,4 +1,4 @@
-"""The mean of a loss over all replicas and all parts of a batch, whatever each of them holds."""
+"""Losses whose mean is over the whole batch: all replicas, and all parts of an accumulation."""
 
 import contextlib
 import threading
@@ -7,46 +7,44 @@ from typing import Any
 
 import tensorflow as tf
 from keras import losses, ops
-from keras.src.backend.common.masking import get_keras_mask
-from keras.src.trainers.compile_utils import CompileLoss
+
+from keras_tfm import keras_internals
 
 Tensor = Any
+CompileLoss: Any = keras_internals.compile_loss_class()
 
 
 class GlobalLoss(CompileLoss):
     """The compiled losses of a model, where every mean is over the whole batch.
 
-    Keras divides each replica's loss by what that replica counted and averages the results: with
-    more padding on one replica than on the other, tokens weigh differently, in silence. Here each
-    is divided by the count of all replicas and, where a batch is taken in parts, of all parts.
+    Keras divides each replica's loss by that replica's own count of tokens and averages the
+    results: with more padding on one replica than on another, tokens silently get different
+    weights. Here each loss is divided by the count of all replicas and, with gradient
+    accumulation, of all parts of the batch.
     """
-
-    _flat_losses: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.batch = Batch()
 
     def build(self, y_true: Any, y_pred: Any) -> None:
-        """Finds the loss of each output."""
+        """Finds the loss of each output, and makes its mean global."""
         super().build(y_true, y_pred)
-        self._flat_losses = [
-            entry._replace(loss=GlobalMean(entry.loss, self.batch)) for entry in self._flat_losses
-        ]
+        keras_internals.wrap_losses(self, lambda loss: GlobalMean(loss, self.batch))
 
     @property
     def metrics(self) -> list[Any]:
-        """The means of the losses of several outputs; none is updated by counting."""
+        """The trackers of the losses of several outputs; none while labels are counted."""
         trackers = super().metrics
         return [None] * len(trackers) if self.batch.counting else trackers
 
     @contextlib.contextmanager
     def in_parts(self, parts: int, count: Callable[[], Any]) -> Iterator[None]:
-        """Calls within are for one part of a batch each, whose labels `count` counts.
+        """Each call of the loss inside this context is for one part of a batch.
 
         Args:
-            parts: how many there are.
-            count: calls this loss for the whole batch.
+            parts: the number of parts.
+            count: calls this loss once for the whole batch, to count its labels.
         """
         self.batch.parts, self.batch.counting = parts, True
         count()
@@ -56,12 +54,12 @@ class GlobalLoss(CompileLoss):
 
 
 class Batch(threading.local):
-    """What is known of the batch that a replica is at; each replica's step is traced in a thread.
+    """The current batch of a replica. Thread-local: each replica's step is traced in a thread.
 
     Attributes:
-        parts: in how many it is taken.
-        counting: whether the losses are called to count its labels.
-        totals: by loss, what its mean is over.
+        parts: the number of parts it is split into.
+        counting: whether the losses are called only to count its labels.
+        totals: the divisor of each loss's mean.
     """
 
     def __init__(self) -> None:
@@ -71,13 +69,13 @@ class Batch(threading.local):
 
 
 class GlobalMean:
-    """A Keras loss, times this replica's and this part's share of all that the mean is over.
+    """A Keras loss times this replica's and this part's share of the whole batch's count.
 
     Args:
-        loss: a `keras.losses.Loss`. What its mean is over is found from its reduction, the mask
-            of the predictions and `ignore_class`, or asked of its method
-            `count(y_true, y_pred, sample_weight)` where it has one.
-        batch: what is known of the batch.
+        loss: a `keras.losses.Loss`. The divisor of its mean is its method
+            `count(y_true, y_pred, sample_weight)` if it has one; otherwise it follows from its
+            reduction, the mask of the predictions and `ignore_class`.
+        batch: the current batch.
     """
 
     def __init__(self, loss: losses.Loss, batch: Batch):
@@ -85,7 +83,7 @@ class GlobalMean:
         self.batch = batch
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None) -> Tensor:
-        """This replica's and part's summand, times parts; Keras divides it among replicas."""
+        """This replica's and part's share of the mean, times parts; Keras divides by replicas."""
         value = self.loss(y_true, y_pred, sample_weight)
         parts = self.batch.parts
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -103,7 +101,7 @@ class GlobalMean:
 def over_replicas(value: Tensor) -> Tensor:
     """The sum over all replicas."""
     replica = tf.distribute.get_replica_context()
-    if replica is None:  # Keras builds a model's metrics outside of any replica
+    if replica is None:  # Keras builds a model's metrics outside any replica
         return value
     return replica.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
@@ -111,10 +109,10 @@ def over_replicas(value: Tensor) -> Tensor:
 def label_count(
     loss: losses.Loss, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Tensor:
-    """What the mean of a Keras loss is over: a sum of weights, of valid labels, or of rows."""
+    """The divisor of a Keras loss's mean: the sum of weights, or the number of labels or rows."""
     if hasattr(loss, "count"):
         return loss.count(y_true, y_pred, sample_weight)
-    mask = get_keras_mask(y_pred)
+    mask = keras_internals.get_mask(y_pred)
     ignore_class = getattr(loss, "ignore_class", None)
     if ignore_class is not None:
         valid = ops.not_equal(ops.cast(y_true, "int32"), ignore_class)

@@ -1,0 +1,194 @@
+"""Rows of a family's table: which tensors of a checkpoint make which weight of a model."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import keras
+import numpy as np
+
+from keras_tfm.checkpoints.transforms import (
+    ConvolutionKernel,
+    Joined,
+    Offset,
+    Same,
+    Shape,
+    Transform,
+    Transposed,
+)
+
+# An offset is added and subtracted in float32.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a family's table.
+
+    Attributes:
+        weight: path of a weight, in which {i} stands for a block's number.
+        tensors: the checkpoint's names, with {i} for the same number.
+        transform: how the tensors become the weight, and the weight the tensors.
+        head: whether it belongs to a head: names of heads never have the family's prefix.
+    """
+
+    weight: str
+    tensors: tuple[str, ...]
+    transform: Transform = field(default_factory=Same)
+    head: bool = False
+
+
+def dense(
+    weight: str,
+    *tensors: str,
+    bias: bool = True,
+    transposed: bool = True,
+    widths: tuple[int, ...] | None = None,
+    head: bool = False,
+) -> tuple[Row, ...]:
+    """The rows of a dense layer's kernel and bias.
+
+    Args:
+        weight: path of the layer.
+        tensors: the checkpoint's names without ".weight" and ".bias". Several are side by side in
+            the layer.
+        bias: whether the layer has one.
+        transposed: whether the checkpoint's matrices are (out, in), as PyTorch's.
+        widths: the outputs of each of several tensors; by default all have the same number.
+        head: as in `Row`.
+
+    >>> from keras_tfm.checkpoints.rows import dense
+    >>> [(row.weight, row.tensors) for row in dense("pooler", "pooler.dense")]
+    [('pooler/kernel', ('pooler.dense.weight',)), ('pooler/bias', ('pooler.dense.bias',))]
+    """
+    each = Transposed() if transposed else Same()
+    parts = len(tensors) if widths is None else widths
+    joined = len(tensors) > 1
+    kernel = Row(
+        f"{weight}/kernel",
+        tuple(f"{x}.weight" for x in tensors),
+        Joined(parts, each=each) if joined else each,
+        head,
+    )
+    if not bias:
+        return (kernel,)
+    names = tuple(f"{x}.bias" for x in tensors)
+    return kernel, Row(f"{weight}/bias", names, Joined(parts) if joined else Same(), head)
+
+
+def norm(weight: str, tensor: str, head: bool = False) -> tuple[Row, ...]:
+    """The rows of a layer normalisation's scale and offset."""
+    return (
+        Row(f"{weight}/gamma", (f"{tensor}.weight",), head=head),
+        Row(f"{weight}/beta", (f"{tensor}.bias",), head=head),
+    )
+
+
+def rms_norm(weight: str, tensor: str, offset: float = 0.0) -> tuple[Row, ...]:
+    """The row of an RMS normalisation; `offset` is 1 in checkpoints whose scale is 1 + w."""
+    transform = Offset(offset) if offset else Same()
+    return (Row(f"{weight}/scale", (f"{tensor}.weight",), transform),)
+
+
+def convolution(weight: str, tensor: str, bias: bool = True) -> tuple[Row, ...]:
+    """The rows of a convolution's kernel and bias."""
+    kernel = Row(f"{weight}/kernel", (f"{tensor}.weight",), ConvolutionKernel())
+    return (kernel, Row(f"{weight}/bias", (f"{tensor}.bias",))) if bias else (kernel,)
+
+
+def batch_norm(weight: str, tensor: str) -> tuple[Row, ...]:
+    """The rows of a batch normalisation: scale, offset, and both moving statistics."""
+    names = {
+        "gamma": "weight",
+        "beta": "bias",
+        "moving_mean": "running_mean",
+        "moving_variance": "running_var",
+    }
+    return tuple(Row(f"{weight}/{ours}", (f"{tensor}.{x}",)) for ours, x in names.items())
+
+
+class Entry:
+    """A row, for one weight of a model.
+
+    Attributes:
+        weight: the weight.
+        tensors: the checkpoint's names.
+        transform, head: the row's.
+        shapes: shape of each tensor.
+
+    Raises:
+        ValueError: the transform does not take a weight of this shape or this number of tensors.
+    """
+
+    def __init__(self, weight: keras.Variable, tensors: Sequence[str], row: Row):
+        self.weight = weight
+        self.tensors = tuple(tensors)
+        self.transform, self.head = row.transform, row.head
+        shape = tuple(weight.shape)
+        try:
+            shapes = self.transform.shapes(shape)
+        except ValueError as error:
+            raise ValueError(f"{weight.path} {shape}: {error}") from None
+        if len(shapes) != len(self.tensors):
+            raise ValueError(
+                f"{weight.path} {shape}: {self.transform} expects {len(shapes)} tensors, "
+                f"got {list(self.tensors)}"
+            )
+        self.shapes: dict[str, Shape] = dict(zip(self.tensors, shapes, strict=True))
+
+    def load(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
+        """The weight's value of those of its tensors."""
+        value = self.transform.load(list(arrays))
+        self._parts(value)
+        return value
+
+    def save(self, value: np.ndarray) -> dict[str, np.ndarray]:
+        """The tensors' values, by name, of the weight's."""
+        parts = self._parts(value)
+        return {
+            name: np.ascontiguousarray(part) for name, part in zip(self.tensors, parts, strict=True)
+        }
+
+    def _parts(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """`transform.save(value)`; raises where the transform does not invert."""
+        parts = self.transform.save(value)
+        shapes = tuple(x.shape for x in parts)
+        expected = tuple(self.shapes.values())
+        again = self.transform.load(parts)
+        what = f"{self.weight.path}: {self.transform} does not invert: expected "
+        if value.shape != tuple(self.weight.shape) or again.shape != value.shape:
+            raise ValueError(
+                f"{what}a weight of shape {tuple(self.weight.shape)}, got {value.shape}, "
+                f"then {again.shape}"
+            )
+        if shapes != expected:
+            raise ValueError(f"{what}tensors of shapes {expected}, got {shapes}")
+        if not np.allclose(again, value, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            difference = float(np.nanmax(np.abs(again - value)))
+            raise ValueError(f"{what}load(save(x)) to be x, got a difference of {difference:.2g}")
+        return parts
+
+
+def entries(table: Iterable[Row], model: keras.Model, model_type: str) -> list[Entry]:
+    """An entry for each weight of a model.
+
+    Raises:
+        ValueError: the table has no row for a weight.
+    """
+    patterns = [
+        (re.compile(re.escape(row.weight).replace(r"\{i\}", r"(\d+)")), row) for row in table
+    ]
+    result = []
+    for weight in model.weights:
+        for pattern, row in patterns:
+            found = pattern.fullmatch(weight.path)
+            if found:
+                i = found[1] if found.groups() else ""
+                result.append(Entry(weight, [x.replace("{i}", i) for x in row.tensors], row))
+                break
+        else:
+            raise ValueError(
+                f"{model.name}: a {model_type} checkpoint has no place for the weight "
+                f"{weight.path} {tuple(weight.shape)}"
+            )
+    return result

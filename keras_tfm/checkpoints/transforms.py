@@ -1,0 +1,270 @@
+"""How the tensors of a checkpoint become one weight of a model, and the weight the tensors again.
+
+Transforms are values without state, so rows of a table share them. Each has three methods:
+`shapes` gives the tensors' shapes for a weight's shape, `load` makes the weight of the tensors, and
+`save` makes the tensors of the weight. `load(save(x))` is x.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The base class: one tensor, as it is.
+
+    Transforms of one tensor override `_shape`, `_load` and `_save`.
+    """
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """Shapes of the tensors, for a weight of `shape`."""
+        return (self._shape(shape),)
+
+    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The weight's value of the tensors' values."""
+        if len(arrays) != 1:
+            raise ValueError(f"{self} expects 1 tensor, got {len(arrays)}")
+        return self._load(arrays[0])
+
+    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The tensors' values of the weight's value."""
+        return (self._save(value),)
+
+    def _shape(self, shape: Shape) -> Shape:
+        return shape
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value
+
+
+@dataclass(frozen=True)
+class Same(Transform):
+    """One tensor, as it is.
+
+    >>> from keras_tfm.checkpoints.transforms import Same
+    >>> Same().shapes((3, 5))
+    ((3, 5),)
+    """
+
+
+@dataclass(frozen=True)
+class Transposed(Transform):
+    """A matrix (out, in) for a kernel (in, out), or any tensor with its axes permuted.
+
+    Without `axes` it takes matrices only: reversing the axes of a convolution kernel with a square
+    window gives the right shape and the wrong kernel. `ConvolutionKernel` is for these.
+
+    Args:
+        axes: the axis of the tensor that becomes each axis of the weight.
+
+    >>> import numpy as np
+    >>> from keras_tfm.checkpoints.transforms import Transposed
+    >>> Transposed().load([np.array([[1, 2], [3, 4]])]).tolist()
+    [[1, 3], [2, 4]]
+    """
+
+    axes: tuple[int, ...] | None = None
+
+    def _permutation(self, rank: int) -> tuple[int, ...]:
+        axes = (1, 0) if self.axes is None else self.axes
+        if sorted(axes) != list(range(rank)):
+            raise ValueError(f"{self} expects {len(axes)} axes, got {rank}")
+        return axes
+
+    def _shape(self, shape: Shape) -> Shape:
+        return tuple(shape[i] for i in np.argsort(self._permutation(len(shape))))
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array.transpose(self._permutation(array.ndim))
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value.transpose(np.argsort(self._permutation(value.ndim)))
+
+
+@dataclass(frozen=True)
+class ConvolutionKernel(Transform):
+    """PyTorch's kernel (out, in, *window) for Keras's (*window, in, out), in 1, 2 or 3 dimensions.
+
+    >>> from keras_tfm.checkpoints.transforms import ConvolutionKernel
+    >>> ConvolutionKernel().shapes((16, 16, 3, 768))
+    ((768, 3, 16, 16),)
+    """
+
+    def _shape(self, shape: Shape) -> Shape:
+        if not 3 <= len(shape) <= 5:
+            raise ValueError(f"{self} expects a kernel of 3 to 5 axes, got shape {shape}")
+        return (shape[-1], shape[-2], *shape[:-2])
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return np.moveaxis(array, (0, 1), (-1, -2))
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return np.moveaxis(value, (-1, -2), (0, 1))
+
+
+@dataclass(frozen=True)
+class Reshaped(Transform):
+    """The same numbers in the same order, in another shape.
+
+    Args:
+        tensor: shape in the checkpoint; one size may be -1, as in `numpy.reshape`.
+        weight: shape in the model; one size may be -1, too.
+
+    A position table (1, N, D) for (N, D):
+
+    >>> from keras_tfm.checkpoints.transforms import Reshaped
+    >>> Reshaped((1, -1, 8), (-1, 8)).shapes((5, 8))
+    ((1, 5, 8),)
+    """
+
+    tensor: Shape
+    weight: Shape
+
+    def _shape(self, shape: Shape) -> Shape:
+        fits = len(shape) == len(self.weight) and all(
+            size in (-1, actual) for size, actual in zip(self.weight, shape, strict=True)
+        )
+        total, known = math.prod(shape), math.prod(size for size in self.tensor if size != -1)
+        if not fits or known == 0 or total % known or (-1 not in self.tensor and total != known):
+            raise ValueError(f"{self} expects a weight of shape {self.weight}, got {shape}")
+        return tuple(total // known if size == -1 else size for size in self.tensor)
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array.reshape(self.weight)
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value.reshape(self.tensor)
+
+
+@dataclass(frozen=True)
+class Offset(Transform):
+    """The weight is the tensor plus a number: 1 in Gemma's norms, whose scale is 1 + w.
+
+    >>> import numpy as np
+    >>> from keras_tfm.checkpoints.transforms import Offset
+    >>> Offset(1.0).load([np.array([0.0, 0.5])]).tolist()
+    [1.0, 1.5]
+    """
+
+    by: float
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array + array.dtype.type(self.by)
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return value - value.dtype.type(self.by)
+
+
+@dataclass(frozen=True)
+class SkippedRows(Transform):
+    """The tensor has rows in front that the model does not use; they are saved as zeros.
+
+    Two rows in the position tables of RoBERTa and BART, whose positions start at 2.
+
+    >>> from keras_tfm.checkpoints.transforms import SkippedRows
+    >>> SkippedRows(2).shapes((512, 8))
+    ((514, 8),)
+    """
+
+    rows: int
+
+    def _shape(self, shape: Shape) -> Shape:
+        return (shape[0] + self.rows, *shape[1:])
+
+    def _load(self, array: np.ndarray) -> np.ndarray:
+        return array[self.rows :]
+
+    def _save(self, value: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros((self.rows, *value.shape[1:]), value.dtype), value])
+
+
+@dataclass(frozen=True)
+class Joined(Transform):
+    """Several tensors side by side: query, key and value in one kernel, a gate and its values.
+
+    Args:
+        widths: number of parts of equal width, or the width of each part in the weight. Grouped
+            heads have keys and values that are narrower than queries.
+        axis: of the weight.
+        each: what is done to each part before it is joined.
+
+    >>> from keras_tfm.checkpoints.transforms import Joined, Transposed
+    >>> Joined((6, 2, 2), each=Transposed()).shapes((5, 10))
+    ((6, 5), (2, 5), (2, 5))
+    """
+
+    widths: int | tuple[int, ...]
+    axis: int = -1
+    each: Transform = field(default_factory=Same)
+
+    def _parts(self, width: int) -> tuple[int, ...]:
+        """Widths of the parts of an axis."""
+        if isinstance(self.widths, tuple):
+            parts = self.widths
+        else:
+            parts = (width // self.widths,) * self.widths
+        if sum(parts) != width:
+            raise ValueError(f"{self} expects parts that add up to the axis, got width {width}")
+        return parts
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """Shapes of the tensors, for a weight of `shape`."""
+        axis = range(len(shape))[self.axis]
+        return tuple(
+            self.each.shapes((*shape[:axis], part, *shape[axis + 1 :]))[0]
+            for part in self._parts(shape[axis])
+        )
+
+    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The weight's value of the tensors' values."""
+        count = len(self.widths) if isinstance(self.widths, tuple) else self.widths
+        if len(arrays) != count:
+            raise ValueError(f"{self} expects {count} tensors, got {len(arrays)}")
+        return np.concatenate([self.each.load([x]) for x in arrays], axis=self.axis)
+
+    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The tensors' values of the weight's value."""
+        ends = np.cumsum(self._parts(value.shape[self.axis]))[:-1]
+        return tuple(self.each.save(x)[0] for x in np.split(value, ends, axis=self.axis))
+
+
+@dataclass(frozen=True)
+class Chained(Transform):
+    """Several transforms, in the order in which they are applied to load a weight.
+
+    >>> from keras_tfm.checkpoints.transforms import Chained, Reshaped, SkippedRows
+    >>> Chained((Reshaped((1, -1, 8), (-1, 8)), SkippedRows(2))).shapes((5, 8))
+    ((1, 7, 8),)
+    """
+
+    steps: tuple[Transform, ...]
+
+    def shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        """Shapes of the tensors, for a weight of `shape`."""
+        first, *rest = self.steps
+        for step in reversed(rest):
+            (shape,) = step.shapes(shape)
+        return first.shapes(shape)
+
+    def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The weight's value of the tensors' values."""
+        first, *rest = self.steps
+        value = first.load(arrays)
+        for step in rest:
+            value = step.load([value])
+        return value
+
+    def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The tensors' values of the weight's value."""
+        first, *rest = self.steps
+        for step in reversed(rest):
+            (value,) = step.save(value)
+        return first.save(value)

@@ -1,0 +1,43 @@
+"""Gradients summed over all replicas before they are clipped, checked or logged."""
+
+from typing import Any
+
+from keras_tfm import keras_internals
+
+Tensor = Any
+
+
+def sum_over_replicas(gradients: list[Tensor]) -> list[Tensor]:
+    """The sums over all replicas; with one replica or none, the gradients themselves."""
+    import tensorflow as tf
+
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return gradients
+    present = [g for g in gradients if g is not None]
+    sums = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    return [None if g is None else next(sums) for g in gradients]
+
+
+def leave_sums_to_the_model(optimizer: Any) -> None:
+    """Makes an optimizer expect gradients that are already summed over the replicas.
+
+    Keras's optimizer sums them itself, but only after `clipnorm` and `global_clipnorm` have
+    clipped each replica's gradients by their own norm, and a `LossScaleOptimizer` checks on one
+    replica alone whether they are finite.
+    """
+    keras_internals.set_gradient_sum(innermost(optimizer), _unchanged)
+
+
+def sums_are_left_to_the_model(optimizer: Any) -> bool:
+    """Whether `leave_sums_to_the_model` was called for the optimizer."""
+    return keras_internals.gradient_sum(innermost(optimizer)) is _unchanged
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside a `LossScaleOptimizer`; another one itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _unchanged(pairs: Any) -> Any:
+    return pairs

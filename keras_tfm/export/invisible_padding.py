@@ -1,0 +1,75 @@
+"""Whether a model masks padding: found by padding its inputs and comparing the outputs."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tfm.generation.model_inputs import call_model, input_specs
+
+
+def invisibly_padded(
+    model: keras.Model, names: Sequence[str], sizes: dict[str, int], pad_ids: dict[str, int]
+) -> frozenset[str]:
+    """The inputs of ids among `names` whose padding does not change the outputs.
+
+    Each is padded with its own id. If inputs must have equal lengths, all are padded together.
+    """
+    specs = input_specs(model)
+    ids = tuple(key for key in pad_ids if specs[key].shape[1] is None)
+
+    @functools.cache
+    def outputs(difference: int, longer: tuple[str, ...]) -> list[np.ndarray] | None:
+        """With padding after the ids of `longer`; None if inputs must have equal lengths."""
+        inputs = _some_rows(specs, sizes, pad_ids, difference)
+        for key in longer:
+            inputs[key] = np.pad(inputs[key], ((0, 0), (0, 3)), constant_values=pad_ids[key])
+        try:
+            flat = keras.tree.flatten(call_model(model, inputs))
+            return [keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in flat]
+        except Exception:
+            return None
+
+    def is_invisible(name: str) -> bool:
+        for difference, longer in ((1, (name,)), (0, ids)):
+            short, long = outputs(difference, ()), outputs(difference, longer)
+            if short is not None and long is not None:
+                return all(_as_before(*pair) for pair in zip(short, long, strict=True))
+        return False
+
+    return frozenset(name for name in names if name in ids and is_invisible(name))
+
+
+def _some_rows(
+    specs: dict[str, Any], sizes: dict[str, int], pad_ids: dict[str, int], difference: int
+) -> dict[str, Any]:
+    """Rows of every input, each input `difference` longer than the last: random, then constant."""
+    generator = np.random.default_rng(0)
+    inputs = {}
+    for i, (key, x) in enumerate(specs.items()):
+        shape = (12, *(5 + i * difference if d is None else d for d in x.shape[1:]))
+        if "int" in x.dtype or key in sizes:
+            size = sizes.get(key, 3)  # unknown: ids that every vocabulary has
+            ids = np.setdiff1d(np.arange(size), pad_ids.get(key, 0)) if size > 1 else np.arange(1)
+            values: Any = generator.choice(ids, shape)
+            if key in pad_ids:
+                chosen = np.linspace(0, len(ids) - 1, 8).astype(int)
+                values[4:] = ids[chosen][:, np.newaxis]
+        else:
+            values = generator.normal(size=shape)
+        inputs[key] = values.astype(x.dtype)
+    return inputs
+
+
+def _as_before(short: np.ndarray, long: np.ndarray) -> bool:
+    """Whether outputs are equal within float32's rounding and a fraction of their spread."""
+    if short.shape != long.shape:
+        long = long[:, : short.shape[1]]
+    finite = np.isfinite(short)
+    if not np.array_equal(short[~finite], long[~finite]):
+        return False
+    numbers = short[finite]
+    allowed = 1e-3 * (numbers.std() if numbers.size else 0.0) + 1e-5 * np.abs(numbers)
+    return bool((np.abs(numbers - long[finite]) <= allowed).all())

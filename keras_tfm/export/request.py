@@ -1,0 +1,233 @@
+"""The arguments of an export, checked before anything is traced."""
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export.invisible_padding import invisibly_padded
+from keras_tfm.generation.generator import check_ids, end_ids_of
+from keras_tfm.generation.model_inputs import (
+    find_target,
+    input_names,
+    input_specs,
+    vocabulary_sizes,
+)
+from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.strategies import Strategy
+
+# The kinds of signatures. With several lengths, a signature's name ends with its length.
+ROLES = ("predict", "generate", "encode", "prefill", "decode")
+
+
+class Request:
+    """The arguments of an export, checked before anything is traced.
+
+    Args:
+        model: functional.
+        roles: among `ROLES`; None: "generate" with a `start_id` or a `prompt_length`, otherwise
+            "predict".
+        batch_size, source_length, prompt_length, max_length: the static sizes; None leaves an axis
+            open. `source_length` and `prompt_length` may be several.
+        start_id, end_id, target, strategy: as in `generation.Generator`.
+        static: whether every axis must have a size.
+        whole_caches: whether "prefill" and "decode" return whole caches instead of new entries.
+
+    Attributes:
+        vocabulary_sizes: the number of ids of each input that an embedding reads.
+        pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        roles: Sequence[str] | None = None,
+        *,
+        batch_size: int | None = None,
+        source_length: int | Sequence[int] | None = None,
+        prompt_length: int | Sequence[int] | None = None,
+        max_length: int | None = None,
+        start_id: int | None = None,
+        end_id: int | Sequence[int] | None = None,
+        target: str | None = None,
+        strategy: Strategy | None = None,
+        static: bool = True,
+        whole_caches: bool = False,
+    ):
+        input_names(model)  # refuses what is not functional
+        if roles is None:
+            generates = start_id is not None or prompt_length is not None
+            roles = ["generate"] if generates else ["predict"]
+        unknown = [role for role in roles if role not in ROLES]
+        if unknown or not roles or len(set(roles)) < len(roles):
+            got = f"the string {roles!r}" if isinstance(roles, str) else list(roles)
+            raise ValueError(f"signatures must be among {list(ROLES)}, got {got}")
+        self.model = model
+        self.roles = list(roles)
+        # NumPy's integers become Python's, since the manifest is JSON.
+        self.batch_size = _index("batch_size", batch_size)
+        self.source_lengths = _lengths("source_length", source_length)
+        self.prompt_lengths = _lengths("prompt_length", prompt_length)
+        self.max_length = None if max_length is None else _integer("max_length", max_length)
+        self.start_id = None if start_id is None else _integer("start_id", start_id)
+        self.end_ids = end_ids_of(end_id)
+        if strategy is not None and not isinstance(strategy, Strategy):
+            raise TypeError(f"strategy must be a Strategy as Beam(4), got {strategy!r}")
+        self.strategy = strategy
+        self.static = static
+        self.whole_caches = whole_caches
+        self.vocabulary_sizes = vocabulary_sizes(model)
+        self.pad_ids = pad_ids(model)
+        self._target = target
+        steps = [role for role in self.roles if role != "predict"]
+        if steps:
+            self._check_steps(steps)
+        if whole_caches and "decode" not in self.roles:
+            raise ValueError(
+                f"whole_caches is for the signatures 'prefill' and 'decode', got {self.roles}"
+            )
+        if len(self.source_lengths) > 1:
+            self._check_several()
+
+    @property
+    def target(self) -> str:
+        """The name of the input that is stepped."""
+        return find_target(self.model, self._target)
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the inputs that are not stepped."""
+        return [name for name in input_names(self.model) if name != self.target]
+
+    @functools.cached_property
+    def padded(self) -> frozenset[str]:
+        """The inputs whose rows may be padded. Found by calling the model, at the first use."""
+        names = input_names(self.model) if "predict" in self.roles else self.others
+        return invisibly_padded(self.model, names, self.vocabulary_sizes, self.pad_ids)
+
+    def _check_steps(self, roles: list[str]) -> None:
+        if not self.static and {"encode", "prefill", "decode"} & set(roles):
+            raise ValueError(
+                "a SavedModel has the signatures 'predict' and 'generate'; only .tflite files have "
+                f"signatures with caches, got {roles}"
+            )
+        if self.max_length is None:
+            raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")
+        if "generate" in roles and self.start_id is None and not self.prompt_lengths:
+            raise ValueError(
+                "a generate signature needs a start_id or a prompt_length, got neither"
+            )
+        if "generate" in roles and not self.others and not self.prompt_lengths:
+            raise ValueError(
+                f"{self.model.name} has no input but {self.target!r}: generation from a start_id "
+                "alone would always return the same tokens; give a prompt_length"
+            )
+        if "prefill" in roles and not self.prompt_lengths:
+            raise ValueError("a prefill signature needs a prompt_length, or several, got None")
+        if self.prompt_lengths and max(self.prompt_lengths) >= self.max_length:
+            raise ValueError(
+                f"a prompt_length must be less than max_length ({self.max_length}), "
+                f"got {max(self.prompt_lengths)}"
+            )
+        lonely = [role for role in roles if role in ("encode", "prefill")]
+        if lonely and "decode" not in roles:
+            raise ValueError(
+                f"the signature {lonely[0]!r} makes caches for 'decode': export both, "
+                f"got {self.roles}"
+            )
+        if "encode" in roles and not self.others:
+            raise ValueError(
+                f"{self.model.name} has no input but {self.target!r}: there is nothing to encode; "
+                "use a prefill signature for prompts"
+            )
+        check_ids(self.model, self.target, self.max_length, self.start_id, self.end_ids)
+        if self.strategy is not None:
+            if self.strategy.draws:
+                raise ValueError(
+                    f"{type(self.strategy).__name__} draws random numbers, which LiteRT's builtin "
+                    "operators cannot: export 'decode', and sample from its logits on the host"
+                )
+            if self.strategy.reads_features:
+                raise ValueError(
+                    f"{type(self.strategy).__name__} reads the features before the logits, which "
+                    "an exported model does not return"
+                )
+            self.strategy.check(self.model.outputs[0].shape[-1])
+        self.specs(self.others)  # raises if a length is missing
+
+    def _check_several(self) -> None:
+        open_ = [name for name in self._with_open_length() if name not in self.padded]
+        if open_:
+            raise ValueError(
+                f"several source_lengths need a model that masks padding, but {open_[0]!r} of "
+                f"{self.model.name} is not masked: use mask_zero=True or mask_id, or one length"
+            )
+
+    def _with_open_length(self) -> list[str]:
+        fixed = () if self.roles == ["predict"] else (self.target,)
+        return [
+            name
+            for name, x in input_specs(self.model).items()
+            if None in x.shape[1:] and name not in fixed
+        ]
+
+    def specs(
+        self, names: Sequence[str], length: int | None = None, **lengths: int | None
+    ) -> dict[str, tf.TensorSpec]:
+        """The specs of inputs by name; open axes get `length`, by default the longest."""
+        longest = max(self.source_lengths, default=None)
+        specs = {}
+        for name, x in input_specs(self.model).items():
+            if name not in names:
+                continue
+            here = lengths.get(name, longest if length is None else length)
+            shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
+            if self.static and None in shape:
+                raise ValueError(
+                    f"input {name!r} has shape {tuple(x.shape)}: give source_length, the length to "
+                    "export it for"
+                    + (" (and max_length, the target's)" if len(self.model.inputs) > 1 else "")
+                )
+            specs[name] = tf.TensorSpec(shape, x.dtype, name=name)
+        return specs
+
+    def named_lengths(self, role: str) -> list[tuple[str, int | None]]:
+        """Names and lengths of a role's signatures: one, or one per source length."""
+        if len(self.source_lengths) < 2:
+            return [(role, next(iter(self.source_lengths), None))]
+        return [(f"{role}_{length}", length) for length in self.source_lengths]
+
+    def end_id_setting(self) -> int | list[int] | None:
+        """The end tokens as the manifest stores them."""
+        return self.end_ids[0] if len(self.end_ids) == 1 else list(self.end_ids) or None
+
+
+def _index(name: str, value: int | None) -> int | None:
+    if value is None:
+        return None
+    value = _integer(name, value)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def _lengths(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The lengths as an ascending tuple; empty for None."""
+    if values is None:
+        return ()
+    several: list[Any] = list(np.atleast_1d(np.asarray(values, object)))
+    result = sorted({_index(name, value) or 0 for value in several})
+    if len(result) < len(several) or not result:
+        raise ValueError(f"{name} must be one length or several different ones, got {values}")
+    return tuple(result)

@@ -1,0 +1,143 @@
+"""The inputs that a verification runs: the caller's rows, or random ones."""
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tfm.generation.model_inputs import input_specs
+from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.random_inputs import random_inputs
+
+# Calls per signature with random inputs.
+CALLS = 2
+
+
+class VerificationRows:
+    """Inputs for the signatures of a file.
+
+    Args:
+        file: the loaded file.
+        given: rows of the model's inputs by name, of any lengths; None: random ones.
+    """
+
+    def __init__(self, file: Model, given: dict[str, Any] | None):
+        self.file, self.given = file, given
+
+    def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
+        """The arguments of call `number` of a signature, for the model and the file.
+
+        Of random rows, all calls but the first have padding in their second half.
+        """
+        inputs = self.file.signatures[name]["inputs"]
+        arrays = random_inputs(self.file.signatures[name], seed=number)
+        for key, x in arrays.items():
+            if number and inputs[key]["padded"]:
+                x[:, max(1, x.shape[1] // 2) :] = inputs[key]["pad_id"]
+        rows = self._fitting(name)
+        if rows:
+            for key in self.given_inputs(name):
+                arrays[key] = self._chunk(key, arrays[key], inputs[key], rows, number)
+        return arrays
+
+    def given_inputs(self, name: str) -> list[str]:
+        """The inputs of a signature that the caller gave, without the token that a step reads."""
+        signature = self.file.signatures[name]
+        stepped = signature["target"] if signature["role"] == "decode" else None
+        return [x for x in signature["inputs"] if x in (self.given or {}) and x != stepped]
+
+    def calls(self, name: str) -> int:
+        """The number of calls of a signature, so that every given row that fits is in one."""
+        rows = self._fitting(name)
+        batch = next(iter(self.file.signatures[name]["inputs"].values()))["shape"][0]
+        return -(-len(rows) // batch) if rows else CALLS
+
+    def tokens(self, decode: str, number: int) -> np.ndarray:
+        """Tokens (B, T) to feed step by step: the given ones, then random ones."""
+        signature = self.file.signatures[decode]
+        target = signature["target"]
+        spec = signature["inputs"][target]
+        size = spec.get("vocabulary_size", signature["vocabulary_size"])
+        # No end token, which would stop the steps before the caches are full.
+        ends = [] if signature["end_id"] is None else signature["end_id"]
+        ids = np.arange(size) if size == 1 else np.setdiff1d(np.arange(size), spec["pad_id"])
+        ids = ids if np.isin(ids, ends).all() else np.setdiff1d(ids, ends)
+        shape = (spec["shape"][0], signature["max_length"])
+        tokens = np.random.default_rng(number).choice(ids, shape)
+        if self.given is not None and target in self.given:
+            for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
+                known = without_padding(given, spec["pad_id"])[: len(row)]
+                row[: len(known)] = known
+        return tokens.astype("int32")
+
+    def _fitting(self, name: str) -> list[int]:
+        """The numbers of the given rows that are short enough; empty: random rows are used."""
+        keys = self.given_inputs(name)
+        if self.given is None or not keys:
+            return []
+        inputs = self.file.signatures[name]["inputs"]
+        return [
+            i
+            for i in range(len(self.given[keys[0]]))
+            if all(
+                n <= m
+                for key in keys
+                for n, m in zip(np.shape(self.given[key][i]), inputs[key]["shape"][1:], strict=True)
+            )
+        ]
+
+    def _chunk(
+        self, key: str, like: np.ndarray, spec: dict[str, Any], rows: list[int], number: int
+    ) -> np.ndarray:
+        """The given rows of call `number`, in the shape of `like`, padded."""
+        assert self.given is not None
+        result = np.full_like(like, spec.get("pad_id", 0))
+        for i in range(len(like)):
+            row = np.asarray(self.given[key][rows[(number * len(like) + i) % len(rows)]])
+            result[i][tuple(slice(n) for n in row.shape)] = row
+        return result
+
+
+def without_padding(row: Any, pad_id: int) -> np.ndarray:
+    """A row of ids without the padding at its end."""
+    row = np.asarray(row)
+    kept = np.flatnonzero(row != pad_id)
+    return row[: kept[-1] + 1 if len(kept) else 0]
+
+
+def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
+    """Raises unless every given row fits one of the exported lengths."""
+    specs = input_specs(model)
+    taken = {key for x in file.signatures.values() for key in x["inputs"]}
+    names = [name for name in specs if name in taken]
+    if not isinstance(given, dict):
+        raise TypeError(f"inputs must be a dictionary of {names}, got {type(given).__name__}")
+    if not given or any(name not in names for name in given):
+        raise ValueError(
+            f"inputs to verify with must be among the file's, {names}, got {list(given)}"
+        )
+    counts = {name: len(rows) for name, rows in given.items()}
+    if len(set(counts.values())) > 1 or not all(counts.values()):
+        raise ValueError(f"inputs must have the same number of rows, at least one, got {counts}")
+    for name, rows in given.items():
+        shapes = [
+            [*x["inputs"][name]["shape"][1:]]
+            for x in file.signatures.values()
+            if name in x["inputs"] and not (x["role"] == "decode" and x["target"] == name)
+        ]
+        shapes += [[x["max_length"]] for x in file.signatures.values() if x.get("target") == name]
+        longest = max(shapes, default=[])
+        for row in map(np.asarray, rows):
+            if row.size and "int" in specs[name].dtype and row.dtype.kind not in "iu":
+                raise TypeError(f"{name} must be integer ids, got {row.dtype}")
+            shape = row.shape
+            if len(shape) != len(specs[name].shape) - 1 or any(
+                n > m if d is None else n != d
+                for n, m, d in zip(shape, longest, specs[name].shape[1:], strict=True)
+            ):
+                raise ValueError(
+                    f"input {name!r} must have rows of shape {tuple(longest)}"
+                    + (" or shorter" if None in specs[name].shape[1:] else "")
+                    + f", got {shape}"
+                )

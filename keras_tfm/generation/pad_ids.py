@@ -1,0 +1,61 @@
+"""Which id is padding, for each input of a functional model."""
+
+from typing import Any
+
+import keras
+
+from keras_tfm.generation.model_inputs import input_specs
+from keras_tfm.layers import TokenEmbedding
+
+
+def pad_ids(model: keras.Model) -> dict[str, int]:
+    """The padding id of each input of ids, by name; 0 for an input that no embedding masks.
+
+    An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
+    it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
+
+    Raises:
+        ValueError: two embeddings read one input and mask different ids.
+
+    >>> import keras
+    >>> from keras_tfm.generation.pad_ids import pad_ids
+    >>> from keras_tfm.layers import TokenEmbedding
+    >>> ids = keras.Input((None,), dtype="int32", name="ids")
+    >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
+    {'ids': 7}
+    """
+    masked = _masked_ids(model)
+    ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
+    return {name: masked.get(name, 0) for name in ids}
+
+
+def _masked_ids(model: keras.Model) -> dict[str, int]:
+    """The id that an embedding masks, by input; an input that none masks is not among them."""
+    inputs = {id(x): name for name, x in input_specs(model).items()}
+    result: dict[str, int] = {}
+    for operation in model.operations:
+        taken: list[int | None]
+        if isinstance(operation, TokenEmbedding):
+            taken = [operation.mask_id]
+        elif isinstance(operation, keras.layers.Embedding):
+            taken = [0 if operation.mask_zero else None]
+        elif isinstance(operation, keras.Model) and hasattr(operation, "operations"):
+            inner = _masked_ids(operation)
+            names = {id(x): name for name, x in input_specs(operation).items()}
+            taken = [inner.get(names[id(x)]) for x in keras.tree.flatten(operation.input)]
+        else:
+            continue
+        # Not public, but the only record of an embedding that is called several times.
+        for node in operation._inbound_nodes:
+            for x, value in zip(node.input_tensors, taken, strict=False):
+                if id(x) in inputs and value is not None:
+                    _put(result, inputs[id(x)], value, model)
+    return result
+
+
+def _put(result: dict[str, int], name: str, value: int, model: Any) -> None:
+    if result.setdefault(name, value) != value:
+        raise ValueError(
+            f"input {name!r} of {model.name} must have one padding id, "
+            f"but its embeddings mask {result[name]} and {value}"
+        )

@@ -1,0 +1,183 @@
+"""A model cut in two: what runs once for an input, and what runs at every step."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_tfm.generation.model_inputs import find_target, input_specs
+from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
+
+Tensor = Any
+
+
+class Call(NamedTuple):
+    """One call of a layer or operation in the model's graph, nested models taken apart.
+
+    Attributes:
+        node: Keras's record of the call.
+        reads: by the `id` of each of its symbolic inputs, the number of the value it reads.
+        makes: the numbers of the values of its outputs, in order.
+    """
+
+    node: Any
+    reads: dict[int, int]
+    makes: list[int]
+
+
+class SteppedModel:
+    """A functional model whose one input is fed a few tokens at a time.
+
+    Which layers depend on that input is found once, in the model's graph. `encode` runs the others,
+    `step` runs these: an encoder is called once for a whole generation, on every backend. Nested
+    functional models are taken apart.
+
+    Args:
+        model: functional.
+        target: the name of the input that is stepped; "target", or the only one, by default.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: it has no such input.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation import SteppedModel
+    >>> from keras_tfm.layers import DecodingScope
+    >>> from keras_tfm.models import transformer
+    >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> stepped = SteppedModel(model)
+    >>> encoded = stepped.encode({"source": np.array([[3, 4, 5]], "int32")})
+    >>> cache = None
+    >>> for position, token in enumerate([1, 6, 7]):
+    ...     with DecodingScope(cache, position=position, length=3) as scope:
+    ...         logits = stepped.step(encoded, np.array([[token]], "int32"))
+    ...     cache = scope.cache
+    >>> tuple(logits.shape)
+    (1, 1, 11)
+    """
+
+    def __init__(self, model: keras.Model, target: str | None = None):
+        self.model = model
+        self.target = find_target(model, target)
+        self._specs = input_specs(model)
+        self._count = 0
+        self._inputs = {name: self._number() for name in self._specs}
+        numbers = {id(x): self._inputs[name] for name, x in self._specs.items()}
+        self._calls: list[Call] = []
+        self._outputs = self._take_apart(model, numbers)
+        self.encoding, self.stepping = self._divided()
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _take_apart(self, model: keras.Model, numbers: dict[int, int]) -> list[int]:
+        """Lists the calls of a model whose inputs have numbers; the numbers of its outputs."""
+        for node in nodes_in_order(model):
+            inputs, outputs = node.input_tensors, node.output_tensors
+            reads = {id(x): numbers[id(x)] for x in inputs}
+            inner = node.operation
+            if is_functional(inner) and _is_plain_call(node):
+                given = zip(inner.inputs, inputs, strict=True)
+                makes = self._take_apart(inner, {id(x): numbers[id(y)] for x, y in given})
+            else:
+                makes = [self._number() for _ in outputs]
+                self._calls.append(Call(node, reads, makes))
+            numbers.update((id(x), number) for x, number in zip(outputs, makes, strict=True))
+        return [numbers[id(x)] for x in model.outputs]
+
+    def _divided(self) -> tuple[list[Call], list[Call]]:
+        """The calls of `encode` and those of `step`."""
+        after = {self._inputs[self.target]}
+        stepping = []
+        for call in self._calls:
+            if not after.isdisjoint(call.reads.values()):
+                after.update(call.makes)
+                stepping.append(call)
+        made = {number for call in stepping for number in call.makes} | {self._inputs[self.target]}
+        wanted = {number for call in stepping for number in call.reads.values()}
+        wanted = (wanted | set(self._outputs)) - made
+        # In the order in which they are made: the names of what is encoded begin with it.
+        self._encoded = sorted(wanted)
+        encoding = []
+        for call in reversed(self._calls):
+            if not wanted.isdisjoint(call.makes):
+                wanted.update(call.reads.values())
+                encoding.append(call)
+        return encoding[::-1], stepping
+
+    def encode(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the steps read of the other inputs.
+
+        Args:
+            inputs: by name, all but the stepped one.
+
+        Returns:
+            By name, tensors and the masks that they carry.
+        """
+        values = {
+            self._inputs[name]: self._converted(name, x)
+            for name, x in inputs.items()
+            if name != self.target
+        }
+        self._run(self.encoding, values)
+        encoded = {}
+        for number in self._encoded:
+            encoded[str(number)] = x = values[number]
+            mask = get_mask(x)
+            if mask is not None:
+                encoded[f"{number}_mask"] = mask
+        return encoded
+
+    def inputs_of(self, name: str) -> set[str]:
+        """The inputs that one of the values of `encode`, by its name there, is made of."""
+        wanted = {int(name.removesuffix("_mask"))}
+        for call in reversed(self.encoding):
+            if not wanted.isdisjoint(call.makes):
+                wanted.update(call.reads.values())
+        return {name for name, number in self._inputs.items() if number in wanted}
+
+    def step(self, encoded: dict[str, Tensor], tokens: Tensor, every: bool = False) -> Any:
+        """The model's outputs for a few tokens, to be called inside a `DecodingScope`.
+
+        Args:
+            encoded: from `encode`.
+            tokens: (B, n), of the stepped input.
+            every: whether the outputs of every call are returned, by the order of `stepping`.
+        """
+        values = {self._inputs[self.target]: self._converted(self.target, tokens)}
+        for number in self._encoded:
+            values[number] = x = encoded[str(number)]
+            mask = encoded.get(f"{number}_mask")
+            if mask is not None:
+                set_mask(x, mask)
+        self._run(self.stepping, values)
+        if every:
+            return [values[number] for call in self.stepping for number in call.makes]
+        flat = [values[number] for number in self._outputs]
+        return keras.tree.pack_sequence_as(self.model.output, flat)
+
+    def whole(self, inputs: dict[str, Tensor], every: bool = False) -> Any:
+        """The outputs of a full pass: of the same calls, outside a `DecodingScope`."""
+        return self.step(self.encode(inputs), inputs[self.target], every)
+
+    def _converted(self, name: str, x: Tensor) -> Tensor:
+        return ops.convert_to_tensor(x, dtype=self._specs[name].dtype)
+
+    @staticmethod
+    def _run(calls: list[Call], values: dict[int, Tensor]) -> None:
+        for call in calls:
+            here = {x: values[number] for x, number in call.reads.items()}
+            run_node(call.node, here, training=False)
+            for x, number in zip(call.node.output_tensors, call.makes, strict=True):
+                values[number] = here[id(x)]
+
+
+def _is_plain_call(node: Any) -> bool:
+    """Whether a nested model was called with its inputs alone."""
+    arguments = node.arguments
+    return len(arguments.args) == 1 and not any(
+        isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments.kwargs)
+    )

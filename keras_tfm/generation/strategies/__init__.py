@@ -1,0 +1,11 @@
+"""How the next token is chosen: one strategy a file, each a small object of pure functions."""
+
+from keras_tfm.generation.strategies.beam import Beam
+from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.contrastive import Contrastive
+from keras_tfm.generation.strategies.greedy import Greedy
+from keras_tfm.generation.strategies.sample import Sample
+from keras_tfm.generation.strategies.strategy import State, Strategy
+from keras_tfm.generation.strategies.task import Task
+
+__all__ = ["Beam", "Context", "Contrastive", "Greedy", "Sample", "State", "Strategy", "Task"]

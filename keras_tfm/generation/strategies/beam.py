@@ -1,0 +1,171 @@
+"""Beam search."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from keras import ops
+
+from keras_tfm.arguments import check_integer, check_number
+from keras_tfm.generation.gather import gather
+from keras_tfm.generation.logits import log_normalizer, top_k
+from keras_tfm.generation.strategies.strategy import Strategy
+from keras_tfm.generation.strategies.task import Task
+
+Tensor = Any
+
+# Stands for a log-probability of -inf. Finite, so that sums and products of it are not NaN.
+IMPOSSIBLE = -1e9
+
+
+class BeamState(NamedTuple):
+    """The state of a beam search with beam width n.
+
+    Attributes:
+        position: () int32, the column of the tokens that are fed next.
+        tokens: (B, n, T), int32, the open hypotheses, best first.
+        token: (B, n), int32, their last tokens.
+        open_scores: (B, n), float32, their log-probabilities.
+        ended_tokens: (B, n, T), int32, the best hypotheses that have ended, best first.
+        ended_scores: (B, n), float32, their scores, `IMPOSSIBLE` where fewer than n have ended.
+    """
+
+    position: Tensor
+    tokens: Tensor
+    token: Tensor
+    open_scores: Tensor
+    ended_tokens: Tensor
+    ended_scores: Tensor
+
+
+@dataclass(frozen=True)
+class Beam(Strategy):
+    """Beam search: keeps the `size` most probable hypotheses, returns the best that ended.
+
+    A hypothesis of n generated tokens, the end token included, has as score its log-probability
+    divided by ((5 + n) / 6)^length_penalty, as in "Google's Neural Machine Translation System"
+    (arXiv:1609.08144). It ends with an end token or at the maximum length. The search stops when
+    no open hypothesis can reach a better score than the worst of the `size` best that ended.
+
+    Args:
+        size: the beam width.
+        length_penalty: the exponent, 0.6 in the original Transformer, or a function that takes n
+            (a float32 tensor) and returns the divisor.
+        hypotheses: the number of hypotheses returned. With 1, `tokens` is (B, T) and `scores` (B,);
+            with n > 1, (B, n, T) and (B, n), best first.
+
+    >>> from keras_tfm.generation import Beam
+    >>> Beam(size=8, hypotheses=3)
+    Beam(size=8, length_penalty=0.6, hypotheses=3)
+    """
+
+    size: int = 4
+    length_penalty: float | Callable[[Tensor], Tensor] = 0.6
+    hypotheses: int = 1
+    streams: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_integer("size", self.size)
+        if not callable(self.length_penalty):
+            check_number("length_penalty", self.length_penalty)
+        check_integer("hypotheses", self.hypotheses)
+        if self.hypotheses > self.size:
+            raise ValueError(
+                f"hypotheses ({self.hypotheses}) must not be more than size ({self.size})"
+            )
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """The beam width: one token per hypothesis."""
+        return self.size
+
+    def check(self, vocabulary_size: int) -> None:
+        """Raises ValueError if the vocabulary is smaller than the beam width."""
+        if self.size > vocabulary_size:
+            raise ValueError(
+                f"size ({self.size}) must not be more than the vocabulary ({vocabulary_size})"
+            )
+
+    def start(self, task: Task, tokens: Tensor, features: Tensor | None) -> BeamState:
+        """The prompt as the only possible hypothesis of each row; the others are impossible."""
+        shape = (task.batch, self.size)
+        first = np.full((1, self.size), IMPOSSIBLE, "float32")
+        first[0, 0] = 0.0
+        hypotheses = ops.repeat(ops.expand_dims(tokens, 1), self.size, axis=1)
+        return BeamState(
+            position=ops.convert_to_tensor(task.first, dtype="int32"),
+            tokens=hypotheses,
+            token=ops.repeat(tokens[:, task.first : task.first + 1], self.size, axis=1),
+            open_scores=ops.zeros(shape, dtype="float32") + ops.convert_to_tensor(first),
+            ended_tokens=hypotheses,
+            ended_scores=ops.full(shape, IMPOSSIBLE, dtype="float32"),
+        )
+
+    def advance(
+        self, task: Task, state: BeamState, logits: Tensor, features: Tensor | None
+    ) -> tuple[BeamState, Tensor]:
+        """The best continuations of all open hypotheses; those that end are kept apart."""
+        batch, n, position = task.batch, self.size, state.position
+        vocabulary = logits.shape[-1]
+        # Each hypothesis has at most one continuation per end token: n open ones are left.
+        count = min((1 + len(task.end_ids)) * n, n * vocabulary)
+        logits = ops.reshape(ops.cast(logits, "float32"), (batch, n, vocabulary))
+        before = ops.expand_dims(state.open_scores, 2) - log_normalizer(logits)
+        sums, places = top_k(logits, count, plus=before)
+        sums = ops.maximum(sums, IMPOSSIBLE)
+        parents, token = places // vocabulary, places % vocabulary  # (B, count)
+        tokens = ops.slice_update(
+            gather(state.tokens, parents), (0, 0, position + 1), ops.expand_dims(token, 2)
+        )
+
+        full = ops.reshape(task.is_full(position + 2), (-1, 1))
+        ends = ops.logical_or(task.is_end(token), full)
+        possible = ops.greater(sums, IMPOSSIBLE / 2)
+        # Only the n best continuations may end, as in Hugging Face's transformers: worse ones would
+        # displace better hypotheses that are still open.
+        among_best = ops.expand_dims(ops.arange(count, dtype="int32") < n, 0)
+        ended = ops.logical_and(ops.logical_and(ends, possible), among_best)
+        scores = ops.where(ended, sums / self._divisor(position + 1 - task.first), IMPOSSIBLE)
+        scores = ops.concatenate([state.ended_scores, scores], axis=1)
+        all_tokens = ops.concatenate([state.ended_tokens, tokens], axis=1)
+        ended_scores, best = ops.top_k(scores, k=n)
+
+        open_scores, kept = ops.top_k(ops.where(ends, IMPOSSIBLE, sums), k=n)
+        kept, best = ops.cast(kept, "int32"), ops.cast(best, "int32")
+        after = BeamState(
+            position=position + 1,
+            tokens=gather(tokens, kept),
+            token=gather(token, kept),
+            open_scores=open_scores,
+            ended_tokens=gather(all_tokens, best),
+            ended_scores=ended_scores,
+        )
+        return after, gather(parents, kept)
+
+    def going(self, task: Task, state: BeamState) -> Tensor:
+        """Rows whose best open hypothesis may still beat the worst one that has ended: (B,)."""
+        best = state.open_scores[:, 0]
+        now = state.position + 1 - task.first
+        # Divided by the smallest or the largest length that it can end with, whichever is better.
+        attainable = ops.maximum(
+            best / self._divisor(now), best / self._divisor(task.length - 1 - task.first)
+        )
+        is_open = ops.greater(best, IMPOSSIBLE / 2)
+        return ops.logical_and(
+            is_open, ops.greater(attainable, ops.min(state.ended_scores, axis=1))
+        )
+
+    def result(self, task: Task, state: BeamState) -> dict[str, Tensor]:
+        """The best hypotheses, best first, and their scores."""
+        tokens, scores = state.ended_tokens, state.ended_scores
+        if self.hypotheses == 1:
+            return {"tokens": tokens[:, 0], "scores": scores[:, 0]}
+        return {"tokens": tokens[:, : self.hypotheses], "scores": scores[:, : self.hypotheses]}
+
+    def _divisor(self, length: Any) -> Tensor:
+        """What the log-probability of a hypothesis with `length` generated tokens is divided by."""
+        length = ops.cast(length, "float32")
+        if callable(self.length_penalty):
+            return ops.cast(self.length_penalty(length), "float32")
+        return ops.power((5.0 + length) / 6.0, self.length_penalty)

@@ -1,0 +1,141 @@
+"""Contrastive search."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from keras import ops
+
+from keras_tfm.arguments import check_integer, check_number
+from keras_tfm.generation.gather import gather
+from keras_tfm.generation.strategies.strategy import Strategy
+from keras_tfm.generation.strategies.task import Task
+
+Tensor = Any
+
+
+class ContrastiveState(NamedTuple):
+    """The state of a contrastive search over k candidates.
+
+    Attributes:
+        position: () int32, the column of the candidates that are fed next.
+        tokens: (B, T), int32, the tokens chosen so far, before that column.
+        token: (B, k), int32, the candidates.
+        running: (B, 1), int32, 1 for rows that have not ended.
+        scores: (B,), float32, the sum of the log-probabilities.
+        probabilities: (B, k), float32, of the candidates.
+        features: (B, T, D), float32, of the tokens, each of length 1.
+    """
+
+    position: Tensor
+    tokens: Tensor
+    token: Tensor
+    running: Tensor
+    scores: Tensor
+    probabilities: Tensor
+    features: Tensor
+
+
+@dataclass(frozen=True)
+class Contrastive(Strategy):
+    """Contrastive search: a probable token whose features differ from those of earlier tokens.
+
+    Among the k most probable tokens v it takes the one with the largest
+    (1 - alpha) p(v) - alpha max_j cos(h_v, h_j), where h are the inputs of the model's last layer
+    and j runs over the tokens so far. "A Contrastive Framework for Neural Text Generation"
+    (arXiv:2202.06417).
+
+    Args:
+        top_k: k, the number of candidates.
+        alpha: the weight of the similarity, within 0 and 1; 0 is greedy search.
+
+    >>> from keras_tfm.generation import Contrastive
+    >>> Contrastive(top_k=5, alpha=0.6)
+    Contrastive(top_k=5, alpha=0.6)
+    """
+
+    top_k: int = 4
+    alpha: float = 0.6
+    reads_features: ClassVar[bool] = True
+    lookahead: ClassVar[int] = 1  # the candidates are fed first; one is written a step later
+    streams: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_integer("top_k", self.top_k)
+        check_number("alpha", self.alpha)
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be within 0 and 1, got {self.alpha}")
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """The number of candidates."""
+        return self.top_k
+
+    def check(self, vocabulary_size: int) -> None:
+        """Raises ValueError if the vocabulary has fewer tokens than candidates."""
+        if self.top_k > vocabulary_size:
+            raise ValueError(
+                f"top_k ({self.top_k}) must not be more than the vocabulary ({vocabulary_size})"
+            )
+
+    def start(self, task: Task, tokens: Tensor, features: Tensor) -> ContrastiveState:
+        """All candidates are the last token of the prompt."""
+        batch, k = task.batch, self.top_k
+        known = ops.zeros((batch, task.length, features.shape[-1]), dtype="float32")
+        if task.first:
+            known = ops.slice_update(known, (0, 0, 0), _normalized(features))
+        return ContrastiveState(
+            position=ops.convert_to_tensor(task.first, dtype="int32"),
+            tokens=tokens,
+            token=ops.repeat(tokens[:, task.first : task.first + 1], k, axis=1),
+            running=ops.ones((batch, 1), dtype="int32"),
+            scores=ops.zeros((batch,), dtype="float32"),
+            probabilities=ops.ones((batch, k), dtype="float32"),
+            features=known,
+        )
+
+    def advance(
+        self, task: Task, state: ContrastiveState, logits: Tensor, features: Tensor
+    ) -> tuple[ContrastiveState, Tensor]:
+        """Writes the best candidate at the position that was fed, and finds the next candidates."""
+        batch, k, position = task.batch, self.top_k, state.position
+        new = ops.reshape(_normalized(features), (batch, k, features.shape[-1]))
+        similarity = ops.matmul(new, ops.transpose(state.features, (0, 2, 1)))
+        before = ops.expand_dims(task.written(position - 1), 1)
+        similarity = ops.max(ops.where(before, similarity, -1.0), axis=-1)  # (B, k)
+        merit = (1.0 - self.alpha) * state.probabilities - self.alpha * similarity
+        best = ops.cast(ops.top_k(merit, k=1)[1], "int32")  # (B, 1)
+
+        is_prompt = ops.equal(position, task.first)  # its last token is not chosen
+        token = task.padded(gather(state.token, best), state.running)
+        gained = ops.log(gather(state.probabilities, best))
+        going = ops.logical_and(ops.greater(state.running, 0), ops.logical_not(is_prompt))
+        gained = ops.where(going, gained, 0.0)
+        running = task.still_running(state.running, token, position + 1)
+
+        logits = ops.reshape(ops.cast(logits, "float32"), (batch, k, logits.shape[-1]))
+        logits = ops.squeeze(gather(logits, best), 1)
+        probabilities, tokens = ops.top_k(ops.softmax(logits, axis=-1), k=k)
+        after = ContrastiveState(
+            position=position + 1,
+            tokens=ops.slice_update(state.tokens, (0, position), token),
+            token=ops.cast(tokens, "int32"),
+            running=ops.where(is_prompt, state.running, running),
+            scores=state.scores + ops.squeeze(gained, 1),
+            probabilities=probabilities,
+            features=ops.slice_update(state.features, (0, position, 0), gather(new, best)),
+        )
+        return after, ops.repeat(best, k, axis=1)
+
+    def going(self, task: Task, state: ContrastiveState) -> Tensor:
+        """Which rows have not ended: (B,), boolean."""
+        return ops.squeeze(ops.greater(state.running, 0), 1)
+
+    def result(self, task: Task, state: ContrastiveState) -> dict[str, Tensor]:
+        """The tokens and their log-probabilities."""
+        return {"tokens": state.tokens, "scores": state.scores}
+
+
+def _normalized(x: Tensor) -> Tensor:
+    """Vectors scaled to length 1, float32."""
+    x = ops.cast(x, "float32")
+    return x / ops.maximum(ops.norm(x, axis=-1, keepdims=True), 1e-8)

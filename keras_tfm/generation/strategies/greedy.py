@@ -1,0 +1,29 @@
+"""Greedy search."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from keras_tfm.generation.logits import top_k
+from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.strategy import Strategy
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Greedy(Strategy):
+    """Takes the most probable token at each step.
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation import Greedy
+    >>> Greedy().choose(np.array([[0.1, 0.7, 0.2]], "float32"), None).numpy().tolist()
+    [1]
+    """
+
+    def choose(self, logits: Tensor, context: Context) -> Tensor:
+        """Logits (B, V) -> tokens (B,), int32."""
+        # Not ops.argmax: on TensorFlow it distinguishes 0.0 from -0.0 with bitwise operations that
+        # LiteRT does not support.
+        return ops.squeeze(top_k(logits, 1)[1], -1)

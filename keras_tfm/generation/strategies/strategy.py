@@ -1,0 +1,177 @@
+"""The base of all strategies, and the interface between a strategy and the generation loop."""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from keras import ops
+
+from keras_tfm.generation.gather import gather
+from keras_tfm.generation.logits import log_normalizer
+from keras_tfm.generation.strategies.context import Context
+from keras_tfm.generation.strategies.task import Task
+
+Tensor = Any
+
+
+class State(Protocol):
+    """What the loop reads of a strategy's state.
+
+    A state is a NamedTuple of tensors, which `keras.tree` flattens on every backend, so that it can
+    be a variable of `ops.while_loop`. An optional field is None from the first step to the last.
+    """
+
+    @property
+    def position(self) -> Tensor:
+        """() int32, the column of the token that the loop feeds next, the same in every row."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, T), or (B, width, T) with several hypotheses, int32: the tokens chosen so far."""
+
+    @property
+    def token(self) -> Tensor:
+        """(B, width), int32: the tokens that the loop feeds next."""
+
+
+class TokenState(NamedTuple):
+    """The state of a strategy that chooses one token a row and step.
+
+    Attributes:
+        position: () int32, see `State`.
+        tokens: (B, T), int32.
+        token: (B, 1), int32.
+        running: (B, 1), int32, 1 for rows that have not ended; None where no row can end early.
+        scores: (B,), float32, the sum of the log-probabilities; None without `Task.score`.
+    """
+
+    position: Tensor
+    tokens: Tensor
+    token: Tensor
+    running: Tensor | None
+    scores: Tensor | None
+
+
+class Strategy:
+    """The base of all strategies: `choose` returns one token per row and step.
+
+    Your own strategy defines `choose`, a pure function of tensors that is compiled into the loop
+    and exported with it:
+
+    >>> import numpy as np
+    >>> from keras import ops
+    >>> from keras_tfm.generation import Strategy
+    >>> class SecondBest(Strategy):
+    ...     def choose(self, logits, context):
+    ...         return ops.cast(ops.top_k(logits, k=2)[1][:, 1], "int32")
+    >>> SecondBest().choose(np.array([[0.1, 0.7, 0.2]], "float32"), None).numpy().tolist()
+    [2]
+
+    A search over several hypotheses defines these four methods instead, over a state of its own.
+    The loop calls them in this order:
+
+        state = strategy.start(task, tokens, features)
+        while state.position < last and any(strategy.going(task, state)):
+            logits, features = model(state.token)  # at state.position
+            state, parents = strategy.advance(task, state, logits, features)
+        strategy.result(task, state)
+    """
+
+    # The number of tokens that each step feeds per row: one for each hypothesis or candidate.
+    width: int = 1
+    # Whether `start` and `advance` get the input of the model's last layer.
+    reads_features: ClassVar[bool] = False
+    # The number of steps after the last column, for a strategy that feeds candidates first and
+    # writes one of them a step later.
+    lookahead: ClassVar[int] = 0
+    # Whether written tokens are final, so that they can be streamed.
+    streams: ClassVar[bool] = True
+    # Whether tokens are drawn at random, so that the loop needs a seed.
+    draws: ClassVar[bool] = False
+    # The number of hypotheses returned per row.
+    hypotheses: int = 1
+    # The seed of strategies that draw; None: a different one for each call.
+    seed: int | None = None
+
+    def choose(self, logits: Tensor, context: Context) -> Tensor:
+        """Logits (B, V) -> tokens (B,), int32."""
+        raise NotImplementedError(f"{type(self).__name__} does not define choose(logits, context)")
+
+    def check(self, vocabulary_size: int) -> None:
+        """Raises ValueError if the strategy does not support a vocabulary of this size."""
+
+    def start(self, task: Task, tokens: Tensor, features: Tensor | None) -> State:
+        """The state before the first step.
+
+        Args:
+            task: what is fixed.
+            tokens: (B, T), int32, `task.sequences(prompt)`.
+            features: (B, P - 1, D), float, of the prompt without its last token; None unless
+                `reads_features`.
+
+        Returns:
+            A state whose `position` is `task.first` and whose `token` is the prompt's last one.
+        """
+        return TokenState(
+            position=ops.convert_to_tensor(task.first, dtype="int32"),
+            tokens=tokens,
+            token=tokens[:, task.first : task.first + 1],
+            running=ops.ones((task.batch, 1), dtype="int32") if task.can_end else None,
+            scores=ops.zeros((task.batch,), dtype="float32") if task.score else None,
+        )
+
+    def advance(
+        self, task: Task, state: Any, logits: Tensor, features: Tensor | None
+    ) -> tuple[State, Tensor | None]:
+        """Chooses the next tokens after the model has seen `state.token`.
+
+        Args:
+            task: what is fixed.
+            state: what `start` or `advance` returned.
+            logits: (B * width, V), the model's output for `state.token`.
+            features: (B * width, D), float; None unless `reads_features`.
+
+        Returns:
+            The next state, whose `position` is one larger, and the parents: (B, width), int32,
+            the index (below `width`) of the fed token that each of the next tokens continues. None
+            if width is 1.
+        """
+        before: TokenState = state  # subclasses declare states of their own
+        position = before.position
+        seed = None if task.seed is None else task.seed + ops.stack([0, position])
+        context = Context(before.tokens, task.written(position), position, seed)
+        token = ops.expand_dims(self.choose(logits, context), 1)
+        running, scores = before.running, before.scores
+        if running is not None:
+            token = task.padded(token, running)
+        if scores is not None:
+            gained = _log_probabilities(logits, token)
+            if running is not None:
+                # `where`, not a product: the -inf of a forbidden token times 0 is NaN.
+                gained = ops.where(ops.greater(running, 0), gained, 0.0)
+            scores = scores + ops.squeeze(gained, 1)
+        if running is not None:
+            running = task.still_running(running, token, position + 2)
+        tokens = ops.slice_update(before.tokens, (0, position + 1), token)
+        return TokenState(position + 1, tokens, token, running, scores), None
+
+    def going(self, task: Task, state: Any) -> Tensor | None:
+        """Which rows have not ended: (B,), boolean; None if no row can end early."""
+        before: TokenState = state
+        if before.running is None:
+            return None
+        return ops.squeeze(ops.greater(before.running, 0), 1)
+
+    def result(self, task: Task, state: Any) -> dict[str, Tensor]:
+        """The output of the loop: "tokens", (B, T) or (B, n, T), and "scores", (B,) or (B, n).
+
+        "scores" may be missing without `task.score`.
+        """
+        last: TokenState = state
+        if last.scores is None:
+            return {"tokens": last.tokens}
+        return {"tokens": last.tokens, "scores": last.scores}
+
+
+def _log_probabilities(logits: Tensor, token: Tensor) -> Tensor:
+    """Log-probabilities of tokens (B, 1) under logits (B, V): (B, 1), float32."""
+    logits = ops.cast(logits, "float32")
+    return gather(logits, token) - log_normalizer(logits)

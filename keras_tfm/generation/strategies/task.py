@@ -1,0 +1,95 @@
+"""What is fixed while a generation loop runs."""
+
+from typing import Any, NamedTuple
+
+from keras import ops
+
+Tensor = Any
+
+
+class Task(NamedTuple):
+    """The lengths, end tokens and seed of one run of the loop.
+
+    Attributes:
+        batch: B, the number of rows.
+        length: T, the number of columns of the result, prompt and padding included.
+        first: the column of the last token of the prompt.
+        end_ids: tokens that end a row.
+        limit: (B,), int32, the number of columns that each row may fill, left padding included;
+            None: all T.
+        padding: (B,), int32, the number of padding columns before each row's prompt; None: none.
+        score: whether log-probabilities are summed.
+        seed: (2,), int32, for strategies that draw.
+        pad_id: the token of the columns after the end of a row.
+
+    >>> from keras_tfm.generation.strategies import Task
+    >>> task = Task(1, 4, 0, (7,), None, None, False, None)
+    >>> task.is_end([[7, 3]]).numpy().tolist(), task.written(1).numpy().tolist()
+    ([[True, False]], [[True, True, False, False]])
+    """
+
+    batch: Any
+    length: int
+    first: int
+    end_ids: tuple[int, ...]
+    limit: Tensor | None
+    padding: Tensor | None
+    score: bool
+    seed: Tensor | None
+    pad_id: int = 0
+
+    @property
+    def can_end(self) -> bool:
+        """Whether a row may end before the last column."""
+        return bool(self.end_ids) or self.limit is not None
+
+    def sequences(self, prompt: Tensor) -> Tensor:
+        """A prompt (B, P) followed by padding: (B, T), int32, the tokens that `start` takes."""
+        tokens = ops.full((self.batch, self.length), self.pad_id, dtype="int32")
+        return ops.slice_update(tokens, (0, 0), prompt)
+
+    def written(self, position: Tensor) -> Tensor:
+        """The columns that hold a token when `position` is the last: (1 | B, T), boolean."""
+        columns = ops.expand_dims(ops.arange(self.length, dtype="int32"), 0)
+        written = ops.less_equal(columns, position)
+        if self.padding is not None:
+            written = ops.logical_and(
+                written, ops.greater_equal(columns, ops.expand_dims(self.padding, 1))
+            )
+        return written
+
+    def is_end(self, tokens: Tensor) -> Tensor:
+        """Which tokens end a row: boolean, in the shape of `tokens`."""
+        ends = ops.zeros_like(tokens, dtype="bool")
+        for end_id in self.end_ids:
+            ends = ops.logical_or(ends, ops.equal(tokens, end_id))
+        return ends
+
+    def is_full(self, columns: Tensor) -> Tensor:
+        """Whether a row that fills this many columns is at its limit: boolean, (B,) or ()."""
+        limit = self.length if self.limit is None else ops.minimum(self.limit, self.length)
+        return ops.greater_equal(columns, limit)
+
+    def still_running(self, running: Tensor, token: Tensor, columns: Tensor) -> Tensor:
+        """Which rows continue after `token`.
+
+        Args:
+            running: (B, 1), int32, 1 for rows that had not ended before it.
+            token: (B, 1), int32.
+            columns: int32, the number of columns that rows fill with it.
+
+        Returns:
+            (B, 1), int32, 1 for rows that have not ended, 0 for others.
+        """
+        # Products of integers: XNNPACK has no operator for booleans.
+        for end_id in self.end_ids:
+            running = running * ops.cast(ops.not_equal(token, end_id), "int32")
+        if self.limit is not None:
+            full = ops.expand_dims(self.is_full(columns), 1)
+            running = running * (1 - ops.cast(full, "int32"))
+        return running
+
+    def padded(self, token: Tensor, running: Tensor) -> Tensor:
+        """`token` where a row is running (1), the padding token where it has ended (0)."""
+        token = token * running
+        return token + self.pad_id * (1 - running) if self.pad_id else token

@@ -1,0 +1,259 @@
+"""What a model knows of itself: its family, its arguments, its head, and its parts by role.
+
+A functional model is a graph of layers, and `.keras` files, `clone_model` and `with_dtype` keep
+nothing but layers and their configurations. So the information is in layers: markers, which return
+their input unchanged and are found by their class.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of a model.
+
+    Attributes:
+        kind: "language_model" for the logits of `transformer`, `gpt` and `t5`, otherwise the name
+            of the function of `keras_tfm.models` that made the head.
+        arguments: the arguments of that function, defaults included.
+    """
+
+    kind: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a `FeaturesMarker` carries.
+
+    A dataclass, because Keras tracks the layers in a layer's dictionaries as its sublayers, and
+    `arguments` may contain layers.
+
+    Attributes:
+        family: name of the builder, or None for a model that was composed by hand.
+        arguments: the builder's arguments, as given, defaults included, without `name`.
+        embedding: name of the `TokenEmbedding` layer, or None.
+        blocks: names of the block layers, in order.
+    """
+
+    family: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    embedding: str | None = None
+    blocks: tuple[str, ...] = ()
+
+
+class Marker(keras.layers.Layer):
+    """Base class: returns its input unchanged, keeps its mask, has no weights and no operation."""
+
+    def __init__(self, **kwargs: Any):
+        # Without autocast: the input keeps its dtype, whatever the policy is.
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Returns the input."""
+        return inputs
+
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Nothing to recompute."""
+        return layer_call
+
+    def compute_output_spec(self, inputs: Tensor) -> keras.KerasTensor:
+        """Shape and dtype of the input."""
+        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
+
+    def compute_output_shape(self, inputs_shape: Any) -> Any:
+        """Shape of the input."""
+        return inputs_shape
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class FeaturesMarker(Marker):
+    """Marks the features (B, T, D) of a model and carries the model's identity.
+
+    Its dtype policy is that of the model's layers: heads use it for theirs.
+
+    Args:
+        family, arguments, embedding, blocks: attributes of `Identity`; `name` is left out of
+            `arguments`.
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.identity import FeaturesMarker
+    >>> marker = FeaturesMarker("bert", {"dim": 8})
+    >>> x = np.ones((1, 2, 3), "float32")
+    >>> bool(np.all(marker(x) == x)), marker.identity.family
+    (True, 'bert')
+    """
+
+    def __init__(
+        self,
+        family: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        embedding: str | None = None,
+        blocks: Sequence[str] = (),
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        given = {key: value for key, value in (arguments or {}).items() if key != "name"}
+        self.identity = Identity(family, given, embedding, tuple(blocks))
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "family": self.identity.family,
+            "arguments": keras.saving.serialize_keras_object(self.identity.arguments),
+            "embedding": self.identity.embedding,
+            "blocks": list(self.identity.blocks),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer of a configuration."""
+        return super().from_config(_with_arguments(config))
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class EncodedMarker(FeaturesMarker):
+    """Marks the encoder's features (B, S, D) in an encoder-decoder model.
+
+    Its identity is used where the decoder was cut off.
+    """
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class PooledMarker(Marker):
+    """Marks the vector (B, D) that stands for a whole sequence."""
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class HeadMarker(Marker):
+    """Marks the input of a head and carries the head's kind and arguments.
+
+    Args:
+        kind, arguments: attributes of `Head`.
+    """
+
+    def __init__(self, kind: str, arguments: Mapping[str, Any] | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.head = Head(kind, dict(arguments or {}))
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "kind": self.head.kind,
+            "arguments": keras.saving.serialize_keras_object(self.head.arguments),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer of a configuration."""
+        return super().from_config(_with_arguments(config))
+
+
+def _with_arguments(config: dict[str, Any]) -> dict[str, Any]:
+    arguments = keras.saving.deserialize_keras_object(config["arguments"])
+    return {**config, "arguments": arguments}
+
+
+def describe(model: keras.Model) -> dict[str, Any] | None:
+    """Family, arguments and head of a model, JSON-serialisable; None for a hand-composed model.
+
+    Objects among the arguments are as `keras.saving.serialize_keras_object` writes them.
+
+    >>> from keras_tfm.models import bert, describe, token_classifier
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> described = describe(token_classifier(model, num_classes=3))
+    >>> described["family"], described["arguments"]["dim"], described["head"]["kind"]
+    ('bert', 8, 'token_classifier')
+    """
+    identity = identity_of(model)
+    if identity.family is None:
+        return None
+    head = head_of(model)
+    described = {
+        "family": identity.family,
+        "arguments": identity.arguments,
+        "head": None if head is None else {"kind": head.kind, "arguments": head.arguments},
+    }
+    return dict(keras.saving.serialize_keras_object(described))
+
+
+def identity_of(model: keras.Model) -> Identity:
+    """The identity of a functional model; an empty one for any other model."""
+    marker = features_marker(model)
+    return Identity() if marker is None else marker.identity
+
+
+def features_marker(model: keras.Model) -> FeaturesMarker | None:
+    """The marker of the model's features.
+
+    Of an encoder-decoder model that of the decoder; the encoder's where the decoder was cut off.
+    """
+    found = _markers(model, FeaturesMarker) or _markers(model, EncodedMarker)
+    # Several, where a head was put on other features than the family's own: the last counts. Two
+    # models of families side by side are a new model, of none.
+    if not found or (len(found) > 1 and found[-1].identity.family is not None):
+        return None
+    return found[-1]
+
+
+def encoded_marker(model: keras.Model) -> EncodedMarker | None:
+    """The marker of the encoder's features."""
+    found = _markers(model, EncodedMarker)
+    return found[0] if len(found) == 1 else None
+
+
+def features_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, T, D), or None."""
+    return _output(model, features_marker(model))
+
+
+def encoded_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, S, D) of the encoder, or None."""
+    return _output(model, encoded_marker(model))
+
+
+def pooled_of(model: keras.Model) -> Tensor | None:
+    """The symbolic pooled vector (B, D), or None."""
+    found = _markers(model, PooledMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def head_of(model: keras.Model) -> Head | None:
+    """The head, or None."""
+    found = _markers(model, HeadMarker)
+    return found[-1].head if found else None
+
+
+def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
+    """The tensors that an operation makes in the graph of one functional model.
+
+    `operation.output` may be a tensor of another model that shares the layer.
+    """
+    # Not public: `model.operations` lists operations without their calls.
+    calls = [node for nodes in model._nodes_by_depth.values() for node in nodes]
+    return [x for node in calls if node.operation is operation for x in node.outputs]
+
+
+def is_functional(model: Any) -> bool:
+    """Whether a model is a graph of `keras.Input` and layers."""
+    return hasattr(model, "operations") and hasattr(model, "_nodes_by_depth")
+
+
+def _markers(model: keras.Model, kind: type) -> list[Any]:
+    """The markers of exactly one class, in the order of the graph."""
+    if not is_functional(model):
+        return []
+    return [operation for operation in model.operations if type(operation) is kind]
+
+
+def _output(model: keras.Model, marker: Marker | None) -> Tensor | None:
+    return None if marker is None else outputs_in(model, marker)[-1]

@@ -1,0 +1,155 @@
+"""What a caller gives, checked and brought to the shape and dtype that a signature takes.
+
+An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are filled with
+that id.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Spec = dict[str, Any]
+
+
+def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
+    """`values` as an array (N, ...) of the shape and dtype that the file takes."""
+    shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
+    if dtype.kind in "iu":
+        array = _integers(name, values, expected)
+    else:
+        array = _array(name, values)
+        if dtype.kind == "b" and array.dtype.kind not in "biu":
+            raise TypeError(f"{name} must be bool, True = attend, got {array.dtype}")
+        array = array.astype(dtype)
+        if array.ndim == len(shape) - 1:
+            array = array[np.newaxis]
+    if array.ndim != len(shape) or array.shape[1:] != shape[1:]:
+        raise ValueError(f"{name} must have shape {_shape(shape)}, got {array.shape}")
+    return array.astype(dtype)
+
+
+def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
+    """Integers in range; rows of ids shorter than the exported length are padded on the right."""
+    arrays, shape = integer_rows(name, values, expected), expected["shape"]
+    if not is_ids(expected):
+        return np.stack(arrays)
+    lengths = {len(array) for array in arrays}
+    if max(lengths) > shape[1]:
+        raise ValueError(
+            f"{name} has {max(lengths)} ids, but the file was exported for at most {shape[1]}"
+        )
+    if lengths - {shape[1]} and not expected["padded"]:
+        raise ValueError(
+            f"{name} must have shape (B, {shape[1]}), got rows of {sorted(lengths)} ids; "
+            "the model does not mask padding (no mask_zero or mask_id)"
+        )
+    result = np.full((len(arrays), shape[1]), expected["pad_id"], expected["dtype"])
+    for i, array in enumerate(arrays):
+        result[i, : len(array)] = array
+    return result
+
+
+def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
+    """Rows of integers in the range that the input takes; rows of ids may have any length."""
+    shape = expected["shape"]
+    if not _is_sequence(values):
+        raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
+    rows: Sequence[Any] = values
+    if not len(rows):
+        raise ValueError(f"{name}: got no rows")
+    if len(shape) > 1 and not _is_sequence(rows[0]):
+        rows = [values]
+    arrays = [_array(name, row) for row in rows]
+    for array in arrays:
+        if array.size and not np.issubdtype(array.dtype, np.integer):
+            raise TypeError(f"{name} must be integer ids, got {array.dtype}")
+        wrong = array.ndim != 1 if is_ids(expected) else array.shape != tuple(shape[1:])
+        if wrong:
+            raise ValueError(f"{name} must have shape {_shape(shape)}, got a row of {array.shape}")
+    # Before the cast: 2**32 + 3 would become 3 in 32 bits.
+    limits = np.iinfo(expected["dtype"])
+    size = expected.get("vocabulary_size", int(limits.max) + 1)
+    low = 0 if "vocabulary_size" in expected else int(limits.min)
+    found = [
+        bound for array in arrays if array.size for bound in (int(array.min()), int(array.max()))
+    ]
+    if found and (min(found) < low or max(found) >= size):
+        raise ValueError(
+            f"{name}: ids must be in {low}..{size - 1}, got {min(found)}..{max(found)}"
+        )
+    return arrays
+
+
+def separate_rows(name: str, values: Any, expected: Spec | None) -> list[Any]:
+    """The rows of an input as a list; a single row may come without its batch axis."""
+    if expected is not None and is_ids(expected):
+        return list(integer_rows(name, values, expected))
+    array = _array(name, values)
+    alone = expected is not None and array.ndim == len(expected["shape"]) - 1
+    return [array] if alone or not array.ndim else list(array)
+
+
+def prompt_spec(decode: dict[str, Any]) -> Spec:
+    """The spec of a whole prompt for `decode`, whose own input is a single token."""
+    spec = dict(decode["inputs"][decode["target"]])
+    return {**spec, "shape": [spec["shape"][0], decode["max_length"] - 1]}
+
+
+def check_prompt_length(count: int, max_length: int) -> None:
+    """Raises unless a prompt of `count` tokens leaves a position for a new one."""
+    if not 0 < count < max_length:
+        raise ValueError(
+            "a prompt must have at least one token and fewer than max_length "
+            f"({max_length}), got {count}"
+        )
+
+
+def left_padded(name: str, values: Any, expected: Spec) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts (B, N), padded on the left, and the number of padding ids of each: (B,), int32."""
+    rows, length = integer_rows(name, values, expected), expected["shape"][1]
+    if min(map(len, rows)) < 1 or max(map(len, rows)) > length:
+        raise ValueError(
+            f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "
+            f"got {sorted({len(row) for row in rows})}"
+        )
+    padding = np.array([length - len(row) for row in rows], "int32")
+    pairs = zip(rows, padding, strict=True)
+    value = expected["pad_id"]
+    return np.stack([np.pad(row, (n, 0), constant_values=value) for row, n in pairs]), padding
+
+
+def filled_batch(array: np.ndarray, batch: int) -> np.ndarray:
+    """A smaller last chunk, filled to `batch` rows by repeating its last row."""
+    missing = batch - len(array)
+    return array if missing == 0 else np.concatenate([array, np.repeat(array[-1:], missing, 0)])
+
+
+def is_ids(expected: Spec) -> bool:
+    """Whether an input takes rows of ids (B, S), which may be padded."""
+    return "pad_id" in expected
+
+
+def longest_row(values: Any) -> int:
+    """The length of the longest row of ids; 0 for other values, which `fit` refuses."""
+    if not _is_sequence(values) or not len(values):
+        return 0
+    if not _is_sequence(values[0]):
+        return len(values)
+    return max(len(row) if _is_sequence(row) else 0 for row in values)
+
+
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:  # NumPy's message is about its internals
+        raise ValueError(f"{name} must be an array, got rows of different shapes") from None
+
+
+def _is_sequence(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) or np.ndim(values) > 0
+
+
+def _shape(shape: Sequence[int]) -> str:
+    """A shape with an open batch size, for an error."""
+    return f"({', '.join(['B', *map(str, shape[1:])])})"

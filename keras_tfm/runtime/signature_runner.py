@@ -1,0 +1,116 @@
+"""The signatures of one file, run by LiteRT a call at a time."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime import native_log
+from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
+from keras_tfm.runtime.host_loop import Buffers, CopiedBuffers, by_length
+from keras_tfm.runtime.weight_cache import Runner, cached_runners
+
+
+class SignatureRunner:
+    """Loads a file and runs its signatures on checked inputs, in chunks of the exported batch.
+
+    Attributes:
+        path: the file.
+        manifest: what the file says of itself, a dictionary.
+        signatures: by name, the inputs and outputs with their shapes and dtypes.
+        lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
+            threads would mix their results. Reentrant: a callback that chooses a token may run
+            the same model.
+        cache_user: the number of the stream that may use the caches of "decode". A new stream, or a
+            run of "decode", takes the next number, and earlier streams stop with an error.
+    """
+
+    def __init__(self, path: str | Path, threads: int, weight_cache: str | Path | None):
+        if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)):
+            raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        self.path = Path(path)
+        self.manifest = manifests.read(path)
+        self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
+        if weight_cache is None:
+            self._runners = self._interpreted(threads)
+        else:
+            if Path(weight_cache).is_file():
+                raise NotADirectoryError(
+                    f"weight_cache must be a folder, got the file {weight_cache}"
+                )
+            self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
+        self.lock = threading.RLock()
+        self.cache_user = 0
+
+    def _interpreted(self, threads: int) -> dict[str, Runner]:
+        interpreter_module = manifests.import_litert("interpreter")
+        with native_log.captured():
+            interpreter = interpreter_module.Interpreter(str(self.path), num_threads=threads)
+            interpreter.allocate_tensors()  # otherwise the first run logs the delegate
+            return {name: interpreter.get_signature_runner(name) for name in self.signatures}
+
+    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of signature `name`, by name, for any number of rows."""
+        if name not in self.signatures:
+            raise ValueError(
+                f"{self.path} has no signature {name!r}, it has {list(self.signatures)}"
+            )
+        expected = self.signatures[name]["inputs"]
+        if not isinstance(inputs, dict):
+            inputs = {next(iter(expected)): inputs}
+        if set(inputs) != set(expected):
+            raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
+        arrays = {key: fit(key, inputs[key], expected[key]) for key in expected}
+        # All rows of a step share one position.
+        shared = expected.get("position") if self.signatures[name]["role"] == "decode" else None
+        lengths = {key: len(x) for key, x in arrays.items() if expected[key] is not shared}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"all inputs must have the same number of rows, got {lengths}")
+        rows, batch = lengths[next(iter(expected))], next(iter(expected.values()))["shape"][0]
+        if rows == 0:
+            raise ValueError("got no rows")
+        results = []
+        for start in range(0, rows, batch):
+            chunk = {key: arrays[key][start : start + batch] for key in lengths}
+            full = {**arrays, **{key: filled_batch(array, batch) for key, array in chunk.items()}}
+            with self.lock:
+                if self.signatures[name]["role"] == "decode":
+                    self.cache_user += 1  # this run overwrites the caches of a stream
+                results.append(self._runners[name](**full))
+        return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
+
+    def names(self, role: str) -> list[str]:
+        """The signatures of a role, the shortest first; at least one."""
+        names = by_length(self.signatures, role)
+        if not names:
+            raise ValueError(
+                f"{self.path} has no signature {role!r}, it has {list(self.signatures)}"
+            )
+        return names
+
+    def choose(self, role: str, inputs: Any) -> tuple[str, Any]:
+        """The shortest signature of a role that `inputs` fit, and the inputs by name."""
+        names = self.names(role)
+        if not isinstance(inputs, dict):
+            inputs = {next(iter(self.signatures[names[0]]["inputs"])): inputs}
+        for name in names:
+            expected = self.signatures[name]["inputs"]
+            if all(
+                longest_row(x) <= expected[key]["shape"][1]
+                for key, x in inputs.items()
+                if key in expected and is_ids(expected[key])
+            ):
+                return name, inputs
+        return names[-1], inputs
+
+    def buffers(self, name: str) -> Any:
+        """The arguments of a signature as arrays that stay between runs."""
+        runner = self._runners[name]
+        if hasattr(runner, "_interpreter_wrapper"):
+            with native_log.captured():
+                return Buffers(runner)
+        return CopiedBuffers(runner, self.signatures[name])

@@ -1,0 +1,148 @@
+"""Generation by the signatures "encode", "prefill" and "decode": the loop runs on the host."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime.checked_inputs import (
+    check_prompt_length,
+    filled_batch,
+    fit,
+    integer_rows,
+    prompt_spec,
+    separate_rows,
+)
+from keras_tfm.runtime.host_loop import by_length, prompt_of, step
+from keras_tfm.runtime.signature_runner import SignatureRunner
+
+
+def stream(
+    runner: SignatureRunner, inputs: Any, choose: Callable[[np.ndarray], np.ndarray] | None
+) -> Iterator[np.ndarray]:
+    """Yields the tokens (B,) of each step; see `Model.stream`."""
+    decode = runner.signatures[runner.names("decode")[-1]]
+    target, batch = decode["target"], decode["inputs"][decode["target"]]["shape"][0]
+    inputs = _by_name(runner, inputs, target)
+    given = inputs.pop(target, None)
+    known = _known(runner, decode, inputs)
+    rows = next((len(x) for x in known.values()), batch)
+    if given is not None:
+        checked = integer_rows(target, given, prompt_spec(decode))
+        prompt, rows = prompt_of(checked, target), len(checked)
+    elif decode["start_id"] is None:
+        raise ValueError(f"{runner.path} was exported without a start_id: give {target!r}")
+    else:
+        prompt = np.full((rows, 1), decode["start_id"], "int32")
+    for x in known.values():
+        if len(x) != rows:
+            raise ValueError(
+                f"all inputs must have the same number of rows, got {len(x)} and {rows}"
+            )
+    if not 0 < rows <= batch:
+        raise ValueError(f"{runner.path} steps {batch} rows at once, got {rows}")
+    check_prompt_length(prompt.shape[1], decode["max_length"])
+    known = {key: filled_batch(x, batch) for key, x in known.items()}
+    steps = step(
+        runner.signatures,
+        runner.buffers,
+        known,
+        filled_batch(prompt, batch),
+        choose or _most_probable,
+    )
+    with runner.lock:
+        number = runner.cache_user = runner.cache_user + 1
+    while True:
+        with runner.lock:
+            if number != runner.cache_user:
+                raise RuntimeError(
+                    "another stream has begun, or 'decode' has run, and one file has one set "
+                    "of caches: load it twice to run two side by side"
+                )
+            tokens = next(steps, None)
+        if tokens is None:
+            return
+        yield tokens[:rows]
+
+
+def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
+    """Greedy tokens (B, T) of any number of rows; after its end a row holds the target's pad id."""
+    names = by_length(runner.signatures, "decode")
+    if not names:
+        raise ValueError(
+            f"{runner.path} has no signature 'generate', it has {list(runner.signatures)}"
+        )
+    decode = runner.signatures[names[-1]]
+    target, length = decode["target"], decode["max_length"]
+    inputs = _by_name(runner, inputs, target)
+    batch = decode["inputs"][target]["shape"][0]
+    specs = {k: x for s in runner.signatures.values() for k, x in s["inputs"].items()}
+    specs[target] = prompt_spec(decode)
+    arrays = {key: separate_rows(key, x, specs.get(key)) for key, x in inputs.items()}
+    counts = {key: len(x) for key, x in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"all inputs must have the same number of rows, got {counts}")
+    rows = next(iter(counts.values()), batch)
+    if rows == 0:
+        raise ValueError("got no rows")
+    result = np.full((rows, length), decode["pad_id"], "int32")
+    # Rows that are stepped together must have prompts of one length.
+    lengths = [len(row) for row in arrays[target]] if target in arrays else [1] * rows
+    for count in lengths:
+        check_prompt_length(count, length)
+    stop = 0
+    while stop < rows:
+        start = stop
+        while stop < min(rows, start + batch) and lengths[stop] == lengths[start]:
+            stop += 1
+        chunk = {key: x[start:stop] for key, x in arrays.items()}
+        part = result[start:stop]
+        column = 1
+        if target in chunk:
+            column = len(chunk[target][0])
+            part[:, :column] = chunk[target]
+        elif decode["start_id"] is not None:
+            part[:, 0] = decode["start_id"]
+        with runner.lock:  # until the chunk ends: another thread would overwrite the caches
+            for tokens in stream(runner, chunk, None):
+                part[:, column] = tokens
+                column += 1
+    return result
+
+
+def _known(
+    runner: SignatureRunner, decode: dict[str, Any], inputs: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """The arguments that all steps share: what "encode" returns, and inputs that steps read."""
+    known = {}
+    encoders = by_length(runner.signatures, "encode")
+    results = {key for key in decode["outputs"] if key != "logits"}
+    contexts = [x for x in decode["inputs"] if x.startswith("cache_") and x not in results]
+    if contexts and not encoders:
+        raise ValueError(f"{runner.path} has no signature 'encode', which its 'decode' needs")
+    if encoders:
+        name, inputs = runner.choose("encode", inputs)
+        known.update(runner.run(name, inputs))
+    fed = ("position", decode["target"])
+    read = [x for x in decode["inputs"] if x not in fed and not x.startswith("cache_")]
+    if not encoders and set(inputs) != set(read):
+        raise ValueError(
+            f"the steps take the inputs {read} and {decode['target']!r}, got {list(inputs)}"
+        )
+    known.update({key: fit(key, inputs[key], decode["inputs"][key]) for key in read})
+    return known
+
+
+def _by_name(runner: SignatureRunner, inputs: Any, only: str) -> dict[str, Any]:
+    """`inputs` as a dictionary; a bare array is the model's first input."""
+    if isinstance(inputs, dict):
+        return dict(inputs)
+    signatures = runner.signatures
+    names = by_length(signatures, "encode") or by_length(signatures, "generate")
+    first = next(iter(signatures[names[0]]["inputs"])) if names else only
+    return {first: inputs}
+
+
+def _most_probable(logits: np.ndarray) -> np.ndarray:
+    """Greedy search."""
+    return np.argmax(logits, axis=-1)

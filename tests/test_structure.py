@@ -1,0 +1,357 @@
+"""The structure of the package: small files, imports in one direction, private names in one file.
+
+Everything is read from the sources with `ast`; nothing of the package is imported.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "keras_tfm"
+LONGEST = 400
+
+# Each layer may import those above it. Two packages of one layer do not import each other.
+LAYERS = [
+    {"version", "arguments", "keras_internals", "text", "images", "runtime"},
+    {"layers", "distributed"},
+    {"models"},
+    {"generation"},
+    {"training", "checkpoints", "plots", "export"},
+    {"cli"},
+]
+# What else may be imported, or not: package -> all that it may import of keras_tfm.
+ONLY = {
+    "arguments": set(),
+    "keras_internals": set(),
+    "version": set(),
+    "runtime": {"version"},
+    "text": {"arguments"},
+    "images": {"arguments"},
+    "distributed": {"arguments", "keras_internals"},
+}
+# Beside the layers: callbacks of training draw pictures, and reports are made by both.
+BESIDE = {("training", "plots"), ("export", "plots")}
+
+# Private attributes of Keras 3.15 objects: layers, models, tensors, optimizers, iterators, losses.
+PRIVATE = {
+    "_all_reduce_sum_gradients", "_call_context_args", "_call_has_mask_arg",
+    "_call_has_training_arg", "_compile_loss", "_compile_metrics", "_compute_loss",
+    "_distribute_strategy", "_distributed_dataset", "_enumerate_iterator", "_flat_losses",
+    "_flatten_layers", "_functional", "_inbound_nodes", "_initial_epoch", "_initial_seed",
+    "_iterations", "_keras_history", "_keras_mask", "_layers", "_layer_checkpoint_dependencies",
+    "_loss_tracker", "_maybe_symbolic_build", "_metrics", "_nested_inputs", "_nested_outputs",
+    "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes", "_outputs_struct",
+    "_inputs_struct", "_remat_mode", "_run_through_graph", "_seed_generators", "_symbolic_build",
+    "_tracker", "_trainable_variables", "_user_loss", "_user_loss_weights",
+}  # fmt: skip
+
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+ALL = pytest.mark.parametrize("name", FILES)
+
+
+def package_of(module):
+    """ "keras_tfm.layers.masks" -> "layers"; the package itself is ""."""
+    return (*module.split("."), "")[1]
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imports(module, tree, at_import_only):
+    """The modules of any package that a module imports.
+
+    Args:
+        at_import_only: leave out imports inside functions, which run later.
+    """
+    found = set()
+
+    def visit(node):
+        if is_type_checking(node):
+            return
+        if at_import_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                is_package = FILES[module].name == "__init__.py"
+                parts = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*parts, *filter(None, [node.module])])
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                found.add(whole if whole in FILES else base)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree)
+    return found
+
+
+def ours(modules):
+    return {name for name in modules if name in FILES}
+
+
+# Size
+
+
+@ALL
+def test_no_file_is_long(name):
+    lines = len(FILES[name].read_text().splitlines())
+    assert lines <= LONGEST, f"{name} has {lines} lines, at most {LONGEST}: split it"
+
+
+# Imports
+
+
+def cycle_in(graph):
+    """A list of nodes each of which leads to the next and the last to the first, or None."""
+    done, path = set(), []
+
+    def search(node):
+        if node in path:
+            return path[path.index(node) :]
+        if node in done:
+            return None
+        path.append(node)
+        found = next((c for c in map(search, sorted(graph[node])) if c), None)
+        path.pop()
+        done.add(node)
+        return found
+
+    return next((c for c in map(search, sorted(graph)) if c), None)
+
+
+def import_graph():
+    """Of modules, by what they import when they are imported.
+
+    `from package import name` runs the package's `__init__`, which is an edge too unless it is the
+    module's own package: then it runs already, and only a name that it has not yet defined fails.
+    """
+    graph = {}
+    for name, tree in TREES.items():
+        edges = set()
+        for other in ours(imports(name, tree, at_import_only=True)):
+            edges.add(other)
+            parents = [".".join(other.split(".")[:i]) for i in range(1, other.count(".") + 1)]
+            edges.update(p for p in parents if not f"{name}.".startswith(f"{p}."))
+        graph[name] = edges - {name}
+    return graph
+
+
+def test_a_cycle_is_found():
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": set()}) is None
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = import_graph()
+    assert sum(map(len, graph.values())) > 100  # it does read imports
+    cycle = cycle_in(graph)
+    assert cycle is None, "import cycle: " + " -> ".join([*cycle, cycle[0]])
+
+
+def test_no_package_imports_itself_in_a_circle():
+    graph = {package_of(name): set() for name in FILES if name != "keras_tfm"}
+    for name, tree in TREES.items():
+        if name != "keras_tfm":
+            others = map(package_of, ours(imports(name, tree, at_import_only=False)))
+            graph[package_of(name)] |= {x for x in others if x} - {package_of(name)}
+    cycle = cycle_in(graph)
+    assert cycle is None, "packages import each other: " + " -> ".join([*cycle, cycle[0]])
+
+
+def allowed(package):
+    """The packages that one may import."""
+    if package in ONLY:
+        return ONLY[package]
+    (at,) = [i for i, layer in enumerate(LAYERS) if package in layer]
+    return set().union(*LAYERS[:at]) | {there for here, there in BESIDE if here == package}
+
+
+@ALL
+def test_imports_go_one_way(name):
+    """Inside functions too: a late import is a dependency all the same."""
+    package = package_of(name)
+    if not package:
+        return  # the package itself: all names, lazily
+    others = {package_of(x) for x in ours(imports(name, TREES[name], at_import_only=False))}
+    wrong = sorted(others - {package, ""} - allowed(package))
+    assert not wrong, f"{name} imports {wrong}, {package} may import {sorted(allowed(package))}"
+
+
+def test_every_package_has_a_place():
+    packages = {package_of(name) for name in FILES} - {""}
+    assert packages - set().union(*LAYERS) == set()
+
+
+@pytest.mark.parametrize(
+    ("package", "banned"),
+    [
+        ("runtime", {"keras", "tensorflow"}),
+        ("text", {"keras"}),
+        ("images", {"keras"}),
+        ("arguments", {"keras", "tensorflow"}),
+    ],
+)
+def test_what_needs_no_keras_imports_none(package, banned):
+    for name, tree in TREES.items():
+        if package_of(name) == package:
+            wrong = {x.split(".")[0] for x in imports(name, tree, at_import_only=True)} & banned
+            assert not wrong, f"{name} imports {sorted(wrong)}"
+
+
+# Private names of Keras
+
+
+def private_names(tree):
+    """Each with its line: attributes and their names as strings, methods, imports of keras.src.
+
+    A class without bases is no Keras class: what its methods read of `self` is its own.
+    """
+    plain = [x for x in ast.walk(tree) if isinstance(x, ast.ClassDef) and not x.bases]
+    own = {
+        x
+        for x in itertools.chain.from_iterable(map(ast.walk, plain))
+        if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "self"
+    }
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute) and node not in own:
+            names = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]  # getattr(x, "_keras_mask", None)
+        elif isinstance(node, ast.FunctionDef):
+            names = [node.name]  # an override
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(f"{node.module}.{x.name}" for x in node.names)]
+        for name in names:
+            if name in PRIVATE or re.match(r"keras\.src\b", name):
+                yield node.lineno, name
+
+
+def test_private_names_are_found():
+    source = (
+        "from keras.src import a\n"
+        "import keras.src.b\n"
+        "getattr(x, '_keras_mask', None)\n"
+        "x._keras_history\n"
+        "def _symbolic_build(self): pass\n"
+        "keras.ops.relu(x._own)\n"
+        "class Own:\n"
+        "    def f(self): return self._layers\n"
+        "class Layer(keras.layers.Layer):\n"
+        "    def f(self): return self._layers\n"
+    )
+    assert {line for line, _ in private_names(ast.parse(source))} == {1, 2, 3, 4, 5, 10}
+
+
+def test_the_list_of_private_names_has_those_of_keras_internals():
+    tree = TREES["keras_tfm.keras_internals"]
+    used = {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute)}
+    private = {x for x in used if x.startswith("_") and not x.startswith("__")}
+    assert private - {"_replace"} <= PRIVATE
+
+
+@ALL
+def test_private_names_of_keras_stand_in_one_file(name):
+    if name == "keras_tfm.keras_internals":
+        return
+    found = list(private_names(TREES[name]))
+    assert not found, f"{name} uses {found}: add a function to keras_internals"
+
+
+# Argument lists
+
+MANY = 8
+
+
+def signatures(name, tree):
+    """The public functions and methods of a module: (where, names of its parameters)."""
+    for node in ast.walk(tree):
+        owner = node.name + "." if isinstance(node, ast.ClassDef) else ""
+        body = node.body if isinstance(node, ast.ClassDef | ast.Module) else []
+        for function in body:
+            if isinstance(function, ast.FunctionDef):
+                arguments = function.args
+                names = {
+                    x.arg for x in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+                }
+                yield f"{name}.{owner}{function.name}", names - {"self", "cls"}
+        fields = [
+            x for x in body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)
+        ]
+        if owner and len(fields) >= MANY:  # a dataclass or NamedTuple is its constructor
+            yield f"{name}.{owner[:-1]}", {x.target.id for x in fields}
+
+
+def documented(name, tree):
+    """The docstrings of a module with an "Args:" section: (where, names in it)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            text = inspect.cleandoc(ast.get_docstring(node) or "")
+            section = re.search(r"^Args:\n((?:[ \t].*\n?|\n)+)", text, flags=re.MULTILINE)
+            if section:
+                names = re.findall(r"^    (\w+(?:, \w+)*):", section[1], flags=re.MULTILINE)
+                yield f"{name}.{node.name}", {x for line in names for x in line.split(", ")}
+
+
+def is_exempt(where):
+    """Whether it is a function in models/, or a command of cli.py."""
+    _, package, *rest = where.split(".")
+    return package == "cli" or (package == "models" and rest[-1].islower())
+
+
+def repeated(lists):
+    """Pairs of lists in different files that share many names, and these."""
+    lists = [(where, file, names) for where, file, names in lists if len(names) >= MANY]
+    for (a, file_a, x), (b, file_b, y) in itertools.combinations(lists, 2):
+        if file_a != file_b and len(x & y) >= MANY and not (is_exempt(a) or is_exempt(b)):
+            yield a, b, sorted(x & y)
+
+
+@pytest.mark.parametrize("read", [signatures, documented])
+def test_no_argument_list_stands_in_two_files(read):
+    """Two functions, methods or "Args:" sections in different files share fewer than 8 names.
+
+    With 8 shared names, a new option must be added, documented and passed on twice; the arguments
+    belong in an object that both take (STYLE.md: pass parts, not flags).
+
+    Two exceptions, by rule:
+
+    - functions in models/: a builder is the definition of a model family with that family's own
+      defaults. Its arguments have the names of the paper's sizes and of the blocks that they go to,
+      which is what readers look for; `bert` and `gpt` share them as two papers do;
+    - commands of cli.py: typer makes one option of each parameter, and can make them of nothing
+      else.
+
+    Constructors and their "Args:" sections are compared as methods, dataclasses by their fields.
+    """
+    lists = [
+        (where, name, names) for name, tree in TREES.items() for where, names in read(name, tree)
+    ]
+    assert len(lists) > 50
+    found = [f"{a} and {b} share {len(names)}: {names}" for a, b, names in repeated(lists)]
+    assert not found, "\n".join(found)
+
+
+def test_repeated_lists_are_found():
+    names = set("abcdefgh")
+    lists = [("k.layers.f", "one", names), ("k.layers.G", "two", names | {"i"})]
+    assert [pair[:2] for pair in repeated(lists)] == [("k.layers.f", "k.layers.G")]
+    assert list(repeated([lists[0], ("k.layers.f", "one", names)])) == []
+    assert list(repeated([lists[0], ("k.models.bert.bert", "two", names)])) == []
+    assert list(repeated([lists[0], ("k.layers.f", "two", names - {"a"})])) == []
