@@ -56,7 +56,7 @@ def _is_matrix_product(inputs: Tensor, kernel: Any) -> bool:
 def _project(inputs: Tensor, kernel: Any, bias: Any, training: bool | None) -> Tensor:
     from keras_tfm.layers.tensorflow.affine import affine, product
 
-    weights = [ops.convert_to_tensor(w) for w in (kernel, bias) if w is not None]
+    weights = [w for w in (kernel, bias) if w is not None]
     x = ops.reshape(inputs, (-1, inputs.shape[-1]))
     y = affine(x, *weights) if training else product(x, *weights)
     return ops.reshape(y, (*leading(inputs, len(inputs.shape) - 1), weights[0].shape[-1]))

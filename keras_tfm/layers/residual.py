@@ -130,6 +130,10 @@ class Residual(RematerializedLayer):
         y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
         return self.norm(y) if self.order == "post" else y
 
+    def compute_output_shape(self, x_shape: Any, **_: Any) -> Any:
+        """The input's."""
+        return x_shape
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {

@@ -98,6 +98,8 @@ def stepped_attention(
         chosen = grouped(chosen, groups)
 
     columns = cached_value.shape[2]
+    if columns is None:
+        columns = ops.shape(cached_value)[2]
     output = ops.matmul(chosen[..., :columns], cached_value)
     last = chosen[..., columns:]
     output = output + (last * value if own else ops.matmul(last, value))

@@ -163,6 +163,7 @@ class TokenEmbedding(RematerializedLayer):
             "vocabulary_size": self.vocabulary_size,
             "dim": self.dim,
             "scale": self.scale,
+            "mask_zero": self.mask_id == 0,
             "mask_id": self.mask_id,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
         }

@@ -1,5 +1,6 @@
 """A padding id other than 0: trained, exported and run, where 0 is a token like others."""
 
+from blocks import decoder_block, encoder_block
 import keras
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def classifier():
     """Class scores of the mean over the tokens that are not padding."""
     ids = keras.Input((None,), dtype="int32", name="ids")
     x = embedded(ids, SOURCE_SIZE, PADDING, "ids_embedding")
-    x = layers.TransformerEncoderBlock(**BLOCK)(x)
+    x = encoder_block(**BLOCK)(x)
     x = keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model(ids, keras.layers.Dense(CLASSES)(x), name="classifier")
 
@@ -46,9 +47,9 @@ def translator():
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
     context = embedded(source, SOURCE_SIZE, PADDING, "source_embedding")
-    context = layers.TransformerEncoderBlock(**BLOCK)(context)
+    context = encoder_block(**BLOCK)(context)
     x = embedded(target, TARGET_SIZE, TARGET_PADDING, "target_embedding")
-    x = layers.TransformerDecoderBlock(**BLOCK)(x, context)
+    x = decoder_block(**BLOCK)(x, context)
     logits = keras.layers.Dense(TARGET_SIZE, name="head")(x)
     return keras.Model({"source": source, "target": target}, logits, name="translator")
 

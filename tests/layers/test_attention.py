@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_tfm.layers import attention
 from keras_tfm.layers.heads import merge_heads, split_heads
+from keras_tfm.layers.target import current_target, export_target
 
 # Float32 rounds at 6e-8 and sums here have at most 13 terms, of size 1.
 FLOAT32 = 1e-6
@@ -124,10 +125,16 @@ def test_fault_05_activations_of_1e3_are_finite_and_right(rng, dtype):
     assert_close(attention(*arrays), expected, BFLOAT16)
 
 
-def test_fault_06_the_mask_constant_fits_float16():
-    assert np.isfinite(np.float16(MASKED))
-    assert np.isfinite(np.float16(MASKED) - np.float16(3e4))  # with a score of 3e4 added
-    assert np.exp(np.float32(MASKED)) == 0.0
+def test_fault_06_the_mask_constant_fits_float16_on_a_device():
+    with export_target("gpu-edge"):
+        masked = current_target().masked_score
+    assert np.isfinite(np.float16(masked))
+    assert np.isfinite(np.float16(masked) - np.float16(3e4))  # with a score of 3e4 added
+    assert np.exp(np.float32(masked)) == 0.0
+    # Elsewhere scores are float32: beyond any of them, and finite.
+    here = current_target().masked_score
+    assert here < -1e20
+    assert np.isfinite(np.float32(here))
 
 
 @pytest.mark.parametrize(("dtype", "score"), [("bfloat16", 256.0), ("float16", 2048.0)])

@@ -131,8 +131,8 @@ def both(blocks_of, size, layer, x, mode="eager", learn_bias=False, **call):
         return outputs[0], of_weights, of_inputs
 
     results = []
-    for blocks in (0, size):
-        blocks_of(blocks)
+    for length in (0, size):
+        blocks_of(length)
         tensors = [ops.convert_to_tensor(value) for value in inputs]
         results.append(compiled(mode, run)(*tensors))
     return results

@@ -507,11 +507,11 @@ def branches(batch, n, columns, shared=1):
 
 
 @pytest.mark.parametrize(
-    ("options", "positions", "span"),
+    ("options", "positions", "count"),
     [
-        ({}, [[3, 4, 5, 6]], 4),
+        ({}, [3, 4, 5, 6], 4),
         ({"padding": np.array([0, 2, 5], "int32")}, [[3, 4, 5, 6], [1, 2, 3, 4], [0, 0, 0, 1]], 4),
-        ({"branches": branches(1, 4, 33)}, [[3, 3, 3, 3]], 1),
+        ({"branches": branches(1, 4, 33)}, [3, 3, 3, 3], 1),
         (
             {"branches": branches(2, 4, 33), "padding": np.int32([2, 4])},
             [[1, 1, 1, 1], [0, 0, 0, 0]],
@@ -520,11 +520,11 @@ def branches(batch, n, columns, shared=1):
     ],
     ids=["plain", "padding", "branches", "both"],
 )
-def test_positions_by_hand(options, positions, span):
+def test_positions_by_hand(options, positions, count):
     """Of four tokens from column 3 on; branches stand side by side."""
     scope = DecodingScope({}, position=3, length=9, **options)
-    assert to_numpy(scope.positions(4)).tolist() == positions
-    assert scope.span(4) == span
+    assert to_numpy(scope.positions(4).tensor()).tolist() == positions
+    assert scope.positions(4).count == count
 
 
 # Branches

@@ -1,5 +1,6 @@
 """Heads on models that were composed by hand: what they are put on is said, never guessed."""
 
+from blocks import encoder_block
 import keras
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def pre_norm(kind=keras_tfm.Model, **options):
     embedding = layers.TokenEmbedding(13, 6, mask_zero=True, name="words")
     x = layers.PositionalEncoding(name="places")(embedding(ids))
     for i in range(2):
-        x = layers.TransformerEncoderBlock(
+        x = encoder_block(
             11, 2, normalize_first=True, name=f"block_{i}", **options
         )(x)
     norm = layers.LayerNormalization(name="after_all_blocks")

@@ -36,4 +36,5 @@ def affine(x: Tensor, *weights: Tensor) -> Tensor:
 
         return product(x, kernel, *bias), gradient
 
-    return function(x, *weights)
+    # Of a variable TensorFlow wants the gradient apart from the arguments'.
+    return function(x, *(tf.convert_to_tensor(weight) for weight in weights))
