@@ -52,7 +52,8 @@ def test_positions_say_the_same_in_less():
         np.testing.assert_array_equal(short[1][row][there], labels[row][weights[row] > 0])
         assert not places[row][~there].any() and not short[1][row][~there].any()
     with pytest.raises(
-        ValueError, match="positions=True adds an input, so a batch must be a dictionary .*, got ndarray"
+        ValueError,
+        match=r"positions=True adds an input, so a batch must be a dictionary .*, got ndarray",
     ):
         made(positions=True)(ids, step=0)
 

@@ -166,7 +166,10 @@ def test_a_fit_over_packed_targets():
         ({"inputs": {"ids": [[1, 2], [3]], "kind": [[1], [3]]}}, r"2 of 'ids' and 1 of 'kind'"),
         ({"inputs": {"ids": [[1, 2, 3], [1, 2, 3, 4]]}}, "1 to 3 tokens to be packed, got 3 to 4"),
         ({"inputs": {"ids": [[1], []]}}, "1 to 3 tokens to be packed, got 0 to 1"),
-        ({"inputs": {"segments": [[1]]}}, r"not be named segments or positions, got \['segments'\]"),
+        (
+            {"inputs": {"segments": [[1]]}},
+            r"not be named segments or positions, got \['segments'\]",
+        ),
         ({"inputs": {}}, "same number of rows"),
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -160,7 +160,9 @@ def test_refused(train):
 
 
 def test_too_small_a_vocabulary():
-    with pytest.raises(ValueError, match=r"at least 16, special tokens and all characters that occur, got 10"):
+    with pytest.raises(
+        ValueError, match=r"at least 16, special tokens and all characters that occur, got 10"
+    ):
         train_word_piece(["low lower"], 10)
     with pytest.raises(ValueError, match="smaller than required_chars"):
         train_sentence_piece(["low lower"], 5)
