@@ -70,7 +70,7 @@ def test_files_of_the_recipes(quantization, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_files_that_are_stepped(tmp_path):
-    """Two caches, characters of several tokens, whole caches, an encoder of two lengths, padding."""
+    """Several caches, whole caches, an encoder of two lengths, other padding ids."""
     from padded_models import translator
     from small_exports import MAX_LENGTH, SOURCE_LENGTH, small
     from small_models import START, randomize
