@@ -204,7 +204,7 @@ def test_bad_tokenizers(request_of, given, error, message):
 
 
 def test_two_for_what_is_stepped(request_of):
-    refused(request_of, {"target": words()}, words(), "its tokenizer is the detokenizer")
+    refused(request_of, {"target": words()}, words(), "input 'target' is also the detokenizer")
     request = Request(decoder_only(), ["decode"], batch_size=1, max_length=MAX_LENGTH)
     refused(request, words(), words(), "input 'tokens' is also the detokenizer: .*two different")
     assert carry(request, words(), None).manifest["tokenizers"] == {"tokens": "tokenizer.json"}
@@ -310,4 +310,4 @@ def test_a_tokenizer_of_keras_hub_that_is_another_underneath(hub, wide):
         def tokenize(self, inputs):
             return [[int(i) + 1 for i in row] for row in super().tokenize(inputs)]
 
-    refused(wide, Moved(proto=sentence_pieces()), None, "makes the ids .*, what is carried ")
+    refused(wide, Moved(proto=sentence_pieces()), None, "makes the ids .*, its stored form ")
