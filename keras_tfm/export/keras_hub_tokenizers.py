@@ -1,9 +1,9 @@
-"""Tokenizers of keras-hub as those that a file can carry, where they answer alike.
+"""Tokenizers of keras-hub in a form that a file can store, if it gives the same ids.
 
-SentencePiece models are stored unchanged. Of a WordPiece that keeps letters as they are, the same tokenizer
-is made with Hugging Face's `tokenizers`. In small letters it cannot be had: keras-hub folds cases
-after it has split words, which turns one punctuation mark into several, and `tokenizers` before.
-A byte-pair tokenizer of keras-hub 0.32 answers in one way in `tf.data` and in another outside.
+SentencePiece models are stored unchanged. A WordPiece that keeps upper case becomes one of Hugging
+Face's `tokenizers`. A lower-casing one is refused: keras-hub folds case after it has split words,
+which turns one punctuation mark into several, and `tokenizers` before. So is a byte-pair tokenizer:
+in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
 """
 
 import importlib

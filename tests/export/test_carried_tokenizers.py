@@ -211,7 +211,12 @@ def test_two_for_what_is_stepped(request_of):
 
 
 def test_a_detokenizer_where_nothing_is_generated(wide):
-    refused(wide, byte_pairs(), byte_pairs(), "'predict' generates none")
+    refused(
+        wide,
+        byte_pairs(),
+        byte_pairs(),
+        "for generated text, got one for the signature 'predict' alone",
+    )
 
 
 def test_no_ids_at_all():

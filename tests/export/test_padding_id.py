@@ -181,6 +181,10 @@ def test_the_manifest_has_the_id_of_each_input(file):
     assert others and not any("pad_id" in signatures["decode"]["inputs"][key] for key in others)
 
 
+def test_a_report_shows_it(file):
+    assert f"generate_5(source (2, 5) int32 padded with {PADDING})" in str(file)
+
+
 def test_generation_reads_padded_sources(file, trained_translator):
     expected = tokens_of(trained_translator)
     padded = generate(trained_translator, PADDED, MAX_LENGTH, START).tokens

@@ -438,7 +438,10 @@ FULL = {"quantization": "int8_full", "signatures": ["predict"]}
         ({"keep_float": ["norm"]}, "'norm' has no matrix among its weights"),
         (FULL, "needs representative_data: a few hundred inputs"),
         ({"representative_data": one()}, "representative_data is for quantization='int8_full'"),
-        ({**FULL, "representative_data": []}, "representative_data must have a few hundred inputs, got none"),
+        (
+            {**FULL, "representative_data": []},
+            "representative_data must have a few hundred inputs, got none",
+        ),
         (
             {**FULL, "signatures": None, "representative_data": one()},
             r"for one signature 'predict', got signatures \['generate'\] of 1 lengths",

@@ -235,7 +235,11 @@ def test_more_ids_than_the_model_has(path):
             "generate_text needs a tokenizer",
         ),
         (None, {"tokenizer": {"source": str.split}}, "generate_text needs a detokenizer"),
-        (["predict_text", "predict_text"], {"tokenizer": str.split}, "twice"),
+        (
+            ["predict_text", "predict_text"],
+            {"tokenizer": str.split},
+            "signatures must be different",
+        ),
     ],
 )
 def test_bad_arguments(path, signatures, options, message):
