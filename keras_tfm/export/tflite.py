@@ -29,6 +29,7 @@ from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.models.identity import describe
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
@@ -201,6 +202,8 @@ def export_tflite(
         "signatures": _describe(content, made),
         "layers": _layer_sizes(content, model),
         **carried.manifest,
+        # Family, arguments and head; null for a model that was composed by hand.
+        "model": describe(model),
     }
     content = manifests.add(content, manifest, carried.entries)
     _log.info("counting operators")

@@ -436,9 +436,12 @@ FULL = {"quantization": "int8_full", "signatures": ["predict"]}
         ({"keep_float": ["encoder"]}, r"no layer 'encoder'; near names are .*'encoder_0'"),
         ({"keep_float": ["xyz"]}, r"no layer 'xyz'; it has \['cross_attention'"),
         ({"keep_float": ["norm"]}, "'norm' has no matrix among its weights"),
-        (FULL, "needs representative_data: some hundred inputs"),
+        (FULL, "needs representative_data: a few hundred inputs"),
         ({"representative_data": one()}, "representative_data is for quantization='int8_full'"),
-        ({**FULL, "representative_data": []}, "representative_data is empty"),
+        (
+            {**FULL, "representative_data": []},
+            "representative_data must have a few hundred inputs, got none",
+        ),
         (
             {**FULL, "signatures": None, "representative_data": one()},
             r"for one signature 'predict', got signatures \['generate'\] of 1 lengths",

@@ -337,7 +337,7 @@ def test_an_input_that_every_step_reads_is_one_of_each_step(encoded):
         ({"start_id": 13}, r"start_id must be in 0\.\.12, got 13"),
         ({"end_id": [2, 13]}, r"end_id must be in 0\.\.12, got 13"),
         ({"static": False}, r"a SavedModel has the signatures 'predict' and 'generate'"),
-        ({"roles": ["generate"], "start_id": None, "prompt_length": None}, "needs a start_id, or"),
+        ({"roles": ["generate"], "start_id": None, "prompt_length": None}, "needs a start_id or"),
         ({"roles": ["generate"], "strategy": Sample()}, "Sample draws random numbers"),
         ({"roles": ["generate"], "strategy": Contrastive()}, "Contrastive reads the features"),
         ({"target": "sauce"}, "no input 'sauce' to step"),
