@@ -126,6 +126,13 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> None:
     set_keras_mask(tensor, mask)
 
 
+def object_sharing_scope() -> Any:
+    """A context in which an object that several configurations share is made once."""
+    from keras.src.saving.serialization_lib import ObjectSharingScope
+
+    return ObjectSharingScope()
+
+
 # Seeds and variables.
 
 

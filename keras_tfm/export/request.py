@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.invisible_padding import invisibly_padded
-from keras_tfm.generation.generator import check_ids, end_ids_of
 from keras_tfm.generation.model_inputs import (
     find_target,
     input_names,
@@ -18,6 +17,7 @@ from keras_tfm.generation.model_inputs import (
     vocabulary_sizes,
 )
 from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
 
 # The kinds of signatures. With several lengths, a signature's name ends with its length.

@@ -179,6 +179,7 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             score=False,
             padding=padding,
             limit=limit,
+            pad_id=request.pad_ids.get(request.target, 0),
             # LiteRT copies the caches at every step, so a separate loop over small caches pays off;
             # for the sizes see benchmarks/NOTES.md.
             room=32 if request.strategy is None or request.strategy.width == 1 else 96,

@@ -31,7 +31,11 @@ class Caches:
 
     def __init__(self, request: Request):
         self.request = request
-        self.model = SteppedModel(request.model, request.target)
+
+    @cached_property
+    def model(self) -> SteppedModel:
+        """The model, cut in two."""
+        return SteppedModel(self.request.model, self.request.target)
 
     @cached_property
     def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.signatures import Signature
-from keras_tfm.generation.generator import end_ids_of
+from keras_tfm.generation.preparation import end_ids_of
 from keras_tfm.generation.model_inputs import find_target, input_specs, vocabulary_sizes
 
 TEXT = "_text"

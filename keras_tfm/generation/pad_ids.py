@@ -5,24 +5,26 @@ from typing import Any
 import keras
 
 from keras_tfm.generation.model_inputs import input_specs
+from keras_tfm.keras_internals import calls_of
 from keras_tfm.layers import TokenEmbedding
 
 
 def pad_ids(model: keras.Model) -> dict[str, int]:
     """The padding id of each input of ids, by name; 0 for an input that no embedding masks.
 
-    An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
-    it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
+        An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
+        it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
 
-    Raises:
-        ValueError: two embeddings read one input and mask different ids.
+        Raises:
+            ValueError: two embeddings read one input and mask different ids.
 
-    >>> import keras
-    >>> from keras_tfm.generation.pad_ids import pad_ids
-    >>> from keras_tfm.layers import TokenEmbedding
-    >>> ids = keras.Input((None,), dtype="int32", name="ids")
-    >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
-    {'ids': 7}
+        >>> import keras
+        >>> from keras_tfm.generation.pad_ids import pad_ids
+        >>> from keras_tfm.keras_internals import calls_of
+    from keras_tfm.layers import TokenEmbedding
+        >>> ids = keras.Input((None,), dtype="int32", name="ids")
+        >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
+        {'ids': 7}
     """
     masked = _masked_ids(model)
     ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
@@ -45,8 +47,7 @@ def _masked_ids(model: keras.Model) -> dict[str, int]:
             taken = [inner.get(names[id(x)]) for x in keras.tree.flatten(operation.input)]
         else:
             continue
-        # Not public, but the only record of an embedding that is called several times.
-        for node in operation._inbound_nodes:
+        for node in calls_of(operation):
             for x, value in zip(node.input_tensors, taken, strict=False):
                 if id(x) in inputs and value is not None:
                     _put(result, inputs[id(x)], value, model)
