@@ -49,7 +49,7 @@ def trained_classifier():
 def trained_translator():
     """Begins to copy its source; two epochs, after which its tokens still vary."""
     keras.utils.set_random_seed(0)
-    model = randomize(translator(), 4)
+    model = randomize(translator(), 5)  # a seed whose tokens vary
     rng = np.random.default_rng(0)
     sources = [rng.choice([0, 3, 4, 6, 8], n).tolist() for n in rng.integers(1, 6, 64)]
     targets = [[START, *row, END] for row in sources]
