@@ -1,9 +1,9 @@
 """A padding id other than 0: trained, exported and run, where 0 is a token like others."""
 
-from blocks import decoder_block, encoder_block
 import keras
 import numpy as np
 import pytest
+from blocks import decoder_block, encoder_block
 from small_exports import new_path
 from small_models import BLOCK, DIM, randomize
 
