@@ -46,6 +46,8 @@ def norm(layer, read=to_numpy):
 
 def self_attention(layer, read=to_numpy):
     """The fused projection holds all queries, then all keys, then all values."""
+    if not hasattr(layer, "query_key_value"):
+        return cross_attention(layer, read)
     fused = dense(layer.query_key_value, "fused", read)
     output = dense(layer.output_projection, "output", read)
     num_key_value_heads = layer.num_key_value_heads or layer.num_heads
@@ -57,7 +59,11 @@ def self_attention(layer, read=to_numpy):
         parts = np.split(array, [query_end, key_end], axis=-1)
         for part, values in zip(("query", "key", "value"), parts, strict=True):
             weights[name.replace("fused", part)] = values
-    return weights | output
+    return weights | output | gate(layer, read)
+
+
+def gate(layer, read=to_numpy):
+    return dense(layer.gate_projection, "gate", read) if layer.gate else {}
 
 
 def cross_attention(layer, read=to_numpy):
@@ -66,6 +72,7 @@ def cross_attention(layer, read=to_numpy):
         | dense(layer.key, "key", read)
         | dense(layer.value, "value", read)
         | dense(layer.output_projection, "output", read)
+        | gate(layer, read)
     )
 
 
@@ -76,11 +83,14 @@ def feed_forward(layer, read=to_numpy):
 def block(layer, read=to_numpy):
     """Of an encoder or a decoder block."""
     weights = {
-        "self_attention": self_attention(layer.self_attention, read),
-        "self_attention_norm": norm(layer.self_attention_residual.norm, read),
         "feed_forward": feed_forward(layer.feed_forward, read),
         "feed_forward_norm": norm(layer.feed_forward_residual.norm, read),
     }
+    if layer.self_attention is not None:
+        weights |= {
+            "self_attention": self_attention(layer.self_attention, read),
+            "self_attention_norm": norm(layer.self_attention_residual.norm, read),
+        }
     if getattr(layer, "cross_attention", None) is not None:
         weights |= {
             "cross_attention": cross_attention(layer.cross_attention, read),

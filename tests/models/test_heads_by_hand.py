@@ -1,9 +1,9 @@
 """Heads on models that were composed by hand: what they are put on is said, never guessed."""
 
-from blocks import encoder_block
 import keras
 import numpy as np
 import pytest
+from blocks import encoder_block
 from compare import assert_close, to_numpy
 from execution import saving
 
@@ -20,9 +20,7 @@ def pre_norm(kind=keras_tfm.Model, **options):
     embedding = layers.TokenEmbedding(13, 6, mask_zero=True, name="words")
     x = layers.PositionalEncoding(name="places")(embedding(ids))
     for i in range(2):
-        x = encoder_block(
-            11, 2, normalize_first=True, name=f"block_{i}", **options
-        )(x)
+        x = encoder_block(11, 2, normalize_first=True, name=f"block_{i}", **options)(x)
     norm = layers.LayerNormalization(name="after_all_blocks")
     model = kind(ids, embedding(norm(x), reverse=True), name="own")
     norm.gamma.assign(np.linspace(0.5, 2.0, 6))  # else its absence could hardly be seen

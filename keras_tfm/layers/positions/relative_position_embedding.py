@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.heads import swap
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
@@ -81,22 +82,23 @@ class RelativePositionEmbedding(AttentionPosition):
         return PositionTerms(scores=self._scores(inputs.query, rows), values=values)
 
     def _scores(self, query: Tensor, rows: Tensor) -> Tensor:
-        """(B, H, T, K), (T, S) -> (B, H, T, S)."""
-        batch, num_heads, length, _ = ops.shape(query)
+        """(..., H, T, K), (..., T, S) -> (..., H, T, S)."""
         table = ops.cast(self.key_table, query.dtype)
-        scores = ops.matmul(query, ops.transpose(table))  # (B, H, T, rows)
-        index = ops.broadcast_to(rows, (batch, num_heads, length, ops.shape(rows)[1]))
+        scores = ops.matmul(query, ops.transpose(table))  # (..., H, T, rows)
+        index = rows if len(rows.shape) == 2 else ops.expand_dims(rows, -3)  # all heads alike
+        index = ops.broadcast_to(index, (*ops.shape(query)[:-1], ops.shape(rows)[-1]))
         return ops.take_along_axis(scores, index, axis=-1)
 
     def _values(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """(B, H, T, S), (T, S) -> (B, H, T, V)."""
-        batch, num_heads, length, keys = ops.shape(weights)
-        table = ops.cast(self.value_table, weights.dtype)
-        vectors = ops.take(table, rows, axis=0)  # (T, S, V)
-        by_query = ops.reshape(ops.transpose(weights, (2, 0, 1, 3)), (length, -1, keys))
-        mixed = ops.matmul(by_query, vectors)  # (T, B*H, V)
-        mixed = ops.reshape(mixed, (length, batch, num_heads, table.shape[-1]))
-        return ops.transpose(mixed, (1, 2, 0, 3))
+        """(..., H, T, S), (..., T, S) -> (..., H, T, V)."""
+        vectors = ops.take(ops.cast(self.value_table, weights.dtype), rows, axis=0)
+        if len(rows.shape) > 2:  # each row has positions of its own
+            return swap(ops.matmul(swap(weights, -3, -2), vectors), -3, -2)
+        by_query = ops.moveaxis(weights, -2, 0)  # (T, ..., H, S)
+        length, *others, keys = ops.shape(by_query)
+        mixed = ops.matmul(ops.reshape(by_query, (length, -1, keys)), vectors)
+        mixed = ops.reshape(mixed, (length, *others, vectors.shape[-1]))
+        return ops.moveaxis(mixed, 0, -2)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
