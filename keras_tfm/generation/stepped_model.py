@@ -1,11 +1,13 @@
 """A model cut in two: what runs once for an input, and what runs at every step."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_tfm.generation.model_inputs import find_target, input_specs
+from keras_tfm.generation.shared_traces import SharedTraces
 from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
 
 Tensor = Any
@@ -139,13 +141,21 @@ class SteppedModel:
                 wanted.update(call.reads.values())
         return {name for name, number in self._inputs.items() if number in wanted}
 
-    def step(self, encoded: dict[str, Tensor], tokens: Tensor, every: bool = False) -> Any:
+    def step(
+        self,
+        encoded: dict[str, Tensor],
+        tokens: Tensor,
+        every: bool = False,
+        call: Callable[..., Any] | None = None,
+    ) -> Any:
         """The model's outputs for a few tokens, to be called inside a `DecodingScope`.
 
         Args:
             encoded: from `encode`.
             tokens: (B, n), of the stepped input.
             every: whether the outputs of every call are returned, by the order of `stepping`.
+            call: how a layer is called, from it and its arguments; equal blocks are traced once by
+                default.
         """
         values = {self._inputs[self.target]: self._converted(self.target, tokens)}
         for number in self._encoded:
@@ -153,24 +163,20 @@ class SteppedModel:
             mask = encoded.get(f"{number}_mask")
             if mask is not None:
                 set_mask(x, mask)
-        self._run(self.stepping, values)
+        self._run(self.stepping, values, call or SharedTraces().call)
         if every:
             return [values[number] for call in self.stepping for number in call.makes]
         flat = [values[number] for number in self._outputs]
         return keras.tree.pack_sequence_as(self.model.output, flat)
 
-    def whole(self, inputs: dict[str, Tensor], every: bool = False) -> Any:
-        """The outputs of a full pass: of the same calls, outside a `DecodingScope`."""
-        return self.step(self.encode(inputs), inputs[self.target], every)
-
     def _converted(self, name: str, x: Tensor) -> Tensor:
         return ops.convert_to_tensor(x, dtype=self._specs[name].dtype)
 
     @staticmethod
-    def _run(calls: list[Call], values: dict[int, Tensor]) -> None:
+    def _run(calls: list[Call], values: dict[int, Tensor], run: Any = None) -> None:
         for call in calls:
             here = {x: values[number] for x, number in call.reads.items()}
-            run_node(call.node, here, training=False)
+            run_node(call.node, here, training=False, call=run)
             for x, number in zip(call.node.output_tensors, call.makes, strict=True):
                 values[number] = here[id(x)]
 

@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 
@@ -94,14 +95,19 @@ def _both(
         flat = keras.tree.flatten(outputs)
         return [ops.convert_to_numpy(ops.cast(y, "float32")) for y in flat]
 
+    def call() -> Any:
+        # Thirty equal blocks are stepped as one is. All are looked at to find the first that fails.
+        return None if every else FirstOfEqual().call
+
     steps, cache = [], None
     try:
         encoded = stepped.encode(inputs)
         tokens = inputs[stepped.target]
-        whole = arrays(stepped.step(encoded, tokens, every))
+        whole = arrays(stepped.step(encoded, tokens, every, call()))
         for start, end in _chunks(length):
             with DecodingScope(cache, position=start, length=length) as scope:
-                steps.append(arrays(stepped.step(encoded, tokens[:, start:end], every)))
+                part = stepped.step(encoded, tokens[:, start:end], every, call())
+                steps.append(arrays(part))
             cache = scope.cache
     except Exception as error:
         name = stepped.model.name
