@@ -56,7 +56,7 @@ class Preparation:
         self._specs = input_specs(model)
         self._vocabulary_sizes = vocabulary_sizes(model)
 
-    def __call__(self, inputs: Any, seed: int | None) -> Prepared:
+    def __call__(self, inputs: Any, seed: int | None = None) -> Prepared:
         """The inputs checked, the prompts made equally long."""
         arrays, rows = self._named(inputs)
         if rows is None:

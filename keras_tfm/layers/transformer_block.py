@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -77,16 +78,14 @@ class TransformerBlock(RematerializedLayer):
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.causal = causal
         self.supports_masking = True
-        parts = {
-            "self_attention": self_attention,
-            "cross_attention": cross_attention,
-            "feed_forward": True if feed_forward is None else feed_forward,
-            "residual": True if residual is None else residual,
-        }
-        self._given = {
-            name: keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
-            for name, part in parts.items()
-        }
+        # Of each part, True: the block's own; False: none. What was given is kept where Keras does
+        # not take it for a sublayer a second time.
+        self._given = _Given(
+            _deserialized(self_attention),
+            _deserialized(cross_attention),
+            True if feed_forward is None else _deserialized(feed_forward),
+            True if residual is None else _deserialized(residual),
+        )
         self._check_arguments()
         shared: dict[str, Any] = {
             "kernel_initializer": self.kernel_initializer,
@@ -124,10 +123,11 @@ class TransformerBlock(RematerializedLayer):
             )
 
     def _check_arguments(self) -> None:
-        heads = [self._given["self_attention"], self._given["cross_attention"]]
+        given = self._given
+        heads = [given.self_attention, given.cross_attention]
         for name, value, made in (
             ("num_heads", self.num_heads, any(part is True for part in heads)),
-            ("intermediate_dim", self.intermediate_dim, self._given["feed_forward"] is True),
+            ("intermediate_dim", self.intermediate_dim, given.feed_forward is True),
         ):
             if made and value is None:
                 raise ValueError(f"{name} must be given where the block makes its own parts")
@@ -135,14 +135,14 @@ class TransformerBlock(RematerializedLayer):
                 raise ValueError(
                     f"{name}={value} has no effect: the parts that it describes are given"
                 )
-        if self.normalize_first and self._given["residual"] is not True:
+        if self.normalize_first and given.residual is not True:
             raise ValueError(
                 'normalize_first=True has no effect beside residual=: give Residual("pre")'
             )
 
     def _part(self, name: str, kind: type, make: Callable[[], Any]) -> Any:
         """A part that was given, checked, or the block's own, or None."""
-        part = self._given[name]
+        part = getattr(self._given, name)
         if part is True:
             return make()
         if part is False and name != "feed_forward":
@@ -160,9 +160,9 @@ class TransformerBlock(RematerializedLayer):
 
     def _residual(self, sublayer: str) -> Any:
         """The residual connection of a sublayer; None where there is no such sublayer."""
-        if self._given[sublayer] is False:
+        if getattr(self._given, sublayer) is False:
             return None
-        template, name = self._given["residual"], f"{sublayer}_residual"
+        template, name = self._given.residual, f"{sublayer}_residual"
         if template is True:
             return Residual(
                 "pre" if self.normalize_first else "post",
@@ -229,12 +229,13 @@ class TransformerBlock(RematerializedLayer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
+        given = self._given
         parts = {
-            name: part if isinstance(part, bool) else keras.saving.serialize_keras_object(part)
-            for name, part in self._given.items()
+            "self_attention": _serialized(given.self_attention),
+            "cross_attention": _serialized(given.cross_attention),
+            "feed_forward": None if given.feed_forward is True else _serialized(given.feed_forward),
+            "residual": None if given.residual is True else _serialized(given.residual),
         }
-        for name in ("feed_forward", "residual"):
-            parts[name] = None if parts[name] is True else parts[name]
         return {
             **super().get_config(),
             "intermediate_dim": self.intermediate_dim,
@@ -248,6 +249,28 @@ class TransformerBlock(RematerializedLayer):
             "causal": self.causal,
             **parts,
         }
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The parts as the constructor got them; a dataclass, which Keras does not look into."""
+
+    self_attention: Any
+    cross_attention: Any
+    feed_forward: Any
+    residual: Any
+
+
+def _deserialized(part: Any) -> Any:
+    return keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
+
+
+def _serialized(part: Any) -> Any:
+    """A part's configuration. Without its shapes: the block builds it, and it is named after it."""
+    if isinstance(part, bool):
+        return part
+    config = keras.saving.serialize_keras_object(part)
+    return {key: value for key, value in config.items() if key != "build_config"}
 
 
 def present(arguments: dict[str, Any]) -> dict[str, Any]:
