@@ -213,7 +213,7 @@ class MultiHeadAttention(RematerializedLayer):
         self, query: Tensor, positions: Positions | None, keys: Callable[[], Tensor]
     ) -> tuple[Tensor, float, PositionTerms]:
         """The query, by what it is still to be scaled, and what the position part adds."""
-        if self.position is None:
+        if self.position is None or query.shape[-2] == 0:  # of no queries nothing is asked
             return query, self._scale, PositionTerms()
         assert positions is not None
         query = scaled(query, self._scale)

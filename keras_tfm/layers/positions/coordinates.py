@@ -101,8 +101,12 @@ def as_tensor(positions: Any) -> Tensor:
     return positions.tensor() if isinstance(positions, Span) else positions
 
 
-def check_positions(name: str, positions: Any, length: Any, leading: tuple[Any, ...]) -> Tensor:
-    """Positions that a caller gave, int32: (T,), or the input's leading axes and T, or those and C.
+def check_positions(
+    name: str, positions: Any, length: Any, leading: tuple[Any, ...], coordinates: bool
+) -> Tensor:
+    """Positions that a caller gave, int32: (T,), or the input's leading axes and T.
+
+    With `coordinates` also those and C, of several coordinates.
 
     Raises:
         TypeError: they are not integers.
@@ -112,13 +116,12 @@ def check_positions(name: str, positions: Any, length: Any, leading: tuple[Any, 
     if "int" not in str(positions.dtype):
         raise TypeError(f"{name} must be integers, got {positions.dtype}")
     shape, rank = tuple(positions.shape), len(leading) + 1
-    fits = len(shape) in (1, rank, rank + 1)
+    fits = len(shape) in ((1, rank, rank + 1) if coordinates else (1, rank))
     if fits:
         axis = 0 if len(shape) == 1 else rank - 1
         sizes = [(length, shape[axis]), *zip(leading, shape[:axis], strict=False)]
         fits = all(a == b or b == 1 for a, b in sizes if isinstance(a, int) and isinstance(b, int))
     if not fits:
-        raise ValueError(
-            f"{name} must have shape (T,), (B, T) or (B, T, C) for T = {length}, got {shape}"
-        )
+        shapes = "(T,), (B, T) or (B, T, C)" if coordinates else "(T,) or (B, T)"
+        raise ValueError(f"{name} must have shape {shapes} for T = {length}, got {shape}")
     return ops.cast(positions, "int32")
