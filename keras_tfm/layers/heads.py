@@ -1,7 +1,8 @@
 """Queries, keys and values by head: split, merged, grouped, scaled.
 
-Reshapes use as few graph operations as the known dimensions allow: `ops.shape` makes an operation of every unknown dimension, and `ops.reshape` one more to pack them.
-One unknown dimension can be -1 instead, and costs nothing.
+Reshapes use as few graph operations as the known dimensions allow: `ops.shape` makes an operation
+of every unknown dimension, and `ops.reshape` one more to pack them. One unknown dimension can be -1
+instead, and costs nothing.
 """
 
 from typing import Any

@@ -154,7 +154,7 @@ def encoder_and_decoder(source_length):
 def test_fault_19_a_decoder_beside_a_longer_encoder_stepped(x, length, mode):
     """The encoder is called once, outside: its table is longer than the steps' caches."""
     encoder, decoder = encoder_and_decoder(length)
-    context = encoder(SOURCE)
+    context = to_numpy(encoder(SOURCE)).astype("float32")
     with DecodingScope(length=T) as scope:
         outputs = [to_numpy(decoder([x[:, :1], context]))]
 

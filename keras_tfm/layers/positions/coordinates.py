@@ -81,9 +81,8 @@ class Positions(NamedTuple):
     def distances(self) -> Tensor:
         """The key's position minus the query's: (..., T, S), int32; of one coordinate."""
         query, key = self.query, self.key
-        if isinstance(query, Span) and isinstance(key, Span):
-            if query.is_static and key.is_static:
-                return ops.convert_to_tensor(key.array() - query.array()[:, np.newaxis])
+        if all(isinstance(x, Span) and x.is_static for x in (query, key)):
+            return ops.convert_to_tensor(key.array() - query.array()[:, np.newaxis])
         query, key = as_tensor(query), as_tensor(key)
         return ops.expand_dims(key, -2) - ops.expand_dims(query, -1)
 

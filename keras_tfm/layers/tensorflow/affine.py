@@ -8,6 +8,7 @@ Tensor = Any
 
 
 def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(N, D), (D, F) and perhaps (F,): (N, F)."""
     y = x @ kernel
     return y if bias is None else tf.nn.bias_add(y, bias)
 
