@@ -174,7 +174,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             soft_cap=self.soft_cap,
             bias=terms.bias if attention_bias is None else _sum(attention_bias, terms.bias),
             extra_scores=terms.scores,
-            weights=self._weights(training)(masks.from_pairs(visible.mask), 0),
+            weights=self._weights(training)(ops.expand_dims(visible.mask, 1), 0),
             extra_values=terms.values,
         )
 
