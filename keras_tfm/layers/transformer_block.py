@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -78,15 +77,22 @@ class TransformerBlock(RematerializedLayer):
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.causal = causal
         self.supports_masking = True
-        # Of each part, True: the block's own; False: none. What was given is kept where Keras does
-        # not take it for a sublayer a second time.
-        self._given = _Given(
-            _deserialized(self_attention),
-            _deserialized(cross_attention),
-            True if feed_forward is None else _deserialized(feed_forward),
-            True if residual is None else _deserialized(residual),
+        parts = {
+            "self_attention": self_attention,
+            "cross_attention": cross_attention,
+            "feed_forward": True if feed_forward is None else feed_forward,
+            "residual": True if residual is None else residual,
+        }
+        parts = {
+            name: keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
+            for name, part in parts.items()
+        }
+        self._check_arguments(parts)
+        # Names and a configuration, not the parts: Keras would track those twice, in another order.
+        self._given = frozenset(
+            name for name, part in parts.items() if isinstance(part, keras.layers.Layer)
         )
-        self._check_arguments()
+        self._residual = _serialized(parts["residual"]) if "residual" in self._given else None
         shared: dict[str, Any] = {
             "kernel_initializer": self.kernel_initializer,
             "bias_initializer": self.bias_initializer,
@@ -94,40 +100,42 @@ class TransformerBlock(RematerializedLayer):
         }
         self.self_attention = self._part(
             "self_attention",
+            parts["self_attention"],
             MultiHeadSelfAttention,
             lambda: MultiHeadSelfAttention(
                 num_heads, causal=causal, dropout=dropout, name="self_attention", **shared
             ),
         )
-        self.self_attention_residual = self._residual("self_attention")
+        self.self_attention_residual = self._residual_of("self_attention", parts)
         self.feed_forward = self._part(
             "feed_forward",
+            parts["feed_forward"],
             keras.layers.Layer,
             lambda: FeedForward(
                 intermediate_dim, activation=self.activation, name="feed_forward", **shared
             ),
         )
-        self.feed_forward_residual = self._residual("feed_forward")
+        self.feed_forward_residual = self._residual_of("feed_forward", parts)
         self.cross_attention = self._part(
             "cross_attention",
+            parts["cross_attention"],
             MultiHeadCrossAttention,
             lambda: MultiHeadCrossAttention(
                 num_heads, dropout=dropout, name="cross_attention", **shared
             ),
         )
-        self.cross_attention_residual = self._residual("cross_attention")
+        self.cross_attention_residual = self._residual_of("cross_attention", parts)
         if self.self_attention is not None and self.self_attention.causal != causal:
             raise ValueError(
                 f"{self.name}: causal={causal}, but self_attention has "
                 f"causal={self.self_attention.causal}: give both the same"
             )
 
-    def _check_arguments(self) -> None:
-        given = self._given
-        heads = [given.self_attention, given.cross_attention]
+    def _check_arguments(self, parts: dict[str, Any]) -> None:
+        heads = [parts["self_attention"], parts["cross_attention"]]
         for name, value, made in (
             ("num_heads", self.num_heads, any(part is True for part in heads)),
-            ("intermediate_dim", self.intermediate_dim, given.feed_forward is True),
+            ("intermediate_dim", self.intermediate_dim, parts["feed_forward"] is True),
         ):
             if made and value is None:
                 raise ValueError(f"{name} must be given where the block makes its own parts")
@@ -135,14 +143,13 @@ class TransformerBlock(RematerializedLayer):
                 raise ValueError(
                     f"{name}={value} has no effect: the parts that it describes are given"
                 )
-        if self.normalize_first and given.residual is not True:
+        if self.normalize_first and parts["residual"] is not True:
             raise ValueError(
                 'normalize_first=True has no effect beside residual=: give Residual("pre")'
             )
 
-    def _part(self, name: str, kind: type, make: Callable[[], Any]) -> Any:
+    def _part(self, name: str, part: Any, kind: type, make: Callable[[], Any]) -> Any:
         """A part that was given, checked, or the block's own, or None."""
-        part = getattr(self._given, name)
         if part is True:
             return make()
         if part is False and name != "feed_forward":
@@ -158,11 +165,11 @@ class TransformerBlock(RematerializedLayer):
         part._block = weakref.ref(self)
         return part
 
-    def _residual(self, sublayer: str) -> Any:
+    def _residual_of(self, sublayer: str, parts: dict[str, Any]) -> Any:
         """The residual connection of a sublayer; None where there is no such sublayer."""
-        if getattr(self._given, sublayer) is False:
+        if parts[sublayer] is False:
             return None
-        template, name = self._given.residual, f"{sublayer}_residual"
+        template, name = parts["residual"], f"{sublayer}_residual"
         if template is True:
             return Residual(
                 "pre" if self.normalize_first else "post",
@@ -229,12 +236,13 @@ class TransformerBlock(RematerializedLayer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        given = self._given
         parts = {
-            "self_attention": _serialized(given.self_attention),
-            "cross_attention": _serialized(given.cross_attention),
-            "feed_forward": None if given.feed_forward is True else _serialized(given.feed_forward),
-            "residual": None if given.residual is True else _serialized(given.residual),
+            name: _serialized(getattr(self, name)) if name in self._given else default
+            for name, default in (
+                ("self_attention", self.self_attention is not None),
+                ("cross_attention", self.cross_attention is not None),
+                ("feed_forward", None),
+            )
         }
         return {
             **super().get_config(),
@@ -248,29 +256,15 @@ class TransformerBlock(RematerializedLayer):
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "causal": self.causal,
             **parts,
+            "residual": self._residual,
         }
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The parts as the constructor got them; a dataclass, which Keras does not look into."""
-
-    self_attention: Any
-    cross_attention: Any
-    feed_forward: Any
-    residual: Any
-
-
-def _deserialized(part: Any) -> Any:
-    return keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
-
-
-def _serialized(part: Any) -> Any:
-    """A part's configuration. Without its shapes: the block builds it, and it is named after it."""
-    if isinstance(part, bool):
-        return part
+def _serialized(part: keras.layers.Layer) -> dict[str, Any]:
+    """The configuration of a part, to be built by the block: its weights' paths begin with it."""
     config = keras.saving.serialize_keras_object(part)
-    return {key: value for key, value in config.items() if key != "build_config"}
+    config.pop("build_config", None)
+    return config
 
 
 def present(arguments: dict[str, Any]) -> dict[str, Any]:
