@@ -26,7 +26,7 @@ import numpy as np
 from ctranslate2.converters import utils
 from ctranslate2.specs import common_spec, transformer_spec
 
-from keras_tfm.layers.sinusoids import angular_frequencies, sinusoids
+from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 
 MAX_POSITIONS = 2048
 LAYER_NORM_EPSILON = 1e-5

@@ -12,19 +12,18 @@ from keras_tfm.layers import TokenEmbedding
 def pad_ids(model: keras.Model) -> dict[str, int]:
     """The padding id of each input of ids, by name; 0 for an input that no embedding masks.
 
-        An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
-        it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
+    An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
+    it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
 
-        Raises:
-            ValueError: two embeddings read one input and mask different ids.
+    Raises:
+        ValueError: two embeddings read one input and mask different ids.
 
-        >>> import keras
-        >>> from keras_tfm.generation.pad_ids import pad_ids
-        >>> from keras_tfm.keras_internals import calls_of
-    from keras_tfm.layers import TokenEmbedding
-        >>> ids = keras.Input((None,), dtype="int32", name="ids")
-        >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
-        {'ids': 7}
+    >>> import keras
+    >>> from keras_tfm.generation.pad_ids import pad_ids
+    >>> from keras_tfm.layers import TokenEmbedding
+    >>> ids = keras.Input((None,), dtype="int32", name="ids")
+    >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
+    {'ids': 7}
     """
     masked = _masked_ids(model)
     ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
