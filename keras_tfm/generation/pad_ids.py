@@ -10,10 +10,11 @@ from keras_tfm.layers import TokenEmbedding
 
 
 def pad_ids(model: keras.Model) -> dict[str, int]:
-    """The padding id of each input of ids, by name; 0 for an input that no embedding masks.
+    """The padding id of each input of ids, by name.
 
-    An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
-    it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
+    An input of ids is one of integers (B, T). Its padding id is the one that its embedding masks:
+    `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`. It is 0
+    where no embedding masks an id.
 
     Raises:
         ValueError: two embeddings read one input and mask different ids.
