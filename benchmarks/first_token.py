@@ -1,6 +1,6 @@
-"""Seconds from a loaded language model to its first answer, and to an export and a first step of fit.
+"""Seconds from a loaded language model to its first token, to an export and to a step of `fit`.
 
-    python benchmarks/first_token.py                          # random weights of SmolLM2-135M's shape
+    python benchmarks/first_token.py                          # random weights, SmolLM2-135M's shape
     python benchmarks/first_token.py --folder SMOLLM2         # a Hugging Face folder of a Llama
     python benchmarks/first_token.py --stages generate,xla --layers 4 --markdown
     PYTHONPATH=another/tree python benchmarks/first_token.py  # the same with another version
@@ -51,9 +51,7 @@ def compose(config: dict[str, Any], num_layers: int) -> Any:
     from keras_tfm import layers
 
     ids = keras.Input((None,), dtype="int32", name="target")
-    embedding = layers.TokenEmbedding(
-        config["vocab_size"], config["hidden_size"], name="embedding"
-    )
+    embedding = layers.TokenEmbedding(config["vocab_size"], config["hidden_size"], name="embedding")
     x = embedding(ids)
     for i in range(num_layers):
         x = layers.TransformerDecoderBlock(
@@ -186,9 +184,7 @@ def run(stage: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             )
         print(report, file=sys.stderr)
     elif stage == "fit":
-        model.compile(
-            keras.optimizers.Adam(1e-5), keras.losses.SparseCategoricalCrossentropy(True)
-        )
+        model.compile(keras.optimizers.Adam(1e-5), keras.losses.SparseCategoricalCrossentropy(True))
         ids = rng.integers(1, config["vocab_size"], (2, 65))
         for name in ("first", "second"):
             with watch.part(f"fit, {name} step of 2 x 64"):

@@ -47,7 +47,7 @@ class Quantization:
     >>> Quantization(model, "int8", keep_float=["haed"])
     Traceback (most recent call last):
         ...
-    ValueError: keep_float: small has no layer 'haed'; near names are ['head']
+    ValueError: keep_float: small has no layer 'haed'; similar names are ['head']
     """
 
     def __init__(

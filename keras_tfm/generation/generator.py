@@ -1,4 +1,4 @@
-"""Tokens from a model: `generate`, and `Generator`, which keeps what it compiled."""
+"""Token generation: `generate`, and `Generator`, which keeps its compiled loops."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,19 +14,19 @@ from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, e
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
 
-# How many generators a model keeps for `generate`.
-MOST_KEPT = 8
+# The maximum number of generators that a model keeps for `generate`.
+MAX_KEPT = 8
 
 
 class Generated(NamedTuple):
-    """What was generated.
+    """The generated tokens and their scores.
 
     Attributes:
-        tokens: (B, T), int32, start token or prompt first. After the end stands padding, the id
-            that the target's embedding masks, 0 by default. (B, n, T) where the strategy returns n
-            hypotheses a row.
-        scores: (B,) or (B, n), float32: the sum of the log-probabilities of the generated tokens,
-            of a `Beam` divided by its length penalty.
+        tokens: (B, T), int32, start token or prompt first. Columns after the end hold the padding
+            id of the stepped input, by default 0. (B, n, T) if the strategy returns n hypotheses
+            per row.
+        scores: (B,) or (B, n), float32, the sum of the log-probabilities of the generated tokens;
+            `Beam` divides it by its length penalty.
     """
 
     tokens: np.ndarray
@@ -37,16 +37,17 @@ class Generator:
     """Generates tokens with a trained model, compiled once for each shape of input.
 
     Args:
-        model: a functional model whose output is logits (B, T, V) over the ids of the input that is
-            stepped.
-        max_length: the most tokens a row gets, prompt included.
-        start_id: the token that every row begins with, where `inputs` bring no prompt.
-        end_id: the token that ends a row, or several of them; None never stops early.
-        strategy: how the next token is chosen; `Greedy()` by default.
-        target: the name of the input that is stepped; "target", or the only one, by default.
-        max_new_tokens: instead of `max_length`, the most tokens a row gets after its prompt.
-        jit_compile: whether XLA compiles the loop: twice as fast, after a few seconds for each new
-            shape of inputs. Without it, on TensorFlow, one graph serves inputs of many shapes.
+        model: a functional model whose output is logits (B, T, V) over the ids of the stepped
+            input.
+        max_length: the maximum number of tokens of a row, prompt included.
+        start_id: the first token of every row without a prompt.
+        end_id: the token that ends a row, or several; None (default) never stops early.
+        strategy: how the next token is chosen; default `Greedy()`.
+        target: the name of the stepped input; default "target", or the only input.
+        max_new_tokens: instead of `max_length`, the maximum number of tokens after a row's prompt.
+        jit_compile: whether XLA compiles the loop, which makes it twice as fast but takes a few
+            seconds for each new shape of inputs. Without it, on TensorFlow, one graph serves inputs
+            of many shapes.
 
     Raises:
         ValueError: the model cannot be stepped (the error names the layer), or an argument is out
@@ -62,7 +63,7 @@ class Generator:
     >>> generator({"source": np.array([[3, 4, 5], [6, 7, 0]])}).tokens.shape
     (2, 5)
 
-    Prompts may differ in length; each row goes on from its own end:
+    Prompts may differ in length; each row continues from its own end:
 
     >>> prompts = {"source": np.array([[3, 4], [6, 7]]), "target": [[1], [1, 5, 6]]}
     >>> generator(prompts).tokens[1, :3].tolist()
@@ -84,8 +85,8 @@ class Generator:
         self.target = find_target(model, target)
         if (max_length is None) == (max_new_tokens is None):
             raise ValueError(
-                "give max_length or max_new_tokens, one of the two, "
-                f"got {max_length} and {max_new_tokens}"
+                "give either max_length or max_new_tokens, "
+                f"got max_length={max_length} and max_new_tokens={max_new_tokens}"
             )
         check_integer("max_new_tokens", max_new_tokens, optional=True)
         if jit_compile and keras.backend.backend() != "tensorflow":
@@ -110,14 +111,14 @@ class Generator:
         """Generates a row for each row of `inputs`.
 
         Args:
-            inputs: the model's inputs by name, without the stepped one, or with it as a prompt; or
-                one array, where the model has one input besides the stepped one (or none: the
-                prompt). A prompt is an array (B, P), or a list of rows of any lengths; beside other
-                inputs it forces how the answers begin.
+            inputs: the model's inputs by name; the stepped input is optional and holds prompts. Or
+                one array, if the model has one input besides the stepped one, or only the stepped
+                one (the prompts). Prompts are an array (B, P) or a list of rows of any lengths. In
+                an encoder-decoder model they are the first tokens of the answers.
 
         Raises:
-            ValueError: an input of a wrong name, shape or range, an empty prompt or one that leaves
-                no room, or logits whose softmax is NaN.
+            ValueError: an input has a wrong name, shape or range; a prompt is empty or not shorter
+                than `max_length`; or the softmax of the logits is NaN.
         """
         prepared = self._prepare(inputs, self.strategy.seed)
         if not len(prepared.prompt):
@@ -136,7 +137,7 @@ class Generator:
         return Generated(np.ascontiguousarray(tokens[..., : prepared.longest]), result["scores"])
 
     def stream(self, inputs: Any) -> Iterator[np.ndarray]:
-        """Yields the tokens (B,), int32, of every step as soon as they are chosen; 0 after an end.
+        """Yields the tokens (B,), int32, of each step; after its end a row gets the padding id.
 
         The arguments and errors are those of a call.
 
@@ -153,7 +154,7 @@ class Generator:
         if not self.strategy.streams:
             raise ValueError(
                 f"{type(self.strategy).__name__} cannot be streamed: "
-                "what it chooses first may change later"
+                "its first tokens may change later"
             )
         prepared = self._prepare(inputs, self.strategy.seed)
         if not len(prepared.prompt):
@@ -170,7 +171,7 @@ class Generator:
                 return
 
     def _function(self, name: str, prepared: Prepared) -> Callable[..., Any]:
-        """The loop, its start or its step, compiled for the lengths of what was prepared."""
+        """The loop, its start or its step, compiled for the lengths of the prepared inputs."""
         key = (name, prepared.prompt.shape[1], prepared.length, prepared.padding is not None)
         if key not in self._compiled:
 
@@ -199,7 +200,7 @@ class Generator:
                 this = loop(*tensors)
                 this.encoded = state["encoded"]
                 after = this.step(state)
-                # Not what stays as it is: a compiled function copies all that it returns.
+                # Only the entries that change: a compiled function copies all its results.
                 changes = {**after, "cache": this.growing_entries(after["cache"])}
                 return changes, this.unfinished({**state, **after})
 
@@ -240,18 +241,18 @@ def generate(
 
 def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator:
     """The generator of an earlier call with the same arguments, or a new one."""
-    # Beside the attributes that Keras tracks. What was compiled reads these very variables: LoRA
-    # and `quantize` make others.
+    # In `vars`, because Keras would track an attribute. The ids of the variables are in the key
+    # because a compiled loop reads them, and LoRA and `quantize` replace them.
     kept = vars(model).setdefault("_keras_tfm_generators", {})
     variables = tuple(id(variable) for variable in model.variables)
     try:
         generator = kept.pop((variables, arguments), None)
-    except TypeError:  # a strategy of one's own that cannot be hashed
+    except TypeError:  # a custom strategy that cannot be hashed
         return Generator(model, *arguments)
     if generator is None:
         generator = Generator(model, *arguments)
-    kept[variables, arguments] = generator  # the last used is the last
-    while len(kept) > MOST_KEPT:
+    kept[variables, arguments] = generator  # the most recently used is last
+    while len(kept) > MAX_KEPT:
         kept.pop(next(iter(kept)))
     return generator
 
@@ -270,7 +271,7 @@ def _check_finite(failed: int, prepared: Prepared) -> None:
 
 
 def _compile(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """A graph on TensorFlow, of which other shapes are made general. Elsewhere as it is."""
+    """A graph on TensorFlow, retraced with open shapes if shapes vary; else the function."""
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf

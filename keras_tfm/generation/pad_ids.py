@@ -17,15 +17,14 @@ def pad_ids(model: keras.Model) -> dict[str, int]:
     where no embedding masks an id.
 
     Raises:
-            ValueError: two embeddings read one input and mask different ids.
+        ValueError: two embeddings read one input and mask different ids.
 
-        >>> import keras
-        >>> from keras_tfm.generation.pad_ids import pad_ids
-        >>> from keras_tfm.keras_internals import calls_of
-    from keras_tfm.layers import TokenEmbedding
-        >>> ids = keras.Input((None,), dtype="int32", name="ids")
-        >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
-        {'ids': 7}
+    >>> import keras
+    >>> from keras_tfm.generation.pad_ids import pad_ids
+    >>> from keras_tfm.layers import TokenEmbedding
+    >>> ids = keras.Input((None,), dtype="int32", name="ids")
+    >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
+    {'ids': 7}
     """
     masked = _masked_ids(model)
     ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]

@@ -1,4 +1,4 @@
-"""The inputs of a generation, checked, and the prompts made equally long."""
+"""Checks the inputs of a generation, and pads the prompts to one length."""
 
 import operator
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from keras_tfm.generation.pad_ids import pad_ids
 
 
 class Prepared(NamedTuple):
-    """Inputs of a loop: arrays by name, the prompt (B, P), and how far the loop goes."""
+    """The inputs of a loop: arrays by name, the prompt (B, P), and its number of columns."""
 
     arrays: dict[str, np.ndarray]
     prompt: np.ndarray
@@ -25,20 +25,21 @@ class Prepared(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """The arguments of what is compiled."""
+        """The arguments of the compiled functions."""
         seed = ops.convert_to_tensor(self.seed, dtype="int32")
         return self.arrays, self.prompt, self.padding, self.limit, seed
 
 
 class Preparation:
-    """Makes of a call's inputs what a `GenerationLoop` takes.
+    """Converts the inputs of a call to those of a `GenerationLoop`.
 
     Args:
         model: functional.
-        target: the name of the input that is stepped.
-        max_length: the most tokens a row gets, prompt included; or None, and
-        max_new_tokens: the most after the prompt.
-        start_id: the token that every row begins with, where there is no prompt.
+        target: the name of the stepped input.
+        max_length: the maximum number of tokens of a row, prompt included; None with
+            `max_new_tokens`.
+        max_new_tokens: the maximum number of tokens after the prompt.
+        start_id: the first token of every row without a prompt.
     """
 
     def __init__(
@@ -57,20 +58,20 @@ class Preparation:
         self._vocabulary_sizes = vocabulary_sizes(model)
 
     def __call__(self, inputs: Any, seed: int | None = None) -> Prepared:
-        """The inputs checked, the prompts made equally long."""
+        """Checks the inputs, and pads the prompts on the left to one length."""
         arrays, rows = self._named(inputs)
         if rows is None:
             if self.start_id is None:
-                raise ValueError(f"give a start_id, or a prompt as the input {self.target!r}")
+                raise ValueError(f"give a start_id, or prompts as the input {self.target!r}")
             if not arrays:
-                raise ValueError(f"inputs must have a prompt, {self.target!r}: got none")
+                raise ValueError(f"the input {self.target!r} must hold prompts, got none")
             rows = np.full((len(next(iter(arrays.values()))), 1), self.start_id, "int32")
         counts = {name: len(x) for name, x in {**arrays, self.target: rows}.items()}
         if len(set(counts.values())) != 1:
             raise ValueError(f"all inputs must have the same number of rows, got {counts}")
         lengths = np.array([len(row) for row in rows], "int32")
         longest = int(lengths.max(initial=1))
-        # A few widths serve prompts of all lengths: fewer graphs.
+        # Widths are powers of two, so a few graphs serve prompts of all lengths.
         width = 1 << (longest - 1).bit_length()
         padding = width - lengths
         if self.max_new_tokens is None:
@@ -86,7 +87,7 @@ class Preparation:
                 length += 1 << int(padding.max() - 1).bit_length()
         else:
             if len(lengths) and not lengths.min():
-                raise ValueError("a prompt must have at least one token, got one of none")
+                raise ValueError("a prompt must have at least one token, got 0")
             ends = lengths + np.int32(self.max_new_tokens)
             length = width + self.max_new_tokens
         prompt = np.full((len(lengths), width), self.pad_id, "int32")
@@ -164,7 +165,7 @@ class Preparation:
 
 
 def end_ids_of(end_id: int | Sequence[int] | None) -> tuple[int, ...]:
-    """None, one or several end tokens as a tuple."""
+    """The end tokens as a tuple; empty for None."""
     if end_id is None:
         return ()
     try:
@@ -174,20 +175,22 @@ def end_ids_of(end_id: int | Sequence[int] | None) -> tuple[int, ...]:
     try:
         return tuple(operator.index(value) for value in end_id)  # type: ignore[union-attr]
     except TypeError as error:
-        raise TypeError(f"end_id must be an integer, several or None, got {end_id!r}") from error
+        raise TypeError(
+            f"end_id must be an integer, several integers or None, got {end_id!r}"
+        ) from error
 
 
 def check_ids(
     model: keras.Model, target: str, max_length: int, start_id: int | None, end_ids: Sequence[int]
 ) -> None:
-    """Raises unless lengths and special tokens can be right for the model's logits."""
+    """Raises if max_length or a special token does not fit the model's logits."""
     if max_length < 2:
         raise ValueError(
             f"max_length must be at least 2, the start token included, got {max_length}"
         )
     if len(model.outputs) != 1:
         raise ValueError(
-            f"a model that generates has one output, its logits; got {len(model.outputs)}"
+            f"generation needs a model with one output, the logits; got {len(model.outputs)}"
         )
     size = model.outputs[0].shape[-1]
     taken = vocabulary_sizes(model).get(target, size)
