@@ -1,0 +1,168 @@
+"""Equal blocks are traced twice, and compute what each would by itself."""
+
+import keras
+import numpy as np
+import pytest
+from blocks import decoder_block
+from execution import tensorflow_only
+from small_models import randomize
+
+from keras_tfm import layers
+from keras_tfm.generation import Beam, Generator, generate, shared_traces
+from keras_tfm.layers import TransformerDecoderBlock
+from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock as Block
+
+pytestmark = tensorflow_only
+
+V, D, LAYERS = 13, 12, 5
+
+
+def model_of(block, context=False, seed=3):
+    """A stack of five blocks, made by `block(i)`, with noise on every weight."""
+    target = keras.Input((None,), dtype="int32", name="target")
+    inputs = {"target": target}
+    embedding = layers.TokenEmbedding(V, D, mask_zero=True)
+    arguments = []
+    if context:
+        inputs["source"] = keras.Input((None,), dtype="int32", name="source")
+        arguments = [layers.TransformerEncoderBlock(17, 3)(embedding(inputs["source"]))]
+    x = embedding(target)
+    for i in range(LAYERS):
+        x = block(i)(x, *arguments)
+    return randomize(keras.Model(inputs, keras.layers.Dense(V)(x)), seed)
+
+
+POSITIONS = {
+    "none": lambda: None,
+    "rotary": layers.RotaryEmbedding,
+    "Shaw": lambda: layers.RelativePositionEmbedding(3),
+}
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The names of the blocks whose `call` Keras runs."""
+    names = []
+    call = Block.call
+
+    def counted(self, *args, **kwargs):
+        names.append(self.name)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(Block, "call", counted)
+    return names
+
+
+def inputs_of(model):
+    rng = np.random.default_rng(0)
+    inputs = {"target": [[3, 4, 5], [6, 7], [8, 9, 10, 11]]}
+    if "source" in model.input:
+        inputs["source"] = rng.integers(0, V, (3, 4), "int32")
+    return inputs
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("strategy", [None, Beam(3)], ids=["greedy", "beam"])
+@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_tokens_and_scores_are_those_of_separate_traces(
+    position, context, strategy, jit_compile, monkeypatch
+):
+    shared = POSITIONS[position]()  # one part in all blocks, with weights or without
+
+    def block(i):
+        return decoder_block(
+            17, 3, cross_attention=context, position=shared, num_key_value_heads=1, name=f"b{i}"
+        )
+
+    model = model_of(block, context)
+    options = {"max_length": 12, "start_id": 1, "strategy": strategy, "jit_compile": jit_compile}
+    found = Generator(model, **options)(inputs_of(model))
+    monkeypatch.setattr(shared_traces, "_may_share", lambda layer, args: False)
+    wanted = Generator(model, **options)(inputs_of(model))
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    # The same operations, which a compiler may join otherwise.
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
+
+
+def test_a_block_is_traced_twice_in_a_graph(traced):
+    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
+    generator = Generator(model, max_length=9, start_id=1)
+    traced.clear()
+    generator(inputs_of(model))
+    graphs = 2  # the prompt's and the loop's
+    assert len(traced) == 2 * graphs
+    assert len(set(traced)) == 2
+
+
+def test_the_stepping_check_calls_one_of_equal_blocks(traced):
+    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
+    traced.clear()
+    Generator(model, max_length=9, start_id=1)
+    assert len(set(traced)) == 1
+    traced.clear()
+    Generator(model, max_length=9, start_id=1)  # checked before
+    assert not traced
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: {"layer_norm_epsilon": 0.5},
+        lambda: {"activation": "tanh"},
+        lambda: {"intermediate_dim": 19},
+        lambda: {"activation": lambda x: 3.0 * x},
+    ],
+    ids=["number", "function", "width", "lambda"],
+)
+def test_blocks_that_differ_are_not_taken_for_one_another(other, monkeypatch):
+    """Every second block is of another kind; two lambdas may differ in what they refer to."""
+
+    def block(i):
+        options = {"intermediate_dim": 17, "num_heads": 3, **(other() if i % 2 else {})}
+        return TransformerDecoderBlock(**options, cross_attention=False)
+
+    model = model_of(block)
+    found = generate(model, inputs_of(model), max_length=12)
+    monkeypatch.setattr(shared_traces, "_may_share", lambda layer, args: False)
+    wanted = Generator(model, max_length=12)(inputs_of(model))
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
+
+
+def test_lambdas_with_other_closures_are_traced_each(traced):
+    def block(i):
+        activation = (lambda factor: lambda x: factor * x)(float(i))
+        return TransformerDecoderBlock(17, 3, cross_attention=False, activation=activation)
+
+    model = model_of(block)
+    generator = Generator(model, max_length=9, start_id=1)
+    traced.clear()
+    generator(inputs_of(model))
+    assert len(set(traced)) == LAYERS
+
+
+def test_generate_compiles_once_and_again_after_lora(traced):
+    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
+    first = generate(model, inputs_of(model), max_length=9)
+    traced.clear()
+    again = generate(model, inputs_of(model), max_length=9)
+    assert not traced
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+    for block in model.layers:
+        if isinstance(block, TransformerDecoderBlock):
+            block.feed_forward.inner.enable_lora(2)
+            block.feed_forward.inner.lora_kernel_b.assign(
+                np.full(block.feed_forward.inner.lora_kernel_b.shape, 0.7, "float32")
+            )
+    generate(model, inputs_of(model), max_length=9)
+    assert traced  # other variables: another graph
+
+
+def test_generate_keeps_a_few_generators():
+    model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
+    from keras_tfm.generation import generator
+
+    for length in range(5, 5 + generator.MOST_KEPT + 3):
+        generate(model, inputs_of(model), max_length=length)
+    assert len(vars(model)["_keras_tfm_generators"]) == generator.MOST_KEPT
