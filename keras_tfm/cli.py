@@ -1,7 +1,7 @@
 """The command line: `keras-tfm export | verify | benchmark | inspect | generate | import`.
 
-Exit codes: 0, done; 1, it could not be done, and why stands on standard error; 2, the command was
-not understood; 3, the file does not answer as the model does; 130, it was interrupted.
+Exit codes: 0, success; 1, an error, described on standard error; 2, wrong usage; 3, the file
+differs from the model; 130, interrupted.
 """
 
 import json
@@ -32,7 +32,7 @@ from keras_tfm.runtime import native_log
 FAILED, DIFFERENT, INTERRUPTED = 1, 3, 130
 
 app = typer.Typer(
-    help="Exports Keras transformers to .tflite, and checks, measures and runs the files.",
+    help="Exports Keras transformers to LiteRT (.tflite) files; verifies and runs them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -59,20 +59,20 @@ def _numbers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(
-            f"expected integers with commas between them, as 32,128, got {text!r}"
+            f"expected integers separated by commas, such as 32,128, got {text!r}"
         ) from None
 
 
-ModelPath = Annotated[Path, typer.Argument(help="A .keras file, loaded in safe mode.")]
+ModelPath = Annotated[Path, typer.Argument(help="A .keras file; loaded in safe mode.")]
 FilePath = Annotated[Path, typer.Argument(help="A .tflite file that keras_tfm wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Inputs = Annotated[
     Path | None,
-    typer.Option(help="Rows to compare with: an .npz of arrays by input; random by default."),
+    typer.Option(help="An .npz of rows by input to compare on; by default random rows."),
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option(help="The largest relative error; by default as the quantization allows."),
+    typer.Option(help="The largest relative error; the default depends on the quantization."),
 ]
 
 
@@ -80,56 +80,59 @@ Tolerance = Annotated[
 def export(
     model: ModelPath,
     output: Annotated[Path, typer.Argument(help="The .tflite file to write.")],
-    quantize: Annotated[Quantization, typer.Option(help="How weights are stored.")] = (
+    quantize: Annotated[Quantization, typer.Option(help="The format of the weights.")] = (
         Quantization.float32
     ),
     signatures: Annotated[
         str | None,
-        typer.Option(help="Among predict, generate, encode, prefill, decode, with commas."),
+        typer.Option(help="predict, generate, encode, prefill, decode; separated by commas."),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Ids of the source, one number or several: 32,128.")
+        str | None, typer.Option(help="Length of the source in ids, or several: 32,128.")
     ] = None,
     prompt_lengths: Annotated[
-        str | None, typer.Option(help="Ids of a prompt, one number or several: 16,64.")
+        str | None, typer.Option(help="Maximum length of a prompt in ids, or several: 16,64.")
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Generated tokens with start or prompt.")
+        int | None, typer.Option(help="Maximum tokens of a row, start token or prompt included.")
     ] = None,
-    start: Annotated[int | None, typer.Option(help="The start token.")] = None,
-    end: Annotated[str | None, typer.Option(help="The end token, or several: 2,3.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of a call.")] = 1,
+    start: Annotated[int | None, typer.Option(help="Id of the start token.")] = None,
+    end: Annotated[str | None, typer.Option(help="Id of the end token, or several: 2,3.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per call.")] = 1,
     target: Annotated[
-        str | None, typer.Option(help="The input that is generated; found by default.")
+        str | None, typer.Option(help='The stepped input; by default "target", or the only one.')
     ] = None,
-    beam: Annotated[
-        int, typer.Option(help="Beginnings that a beam search keeps; 1: greedy.", min=1)
+    beam: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.", min=1)] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Length penalty of the beam search.")] = 0.6,
+    hypotheses: Annotated[
+        int, typer.Option(help="Hypotheses that the beam search returns.", min=1)
     ] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Of a beam search.")] = 0.6,
-    hypotheses: Annotated[int, typer.Option(help="How many a beam search returns.", min=1)] = 1,
     keep_float: Annotated[
-        list[str] | None, typer.Option(help="A layer that stays float32; may be repeated.")
+        list[str] | None, typer.Option(help="A layer whose weights stay float32; repeatable.")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="For int8_full: an .npz of some hundred inputs, rows by input."),
+        typer.Option(help="For int8_full: an .npz of a few hundred rows by input."),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json or a SentencePiece .model to include.")
     ] = None,
     detokenizer: Annotated[
-        Path | None, typer.Option(help="Another one for what is generated.")
+        Path | None, typer.Option(help="The tokenizer of the generated text, if different.")
     ] = None,
     verify: Annotated[
-        bool, typer.Option(help="Compare the file with the model before it is kept.")
+        bool, typer.Option(help="Compare the file with the model before keeping it.")
     ] = True,
     inputs: Inputs = None,
     tolerance: Tolerance = None,
     as_json: AsJson = False,
 ) -> None:
-    """Writes a .keras model as one .tflite file, and checks that it answers as the model does."""
+    """Exports a .keras model to one .tflite file, and verifies the file against the model.
+
+    Rows shorter than --lengths are padded with the padding id of their embedding.
+    """
     if hypotheses > beam:
-        raise typer.BadParameter(f"--hypotheses {hypotheses} needs a --beam of as many, got {beam}")
+        raise typer.BadParameter(f"--hypotheses {hypotheses} must be at most --beam, got {beam}")
     with _work("loading TensorFlow"), native_log.captured():
         from keras_tfm.export import export_tflite
         from keras_tfm.generation import Beam
@@ -167,7 +170,7 @@ def verify(
     tolerance: Tolerance = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compares every signature of a .tflite file with the .keras model it was made of."""
+    """Compares every signature of a .tflite file with its .keras model."""
     with _work("loading TensorFlow"), native_log.captured():
         from keras_tfm.export import verify as verify_file
     loaded = _load(model)
@@ -180,9 +183,11 @@ def verify(
 def benchmark(
     file: FilePath,
     threads: Annotated[str, typer.Option(help="Numbers of threads: 1,2,4.")] = "1,2",
-    seconds: Annotated[float, typer.Option(help="For each signature and number.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds per signature and number of threads.")
+    ] = 1.0,
     weight_cache: Annotated[
-        bool, typer.Option(help="Measure XNNPACK's weight cache, too.")
+        bool, typer.Option(help="Also measure XNNPACK's weight cache.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -197,10 +202,10 @@ def benchmark(
 @app.command()
 def inspect(
     file: FilePath,
-    depth: Annotated[int, typer.Option(help="How deep to look into layers.", min=1)] = 1,
+    depth: Annotated[int, typer.Option(help="Depth of nested layers.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Prints what a .tflite file holds: signatures, sizes, operators, partitions, manifest."""
+    """Prints the signatures, sizes, operators, partitions and manifest of a .tflite file."""
     from keras_tfm.runtime.inspection import inspect_file
 
     result = inspect_file(file)
@@ -211,14 +216,21 @@ def inspect(
 def generate(
     file: FilePath,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="What to read; lines of standard input by default.")
+        list[str] | None, typer.Argument(help="Texts; by default lines of standard input.")
     ] = None,
-    ids: Annotated[bool, typer.Option(help="Read and print ids with commas, not text.")] = False,
-    stream: Annotated[bool, typer.Option(help="Print each piece as soon as it is there.")] = False,
-    threads: Annotated[int, typer.Option(help="How many LiteRT uses.", min=1)] = 1,
+    ids: Annotated[
+        bool, typer.Option(help="Read and print ids separated by commas, not text.")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option(help="Print each piece as soon as it is generated.")
+    ] = False,
+    threads: Annotated[int, typer.Option(help="Number of threads.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Answers texts with a .tflite file: needs neither Keras nor TensorFlow."""
+    """Generates text with a .tflite file; needs neither Keras nor TensorFlow.
+
+    With --ids, tokens after the end are the padding id of the file.
+    """
     if stream and (ids or as_json):
         raise typer.BadParameter("--stream prints text: leave out --ids and --json")
     model = runtime.load(file, threads)
@@ -241,20 +253,18 @@ def generate(
 
 @app.command("import")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(help="A folder that Hugging Face's transformers wrote.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="A model folder of Hugging Face transformers.")],
     output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
     architecture: Annotated[
         str | None,
-        typer.Option(help="The class whose model it is; as config.json says by default."),
+        typer.Option(help="The model class; by default that of config.json."),
     ] = None,
     segments: Annotated[
-        bool, typer.Option(help="Keep BERT's input of segments, which tells two texts apart.")
+        bool, typer.Option(help="Keep BERT's segments input, for pairs of texts.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Writes a BERT, GPT or T5 with its weights as a .keras model. Nothing is downloaded."""
+    """Converts a BERT, GPT or T5 with its weights to a .keras file. Downloads nothing."""
     if output.suffix != ".keras":
         raise typer.BadParameter(f"the file to write must end in .keras, got {output}")
     if not output.parent.is_dir():
@@ -277,7 +287,7 @@ def import_(
 
 
 def _of_ids(tokens: Any, scores: Any) -> tuple[Any, str]:
-    """What is printed of one row, (T,) or of several hypotheses (n, T), for programs and people."""
+    """The output for one row (T,) or several hypotheses (n, T): for JSON, and as text."""
     if tokens.ndim == 1:
         return tokens.tolist(), ",".join(map(str, tokens))
     pairs = list(zip(tokens.tolist(), scores[0].tolist(), strict=True))
@@ -305,7 +315,7 @@ def _arrays(path: Path | None) -> dict[str, Any] | None:
 
 
 def _rows_of(path: Path) -> list[dict[str, Any]]:
-    """What `representative_data` takes: an example after the other."""
+    """The rows of an .npz file one by one, for `representative_data`."""
     arrays = _arrays(path)
     assert arrays is not None
     count = min(map(len, arrays.values()), default=0)
@@ -318,7 +328,7 @@ def _print(result: Any, as_json: bool) -> None:
 
 @contextmanager
 def _work(text: str) -> Iterator[None]:
-    """Shows on standard error what goes on and, of an export, each of its steps."""
+    """Shows the current work on standard error and, for an export, each step."""
     with messages.status(text) as status:
 
         class Steps(logging.Handler):
@@ -331,7 +341,7 @@ def _work(text: str) -> Iterator[None]:
         logger, handler = logging.getLogger("keras_tfm"), Steps()
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        logger.propagate = False  # or TensorFlow's handler would print them, too
+        logger.propagate = False  # otherwise TensorFlow's handler prints them, too
         try:
             yield
         finally:
@@ -347,7 +357,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(FAILED)
     except Exception as error:
-        # What a user did or has; anything else is a mistake of ours and keeps its traceback.
+        # Errors of the user's input; any other error is a bug and keeps its traceback.
         if not isinstance(error, ValueError | TypeError | OSError | ImportError | RuntimeError):
             raise
         verification = getattr(error, "verification", None)

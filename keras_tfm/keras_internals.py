@@ -72,20 +72,31 @@ def is_functional(operation: Any) -> bool:
     return isinstance(operation, Functional) and type(operation).call is Functional.call
 
 
-def run_node(node: Node, values: dict[int, Tensor], training: bool | None = None) -> None:
+def run_node(
+    node: Node,
+    values: dict[int, Tensor],
+    training: bool | None = None,
+    call: Callable[..., Any] | None = None,
+) -> None:
     """Runs one call of a functional model, as Keras does when the model is called.
 
     Args:
         node: a call.
         values: the value of each symbolic tensor, by its `id`. The outputs are added.
         training: passed on to operations that take it, unless it is None.
+        call: from an operation, its positional and its keyword arguments to its outputs; calls the
+            operation by default.
     """
     import keras
 
     args, kwargs = fill_in(node, values)
     if training is not None and "training" in getattr(node.operation, "_call_context_args", {}):
         kwargs = {**kwargs, "training": training}
-    outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+    if call is None:
+        outputs = node.operation(*args, **kwargs)
+    else:
+        outputs = call(node.operation, args, kwargs)
+    outputs = keras.tree.flatten(outputs)
     values.update((id(x), y) for x, y in zip(node.output_tensors, outputs, strict=True))
 
 
@@ -124,6 +135,13 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> None:
     from keras.src.backend.common.masking import set_keras_mask
 
     set_keras_mask(tensor, mask)
+
+
+def object_sharing_scope() -> Any:
+    """A context in which an object that several configurations share is made once."""
+    from keras.src.saving.serialization_lib import ObjectSharingScope
+
+    return ObjectSharingScope()
 
 
 # Seeds and variables.

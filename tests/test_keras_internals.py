@@ -437,3 +437,24 @@ def test_batches_seen():
         optimizer.apply([keras.ops.ones(1)], [variable])
     assert int(keras_internals.batches_seen(optimizer)) == 3
     assert int(optimizer.iterations) == 1
+
+
+def test_is_functional():
+    x = keras.Input((3,))
+    model = keras.Model(x, keras.layers.Dense(2)(x))
+
+    class Own(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    assert keras_internals.is_functional(model)
+    assert not keras_internals.is_functional(Own())
+    assert not keras_internals.is_functional(model.layers[1])
+
+
+def test_object_sharing_scope():
+    shared = keras.layers.Dense(2)
+    with keras_internals.object_sharing_scope():
+        configs = [keras.saving.serialize_keras_object(shared) for _ in range(2)]
+        first, second = (keras.saving.deserialize_keras_object(configs[1]) for _ in range(2))
+    assert first is second

@@ -21,13 +21,13 @@ import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/c
 import { Tokenizer } from "@huggingface/tokenizers";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest.py
-// What LiteRT.js passes in and out.
+// The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
-const SPLIT_BEHAVIORS = ["isolated", "removed"]; // of others the library makes "isolated"
-const INCOMPLETE = "\ufffd"; // what a decoder writes for bytes that are no character, or not yet
+const SPLIT_BEHAVIORS = ["isolated", "removed"]; // the library turns others into "isolated"
+const INCOMPLETE = "\ufffd"; // a decoder writes it for bytes that are not, or not yet, a character
 
-/** The file, or the browser, is not fit; `message` says why. */
+/** The file or the browser is unsupported; `message` says why. */
 export class ModelError extends Error {
   name = "ModelError";
 }
@@ -68,7 +68,7 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   }
 }
 
-/** The first run takes many times as long as others. */
+/** The first run is many times slower than later ones. */
 async function runOnce(model) {
   if (model.abilities.includes("generate")) {
     await model.generateTokens([1]);
@@ -88,14 +88,14 @@ export class Model {
   constructor(compiled, manifest, size, abilities) {
     this.#compiled = compiled;
     this.#abilities = abilities;
-    /** What the file can: some of "generate", "stream" and "predict". */
+    /** The supported calls: some of "generate", "stream" and "predict". */
     this.abilities = Object.keys(abilities).filter((name) => !abilities[name].refusal);
     this.#main = abilities[this.abilities[0]];
     /** What the file says of itself. */
     this.manifest = manifest;
-    /** Of the file, in bytes. */
+    /** The size of the file, in bytes. */
     this.size = size;
-    /** How many tokens a text may have. */
+    /** The maximum number of tokens of a text. */
     this.length = this.#main.length;
     /** The source's special tokens, such as "[de]", which a text may contain. */
     this.specialTokens = [...this.#main.source.special_tokens];
@@ -111,11 +111,11 @@ export class Model {
   }
 
   /**
-   * Generates by the search in the file; one that has none is stepped, greedily.
+   * Generates with the loop in the file; a file without one is stepped here, greedily.
    *
    * @param {number[]} ids - at most `length` tokens.
-   * @returns {Promise<Int32Array>} the generated tokens: the start token or the prompt first, 0
-   *   after the end; of a beam search the best.
+   * @returns {Promise<Int32Array>} the start token or the prompt, the generated tokens, and after
+   *   the end the `pad_id` of the file; of a beam search the best hypothesis.
    */
   async generateTokens(ids) {
     if (!this.abilities.includes("generate")) return this.#stepAll(ids);
@@ -131,7 +131,7 @@ export class Model {
 
   async #stepAll(ids) {
     const ability = this.#ability("stream");
-    const tokens = new Int32Array(ability.maxLength);
+    const tokens = new Int32Array(ability.maxLength).fill(ability.padId);
     const given = promptOf(ids, ability);
     tokens.set(given);
     let count = given.length;
@@ -145,16 +145,16 @@ export class Model {
    * @returns {string}
    */
   decode(tokens, given = 1) {
-    const { target, startId, endIds, paddingId } = this.#writing();
+    const { target, startId, endIds, padId } = this.#writing();
     const ids = Array.from(tokens);
     const stop = ids.findIndex((id, i) => i >= given && endIds.includes(id));
     if (stop >= 0) ids.length = stop;
-    while (ids.length && ids.at(-1) === paddingId) ids.pop();
+    while (ids.length && ids.at(-1) === padId) ids.pop();
     return textOf(ids[0] === startId ? ids.slice(1) : ids, target);
   }
 
   /**
-   * @param {string} text - what is read, or of a decoder-only model what is gone on from.
+   * @param {string} text - the source, or the prompt of a decoder-only model.
    * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} the answer, after
    *   its prompt if there was one, and how long it took from text to text.
    * @throws {TextError}
@@ -169,8 +169,8 @@ export class Model {
   }
 
   /**
-   * Yields what is generated, without the prompt, piece by piece; a piece ends where a character
-   * does. Several streams may run at once.
+   * Yields the generated text, without the prompt, piece by piece; a piece ends at the end of a
+   * character. Several streams may run at once.
    *
    * @param {string} text - as in `generate`.
    * @param {object} [options]
@@ -184,8 +184,8 @@ export class Model {
     const ids = encode(text, ability);
     const all = promptOf(ids, ability);
     if (all[0] === startId) all.shift();
-    // A character may take several tokens, and a space belong to the token after it: what is new is
-    // the difference between the text of some tokens and of those and the next.
+    // A character may take several tokens, and a space may belong to the next token. So the new text
+    // is the text of all tokens minus the text without the new ones.
     let [begin, end] = [0, all.length];
     const added = () => {
       const known = textOf(all.slice(begin, end), target).length;
@@ -212,9 +212,9 @@ export class Model {
    */
   async *streamTokens(ids, { choose = mostProbable } = {}) {
     const ability = this.#ability("stream");
-    const { input, encoders, prefills, rooms, stepped, grown, endIds, maxLength } = ability;
+    const { input, encoders, prefills, decoders, stepped, grown, endIds, maxLength } = ability;
     const prompt = promptOf(ids, ability);
-    let encoded = {}; // what every step reads and none changes
+    let encoded = {}; // read by every step, changed by none
     let caches = {};
     try {
       if (encoders.length) {
@@ -224,8 +224,8 @@ export class Model {
       const before = prompt.length - 1;
       const prefill = before > 0 && (fitting(prefills, before) ?? prefills.at(-1));
       let position = prefill ? Math.min(before, prefill.length) : 0;
-      let room = rooms.find((signature) => signature.room > position);
-      caches = empty(grown, room);
+      let decoder = decoders.find(({ capacity }) => capacity > position);
+      caches = empty(grown, decoder);
       if (prefill) {
         const entries = await this.#run(prefill, stepped, prompt.slice(0, position));
         write(caches, entries, 0, position);
@@ -233,24 +233,24 @@ export class Model {
       }
       let token = prompt[position];
       while (position + 1 < maxLength) {
-        if (position === room.room) {
-          room = rooms[rooms.indexOf(room) + 1];
-          const larger = empty(grown, room);
+        if (position === decoder.capacity) {
+          decoder = decoders[decoders.indexOf(decoder) + 1];
+          const larger = empty(grown, decoder);
           write(larger, caches, 0, position);
           free(caches);
           caches = larger;
         }
         const step = {
-          [stepped]: filled(room.inputs[stepped], token),
-          position: filled(room.inputs.position, position),
+          [stepped]: filled(decoder.inputs[stepped], token),
+          position: filled(decoder.inputs.position, position),
         };
         let logits;
         let results = {};
         try {
-          const runner = this.#compiled.signatures[room.name];
+          const runner = this.#compiled.signatures[decoder.name];
           results = await runner.run({ ...encoded, ...caches, ...step });
           write(caches, results, position);
-          logits = results.logits.toTypedArray().slice(0, room.outputs.logits.shape.at(-1));
+          logits = results.logits.toTypedArray().slice(0, decoder.outputs.logits.shape.at(-1));
         } finally {
           free(step);
           free(results);
@@ -324,10 +324,10 @@ export class Model {
     return this.#ability(name ?? "generate");
   }
 
-  /** Runs a signature of one input on a row of tokens, which fills all rows of the batch. */
+  /** Runs a signature on one row of tokens, padded, in all rows of the batch. */
   async #run(signature, input, ids) {
-    const { batch, length, name } = signature;
-    const rows = new Int32Array(batch * length);
+    const { batch, length, name, inputs } = signature;
+    const rows = new Int32Array(batch * length).fill(inputs[input].pad_id);
     for (let row = 0; row < batch; row++) rows.set(ids, row * length);
     const tensor = new Tensor(rows, [batch, length]);
     try {
@@ -359,12 +359,12 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown })
     );
   }
   if (goesOn) {
-    // The end that a tokenizer puts after a text is none; one that is written in it stays.
+    // Removes the end token that the tokenizer appends; an end token written in the text stays.
     const ends = (list) => list.length - list.findLastIndex((id) => !endIds.includes(id)) - 1;
     const bare = source.encode(text, { add_special_tokens: false }).ids;
     ids = ids.slice(0, ids.length - Math.max(0, ends(ids) - ends(bare)));
     if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
-    if (!ids.length) throw new TextError("There is no text to go on from.");
+    if (!ids.length) throw new TextError("The prompt is empty.");
   } else if (tokens.every((token) => source.special_tokens.includes(token))) {
     throw new TextError("There is no text to read.");
   }
@@ -376,7 +376,7 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown })
   return ids;
 }
 
-/** What the generated tokens begin with. */
+/** The given tokens that the generated ones follow. */
 function promptOf(ids, { goesOn, startId }) {
   return goesOn ? [...ids] : [startId];
 }
@@ -552,7 +552,7 @@ function readMetadata(bytes) {
   }
 }
 
-/** What the file says of itself, after its checksum was compared. */
+/** The manifest, after the checksum was compared. */
 async function readManifest(bytes, metadata) {
   const raw = metadata.get(METADATA_NAME);
   if (!raw) {
@@ -591,7 +591,7 @@ async function readManifest(bytes, metadata) {
   return manifest;
 }
 
-/** What a file can, by name, the one it is for first; one that is refused has the error. */
+/** The abilities of a file by name; an unsupported one holds its error as `refusal`. */
 function readAbilities(manifest, metadata) {
   for (const [name, { inputs, outputs }] of Object.entries(manifest.signatures)) {
     for (const [key, { dtype }] of [...Object.entries(inputs), ...Object.entries(outputs)]) {
@@ -636,11 +636,11 @@ function readPredict(manifest, metadata) {
   return { ...readSource(signatures, manifest, metadata), signatures, takesUnknown: true };
 }
 
-/** The loop outside the file: keras_tfm/runtime/host_loop.py is the same in Python. */
+/** For the decoding loop on the host; keras_tfm/runtime/host_loop.py is the same in Python. */
 function readStream(manifest, metadata) {
-  const rooms = byLength(manifest, "decode").sort((a, b) => a.room - b.room);
-  if (!rooms.length) return null;
-  const [{ target: stepped, inputs, outputs, max_length: maxLength }] = rooms;
+  const decoders = byLength(manifest, "decode").sort((a, b) => a.capacity - b.capacity);
+  if (!decoders.length) return null;
+  const [{ target: stepped, inputs, outputs, max_length: maxLength }] = decoders;
   const encoders = byLength(manifest, "encode");
   const grown = Object.keys(outputs).filter((name) => name !== "logits");
   const given = [stepped, "position", ...grown, ...Object.keys(encoders[0]?.outputs ?? {})];
@@ -648,7 +648,7 @@ function readStream(manifest, metadata) {
   if (missing.length) {
     throw new ModelError(`This page has nothing to give as ${missing.join(", ")} of every step.`);
   }
-  const target = readTarget(rooms[0], manifest, metadata);
+  const target = readTarget(decoders[0], manifest, metadata);
   if (encoders.length && target.startId === null) {
     throw new ModelError("The file was exported without a start token.");
   }
@@ -656,7 +656,7 @@ function readStream(manifest, metadata) {
     ? readSource(encoders, manifest, metadata)
     : { input: stepped, source: target.target, length: maxLength - 1, goesOn: true };
   const prefills = byLength(manifest, "prefill", stepped);
-  return { ...source, ...target, encoders, prefills, rooms, stepped, grown, maxLength };
+  return { ...source, ...target, encoders, prefills, decoders, stepped, grown, maxLength };
 }
 
 /** The signatures of a role, the shortest first, by their first input or by one of a name. */
@@ -683,12 +683,12 @@ function readSource(signatures, manifest, metadata) {
   return { input, source, length: signatures.at(-1).length, goesOn: false };
 }
 
-/** What signatures that write text say of it. */
+/** The settings of signatures that generate text. */
 function readTarget(signature, manifest, metadata) {
   const { target: name, start_id, end_id, pad_id, inputs } = signature;
   const target = readTokenizer(name, manifest, metadata);
   checkSize(target, inputs[name]?.vocabulary_size);
-  return { target, startId: start_id, endIds: [end_id ?? []].flat(), paddingId: pad_id };
+  return { target, startId: start_id, endIds: [end_id ?? []].flat(), padId: pad_id };
 }
 
 function checkSize(tokenizer, size = Infinity) {

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
-from keras.src.backend.common import global_state
 
-_WAITING = "uninitialized_variables"
+from keras_tfm.keras_internals import set_uninitialized_variables, uninitialized_variables
 
 
 @contextmanager
@@ -23,10 +22,9 @@ def without_storage() -> Iterator[None]:
     >>> model.count_params()
     1557611200
     """
-    # Not public: Keras keeps such variables, to fill them when any stateless scope is closed.
-    before = list(global_state.get_global_attribute(_WAITING, []))
+    before = uninitialized_variables()
     try:
         with keras.StatelessScope(initialize_variables=False):
             yield
     finally:
-        global_state.set_global_attribute(_WAITING, before)
+        set_uninitialized_variables(before)

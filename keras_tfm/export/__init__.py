@@ -2,6 +2,7 @@
 
 from keras_tfm.export.benchmark import Benchmark, Footprint, Latency, benchmark
 from keras_tfm.export.report import Report
+from keras_tfm.export.request import ExportArguments, GenerationArguments
 from keras_tfm.export.saved_model import export_saved_model
 from keras_tfm.export.tflite import export_tflite
 from keras_tfm.export.verification import Check, Verification, VerificationError, verify
@@ -10,7 +11,9 @@ from keras_tfm.runtime.inspection import Subgraph
 __all__ = [
     "Benchmark",
     "Check",
+    "ExportArguments",
     "Footprint",
+    "GenerationArguments",
     "Latency",
     "Report",
     "Subgraph",

@@ -1,4 +1,4 @@
-"""How fast an exported file is, and what it costs, on the machine at hand."""
+"""Latency, load time and memory of an exported file on this machine."""
 
 import json
 import os
@@ -27,11 +27,11 @@ class Latency:
 
     Attributes:
         signature: its name.
-        threads: how many LiteRT was given.
-        runs: how many calls were timed, after one that was not.
-        median_ms: of a call.
-        p90_ms: nine calls of ten took no longer.
-        tokens: how many a call made, of all its rows; None where a signature makes none.
+        threads: the number of threads LiteRT used.
+        runs: the number of timed calls, after one untimed call.
+        median_ms: median latency of a call.
+        p90_ms: 90th percentile of the latency.
+        tokens: the number of tokens generated per call, over all rows; None if none are generated.
     """
 
     signature: str
@@ -43,22 +43,23 @@ class Latency:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the median call."""
+        """Tokens per second of the median call."""
         return None if self.tokens is None else 1e3 * self.tokens / self.median_ms
 
 
 @dataclass
 class Footprint:
-    """What loading costs, in a process that imports NumPy, LiteRT and `keras_tfm.runtime` only.
+    """Load time and memory in a process that imports NumPy, LiteRT and `keras_tfm.runtime` only.
 
     Attributes:
-        weights: "packed" in memory, or in a "cache" that an earlier process had filled.
-        threads: how many LiteRT was given.
-        load_ms: reading, checking the checksum, packing the weights, allocating.
-        first_ms: the first answer of every signature, summed.
-        peak_bytes: highest resident memory above what the process had before loading; of a cache,
-            that counts the pages of the file that were read. None outside Linux.
-        private_bytes: what of it the system can neither share nor drop. None outside Linux.
+        weights: "packed" in memory, or mapped from a "cache" that an earlier process filled.
+        threads: the number of threads LiteRT used.
+        load_ms: time to read, verify the checksum, pack the weights and allocate.
+        first_ms: time of the first run of every signature, summed.
+        peak_bytes: growth of peak resident memory; with a cache this includes the pages of the
+            cache file that were read. None outside Linux.
+        private_bytes: growth of private memory, which the system can neither share nor drop. None
+            outside Linux.
     """
 
     weights: str
@@ -71,7 +72,7 @@ class Footprint:
 
 @dataclass
 class Benchmark:
-    """What was measured; `print` it, take `asdict()`, or `write_json` it."""
+    """The measurements; `print` them, take `asdict()`, or `write_json`."""
 
     path: str
     bytes: int
@@ -83,7 +84,7 @@ class Benchmark:
     bytes_by_kind: dict[str, int]
 
     def asdict(self) -> dict[str, Any]:
-        """Everything, as dictionaries, lists and numbers that JSON takes."""
+        """Everything, as dictionaries, lists and numbers for JSON."""
         result = asdict(self)
         for entry, latency in zip(result["latencies"], self.latencies, strict=True):
             entry["tokens_per_second"] = latency.tokens_per_second
@@ -139,20 +140,19 @@ def benchmark(
     weight_cache: bool = False,
     seed: int = 0,
 ) -> Benchmark:
-    """Measures a file that `export_tflite` wrote, on this machine, with inputs at random.
+    """Measures a file that `export_tflite` wrote, on this machine, with random inputs.
 
     Every signature is called for `seconds` with each number of threads. Ids fill the exported
-    length and come from the vocabulary, so `generate` runs as long as with any other input, unless
-    it ends early: with an `end_id` the tokens really made are counted, up to and with the end, and
-    tokens per second are of those. A call whose rows end early still pays for reading its source.
+    length and are no padding. With an `end_id` rows may end early: the tokens counted are those
+    generated up to and including the end. A call whose rows end early still reads its whole source.
 
     Args:
         path: the .tflite file.
-        threads: the numbers of threads LiteRT is given.
-        seconds: how long each signature is called with each of them; five calls at least.
-        weight_cache: whether to measure the footprint with `runtime.load(..., weight_cache=...)`
-            too, from a cache in a temporary folder that one load has filled.
-        seed: of the inputs.
+        threads: the numbers of threads to measure with.
+        seconds: the measuring time per signature and number of threads; at least five calls.
+        weight_cache: whether to also measure the footprint with
+            `runtime.load(..., weight_cache=...)`, from a filled cache in a temporary folder.
+        seed: seed of the inputs.
 
     Raises:
         FileNotFoundError, ValueError: as in `runtime.load`; or an argument is out of range.
@@ -209,7 +209,7 @@ def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -
         times.append(time.perf_counter() - start)
     tokens = None
     if "max_length" in signature and "tokens" in outputs:
-        # Columns after max_length are there for rows whose prompt is padded.
+        # Columns after max_length are for rows with padded prompts.
         prompt = 1
         if "prompt" in signature:
             prompt = signature["inputs"][signature["prompt"]]["shape"][1]
@@ -222,7 +222,7 @@ def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -
 def count_tokens(
     tokens: np.ndarray, end_id: int | Sequence[int] | None, prompt_length: int = 1
 ) -> int:
-    """How many tokens were made: those after the start token or prompt, up to and with the end.
+    """The number of generated tokens: after the start token or prompt, up to and including the end.
 
     >>> import numpy as np
     >>> from keras_tfm.export.benchmark import count_tokens
@@ -238,7 +238,7 @@ def count_tokens(
 def _footprint(
     path: str | Path, weights: str, threads: int, folder: str | None = None
 ) -> Footprint:
-    """`keras_tfm.runtime.footprint` in a process of its own."""
+    """Runs `keras_tfm.runtime.footprint` in a separate process."""
     command = [sys.executable, "-m", "keras_tfm.runtime.footprint", str(path), str(threads)]
     command += [] if folder is None else [folder]
     root = str(Path(keras_tfm.__file__).parent.parent)
@@ -247,14 +247,14 @@ def _footprint(
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         raise RuntimeError(
-            f"loading {path} in a process of its own failed with exit code {done.returncode}: "
+            f"loading {path} in a separate process failed with exit code {done.returncode}: "
             + (done.stderr.strip().splitlines() or ["no message"])[-1]
         )
     return Footprint(weights, threads, **json.loads(done.stdout))
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it, and how many there are."""
+    """The processor's name, if the system provides it, and the number of processors."""
     name, information = "", Path("/proc/cpuinfo")
     if information.is_file():
         for line in information.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Tokenizers as a .tflite file carries them: as bytes, each in a metadata entry of its own."""
+"""Tokenizers in a .tflite file: the bytes of each in a metadata entry of its own."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from keras_tfm.runtime.tokenizer import Tokenizer, read
 
 
 class Form(NamedTuple):
-    """A tokenizer as bytes: how its entry's name ends, and options that the bytes do not have."""
+    """A tokenizer as bytes: the ending of its entry's name, and options outside the bytes."""
 
     ending: str
     content: bytes
@@ -22,7 +22,7 @@ class Form(NamedTuple):
 
 @dataclass
 class Carried:
-    """What a file gets.
+    """The tokenizers for a file.
 
     Attributes:
         entries: the bytes of each tokenizer, by the name of its metadata entry.
@@ -38,13 +38,13 @@ def carry(request: Request, tokenizer: Any, detokenizer: Any) -> Carried:
 
     Args:
         request: the export.
-        tokenizer: one for all inputs of ids, or a dictionary by the input's name, or None.
-        detokenizer: the stepped input's; by default the tokenizer.
+        tokenizer: one for all inputs of ids, or a dictionary by input, or None.
+        detokenizer: the tokenizer of the stepped input; by default `tokenizer`.
 
     Raises:
-        TypeError: something is no tokenizer that a file can carry.
-        ValueError: a tokenizer is damaged, cannot be carried exactly, has more ids than the model,
-            or lacks its start or its end; or an argument is out of place.
+        TypeError: a tokenizer's kind cannot be stored in a file.
+        ValueError: a tokenizer is damaged, cannot be stored exactly, has more ids than the model,
+            or lacks the start or end token; or an argument does not apply.
         FileNotFoundError: there is no such tokenizer file.
     """
     made: dict[int, Form] = {}
@@ -85,7 +85,9 @@ def _by_input(request: Request, tokenizer: Any, detokenizer: Any) -> dict[str, A
             raise ValueError(f"{request.model.name} has no input of ids (B, S) for a tokenizer")
     if request.roles == ["predict"]:
         if detokenizer is not None:
-            raise ValueError("a detokenizer is for what is generated, and 'predict' generates none")
+            raise ValueError(
+                "a detokenizer is for generated text, got one for the signature 'predict' alone"
+            )
         return result
     target = request.target
     if detokenizer is None and result and target not in result:
@@ -94,15 +96,15 @@ def _by_input(request: Request, tokenizer: Any, detokenizer: Any) -> dict[str, A
         own = result.get(target) if isinstance(tokenizer, dict) or names == [target] else None
         if own is not None and own is not detokenizer:
             raise ValueError(
-                f"what is generated goes into {target!r} again, so its tokenizer is the "
-                "detokenizer: give one of them"
+                f"the tokenizer of the stepped input {target!r} is also the detokenizer: give "
+                "one of them, got two different ones"
             )
         result[target] = detokenizer
     return result
 
 
 def _check(request: Request, name: str, tokenizer: Tokenizer) -> None:
-    """Raises unless the model has a place for every id, and the tokenizer the start and the end."""
+    """Raises unless the embedding has every id, and the tokenizer the start and end tokens."""
     size = request.vocabulary_sizes.get(name, tokenizer.size)
     if tokenizer.size > size:
         raise ValueError(
@@ -122,7 +124,7 @@ def _check(request: Request, name: str, tokenizer: Tokenizer) -> None:
 
 
 def _form(name: str, tokenizer: Any) -> Form:
-    """What a file carries of a tokenizer of any kind."""
+    """The stored form of a tokenizer of any kind."""
     if isinstance(tokenizer, (str, Path)):
         path = Path(tokenizer)
         if not path.is_file():
@@ -141,8 +143,8 @@ def _form(name: str, tokenizer: Any) -> Form:
             return maker(name, tokenizer)
     raise TypeError(
         f"the tokenizer of input {name!r} must be a tokenizers.Tokenizer, a "
-        "sentencepiece.SentencePieceProcessor, or a path to the file of one: a .tflite file "
-        f"carries no program, got {type(tokenizer).__name__}"
+        "sentencepiece.SentencePieceProcessor, or the path of such a file, since a .tflite file "
+        f"stores no code, got {type(tokenizer).__name__}"
     )
 
 
@@ -151,7 +153,7 @@ def _of_keras_hub(name: str, tokenizer: Any) -> Form:
         ending, content, options = converted(tokenizer)
     except ValueError as error:
         raise ValueError(
-            f"the tokenizer of input {name!r}, {type(tokenizer).__name__}, cannot be carried: "
+            f"the tokenizer of input {name!r}, {type(tokenizer).__name__}, cannot be stored: "
             f"{error}"
         ) from None
     return Form(ending, content, _on(options))
@@ -160,23 +162,23 @@ def _of_keras_hub(name: str, tokenizer: Any) -> Form:
 def _of_tokenizers(name: str, tokenizer: Any) -> Form:
     try:
         text = tokenizer.to_str()
-    except Exception as error:  # of Rust, and of this type
+    except Exception as error:  # Rust's errors have this type
         raise ValueError(
-            f"the tokenizer of input {name!r} cannot be carried: {error} (a part that is written "
-            "in Python is a program, and a .tflite file carries none)"
+            f"the tokenizer of input {name!r} cannot be stored: {error} (it has a part in Python, "
+            "and a .tflite file stores no code)"
         ) from None
     return _json(name, text.encode())
 
 
 def _json(name: str, content: bytes) -> Form:
-    """Without what belongs to training: cut and padded rows, merges dropped by chance."""
+    """The form without truncation, padding and merge dropout, which are for training."""
     try:
         settings = json.loads(content)
         model = settings["model"]
         chance = model.get("dropout")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"the tokenizer of input {name!r} is no tokenizer.json of Hugging Face tokenizers "
+            f"the tokenizer of input {name!r} is not a tokenizer.json of Hugging Face tokenizers "
             f"({type(error).__name__}: {error})"
         ) from None
     if chance or settings.get("truncation") or settings.get("padding"):
@@ -190,10 +192,12 @@ def _json(name: str, content: bytes) -> Form:
 def _of_sentencepiece(name: str, tokenizer: Any) -> Form:
     options = {"add_bos": tokenizer._add_bos, "add_eos": tokenizer._add_eos}  # not public
     if tokenizer._reverse:
-        raise ValueError(f"the tokenizer of input {name!r} reverses ids, which no file carries")
+        raise ValueError(
+            f"the tokenizer of input {name!r} must not reverse ids, got a reversing one"
+        )
     return Form(".model", tokenizer.serialized_model_proto(), _on(options))
 
 
 def _on(options: dict[str, bool]) -> tuple[tuple[str, bool], ...]:
-    """The options that are on, which are those that a manifest has."""
+    """The options that are on, which the manifest stores."""
     return tuple((key, True) for key, on in options.items() if on)

@@ -6,12 +6,12 @@ from typing import Any
 
 from keras_tfm.runtime import flatbuffer, native_log
 
-# Numbers that share a scale; XNNPACK has kernels for multiples of 32.
+# The number of weights that share a scale; XNNPACK has kernels for multiples of 32.
 BLOCK = 32
 
 
 def import_quantizer() -> Any:
-    """The package, or an error that names the extra that brings it."""
+    """Imports the quantizer; the error names the extra to install."""
     try:
         import ai_edge_quantizer.quantizer as package
     except ModuleNotFoundError as error:
@@ -27,9 +27,9 @@ def import_quantizer() -> Any:
 def quantize(content: bytes, kept: Collection[int]) -> bytes:
     """A float32 file with weights in four bits, a scale for every 32 numbers of a row.
 
-    Rows whose length is no multiple of 32, and convolutions, get 8 bits with a scale a row; what
-    the quantizer knows neither way (GATHER, BATCH_MATMUL) gets float16. Activations are rounded to
-    8 bits on the fly, as in "int8".
+    Rows whose length is not a multiple of 32, and convolutions, get 8 bits with one scale per row.
+    Weights of operators that the quantizer does not support (GATHER, BATCH_MATMUL) get float16.
+    Activations are quantised to 8 bits at run time, as in "int8".
 
     Args:
         content: the file.
@@ -67,13 +67,13 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     with native_log.captured():
         quantizer = package.Quantizer(bytearray(content), rules)
         result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
-    # Written anew, because the quantizer puts large weights behind the schema's part of the file,
-    # where neither the manifest nor the report would find them.
+    # Rewritten, because the quantizer stores large weights after the flatbuffer, where neither the
+    # manifest nor the report would find them.
     return flatbuffer.write(flatbuffer.read(bytes(result.quantized_model)))
 
 
 def _bits(uses: list[flatbuffer.WeightUse]) -> int | None:
-    """How many bits all operators that read a weight can read it in, so that it is stored once."""
+    """The number of bits that all readers of a weight support, so that it is stored once."""
     names = {use.name for use in uses}
     if names <= {"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}:
         return 4 if uses[0].tensor.shape[-1] % BLOCK == 0 else 8

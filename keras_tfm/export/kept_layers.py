@@ -9,22 +9,22 @@ import numpy as np
 
 from keras_tfm.keras_internals import sublayers
 
-# What folding a factor into a weight in float32 may change, of a row's largest.
+# The rounding error of folding a factor into a float32 weight, relative to the row's largest.
 _ROUNDING = 1e-5
 
 
 def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
-    """The matrices and larger weights of the layers of each name.
+    """The weights of rank 2 and higher of the layers of each name.
 
     Args:
         model: functional.
-        names: a layer's name, its path, or some consecutive parts of its path:
-            "self_attention/key" means the layers "key" of every layer "self_attention".
+        names: layer names, paths, or consecutive parts of paths: "self_attention/key" means the
+            layer "key" of every layer "self_attention".
 
     Raises:
         TypeError: `names` is one string.
-        ValueError: a name is no layer's (the error lists near ones), or its layers have none but
-            biases and the like, which are never quantised.
+        ValueError: no layer has a name (the error lists similar names), or its layers have only
+            vectors such as biases, which are never quantised.
 
     >>> import keras
     >>> from keras_tfm.export.kept_layers import find_layers
@@ -48,7 +48,7 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
             near = difflib.get_close_matches(name, sorted(known), 5, 0.4)
             raise ValueError(
                 f"keep_float: {model.name} has no layer {name!r}; "
-                + (f"near names are {near}" if near else f"it has {sorted(paths)[:10]}")
+                + (f"similar names are {near}" if near else f"it has {sorted(paths)[:10]}")
             )
         unique = {id(weight): weight for weights in matching for weight in weights}
         arrays = [keras.ops.convert_to_numpy(w) for w in unique.values() if len(w.shape) > 1]
@@ -64,18 +64,18 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
 def find_buffers(
     stored: dict[int, np.ndarray], layers: dict[str, list[np.ndarray]]
 ) -> dict[int, np.ndarray]:
-    """Those of the file's weights that hold weights of the layers.
+    """The weights of the file that are weights of the layers.
 
-    By value, because a file's tensors are named after the operator that used them last. The
-    converter transposes kernels, and multiplies factors before a layer (a normalisation's gamma)
-    and after it into its kernel.
+    They are compared by value, because a file's tensors are named after the last operator that used
+    them. The converter transposes kernels, and folds factors before a layer (the gamma of a
+    normalisation) and after it into the kernel.
 
     Args:
         stored: the file's weights in float32, by the number of their buffer.
-        layers: what `find_layers` found.
+        layers: the result of `find_layers`.
 
     Raises:
-        ValueError: none of the weights of a name is among those that would be quantised.
+        ValueError: none of the weights of a name would be quantised.
 
     >>> import numpy as np
     >>> from keras_tfm.export.kept_layers import find_buffers
@@ -105,24 +105,24 @@ def _is_part(name: str, path: str) -> bool:
 
 
 def _holds(values: np.ndarray, weight: np.ndarray) -> bool:
-    """Whether `values` are `weight`, rearranged, with any factors for outputs and inputs."""
+    """Whether `values` are `weight` rearranged and scaled by factors per output and per input."""
     if values.size != weight.size:
         return False
     return any(_proportional(values.reshape(rows.shape), rows) for rows in _arrangements(weight))
 
 
 def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
-    """The weight as (outputs, inputs), for each way to part its axes in the two."""
+    """The weight as a matrix (outputs, inputs), for each way to group its axes."""
     yield weight.reshape(1, -1)
     for axis in range(1, weight.ndim):
         matrix = weight.reshape(int(np.prod(weight.shape[:axis])), -1)
         for rows in (matrix, matrix.T):
-            if rows.shape[1] > 1:  # rows of one number are in proportion to any
+            if rows.shape[1] > 1:  # rows of one number are proportional to any
                 yield rows
 
 
 def _proportional(values: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether `values` are `rows` with a factor for each row and, of several rows, each column."""
+    """Whether `values` are `rows` times a factor per row and, with several rows, per column."""
     largest = np.max(np.abs(values), axis=1, keepdims=True)
     columns, before = np.ones((1, rows.shape[1])), np.inf
     while True:
@@ -131,7 +131,7 @@ def _proportional(values: np.ndarray, rows: np.ndarray) -> bool:
         errors = np.abs(values - factors * scaled)
         if np.all(errors <= _ROUNDING * largest):
             return True
-        # Each pass leaves a part of what the one before it left; of another weight nearly all.
+        # For the same weight each pass reduces the error; for another weight hardly.
         if len(rows) == 1 or np.sum(errors) > 0.8 * before:
             return False
         before = np.sum(errors)
@@ -139,7 +139,7 @@ def _proportional(values: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def _factors(values: np.ndarray, rows: np.ndarray, axis: int) -> np.ndarray:
-    """By which to multiply `rows` for the least squared error, one for each of the other axis."""
+    """The factors of `rows` with the least squared error, one per index of the other axis."""
     norms = np.sum(np.square(rows, dtype="float64"), axis=axis, keepdims=True)
     products = np.sum(np.multiply(values, rows, dtype="float64"), axis=axis, keepdims=True)
     return products / np.where(norms == 0.0, 1.0, norms)

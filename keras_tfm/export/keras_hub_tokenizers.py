@@ -1,9 +1,9 @@
-"""Tokenizers of keras-hub as those that a file can carry, where they answer alike.
+"""Tokenizers of keras-hub in a form that a file can store, if it gives the same ids.
 
-SentencePiece is carried as it is. Of a WordPiece that keeps letters as they are, the same tokenizer
-is made with Hugging Face's `tokenizers`. In small letters it cannot be had: keras-hub folds cases
-after it has split words, which turns one punctuation mark into several, and `tokenizers` before.
-A byte-pair tokenizer of keras-hub 0.32 answers in one way in `tf.data` and in another outside.
+SentencePiece models are stored unchanged. A WordPiece that keeps upper case becomes one of Hugging
+Face's `tokenizers`. A lower-casing one is refused: keras-hub folds case after it has split words,
+which turns one punctuation mark into several, and `tokenizers` before. So is a byte-pair tokenizer:
+in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def converted(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
     """How the name of a tokenizer's entry ends, its bytes, and its options.
 
     Raises:
-        ValueError: it cannot be carried so that the same texts give the same ids.
+        ValueError: it cannot be stored such that the same texts give the same ids.
         ModuleNotFoundError: `tokenizers` is missing.
     """
     kinds = [cls.__name__ for cls in type(tokenizer).__mro__]
@@ -63,7 +63,7 @@ def converted(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
     else:
         raise ValueError(
             "of keras-hub's tokenizers SentencePieceTokenizer and WordPieceTokenizer can be "
-            "carried exactly: make a tokenizers.Tokenizer, and train with that"
+            "stored exactly: make a tokenizers.Tokenizer, and train with that"
         )
     _compare(tokenizer, read(f"tokenizer{result[0]}", *result[1:]))
     return result
@@ -73,7 +73,7 @@ def _word_piece(tokenizer: Any) -> bytes:
     if tokenizer.lowercase or not tokenizer.split or tokenizer.special_tokens_in_strings:
         raise ValueError(
             "a WordPieceTokenizer with lowercase=True, split=False or special_tokens_in_strings="
-            "True cannot be carried exactly: make a tokenizers.Tokenizer, and train with that"
+            "True cannot be stored exactly: make a tokenizers.Tokenizer, and train with that"
         )
     package = importlib.import_module("tokenizers")
     normalizers, pre_tokenizers = package.normalizers, package.pre_tokenizers
@@ -107,4 +107,4 @@ def _compare(tokenizer: Any, carried: Tokenizer) -> None:
     for text, ids in zip(texts, tokenizer.tokenize(texts), strict=True):
         found, wanted = carried.encode(text), [int(i) for i in ids]
         if found != wanted:
-            raise ValueError(f"of {shown(text)} it makes the ids {wanted}, what is carried {found}")
+            raise ValueError(f"of {shown(text)} it makes the ids {wanted}, its stored form {found}")

@@ -1,4 +1,4 @@
-"""What is exported computes in float32, whatever the model was trained in."""
+"""Exports compute in float32, also those of models trained in half precision."""
 
 import logging
 
@@ -13,19 +13,19 @@ HALVES = ("float16", "bfloat16")
 
 
 def in_float32(model: keras.Model) -> keras.Model:
-    """The model itself, or where a layer computes in half precision a copy in float32.
+    """The model, or a copy in float32 if a layer computes in half precision.
 
     Raises:
-        ValueError: a layer computes in float64, or in half precision whatever its policy.
+        ValueError: a layer computes in float64, or in half precision regardless of its policy.
     """
     if _first(model, HALVES) is not None:
-        _log.info("making %s again in float32", model.name)
+        _log.info("copying %s in float32", model.name)
         model = with_dtype(model, "float32")
     other = _first(model, (*HALVES, "float64"))
     if other is not None:
         raise ValueError(
             f"export needs layers that compute in float32, got {other.name} in "
-            f"{other.compute_dtype}: make the model again with dtype='float32' and set_weights"
+            f"{other.compute_dtype}: build the model with dtype='float32' and call set_weights"
         )
     return model
 

@@ -1,4 +1,4 @@
-"""The presets of `export_tflite(quantization=...)`: how weights are stored and computed with."""
+"""The presets of `export_tflite(quantization=...)`."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,16 +18,16 @@ from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection import inspect_subgraphs
 
 QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
-# With scores and this mask in 256 steps a 4-layer encoder is off by 0.04; with -100 by 0.05, with
-# -1e4 by 0.35. A masked key weighs 1e-13.
+# In int8, scores and masks share 256 steps: with this mask value a 4-layer encoder has a relative
+# error of 0.04; with -100, 0.05; with -1e4, 0.35. A masked key has a weight of 1e-13.
 _MASKED_IN_8_BITS = -30.0
 
-# Given what sets up a converter, converts, and gives the file.
+# Takes a function that sets up a converter, converts, and returns the file.
 Convert = Callable[[Callable[[Any], None]], bytes]
 
 
 class Quantization:
-    """One preset with its exceptions, checked; made before any long work.
+    """One preset with its exceptions, checked before the conversion.
 
     Args:
         model: functional.
@@ -37,7 +37,7 @@ class Quantization:
             of arrays, for a model of one input), each of exactly the exported shape.
 
     Raises:
-        ValueError: an unknown preset or layer, or arguments that do not go together.
+        ValueError: an unknown preset or layer, or arguments that exclude each other.
         ModuleNotFoundError: "int4" without its extra, which the message names.
 
     >>> import keras
@@ -47,7 +47,7 @@ class Quantization:
     >>> Quantization(model, "int8", keep_float=["haed"])
     Traceback (most recent call last):
         ...
-    ValueError: keep_float: small has no layer 'haed'; near names are ['head']
+    ValueError: keep_float: small has no layer 'haed'; similar names are ['head']
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Quantization:
         if preset == "int8_full" and representative_data is None:
             raise ValueError(
                 "quantization='int8_full' needs representative_data: "
-                "some hundred inputs like those the model will get"
+                "a few hundred inputs like those the model will get, got None"
             )
         if preset != "int8_full" and representative_data is not None:
             raise ValueError(
@@ -82,7 +82,7 @@ class Quantization:
         self._samples: list[dict[str, np.ndarray]] = []
 
     def check_request(self, request: Request) -> None:
-        """Raises ValueError if a signature that is asked for cannot be quantised so."""
+        """Raises ValueError if a requested signature does not support this preset."""
         if self.preset != "int8_full":
             return
         if request.roles != ["predict"] or len(request.source_lengths) > 1:
@@ -102,23 +102,23 @@ class Quantization:
             _sample(number, sample, signatures[0]) for number, sample in enumerate(self._data)
         ]
         if not self._samples:
-            raise ValueError("representative_data is empty: give some hundred inputs")
+            raise ValueError("representative_data must have a few hundred inputs, got none")
 
     def tracing(self) -> AbstractContextManager[None]:
-        """What the graph must be traced in."""
+        """The context in which the graph must be traced."""
         return bounded_masks(_MASKED_IN_8_BITS) if self.preset == "int8_full" else nullcontext()
 
     def apply(self, convert: Convert) -> bytes:
         """The quantised file.
 
         Args:
-            convert: converts the traced graph as the function it is given sets up the converter.
+            convert: converts the traced graph; its argument sets up the converter.
         """
         if self.preset == "int8":
             content = convert(_dynamic)
             return _restore(content, convert(_plain), self._layers) if self._layers else content
         if self.preset == "int8_full":
-            with warnings.catch_warnings():  # the calibrator's own interpreter
+            with warnings.catch_warnings():  # about the calibrator's own interpreter
                 warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")
                 model = flatbuffer.read(convert(self._calibrated))
             flatbuffer.round_after_lookup(model)
@@ -148,7 +148,7 @@ class Quantization:
 
 
 def _plain(converter: Any) -> None:
-    """Float32: the converter as it is."""
+    """Float32: the default converter."""
 
 
 def _dynamic(converter: Any) -> None:
@@ -156,7 +156,7 @@ def _dynamic(converter: Any) -> None:
 
 
 def _restore(content: bytes, plain: bytes, layers: dict[str, list[np.ndarray]]) -> bytes:
-    """The int8 file `content` with the layers' weights as they are in the float32 file `plain`."""
+    """The int8 file `content` with the layers' weights of the float32 file `plain`."""
     kept = find_buffers(flatbuffer.float_weights(flatbuffer.read(plain)), layers)
     model = flatbuffer.read(content)
     rounded = {
@@ -173,8 +173,8 @@ def _restore(content: bytes, plain: bytes, layers: dict[str, list[np.ndarray]]) 
     for values in kept.values():
         if not any(np.array_equal(values, other) for other in stored):
             raise ValueError(
-                f"keep_float: a weight of shape {values.shape} is not in the int8 file as it is "
-                f"in the float32 file; leave out one of {list(layers)}, and report this model"
+                f"keep_float: a weight of shape {values.shape} was not found in the int8 file; "
+                f"leave out one of {list(layers)}, and report this model"
             )
     return flatbuffer.write(model)
 
@@ -183,13 +183,13 @@ def _check_half(weights: dict[int, np.ndarray]) -> None:
     largest = max((float(np.abs(w).max(initial=0.0)) for w in weights.values()), default=0.0)
     if largest > float(np.finfo("float16").max):
         raise ValueError(
-            f"float16 holds numbers up to 65504, got a weight of {largest:g}: "
+            f"float16 weights must be at most 65504, got a weight of {largest:g}: "
             "name its layer in keep_float"
         )
 
 
 def _sample(number: int, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
-    """One of the representative data, as the signature takes it."""
+    """One sample of the representative data, as arguments of the signature."""
     place, specs = f"representative_data[{number}]", signature.inputs
     if not isinstance(sample, Mapping):
         if len(specs) != 1 or isinstance(sample, (list, tuple)):
@@ -220,7 +220,7 @@ def _sample(number: int, sample: Any, signature: Signature) -> dict[str, np.ndar
 
 
 def _warn_of_fragments(content: bytes, plain: bytes) -> None:
-    """Warns where XNNPACK runs the quantised graph in more pieces than the float32 one."""
+    """Warns if XNNPACK has more partitions in the quantized graph than in the float32 one."""
     for graph, before in zip(inspect_subgraphs(content), inspect_subgraphs(plain), strict=True):
         if graph.partitions > before.partitions:
             warnings.warn(

@@ -1,16 +1,16 @@
 """The arguments of an export, checked before anything is traced."""
 
 import functools
+import inspect
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.invisible_padding import invisibly_padded
-from keras_tfm.generation.generator import check_ids, end_ids_of
 from keras_tfm.generation.model_inputs import (
     find_target,
     input_names,
@@ -18,10 +18,88 @@ from keras_tfm.generation.model_inputs import (
     vocabulary_sizes,
 )
 from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
 
 # The kinds of signatures. With several lengths, a signature's name ends with its length.
 ROLES = ("predict", "generate", "encode", "prefill", "decode")
+
+
+class GenerationArguments(TypedDict, total=False):
+    """The arguments of `export_saved_model` and `export_tflite` that describe generation.
+
+    All are optional keyword arguments.
+
+    Attributes:
+        max_length: T, the maximum number of tokens of a row, start token or prompt included; in
+            "predict" the length of the stepped input. Required by every signature but "predict".
+            If T is much larger than 128, a .tflite file has several decode signatures with growing
+            caches: "decode_128", "decode_512"... up to T.
+        start_id: the first token of every row without a prompt.
+        end_id: the token that ends a row, or several; None (default) never stops early. Columns
+            after the end hold the padding id of the stepped input.
+        target: the name of the stepped input; default "target", or the only input.
+        strategy: how "generate" chooses tokens: `generation.Greedy()` (default), `Beam`, or a
+            custom one that draws no random numbers.
+
+    >>> from keras_tfm.export import GenerationArguments
+    >>> generation: GenerationArguments = {"max_length": 5, "start_id": 1, "end_id": 2}
+    """
+
+    max_length: int | None
+    start_id: int | None
+    end_id: int | Sequence[int] | None
+    target: str | None
+    strategy: Strategy | None
+
+
+class ExportArguments(GenerationArguments, total=False):
+    """The arguments of `export_tflite` that set shapes, with those of `GenerationArguments`.
+
+    All are optional keyword arguments.
+
+    Attributes:
+        batch_size: rows per call; default 1.
+        source_length: S, the length of every input with an open length. Shorter rows are padded
+            with the input's padding id (`mask_id` of its embedding), which the model must mask.
+            With several lengths, each gets its own signatures ("predict_32", "encode_128"), and the
+            runtime picks the shortest that fits.
+        prompt_length: N, the maximum length of a prompt for the stepped input, or several lengths:
+            one "prefill_N" each, and "generate" continues prompts of up to N tokens.
+        whole_caches: whether "prefill" and "decode" return whole caches of max_length, for hosts
+            that pass results on as arguments. By default they return only the new entries, which
+            the host writes into its caches, so no cache is copied.
+
+    >>> from keras_tfm.export import ExportArguments
+    >>> sizes: ExportArguments = {"source_length": 6, "max_length": 5, "start_id": 1, "end_id": 2}
+    """
+
+    batch_size: int
+    source_length: int | Sequence[int] | None
+    prompt_length: int | Sequence[int] | None
+    whole_caches: bool
+
+
+def check_keywords(
+    function: Callable[..., Any], given: Mapping[str, Any], known: type[GenerationArguments]
+) -> None:
+    """Raises a TypeError unless `known` has every keyword that is given.
+
+    >>> from keras_tfm.export.request import GenerationArguments, check_keywords
+    >>> def write(path, **arguments): check_keywords(write, arguments, GenerationArguments)
+    >>> write("model", max_len=5)
+    Traceback (most recent call last):
+    TypeError: write has no argument 'max_len'; it has path, max_length, start_id, end_id, \
+target, strategy
+    """
+    unknown = [name for name in given if name not in known.__annotations__]
+    if unknown:
+        own = inspect.signature(function).parameters.values()
+        names = [x.name for x in own if x.kind is not inspect.Parameter.VAR_KEYWORD]
+        raise TypeError(
+            f"{function.__name__} has no argument {unknown[0]!r}; "
+            f"it has {', '.join([*names, *known.__annotations__])}"
+        )
 
 
 class Request:
@@ -31,11 +109,9 @@ class Request:
         model: functional.
         roles: among `ROLES`; None: "generate" with a `start_id` or a `prompt_length`, otherwise
             "predict".
-        batch_size, source_length, prompt_length, max_length: the static sizes; None leaves an axis
-            open. `source_length` and `prompt_length` may be several.
-        start_id, end_id, target, strategy: as in `generation.Generator`.
-        static: whether every axis must have a size.
-        whole_caches: whether "prefill" and "decode" return whole caches instead of new entries.
+        static: whether every axis must have a size. If not, a `batch_size` or `source_length` that
+            is not given leaves its axis open.
+        arguments: see `ExportArguments`.
 
     Attributes:
         vocabulary_sizes: the number of ids of each input that an embedding reads.
@@ -47,17 +123,13 @@ class Request:
         model: keras.Model,
         roles: Sequence[str] | None = None,
         *,
-        batch_size: int | None = None,
-        source_length: int | Sequence[int] | None = None,
-        prompt_length: int | Sequence[int] | None = None,
-        max_length: int | None = None,
-        start_id: int | None = None,
-        end_id: int | Sequence[int] | None = None,
-        target: str | None = None,
-        strategy: Strategy | None = None,
         static: bool = True,
-        whole_caches: bool = False,
+        **arguments: Unpack[ExportArguments],
     ):
+        check_keywords(Request, arguments, ExportArguments)
+        max_length, start_id = arguments.get("max_length"), arguments.get("start_id")
+        prompt_length = arguments.get("prompt_length")
+        strategy = arguments.get("strategy")
         input_names(model)  # refuses what is not functional
         if roles is None:
             generates = start_id is not None or prompt_length is not None
@@ -69,24 +141,24 @@ class Request:
         self.model = model
         self.roles = list(roles)
         # NumPy's integers become Python's, since the manifest is JSON.
-        self.batch_size = _index("batch_size", batch_size)
-        self.source_lengths = _lengths("source_length", source_length)
+        self.batch_size = _index("batch_size", arguments.get("batch_size", 1 if static else None))
+        self.source_lengths = _lengths("source_length", arguments.get("source_length"))
         self.prompt_lengths = _lengths("prompt_length", prompt_length)
         self.max_length = None if max_length is None else _integer("max_length", max_length)
         self.start_id = None if start_id is None else _integer("start_id", start_id)
-        self.end_ids = end_ids_of(end_id)
+        self.end_ids = end_ids_of(arguments.get("end_id"))
         if strategy is not None and not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy as Beam(4), got {strategy!r}")
         self.strategy = strategy
         self.static = static
-        self.whole_caches = whole_caches
+        self.whole_caches = arguments.get("whole_caches", False)
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
-        self._target = target
+        self._target = arguments.get("target")
         steps = [role for role in self.roles if role != "predict"]
         if steps:
             self._check_steps(steps)
-        if whole_caches and "decode" not in self.roles:
+        if self.whole_caches and "decode" not in self.roles:
             raise ValueError(
                 f"whole_caches is for the signatures 'prefill' and 'decode', got {self.roles}"
             )

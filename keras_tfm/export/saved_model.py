@@ -6,19 +6,19 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
-from keras_tfm.export.signatures import Request, Signature, make_signatures
+from keras_tfm.export.request import GenerationArguments, Request, check_keywords
+from keras_tfm.export.signatures import Signature, make_signatures
 from keras_tfm.export.text_signatures import (
     TEXT,
     add_text_signatures,
     check_tokenizers,
     traced_function,
 )
-from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime import native_log
 
 
@@ -27,13 +27,9 @@ def export_saved_model(
     path: str | Path,
     signatures: Sequence[str] | None = None,
     *,
-    max_length: int | None = None,
-    start_id: int | None = None,
-    end_id: int | Sequence[int] | None = None,
-    target: str | None = None,
-    strategy: Strategy | None = None,
     tokenizer: Any = None,
     detokenizer: Any = None,
+    **arguments: Unpack[GenerationArguments],
 ) -> Path:
     """Writes a SavedModel that TensorFlow loads without keras_tfm and Keras. Any batch, any length.
 
@@ -53,11 +49,6 @@ def export_saved_model(
             (one full pass), and with a tokenizer "generate_text" (strings in, "text" (B,) out) and
             "predict_text" (strings in); by default "generate" where `start_id` is given, otherwise
             "predict", and with a tokenizer the same for text.
-        max_length: the most tokens a row gets, start token included ("generate").
-        start_id: the token every row begins with ("generate").
-        end_id: the token that ends a row; None never stops early.
-        target: the input that is stepped; "target", or the only one, by default.
-        strategy: how "generate" chooses tokens; `generation.Greedy()` by default.
         tokenizer: a Keras layer (or a `tf.Module`) that makes of strings (B,) ids, ragged or
             (B, S), for every input of ids; or a dictionary of them by the input's name. Ragged rows
             are filled up with 0, which the model must mask (`mask_zero`). What it returns is fed as
@@ -66,6 +57,8 @@ def export_saved_model(
         detokenizer: a layer that makes of ragged ids, without the start and the end token, strings
             (B,), or words, which are joined by spaces; by default the `detokenize` of the tokenizer
             (of `target`, where there are several).
+        arguments: `max_length`, `start_id`, `end_id`, `target` and `strategy`, documented in
+            `GenerationArguments`.
 
     Returns:
         `path`.
@@ -73,6 +66,7 @@ def export_saved_model(
     Raises:
         ValueError: an argument is out of range, the model cannot be stepped, the tokenizer has ids
             that the model has not, or `path` holds something else. Nothing is written then.
+        TypeError: an argument is unknown; the error lists the known ones.
 
     Example:
 
@@ -87,12 +81,13 @@ def export_saved_model(
     >>> tokens.shape.as_list()
     [1, 5]
     """
+    check_keywords(export_saved_model, arguments, GenerationArguments)
     path = Path(path)
     check_writable(path)
     if path.exists() and not (path / "saved_model.pb").is_file() and any(_entries(path)):
         raise ValueError(f"{path} exists and is not a SavedModel: it is left as it is")
     if signatures is None:
-        signatures = ["predict" if start_id is None else "generate"]
+        signatures = ["predict" if arguments.get("start_id") is None else "generate"]
         if tokenizer is not None:
             signatures += [name + TEXT for name in signatures]
     tokenizers = check_tokenizers(model, signatures, tokenizer, detokenizer)
@@ -100,15 +95,13 @@ def export_saved_model(
         Request(
             model,
             list(dict.fromkeys(name.removesuffix(TEXT) for name in signatures)),
-            max_length=max_length,
-            start_id=start_id,
-            end_id=end_id,
-            target=target,
-            strategy=strategy,
             static=False,
+            **arguments,
         )
     )
-    made = add_text_signatures(model, made, signatures, tokenizers, detokenizer, target)
+    made = add_text_signatures(
+        model, made, signatures, tokenizers, detokenizer, arguments.get("target")
+    )
     with _beside(path) as folder:
         write_saved_model(
             model, made, folder / "new", signatures[0], [*tokenizers.values(), detokenizer]

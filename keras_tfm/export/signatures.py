@@ -75,13 +75,13 @@ def make_signatures(request: Request) -> list[Signature]:
             signature,
             pad_ids=request.pad_ids,
             # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.
-            function=_for_device(signature.function) if request.static else signature.function,
+            function=_for_edge(signature.function) if request.static else signature.function,
         )
         for signature in made
     ]
 
 
-def _for_device(function: Callable[..., Any]) -> Callable[..., Any]:
+def _for_edge(function: Callable[..., Any]) -> Callable[..., Any]:
     def traced(**inputs: Any) -> Any:
         with export_target("cpu-edge"):
             return function(**inputs)
@@ -179,9 +179,10 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             score=False,
             padding=padding,
             limit=limit,
+            pad_id=request.pad_ids.get(request.target, 0),
             # LiteRT copies the caches at every step, so a separate loop over small caches pays off;
-            # for the sizes see benchmarks/NOTES.md.
-            room=32 if request.strategy is None or request.strategy.width == 1 else 96,
+            # for the capacities see benchmarks/NOTES.md.
+            capacity=32 if request.strategy is None or request.strategy.width == 1 else 96,
         )
 
     return generate

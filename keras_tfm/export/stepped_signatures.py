@@ -1,9 +1,9 @@
-"""Signatures for a host that drives the loop: the caches are arguments and results.
+"""Signatures for a decoding loop on the host: the KV caches are arguments and results.
 
-`encode` projects a source once for all steps, `prefill` reads a prompt but its last token, `decode`
-feeds one token. A step returns what it adds to the caches, not the caches: the host writes it at
-its position, into the very buffers that it passes in. With `whole_caches` it returns them written,
-for hosts that pass on what they got.
+`encode` projects a source once for all steps, `prefill` reads a prompt without its last token,
+`decode` steps one token. `prefill` and `decode` return the new cache entries only; the host writes
+them at their positions into the buffers that it passes in. With `whole_caches` they return the
+updated caches, for hosts that pass results on as arguments.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.signatures import Request, Signature
-from keras_tfm.generation.loop import cache_lengths
+from keras_tfm.generation.loop import cache_capacities
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES
@@ -24,18 +24,22 @@ Tensor = Any
 
 
 class Caches:
-    """What the caches of a model look like, and their entries as arguments with flat names.
+    """The shapes of a model's caches, and their entries as arguments with flat names.
 
-    Also which inputs a step still reads. Both are found out once for all signatures.
+    Also the inputs that a step reads. Both are found once for all signatures.
     """
 
     def __init__(self, request: Request):
         self.request = request
-        self.model = SteppedModel(request.model, request.target)
+
+    @cached_property
+    def model(self) -> SteppedModel:
+        """The model, split into `encode` and `step`."""
+        return SteppedModel(self.request.model, self.request.target)
 
     @cached_property
     def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:
-        """A first step on zeros, which shows the shapes, and what was encoded for it."""
+        """The scope of a first step on zeros, which has the shapes, and the result of `encode`."""
         inputs = self.inputs({})
         token = tf.zeros((self.request.batch_size, 1), "int32")
         encoded = self.model.encode(inputs)
@@ -45,12 +49,12 @@ class Caches:
 
     @cached_property
     def growing(self) -> list[str]:
-        """The entries of self-attention; those of cross-attention stay as they are."""
+        """The entries of self-attention, which grow; those of cross-attention are constant."""
         return self._first_step[0].growing
 
     @cached_property
     def _traced_step(self) -> tuple[dict[str, Tensor], Any]:
-        """A step of one token: all that it could read, and what it makes, logits and new keys."""
+        """A traced step of one token: the encoded values, and its outputs: logits, new entries."""
         request, length = self.request, self.request.max_length
         assert length is not None
         _, encoded = self._first_step
@@ -75,15 +79,16 @@ class Caches:
         return given["encoded"], traced.structured_outputs
 
     def inputs_read(self, logits: bool) -> dict[str, tf.TensorSpec]:
-        """Those inputs of the model that a step still reads for what is new, or for its logits too.
+        """The inputs of the model that a step reads besides the stepped one. Most read none.
 
-        Most read none but the stepped one, since the caches hold what was made of the others.
+        Args:
+            logits: whether the step returns logits too, or only the new cache entries.
         """
         others = self.request.specs(self.request.others)
         if not others:
             return {}
-        encoded, made = self._traced_step
-        waiting = [x.op for x in tf.nest.flatten(made if logits else made["new"])]
+        encoded, outputs = self._traced_step
+        waiting = [x.op for x in tf.nest.flatten(outputs if logits else outputs["new"])]
         seen = set(waiting)
         while waiting:
             for x in waiting.pop().inputs:
@@ -99,32 +104,32 @@ class Caches:
         return {name: spec for name, spec in others.items() if name in read}
 
     def inputs(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's inputs that are not stepped: those given, zeros in place of the others."""
+        """The model's inputs without the stepped one; zeros for those that are not given."""
         return {
             name: given[name] if name in given else tf.zeros(spec.shape, spec.dtype)
             for name, spec in self.request.specs(self.request.others).items()
         }
 
     def read(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Those of a signature's arguments that are inputs of the model."""
+        """The arguments of a signature that are inputs of the model."""
         return {name: x for name, x in given.items() if name in self.request.others}
 
     def step(self, given: dict[str, Tensor], tokens: Tensor) -> Tensor:
-        """The logits of a step that reads its caches, inside a scope.
+        """The logits of a step. Call it inside a `DecodingScope`.
 
         Args:
-            given: those inputs of the model that the step reads.
+            given: the inputs of the model that the step reads.
             tokens: (B, n).
         """
         if given:
             encoded = self.model.encode(self.inputs(given))
-        else:  # nothing reads it
+        else:  # no layer reads it
             _, shapes = self._first_step
             encoded = {name: tf.zeros(x.shape, x.dtype) for name, x in shapes.items()}
         return tf.nest.flatten(self.model.step(encoded, tokens))[0]
 
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
-        """Of the entries that grow, or of the others, by flat name."""
+        """The specs of the growing entries, or of the others, by flat name."""
         specs = {}
         for entry, parts in self._first_step[0].cache.items():
             if (entry in self.growing) != growing:
@@ -139,7 +144,7 @@ class Caches:
         return specs
 
     def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """A cache from arguments with flat names; zeros where entries are not among them."""
+        """A cache from arguments with flat names."""
         cache: dict[str, dict[str, Tensor]] = {}
         for entry, parts in self._first_step[0].cache.items():
             cache[entry] = {
@@ -165,10 +170,9 @@ def _to_host(entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def encode(caches: Caches) -> list[Signature]:
-    """The source in, each cross-attention's keys, values and mask out, once for all steps.
+    """From the source to the keys, values and mask of each cross-attention, once for all steps.
 
-    Of several source lengths, the results of all have the longest one's shape, so that one `decode`
-    reads any of them.
+    With several source lengths, all results have the longest shape, so one `decode` reads them all.
     """
     request = caches.request
     longest = max(request.source_lengths, default=None)
@@ -203,10 +207,10 @@ def encode(caches: Caches) -> list[Signature]:
 
 
 def prefill(caches: Caches) -> list[Signature]:
-    """N tokens from position 0 in, what they add to the caches out: (B, G, N, K).
+    """From N tokens, at positions 0 to N - 1, to their cache entries (B, G, N, K).
 
-    A shorter prompt is padded at its end; `decode` writes over what the padding added, and does not
-    look at it before.
+    A shorter prompt is padded on the right. `decode` masks the entries of the padding, and later
+    steps overwrite them.
     """
     request = caches.request
     contexts = caches.specs(growing=False)
@@ -246,17 +250,17 @@ def prefill(caches: Caches) -> list[Signature]:
 
 
 def decode(caches: Caches) -> list[Signature]:
-    """One token of each row, its position and the caches in; logits (B, V) and what is new out."""
+    """From one token per row, its position and the caches to logits (B, V) and new entries."""
     request = caches.request
     assert request.max_length is not None
-    rooms = cache_lengths(request.max_length, room=128)
-    if request.whole_caches:  # which a host hands on: of one size
-        rooms = (request.max_length,)
+    capacities = cache_capacities(request.max_length, first=128)
+    if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
+        capacities = (request.max_length,)
     contexts = caches.specs(growing=False)
     if contexts and "encode" not in request.roles:
         raise ValueError(
-            f"the signature 'decode' of {request.model.name} takes what 'encode' makes: export "
-            f"that too, got {request.roles}"
+            f"the signature 'decode' of {request.model.name} takes the results of 'encode': "
+            f"export both, got {request.roles}"
         )
     settings = {
         "max_length": request.max_length,
@@ -267,11 +271,13 @@ def decode(caches: Caches) -> list[Signature]:
         "vocabulary_size": request.model.outputs[0].shape[-1],
     }
     result = []
-    for room in rooms:
+    for capacity in capacities:
 
-        def function(room: int = room, **given: Tensor) -> Any:
+        def function(capacity: int = capacity, **given: Tensor) -> Any:
             token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
-            with DecodingScope(caches.unflatten(given), position=position, length=room) as scope:
+            with DecodingScope(
+                caches.unflatten(given), position=position, length=capacity
+            ) as scope:
                 logits = caches.step(caches.read(given), token)
             after = scope.new
             if request.whole_caches:
@@ -282,24 +288,24 @@ def decode(caches: Caches) -> list[Signature]:
             request.target: tf.TensorSpec((request.batch_size, 1), "int32"),
             "position": tf.TensorSpec((1,), "int32"),
             **contexts,
-            **caches.specs(growing=True, length=room),
+            **caches.specs(growing=True, length=capacity),
             **caches.inputs_read(logits=True),
         }
         result.append(
             Signature(
-                "decode" if len(rooms) == 1 else f"decode_{room}",
+                "decode" if len(capacities) == 1 else f"decode_{capacity}",
                 "decode",
                 _named(function),
                 specs,
                 request.vocabulary_sizes,
-                {**settings, "capacity": room},
+                {**settings, "capacity": capacity},
             )
         )
     return result
 
 
 def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` without its defaults, which a signature would take for inputs."""
+    """`function` without its default arguments, which would become inputs of the signature."""
 
     def run(**given: Tensor) -> Any:
         return function(**given)
@@ -308,7 +314,7 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:
-    """Entries with so many more positions, of zeros."""
+    """Entries padded with `missing` columns of zeros."""
     if not missing:
         return entries
 

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.signatures import Signature
-from keras_tfm.generation.generator import end_ids_of
 from keras_tfm.generation.model_inputs import find_target, input_specs, vocabulary_sizes
+from keras_tfm.generation.preparation import end_ids_of
 
 TEXT = "_text"
 # Operators of tensorflow-text that were tested in LiteRT, where an app links their kernels. Others

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -16,7 +16,7 @@ from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
-from keras_tfm.export.request import Request
+from keras_tfm.export.request import ExportArguments, Request, check_keywords
 from keras_tfm.export.saved_model import check_writable, write_saved_model
 from keras_tfm.export.signatures import Signature, make_signatures
 from keras_tfm.export.text_signatures import (
@@ -27,8 +27,8 @@ from keras_tfm.export.text_signatures import (
 )
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.model_inputs import input_names
-from keras_tfm.generation.strategies import Strategy
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.models.identity import describe
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
@@ -44,15 +44,6 @@ def export_tflite(
     signatures: Sequence[str] | None = None,
     quantization: str = "float32",
     *,
-    source_length: int | Sequence[int] | None = None,
-    prompt_length: int | Sequence[int] | None = None,
-    max_length: int | None = None,
-    start_id: int | None = None,
-    end_id: int | Sequence[int] | None = None,
-    batch_size: int = 1,
-    target: str | None = None,
-    strategy: Strategy | None = None,
-    whole_caches: bool = False,
     keep_float: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
     custom_operators: bool = False,
@@ -61,6 +52,7 @@ def export_tflite(
     tolerance: float | None = None,
     tokenizer: Any = None,
     detokenizer: Any = None,
+    **arguments: Unpack[ExportArguments],
 ) -> Report:
     """Writes one LiteRT (.tflite) file: builtin operators, static shapes, the loop inside.
 
@@ -86,25 +78,6 @@ def export_tflite(
             operators too, "predict" only, for integer-only processors; on a CPU it is slower and
             less accurate than "int8"); "int4" (one scale per 32 numbers of a row, needs
             `keras-tfm[quantize]`).
-        source_length: S, the length of every input with an open length. Shorter rows are padded
-            with the input's pad id (`mask_id` of its embedding), which the model must mask. With
-            several lengths, each gets its own signatures ("predict_32", "encode_128"), and the
-            runtime picks the shortest that fits.
-        prompt_length: N, the maximum length of a prompt for the stepped input, or several lengths:
-            one "prefill_N" each, and "generate" continues prompts of up to N tokens.
-        max_length: T, the maximum length of a row, start token or prompt included; in "predict" the
-            length of the stepped input. If T is much larger than 128, there are several decode
-            signatures with growing caches: "decode_128", "decode_512"... up to T.
-        start_id: the first token of every row without a prompt.
-        end_id: the token that ends a row, or several; None never stops early. After its end a row
-            holds the pad id of the stepped input.
-        batch_size: rows per call.
-        target: the stepped input; by default "target", or the only one.
-        strategy: how "generate" chooses tokens: `generation.Greedy()` by default, `Beam`, or a
-            custom one that draws no random numbers.
-        whole_caches: whether "prefill" and "decode" return whole caches of max_length, for hosts
-            that pass results on as arguments. By default they return only the new entries, which
-            the host writes into its caches, so no cache is copied.
         keep_float: layers whose weights stay float32 in "float16", "int8" and "int4": names, paths
             (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
         representative_data: for "int8_full", a few hundred inputs of "predict": an iterable of
@@ -121,6 +94,9 @@ def export_tflite(
             `export_saved_model` takes, made of tensorflow-text's FastWordpieceTokenizer or
             FastSentencepieceTokenizer.
         detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.
+        arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
+            `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
+            `end_id`, `batch_size`, `target`, `strategy`, `whole_caches`.
 
     Returns:
         A report: size, signatures, operators, XNNPACK partitions, and for each signature its error
@@ -132,7 +108,8 @@ def export_tflite(
             that LiteRT lacks; `keep_float` names an unknown layer (the error lists similar names);
             or a tokenizer does not fit the model: it has more ids than the embedding, or lacks the
             start or end token.
-        TypeError: a tokenizer's kind cannot be stored in a file.
+        TypeError: an argument is unknown (the error lists the known ones), or a tokenizer's kind
+            cannot be stored in a file.
         VerificationError: a signature differs from the model by more than the tolerance.
         FileNotFoundError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
@@ -155,6 +132,7 @@ def export_tflite(
     >>> tokens.shape
     (1, 5)
     """
+    check_keywords(export_tflite, arguments, ExportArguments)
     path = Path(path)
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
@@ -173,15 +151,7 @@ def export_tflite(
     request = Request(
         model,
         [*dict.fromkeys(x.removesuffix(TEXT) for x in names)] if of_text else signatures,
-        batch_size=batch_size,
-        source_length=source_length,
-        prompt_length=prompt_length,
-        max_length=max_length,
-        start_id=start_id,
-        end_id=end_id,
-        target=target,
-        strategy=strategy,
-        whole_caches=whole_caches,
+        **arguments,
     )
     quantized.check_request(request)
     if of_text:
@@ -191,7 +161,9 @@ def export_tflite(
     quantized.read_data(made)
     with_text = list(made)
     if of_text:
-        with_text += add_text_signatures(model, made, of_text, tokenizers, detokenizer, target)
+        with_text += add_text_signatures(
+            model, made, of_text, tokenizers, detokenizer, arguments.get("target")
+        )
     content = _convert(model, with_text, quantized, custom_operators)
     manifest = {
         "keras_tfm": __version__,
@@ -201,13 +173,17 @@ def export_tflite(
         "signatures": _describe(content, made),
         "layers": _layer_sizes(content, model),
         **carried.manifest,
+        # Family, arguments and head; null for a model that was composed by hand.
+        "model": describe(model),
     }
     content = manifests.add(content, manifest, carried.entries)
     _log.info("counting operators")
     report = Report(**inspected(path, content, manifest))
     with _beside(path, content) as new:
         if verify and not (custom_operators and report.custom_operators):
-            report.verification = verify_file(model, new, verify_inputs, tolerance, strategy)
+            report.verification = verify_file(
+                model, new, verify_inputs, tolerance, request.strategy
+            )
             report.verification.path = str(path)
         os.replace(new, path)
     return report

@@ -1,4 +1,4 @@
-"""The loop: feed a token, choose the next one. It is compiled, and exported, as it stands."""
+"""The generation loop: step the model, choose the next token. The export traces this same code."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,32 +17,33 @@ from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache
 from keras_tfm.layers.decoding.visibility import Branches
 
 Tensor = Any
-# "strategy" (its own state), "cache", "tree" (if width > 1), "failed" (with `score`).
+# Keys: "strategy" (its state), "cache", "tree" (if width > 1), "failed" (with `score`).
 State = dict[str, Any]
 
-# With more columns none are dropped: to find out which takes memory that grows with their square.
-LONG = 1024
+# Caches with more columns are not pruned: pruning takes memory quadratic in the columns.
+LONGEST_PRUNED = 1024
 
 
 class GenerationLoop:
-    """Generation after a prompt, with caches, as pure functions that every backend traces.
+    """Generation after a prompt with KV caches, as pure functions that every backend traces.
 
     Args:
         model: functional; its outputs are logits (B, T, V) and, for a strategy that reads features,
-            those (B, T, D).
-        inputs: the model's other inputs, by name.
-        target: the name of the input that is stepped.
+            features (B, T, D).
+        inputs: the model's inputs by name, without the stepped one.
+        target: the name of the stepped input.
         prompt: (B, P), int32, P known and at least 1: the start token or a whole prompt.
-        length: T, the columns of the result, prompt and padding included.
-        end_ids: a row ends with one of these tokens and is filled with 0; none: no row ends early.
-        strategy: how the next token is chosen.
-        score: whether to add up log-probabilities, which costs a softmax a token, and to stop at
-            logits whose softmax is NaN.
-        padding: (B,), int32: the first so many columns of a row of the prompt hold no token.
-        limit: (B,), int32: how many columns a row may fill.
+        length: T, the number of columns of the result, prompt and padding included.
+        end_ids: the tokens that end a row, which is then filled with `pad_id`; if empty, no row
+            ends early.
+        strategy: how the next token is chosen; default `Greedy()`.
+        score: whether to sum log-probabilities, which costs one softmax per token, and to stop if
+            the softmax of the logits is NaN.
+        padding: (B,), int32, the number of padding columns before each row's prompt; None: none.
+        limit: (B,), int32, the number of columns that each row may fill; None: all T.
         seed: (2,), int32, for strategies that draw.
-        room: how many columns the caches have at first, one a position, or of a strategy that keeps
-            several rows one for each; see `cache_lengths`.
+        capacity: the number of columns of the caches at the start. A position takes one column per
+            hypothesis. The caches grow when they are full; see `cache_capacities`.
         xla: whether XLA compiles the loop.
         pad_id: the token of the columns after the end of a row.
     """
@@ -60,36 +61,38 @@ class GenerationLoop:
         padding: Tensor | None = None,
         limit: Tensor | None = None,
         seed: Tensor | None = None,
-        room: int = 128,
+        capacity: int = 128,
         xla: bool = False,
         pad_id: int = 0,
     ):
         self._stepped = SteppedModel(model, target)
         self.inputs = inputs
-        # What the steps read of the inputs: `start` makes it, or the caller has it from there.
+        # The result of `SteppedModel.encode`. `start` sets it; a caller of `step` alone sets it.
         self.encoded: dict[str, Tensor] = {}
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
         batch, prompt_length = ops.shape(self.prompt)
-        self._first_room = room
+        self._first_capacity = capacity
         self._xla = xla
         self.task = Task(
             batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed, pad_id
         )
-        # The columns the caches have, the most they could need, and the entries that have them.
-        self._most = prompt_length - 1 + self.strategy.width * (length - prompt_length + 1)
-        self._room = self._most
+        # The capacity that suffices for every row, the current one, and the entries that have it.
+        self._largest_capacity = (
+            prompt_length - 1 + self.strategy.width * (length - prompt_length + 1)
+        )
+        self._capacity = self._largest_capacity
         self._growing: list[str] = []
 
     def start(self) -> State:
-        """Fills the caches with all of the prompt but its last token, which the loop feeds."""
+        """The state after a prefill of the prompt without its last token, the loop's first step."""
         task, width = self.task, self.strategy.width
         cache, features = self._prefill()
         started = self.strategy.start(task, task.sequences(self.prompt), features)
         state: State = {"strategy": started, "cache": cache}
         if width > 1:
-            state["tree"] = Tree.of_prompt(task.batch, width, self._room, task.first)
-            state["cache"] = self._longer(cache, self._room - self._length)
+            state["tree"] = Tree.of_prompt(task.batch, width, self._capacity, task.first)
+            state["cache"] = self._longer(cache, self._capacity - self._length)
         if task.score:
             state["failed"] = ops.convert_to_tensor(-1, dtype="int32")
         return state
@@ -97,8 +100,8 @@ class GenerationLoop:
     def _prefill(self) -> tuple[Any, Tensor | None]:
         task, prompt = self.task, self.prompt
         self.encoded = self._stepped.encode(self.inputs)
-        # The loop itself feeds a start token that stands alone. Its step here shows what the caches
-        # look like, and projects the context.
+        # A prompt of one token is a step of the loop. Stepping it here only gives the shapes of the
+        # caches and projects the context.
         alone = task.first == 0
         ids = prompt if alone else prompt[:, : task.first]
         with DecodingScope(length=self._length, padding=task.padding, xla=self._xla) as scope:
@@ -110,15 +113,15 @@ class GenerationLoop:
 
     @property
     def _length(self) -> int:
-        """How many positions there can be in the caches."""
-        return min(self._room, self.task.length)
+        """The maximum number of positions in the caches."""
+        return min(self._capacity, self.task.length)
 
     def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs = keras.tree.flatten(self._stepped.step(self.encoded, ids))
         return outputs[0], outputs[1] if self.strategy.reads_features else None
 
     def unfinished(self, state: State) -> Tensor:
-        """Whether to go on."""
+        """Whether the loop continues."""
         more = ops.less(state["strategy"].position, self.task.length - 1 + self.strategy.lookahead)
         going = self.strategy.going(self.task, state["strategy"])
         if going is not None:
@@ -128,7 +131,7 @@ class GenerationLoop:
         return more
 
     def step(self, state: State) -> State:
-        """Feeds a token (of each row), and chooses the next."""
+        """Steps the model over one token per hypothesis, and chooses the next."""
         task, width = self.task, self.strategy.width
         before = state["strategy"]
         position = before.position
@@ -154,48 +157,53 @@ class GenerationLoop:
         if tree is not None:
             after["tree"] = tree.grown(position, parents)
         if "failed" in state:
-            # What most strategies compute too, so that a compiler looks at all logits once.
+            # Most strategies compute it too, so a compiler reads all logits once.
             logits = ops.cast(logits, "float32")
             if width > 1:
                 logits = ops.reshape(logits, (task.batch, width, logits.shape[-1]))
             sums = ops.reshape(log_normalizer(logits), (task.batch, width))
-            # Or all that could follow has probability 0.
+            # Or every continuation has probability 0.
             broken = ops.logical_or(
                 ops.any(ops.isnan(sums), axis=1), ops.all(ops.equal(sums, -np.inf), axis=1)
             )
             going = self.strategy.going(task, before)
-            if going is not None:  # a row that has ended may be beyond a table of positions
+            if going is not None:  # an ended row may be past the end of a table of positions
                 broken = ops.logical_and(broken, going)
             after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
         return after
 
     def result(self, state: State) -> dict[str, Tensor]:
-        """ "tokens" and, with `score`, "scores", and in "failed" the column of a NaN or -1."""
+        """ "tokens"; with `score` also "scores", and "failed", the column of a NaN or -1."""
         result = self.strategy.result(self.task, state["strategy"])
         if "failed" in state:
             result["failed"] = state["failed"]
         return result
 
     def run(self) -> dict[str, Tensor]:
-        """From the prompt to the end."""
+        """Runs the loop from the prompt to the end."""
         width = self.strategy.width
-        rooms = cache_lengths(self._most, self._first_room, self.task.first + width)
-        self._room = rooms[0]
+        capacities = cache_capacities(
+            self._largest_capacity, self._first_capacity, self.task.first + width
+        )
+        self._capacity = capacities[0]
         state = self.start()
-        for room in rooms:
-            state = self._grown(state, room)
-            prunes = width > 1 and room < self._most and room <= LONG
+        for capacity in capacities:
+            state = self._grown(state, capacity)
+            prunes = width > 1 and capacity < self._largest_capacity and capacity <= LONGEST_PRUNED
             state = self._pruning(state) if prunes else self._stepping(state)
         return self.result(state)
 
     def _stepping(self, state: State) -> State:
-        """Steps to the end, or as many as the caches have room for."""
+        """Steps to the end, or until the caches are full."""
         return _while_loop(lambda state: self._unfinished_within(state, 1), self.step, state)
 
     def _pruning(self, state: State) -> State:
-        """Steps, and makes room by what beginnings have in common, while it makes enough of it."""
-        # It costs as much as a third of a step or a half.
-        enough = max(1, self._room // (8 * self.strategy.width))
+        """Steps, and prunes full caches, until a prune frees too few columns.
+
+        Pruning removes the columns that no hypothesis continues.
+        """
+        # A prune costs a third to a half of a step.
+        enough = max(1, self._capacity // (8 * self.strategy.width))
         return _while_loop(
             lambda state: self._unfinished_within(state, enough),
             lambda state: self._pruned(self._stepping(state)),
@@ -204,10 +212,12 @@ class GenerationLoop:
 
     def _unfinished_within(self, state: State, steps: int) -> Tensor:
         more = self.unfinished(state)
-        if self._room == self._most:
+        if self._capacity == self._largest_capacity:
             return more
         left = (
-            state["tree"].steps_left if "tree" in state else self._room - state["strategy"].position
+            state["tree"].steps_left
+            if "tree" in state
+            else self._capacity - state["strategy"].position
         )
         return ops.logical_and(more, left >= steps)
 
@@ -224,9 +234,9 @@ class GenerationLoop:
 
         return {**state, "cache": self._changed(state["cache"], chosen), "tree": tree}
 
-    def _grown(self, state: State, room: int) -> State:
-        """The same state with caches that have so many columns."""
-        more, self._room = room - self._room, room
+    def _grown(self, state: State, capacity: int) -> State:
+        """The same state with caches of `capacity` columns."""
+        more, self._capacity = capacity - self._capacity, capacity
         if not more:
             return state
         state = {**state, "cache": self._longer(state["cache"], more)}
@@ -235,7 +245,7 @@ class GenerationLoop:
         return state
 
     def _longer(self, cache: Cache, more: int) -> Cache:
-        """With so many more columns."""
+        """The cache with `more` additional columns."""
 
         def longer(part: str, x: Tensor) -> Tensor:
             paddings = [(0, 0)] * len(x.shape)
@@ -245,11 +255,11 @@ class GenerationLoop:
         return self._changed(cache, longer) if more else cache
 
     def growing_entries(self, cache: Cache) -> Cache:
-        """Those of self-attention, to which every step adds."""
+        """The entries of self-attention, which grow with each step."""
         return {name: cache[name] for name in self._growing}
 
     def _changed(self, cache: Cache, change: Callable[[str, Tensor], Tensor]) -> Cache:
-        """With each part of the entries that grow changed."""
+        """The cache with `change` applied to each part of the growing entries."""
         growing = {
             name: {part: change(part, x) for part, x in parts.items()}
             for name, parts in self.growing_entries(cache).items()
@@ -258,30 +268,31 @@ class GenerationLoop:
 
 
 def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
-    """The result of a `GenerationLoop`, whose arguments it takes."""
+    """Runs a `GenerationLoop`; the arguments are the same."""
     return GenerationLoop(*args, **kwargs).run()
 
 
-def cache_lengths(length: int, room: int, taken: int = 0) -> tuple[int, ...]:
-    """How much room the caches have in turn, so that a short text does not pay for a long one.
+def cache_capacities(largest: int, first: int, used: int = 0) -> tuple[int, ...]:
+    """The successive capacities of growing caches, so that short texts run on small caches.
 
-    Each is four times the one before, and has a copy of the loop (of the weights there is one).
+    Each is four times the previous one and has its own copy of the loop; the weights are shared.
 
     Args:
-        length: the most columns there may be.
-        room: the least that are worth a loop.
-        taken: how many there are from the beginning.
+        largest: the last capacity, which suffices for every row.
+        first: the smallest capacity worth a loop.
+        used: the number of columns in use before the first step.
 
-    >>> from keras_tfm.generation.loop import cache_lengths
-    >>> cache_lengths(1000, room=32)
+    >>> from keras_tfm.generation.loop import cache_capacities
+    >>> cache_capacities(1000, first=32)
     (32, 128, 512, 1000)
     """
     result = []
-    while 3 * room < 2 * length:  # for the last third alone another loop would not pay
-        if room > taken:
-            result.append(room)
-        room *= 4
-    return (*result, length)
+    capacity = first
+    while 3 * capacity < 2 * largest:  # another loop for the last third would not pay
+        if capacity > used:
+            result.append(capacity)
+        capacity *= 4
+    return (*result, largest)
 
 
 def _while_loop(condition: Any, body: Any, state: State) -> State:
@@ -298,7 +309,7 @@ def _while_loop(condition: Any, body: Any, state: State) -> State:
 
     def step(*values: Any) -> tuple[Any, ...]:
         before = unflatten(values)
-        # `body` leaves out what it does not change.
+        # `body` returns only the changed entries.
         return flatten({**before, **body(before)})
 
     result = ops.while_loop(lambda *values: condition(unflatten(values)), step, flatten(state))

@@ -5,14 +5,16 @@ from typing import Any
 import keras
 
 from keras_tfm.generation.model_inputs import input_specs
+from keras_tfm.keras_internals import calls_of
 from keras_tfm.layers import TokenEmbedding
 
 
 def pad_ids(model: keras.Model) -> dict[str, int]:
-    """The padding id of each input of ids, by name; 0 for an input that no embedding masks.
+    """The padding id of each input of ids, by name.
 
-    An input of ids is one of integers (B, T). Its padding id is the one that the embedding reading
-    it masks: `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`.
+    An input of ids is one of integers (B, T). Its padding id is the one that its embedding masks:
+    `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`. It is 0
+    where no embedding masks an id.
 
     Raises:
         ValueError: two embeddings read one input and mask different ids.
@@ -45,8 +47,7 @@ def _masked_ids(model: keras.Model) -> dict[str, int]:
             taken = [inner.get(names[id(x)]) for x in keras.tree.flatten(operation.input)]
         else:
             continue
-        # Not public, but the only record of an embedding that is called several times.
-        for node in operation._inbound_nodes:
+        for node in calls_of(operation):
             for x, value in zip(node.input_tensors, taken, strict=False):
                 if id(x) in inputs and value is not None:
                     _put(result, inputs[id(x)], value, model)

@@ -1,23 +1,25 @@
-"""A model cut in two: what runs once for an input, and what runs at every step."""
+"""A model split in two: the layers that run once per input, and those that run in every step."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_tfm.generation.model_inputs import find_target, input_specs
+from keras_tfm.generation.shared_traces import SharedTraces
 from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
 
 Tensor = Any
 
 
 class Call(NamedTuple):
-    """One call of a layer or operation in the model's graph, nested models taken apart.
+    """One call of a layer or operation in the model's graph, with nested models expanded.
 
     Attributes:
         node: Keras's record of the call.
-        reads: by the `id` of each of its symbolic inputs, the number of the value it reads.
-        makes: the numbers of the values of its outputs, in order.
+        reads: the number of the value that it reads, by the `id` of its symbolic input.
+        makes: the numbers of the values that it returns, in order.
     """
 
     node: Any
@@ -26,15 +28,15 @@ class Call(NamedTuple):
 
 
 class SteppedModel:
-    """A functional model whose one input is fed a few tokens at a time.
+    """A functional model that steps one of its inputs a few tokens at a time.
 
-    Which layers depend on that input is found once, in the model's graph. `encode` runs the others,
-    `step` runs these: an encoder is called once for a whole generation, on every backend. Nested
-    functional models are taken apart.
+    The layers that depend on this input are found once, in the model's graph. `step` runs them and
+    `encode` runs the others, so an encoder runs once per generation, on every backend. Nested
+    functional models are expanded.
 
     Args:
         model: functional.
-        target: the name of the input that is stepped; "target", or the only one, by default.
+        target: the name of the stepped input; default "target", or the only input.
 
     Raises:
         TypeError: the model is not functional.
@@ -66,22 +68,22 @@ class SteppedModel:
         self._inputs = {name: self._number() for name in self._specs}
         numbers = {id(x): self._inputs[name] for name, x in self._specs.items()}
         self._calls: list[Call] = []
-        self._outputs = self._take_apart(model, numbers)
+        self._outputs = self._expand(model, numbers)
         self.encoding, self.stepping = self._divided()
 
     def _number(self) -> int:
         self._count += 1
         return self._count - 1
 
-    def _take_apart(self, model: keras.Model, numbers: dict[int, int]) -> list[int]:
-        """Lists the calls of a model whose inputs have numbers; the numbers of its outputs."""
+    def _expand(self, model: keras.Model, numbers: dict[int, int]) -> list[int]:
+        """Lists the calls of a model with numbered inputs; returns the numbers of its outputs."""
         for node in nodes_in_order(model):
             inputs, outputs = node.input_tensors, node.output_tensors
             reads = {id(x): numbers[id(x)] for x in inputs}
             inner = node.operation
             if is_functional(inner) and _is_plain_call(node):
                 given = zip(inner.inputs, inputs, strict=True)
-                makes = self._take_apart(inner, {id(x): numbers[id(y)] for x, y in given})
+                makes = self._expand(inner, {id(x): numbers[id(y)] for x, y in given})
             else:
                 makes = [self._number() for _ in outputs]
                 self._calls.append(Call(node, reads, makes))
@@ -99,7 +101,7 @@ class SteppedModel:
         made = {number for call in stepping for number in call.makes} | {self._inputs[self.target]}
         wanted = {number for call in stepping for number in call.reads.values()}
         wanted = (wanted | set(self._outputs)) - made
-        # In the order in which they are made: the names of what is encoded begin with it.
+        # In the order of the calls. The numbers are the names of the encoded values.
         self._encoded = sorted(wanted)
         encoding = []
         for call in reversed(self._calls):
@@ -109,13 +111,13 @@ class SteppedModel:
         return encoding[::-1], stepping
 
     def encode(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the steps read of the other inputs.
+        """Runs the layers that do not depend on the stepped input.
 
         Args:
-            inputs: by name, all but the stepped one.
+            inputs: by name, all except the stepped one.
 
         Returns:
-            By name, tensors and the masks that they carry.
+            The tensors that the steps read, by name, and their masks.
         """
         values = {
             self._inputs[name]: self._converted(name, x)
@@ -132,20 +134,32 @@ class SteppedModel:
         return encoded
 
     def inputs_of(self, name: str) -> set[str]:
-        """The inputs that one of the values of `encode`, by its name there, is made of."""
+        """The names of the inputs that a value of `encode` depends on.
+
+        Args:
+            name: the value's name in the result of `encode`.
+        """
         wanted = {int(name.removesuffix("_mask"))}
         for call in reversed(self.encoding):
             if not wanted.isdisjoint(call.makes):
                 wanted.update(call.reads.values())
         return {name for name, number in self._inputs.items() if number in wanted}
 
-    def step(self, encoded: dict[str, Tensor], tokens: Tensor, every: bool = False) -> Any:
-        """The model's outputs for a few tokens, to be called inside a `DecodingScope`.
+    def step(
+        self,
+        encoded: dict[str, Tensor],
+        tokens: Tensor,
+        every: bool = False,
+        call: Callable[..., Any] | None = None,
+    ) -> Any:
+        """The model's outputs for n tokens. Call it inside a `DecodingScope`.
 
         Args:
-            encoded: from `encode`.
-            tokens: (B, n), of the stepped input.
-            every: whether the outputs of every call are returned, by the order of `stepping`.
+            encoded: the result of `encode`.
+            tokens: (B, n), int32, for the stepped input.
+            every: whether to return the outputs of every call, in the order of `stepping`.
+            call: how a layer is called, from it and its arguments; equal blocks are traced once by
+                default.
         """
         values = {self._inputs[self.target]: self._converted(self.target, tokens)}
         for number in self._encoded:
@@ -153,30 +167,26 @@ class SteppedModel:
             mask = encoded.get(f"{number}_mask")
             if mask is not None:
                 set_mask(x, mask)
-        self._run(self.stepping, values)
+        self._run(self.stepping, values, call or SharedTraces().call)
         if every:
             return [values[number] for call in self.stepping for number in call.makes]
         flat = [values[number] for number in self._outputs]
         return keras.tree.pack_sequence_as(self.model.output, flat)
 
-    def whole(self, inputs: dict[str, Tensor], every: bool = False) -> Any:
-        """The outputs of a full pass: of the same calls, outside a `DecodingScope`."""
-        return self.step(self.encode(inputs), inputs[self.target], every)
-
     def _converted(self, name: str, x: Tensor) -> Tensor:
         return ops.convert_to_tensor(x, dtype=self._specs[name].dtype)
 
     @staticmethod
-    def _run(calls: list[Call], values: dict[int, Tensor]) -> None:
+    def _run(calls: list[Call], values: dict[int, Tensor], run: Any = None) -> None:
         for call in calls:
             here = {x: values[number] for x, number in call.reads.items()}
-            run_node(call.node, here, training=False)
+            run_node(call.node, here, training=False, call=run)
             for x, number in zip(call.node.output_tensors, call.makes, strict=True):
                 values[number] = here[id(x)]
 
 
 def _is_plain_call(node: Any) -> bool:
-    """Whether a nested model was called with its inputs alone."""
+    """Whether a nested model was called without other tensors than its inputs."""
     arguments = node.arguments
     return len(arguments.args) == 1 and not any(
         isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments.kwargs)

@@ -1,4 +1,4 @@
-"""Whether a model may be stepped: the same logits a token at a time as all at once."""
+"""Checks that a stepped model gives the same logits as a full pass."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 
@@ -18,20 +19,20 @@ def check_stepping(
 ) -> None:
     """Raises unless `model` gives the same logits stepped as in a full pass, on random inputs.
 
-    A layer that mixes positions of the target and does not consult the `DecodingScope` (a
-    convolution, pooling, attention that is not causal) would make wrong tokens in silence. This
-    compares the two passes and names the first layer whose output differs.
+    A layer that mixes positions of the target and does not read the `DecodingScope` (a convolution,
+    pooling, attention that is not causal) would silently generate wrong tokens. This function
+    compares the two passes, and names the first layer whose output differs.
 
     Args:
         model: functional.
-        target: the name of the input that is stepped.
-        length: how many positions are compared: as many as will be generated, for a convolution
-            may reach far back. The first three and the last two are single steps.
-        tolerance: largest difference allowed, relative to the logit and to the median one, at least
-            1. Rounding in float32 makes 1e-6, in bfloat16 1e-2.
+        target: the name of the stepped input.
+        length: the number of positions compared. Use the length that will be generated, because a
+            convolution may reach far back. The first three and the last two are single steps.
+        tolerance: the largest allowed difference, relative to the larger of the logit and the
+            median logit. Rounding alone gives 1e-6 in float32 and 1e-2 in bfloat16.
 
     Raises:
-        ValueError: with the name of the first layer that differs.
+        ValueError: a layer differs; the error names the first one.
 
     Example:
 
@@ -40,7 +41,8 @@ def check_stepping(
     >>> check_stepping(transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16))
     """
     stepped = SteppedModel(model, target)
-    # Once for the graph of a model: what it computes changes where Keras makes other variables.
+    # Checked once per graph. The ids of the variables are in the key because LoRA and `quantize`,
+    # which change what a layer computes, replace variables.
     checked = vars(model).setdefault("_keras_tfm_checked", set())
     key = (stepped.target, length, tolerance, *(id(variable) for variable in model.variables))
     if key in checked:
@@ -74,8 +76,8 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
                 f"{x.shape[1]}; declare keras.Input((None,)), which takes one token as well"
             )
         if "int" in x.dtype or name in sizes:
-            # All ids there are, none much more often than another: a sequence of one id alone would
-            # look the same in any order. None is 0, which may be padding, where there are others.
+            # All ids about equally often, because a sequence of equal ids looks the same in any
+            # order. Id 0, which may be padding, only if there are no others.
             size = sizes.get(name, 3)
             first = min(1, max(size - 2, 0))
             ids = first + np.arange(np.prod(shape)) % (size - first)
@@ -94,14 +96,19 @@ def _both(
         flat = keras.tree.flatten(outputs)
         return [ops.convert_to_numpy(ops.cast(y, "float32")) for y in flat]
 
+    def call() -> Any:
+        # Thirty equal blocks are stepped as one is. All are looked at to find the first that fails.
+        return None if every else FirstOfEqual().call
+
     steps, cache = [], None
     try:
         encoded = stepped.encode(inputs)
         tokens = inputs[stepped.target]
-        whole = arrays(stepped.step(encoded, tokens, every))
+        whole = arrays(stepped.step(encoded, tokens, every, call()))
         for start, end in _chunks(length):
             with DecodingScope(cache, position=start, length=length) as scope:
-                steps.append(arrays(stepped.step(encoded, tokens[:, start:end], every)))
+                part = stepped.step(encoded, tokens[:, start:end], every, call())
+                steps.append(arrays(part))
             cache = scope.cache
     except Exception as error:
         name = stepped.model.name
@@ -110,7 +117,7 @@ def _both(
 
 
 def _first_line(error: Exception) -> str:
-    """What is wrong, without the arguments that Keras lists."""
+    """The cause of an error, without the arguments that Keras lists."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("Exception encountered")]
     return (
@@ -121,7 +128,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
-    """Single steps at both ends, all between at once."""
+    """Single steps at both ends, and one step of all tokens between."""
     ends = sorted({*range(min(3, length) + 1), *range(max(length - 2, 0), length + 1)})
     return itertools.pairwise(ends)
 
@@ -141,8 +148,8 @@ def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool
     size = np.abs(whole[finite])
     if not size.size:
         return True
-    # Of the logit itself or of the median one: a token forbidden by -1e9 is no measure of others,
-    # nor are zeros.
+    # Relative to the logit or the median logit: a logit of -1e9, which forbids a token, says
+    # nothing about the others, nor do zeros.
     some = size[size > 0]
     allowed = tolerance * np.maximum(size, float(np.median(some)) if some.size else 0.0)
     return bool((np.abs(together[finite] - whole[finite]) <= allowed).all())
@@ -151,7 +158,7 @@ def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool
 def _first_difference(
     stepped: SteppedModel, inputs: dict[str, Any], length: int, tolerance: float
 ) -> str | None:
-    """The first call after the target input whose stepped output is not the full pass's."""
+    """The first call whose stepped output differs from that of the full pass."""
     names = [call.node.operation.name for call in stepped.stepping for _ in call.makes]
     whole, steps = _both(stepped, inputs, length, every=True)
     for name, all_at_once, parts in zip(names, whole, steps, strict=True):

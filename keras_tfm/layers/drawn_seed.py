@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.keras_internals import set_initial_seed
+
 Tensor = Any
 
 
@@ -15,7 +17,7 @@ class DrawnSeed(keras.random.SeedGenerator):
         if keras.backend.backend() == "jax":
             seed = ops.cast(seed, "uint32")  # the only keys that JAX takes
         self._seed = seed
-        self._initial_seed = seed  # which PyTorch's dropout looks at: None would mean unseeded
+        set_initial_seed(self, seed)  # which PyTorch's dropout reads: None would mean unseeded
 
     def next(self, ordered: bool = True) -> Tensor:
         """The seed."""

@@ -8,7 +8,9 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.cache import transposed_key_of
+from keras_tfm.layers.attention import joined_bias
+from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.decoding.cache import key_of
 from keras_tfm.layers.decoding.scope import DecodingScope, Extended, columns_of
 from keras_tfm.layers.heads import split_heads, split_last
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
@@ -155,27 +157,23 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             )
         if positions is not None:
             positions = Positions(positions.query, visible.positions.key)
-        cached = transposed_key_of(entry)
         query, scale, terms = self._terms(
-            query,
-            positions,
-            lambda: ops.concatenate([ops.transpose(cached, (0, 1, 3, 2)), key], axis=2),
+            query, positions, lambda: ops.concatenate([key_of(entry), key], axis=-2)
         )
+        if attention_bias is not None:
+            terms = terms._replace(bias=joined_bias(attention_bias, terms.bias))
         return stepped_attention(
             query,
-            cached,
-            entry["value"],
             key,
             value,
-            visible.penalty,
-            some=visible.some,
-            own=visible.own,
+            entry,
+            visible,
             scale=scale,
             soft_cap=self.soft_cap,
-            bias=terms.bias if attention_bias is None else _sum(attention_bias, terms.bias),
-            extra_scores=terms.scores,
-            weights=self._weights(training)(ops.expand_dims(visible.mask, 1), 0),
-            extra_values=terms.values,
+            terms=terms,
+            weights=self._weights(training)(ops.expand_dims(visible.mask, 1), 0)
+            if AttentionProbe.current() is not None or training
+            else None,
         )
 
     def _over_cache(
@@ -237,8 +235,3 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {**super().get_config(), "causal": self.causal, "window": self.window}
-
-
-def _sum(x: Tensor, y: Tensor | None) -> Tensor:
-    x = ops.cast(x, "float32")
-    return x if y is None else x + ops.cast(y, "float32")

@@ -27,7 +27,7 @@ class Projection(keras.layers.Dense):
         return self.activation(_project(inputs, self.kernel, self.bias, training))
 
     def columns(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
-        """Columns of what `call` gives, before its activation: (..., D) -> (..., stop - start).
+        """Some columns of x W + b: (..., D) -> (..., stop - start).
 
         For queries, keys and values that share a kernel and come from different inputs.
         """

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import remat_mode, set_remat_mode, sublayers
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.projection import Projection
@@ -25,15 +26,15 @@ class RematerializedLayer(keras.layers.Layer):
         self, layer_call: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Callable[..., Tensor]:
         """`layer_call`, recomputed in the backward pass if the scope asks for it."""
-        mode = self._remat_mode.mode
+        mode = remat_mode(self).mode
         picked = super().rematerialized_call(layer_call, *args, **kwargs)
         if mode == "activations":
             return picked
         if mode == "list_of_layers" and picked is layer_call:
             return layer_call  # a sublayer may be in the list
-        sublayers = self._flatten_layers(include_self=False)
-        for layer in sublayers:
-            layer._remat_mode = None
+        inside = sublayers(self)
+        for layer in inside:
+            set_remat_mode(layer, None)
         if picked is layer_call:
             return layer_call
         if DecodingScope.current() is not None or AttentionProbe.current() is not None:
@@ -42,7 +43,7 @@ class RematerializedLayer(keras.layers.Layer):
         def recomputed(*args: Any, **kwargs: Any) -> Tensor:
             # A pure function of floats: weights too, since gradients reach arguments only. Seeds
             # are drawn before it, so that it drops the same values when it is run again.
-            generators = [getattr(layer, "seed_generator", None) for layer in sublayers]
+            generators = [getattr(layer, "seed_generator", None) for layer in inside]
             seeds = [(g.state, g.next()) for g in generators if g is not None]
             structure = (list(self.trainable_variables), args, kwargs)
             leaves = keras.tree.flatten(
@@ -74,7 +75,7 @@ class RematerializedLayer(keras.layers.Layer):
             name=name,
         )
         # Not that of a scope which happens to be open when the layer is built.
-        dense._remat_mode = self._remat_mode
+        set_remat_mode(dense, remat_mode(self))
         return dense
 
 

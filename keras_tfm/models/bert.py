@@ -7,6 +7,7 @@ import keras
 from keras_tfm.layers import (
     Dropout,
     LayerNormalization,
+    MultiHeadSelfAttention,
     PositionEmbedding,
     SegmentEmbedding,
     TokenEmbedding,
@@ -102,11 +103,17 @@ def bert(
     x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="embedding_norm")(x)
     x = Dropout(dropout, dtype=dtype, name="embedding_dropout")(x)
     for i in range(num_layers):
+        attention = MultiHeadSelfAttention(
+            num_heads,
+            dropout=dropout if attention_dropout is None else attention_dropout,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name="self_attention",
+        )
         x = TransformerEncoderBlock(
             intermediate_dim,
-            num_heads,
+            self_attention=attention,
             dropout=dropout,
-            attention_dropout=attention_dropout,
             activation=activation,
             layer_norm_epsilon=layer_norm_epsilon,
             kernel_initializer=initializer,

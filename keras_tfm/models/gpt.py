@@ -6,6 +6,7 @@ import keras
 
 from keras_tfm.layers import (
     LayerNormalization,
+    MultiHeadSelfAttention,
     PositionEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -133,16 +134,23 @@ def gpt(
         scale = None if scale_scores else 1.0
         if scale_scores_by_layer:
             scale = ((dim // num_heads) ** -0.5 if scale is None else scale) / (i + 1)
+        attention = MultiHeadSelfAttention(
+            num_heads,
+            causal=True,
+            dropout=dropout if attention_dropout is None else attention_dropout,
+            scale=scale,
+            kernel_initializer=initializer,
+            dtype=dtype,
+            name="self_attention",
+        )
         x = TransformerDecoderBlock(
             intermediate_dim,
-            num_heads,
+            self_attention=attention,
             cross_attention=False,
             dropout=dropout,
-            attention_dropout=attention_dropout,
             activation=activation,
             layer_norm_epsilon=layer_norm_epsilon,
             normalize_first=normalize_first,
-            attention_scale=scale,
             kernel_initializer=initializer,
             dtype=dtype,
             name=f"decoder_{i}",

@@ -11,6 +11,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import nodes_in_order, producer
+
 Tensor = Any
 
 
@@ -238,14 +240,14 @@ def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
 
     `operation.output` may be a tensor of another model that shares the layer.
     """
-    # Not public: `model.operations` lists operations without their calls.
-    calls = [node for nodes in model._nodes_by_depth.values() for node in nodes]
-    return [x for node in calls if node.operation is operation for x in node.outputs]
+    made = [x for x in model.inputs if producer(x).operation is operation]
+    calls = [node for node in nodes_in_order(model) if node.operation is operation]
+    return made + [x for node in calls for x in node.output_tensors]
 
 
 def is_functional(model: Any) -> bool:
     """Whether a model is a graph of `keras.Input` and layers."""
-    return hasattr(model, "operations") and hasattr(model, "_nodes_by_depth")
+    return hasattr(model, "operations") and hasattr(model, "inputs")
 
 
 def _markers(model: keras.Model, kind: type) -> list[Any]:

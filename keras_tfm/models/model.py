@@ -23,8 +23,14 @@ class _Part:
     def __init__(self, function: Callable[[Any], Any]):
         self.function, self.__doc__ = function, function.__doc__
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
     def __get__(self, model: Any, owner: Any = None) -> Any:
-        return self if model is None else self.function(model)
+        if model is None:
+            return self
+        own = vars(model).get("_modules", {})  # where PyTorch keeps layers that are attributes
+        return own[self.name] if self.name in own else self.function(model)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

@@ -7,7 +7,11 @@ from keras import ops
 
 from keras_tfm.layers import (
     Dropout,
+    FeedForward,
+    MultiHeadCrossAttention,
+    MultiHeadSelfAttention,
     RelativePositionBias,
+    Residual,
     RMSNormalization,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -124,21 +128,34 @@ def t5(
     arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    block: dict[str, Any] = {
-        "intermediate_dim": intermediate_dim,
-        "num_heads": num_heads,
+    attention: dict[str, Any] = {
         "head_dim": head_dim,
         "dropout": dropout,
-        "feed_forward_dropout": dropout,
-        "activation": activation,
-        "gated": gated,
-        "norm": "rms_norm",
-        "layer_norm_epsilon": layer_norm_epsilon,
-        "normalize_first": True,
-        "attention_scale": 1.0,
+        "scale": 1.0,
         "use_bias": False,
         "dtype": dtype,
     }
+
+    def parts(bias: RelativePositionBias, causal: bool) -> dict[str, Any]:
+        """The parts that the blocks of both stacks have."""
+        return {
+            "self_attention": MultiHeadSelfAttention(
+                num_heads, causal=causal, position=bias, name="self_attention", **attention
+            ),
+            "feed_forward": FeedForward(
+                intermediate_dim,
+                activation=activation,
+                gated=gated,
+                dropout=dropout,
+                use_bias=False,
+                dtype=dtype,
+                name="feed_forward",
+            ),
+            "residual": Residual(
+                "pre", norm="rms_norm", epsilon=layer_norm_epsilon, dropout=dropout, dtype=dtype
+            ),
+            "dtype": dtype,
+        }
 
     def positions(name: str) -> RelativePositionBias:
         return RelativePositionBias(num_buckets, max_distance, dtype=dtype, name=name)
@@ -155,7 +172,7 @@ def t5(
     mask = ops.not_equal(source, 0)
     x, bias = embedding_dropout(embedding(source)), positions("encoder_positions")
     for i in range(num_layers):
-        x = TransformerEncoderBlock(**block, position=bias, name=f"encoder_{i}")(x, mask=mask)
+        x = TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x, mask=mask)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     context = EncodedMarker(
         "t5", arguments, "embedding", encoders, dtype=dtype, name="encoded_marker"
@@ -165,9 +182,11 @@ def t5(
     x, bias = embedding_dropout(embedding(target)), positions("decoder_positions")
     decoders = num_layers if num_decoder_layers is None else num_decoder_layers
     for i in range(decoders):
-        x = TransformerDecoderBlock(**block, position=bias, name=f"decoder_{i}")(
-            x, context, context_mask=mask
-        )
+        x = TransformerDecoderBlock(
+            **parts(bias, causal=True),
+            cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
+            name=f"decoder_{i}",
+        )(x, context, context_mask=mask)
     blocks = [*encoders, *(f"decoder_{i}" for i in range(decoders))]
     x = FeaturesMarker("t5", arguments, "embedding", blocks, dtype=dtype, name="features_marker")(
         ending(x, "decoder")

@@ -7,7 +7,10 @@ import keras
 from keras_tfm.layers import (
     AttentionPosition,
     Dropout,
+    FeedForward,
     LayerNormalization,
+    MultiHeadCrossAttention,
+    MultiHeadSelfAttention,
     PositionalEncoding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -102,20 +105,32 @@ def transformer(
         )
     if final_norm is None:
         final_norm = normalize_first
-    block: dict[str, Any] = {
-        "intermediate_dim": intermediate_dim,
-        "num_heads": num_heads,
-        "dropout": dropout,
-        "activation": activation,
-        "gated": gated,
-        "position": position,
-        "layer_norm_epsilon": layer_norm_epsilon,
-        "normalize_first": normalize_first,
+    attention: dict[str, Any] = {
         "head_dim": head_dim,
         "value_dim": value_dim,
         "num_key_value_heads": num_key_value_heads,
+        "dropout": dropout,
         "dtype": dtype,
     }
+
+    def parts(causal: bool) -> dict[str, Any]:
+        """The parts that the blocks of both stacks have."""
+        return {
+            "self_attention": MultiHeadSelfAttention(
+                num_heads, causal=causal, position=position, name="self_attention", **attention
+            ),
+            "feed_forward": FeedForward(
+                intermediate_dim,
+                activation=activation,
+                gated=gated,
+                dtype=dtype,
+                name="feed_forward",
+            ),
+            "dropout": dropout,
+            "layer_norm_epsilon": layer_norm_epsilon,
+            "normalize_first": normalize_first,
+            "dtype": dtype,
+        }
 
     def embedding(size: int, name: str) -> TokenEmbedding:
         return TokenEmbedding(size, dim, scale=True, mask_zero=True, dtype=dtype, name=name)
@@ -136,7 +151,7 @@ def transformer(
     source = keras.Input((None,), dtype="int32", name="source")
     x = positions(source_embedding(source))
     for i in range(num_layers):
-        x = TransformerEncoderBlock(**block, name=f"encoder_{i}")(x)
+        x = TransformerEncoderBlock(**parts(causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     context = EncodedMarker(
         "transformer",
@@ -150,7 +165,11 @@ def transformer(
     target = keras.Input((None,), dtype="int32", name="target")
     x = positions(target_embedding(target))
     for i in range(num_layers):
-        x = TransformerDecoderBlock(**block, name=f"decoder_{i}")(x, context)
+        x = TransformerDecoderBlock(
+            **parts(causal=True),
+            cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
+            name=f"decoder_{i}",
+        )(x, context)
     x = FeaturesMarker(
         "transformer",
         arguments,

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-from keras.src.saving.serialization_lib import ObjectSharingScope
 
+from keras_tfm.keras_internals import object_sharing_scope
 from keras_tfm.models.identity import FeaturesMarker
 from keras_tfm.models.model import Model
 
@@ -65,10 +65,10 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
         # Of the same graph without what was compiled, which would be copied, too.
         kind = Model if isinstance(model, Model) else keras.Model
         plain = kind(model.input, model.output, name=model.name)
-        # Not public: a part that several layers share, as the position bias of T5's blocks, is made
-        # once. All configurations come first: the second of a part marks that of the first.
-        with ObjectSharingScope():
-            for layer in _layers(plain):
+        # A part that several layers share, as the position bias of T5's blocks, is made once. All
+        # configurations come first: the second of a part marks that of the first.
+        with object_sharing_scope():
+            for layer in _leaf_layers(plain):
                 with _naming(layer, policy):
                     configs[id(layer)] = layer.get_config()
             copy = keras.models.clone_model(plain, clone_function=again, recursive=True)
@@ -85,11 +85,11 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     return copy
 
 
-def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
+def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """The layers of a functional model and of the functional models in it."""
     for layer in model.layers:
         if hasattr(layer, "operations") or isinstance(layer, keras.Sequential):
-            yield from _layers(layer)
+            yield from _leaf_layers(layer)
         else:
             yield layer
 

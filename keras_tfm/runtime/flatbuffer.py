@@ -1,4 +1,4 @@
-"""The weights inside a .tflite file: which operators read them, and how they are stored."""
+"""The weights in a .tflite file: which operators read them, and their format."""
 
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_tfm.runtime.manifest import import_litert
 
-# The input that holds the weights, of the operators whose weights a preset stores in fewer bits.
+# The weight input of each operator that quantization presets apply to.
 WEIGHT_INPUT = {
     "BATCH_MATMUL": 1,
     "CONV_2D": 1,
@@ -29,11 +29,11 @@ class WeightUse(NamedTuple):
 
 
 def read(content: bytes) -> Any:
-    """The file as the schema's objects, which may be changed and given to `write`."""
+    """The file as mutable objects of the schema, for `write`."""
     schema = import_litert("schema_py_generated")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
     for buffer in model.buffers:
-        if buffer.offset > 1:  # the data lie behind the schema's part, where a new part moves them
+        if buffer.offset > 1:  # data behind the flatbuffer, which a new flatbuffer would move
             end = buffer.offset + buffer.size
             buffer.data = np.frombuffer(content[buffer.offset : end], "uint8")
             buffer.offset = buffer.size = 0
@@ -41,7 +41,7 @@ def read(content: bytes) -> Any:
 
 
 def write(model: Any) -> bytes:
-    """The bytes of what `read` gave."""
+    """The bytes of a file from `read`."""
     import flatbuffers
 
     builder = flatbuffers.Builder(1 << 20)
@@ -50,7 +50,7 @@ def write(model: Any) -> bytes:
 
 
 def weight_uses(model: Any) -> Iterator[WeightUse]:
-    """Every operator that reads a constant weight, of every subgraph, loops' bodies included."""
+    """Every operator that reads a constant weight, in all subgraphs, also of loops."""
     schema = import_litert("schema_py_generated")
     inputs = {getattr(schema.BuiltinOperator, name): name for name in WEIGHT_INPUT}
     for graph in model.subgraphs:
@@ -75,7 +75,7 @@ def float_weights(model: Any) -> dict[int, np.ndarray]:
 
 
 def dequantized(model: Any, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
-    """An int8 weight as float32, and the step it was rounded to, of a shape that broadcasts."""
+    """An int8 weight as float32, and its scale in a shape that broadcasts."""
     scale = np.asarray(tensor.quantization.scale, "float32")
     shape = [1] * len(tensor.shape)
     if scale.size > 1:
@@ -85,10 +85,10 @@ def dequantized(model: Any, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def store_float(model: Any, buffer: int, values: np.ndarray) -> None:
-    """Stores `values` in float32 where an int8 weight was, for all operators that read it.
+    """Replaces an int8 weight by float32 `values`, for all operators that read it.
 
     Raises:
-        ValueError: an operator goes on in int8 with what it took from the weight.
+        ValueError: an operator passes the weight on in int8.
     """
     schema = import_litert("schema_py_generated")
     model.buffers[buffer].data = _raw(values.astype("float32"))
@@ -106,7 +106,7 @@ def store_float(model: Any, buffer: int, values: np.ndarray) -> None:
 
 
 def _give_float(model: Any, use: WeightUse) -> None:
-    """Takes away the operator that dequantises what another (GATHER) took from an int8 weight."""
+    """Removes the DEQUANTIZE after an operator (GATHER) that read an int8 weight."""
     schema = import_litert("schema_py_generated")
     output = use.operator.outputs[0]
     readers = [other for other in use.graph.operators if output in other.inputs]
@@ -122,10 +122,10 @@ def _give_float(model: Any, use: WeightUse) -> None:
 
 
 def store_half(model: Any, buffers: Collection[int]) -> None:
-    """Stores float32 weights in float16, with an operator before what reads them that widens them.
+    """Stores float32 weights in float16, each with a DEQUANTIZE before its readers.
 
-    LiteRT widens a constant once, and XNNPACK reads those of fully connected layers as they are.
-    Constants that are no weights stay: an epsilon of 1e-12 would be 0.
+    LiteRT dequantizes a constant once, and XNNPACK reads float16 weights of fully connected layers
+    directly. Other constants stay float32: an epsilon of 1e-12 would become 0.
     """
     schema = import_litert("schema_py_generated")
     for buffer in buffers:
@@ -141,16 +141,16 @@ def store_half(model: Any, buffers: Collection[int]) -> None:
             half.name, half.shape = tensor.name + b"/half", tensor.shape
             half.type, half.buffer = schema.TensorType.FLOAT16, tensor.buffer
             graph.tensors.append(half)
-            tensor.buffer = 0  # the schema's empty buffer: the tensor is computed
+            tensor.buffer = 0  # the empty buffer: the tensor is computed
             wideners.append(_operator(schema, code, len(graph.tensors) - 1, index))
         graph.operators = [*wideners, *graph.operators]
 
 
 def round_after_lookup(model: Any) -> None:
-    """Has lookups of an int8 table give float32, rounded by an operator of its own behind them.
+    """Makes lookups in an int8 table return float32, and adds a QUANTIZE after them.
 
-    The converter's full int8 makes lookups give int8, which LiteRT refuses to run; and it has no
-    lookup in a table whose zero is not 0.
+    In full int8 the converter makes lookups that return int8, which LiteRT does not run; nor does
+    it run lookups in a table with a zero point other than 0.
     """
     schema = import_litert("schema_py_generated")
     tables = [use for use in weight_uses(model) if use.name == "EMBEDDING_LOOKUP"]
@@ -181,7 +181,7 @@ def round_after_lookup(model: Any) -> None:
 
 
 def _centre(model: Any, table: Any) -> None:
-    """Stores the int8 table (V, D) with a step for each row and 0 for zero."""
+    """Stores the int8 table (V, D) with one scale per row and zero point 0."""
     zero = int(np.asarray(table.quantization.zeroPoint).flat[0])
     if zero == 0:
         return
@@ -205,13 +205,13 @@ def _operator(schema: Any, code: int, source: int, target: int) -> Any:
 
 
 def _operator_code(model: Any, builtin: int, version: int) -> int:
-    """The number under which operators of this kind and version are listed, made if need be."""
+    """The index of an operator code of this kind and version, added if it is missing."""
     schema = import_litert("schema_py_generated")
     for index, code in enumerate(model.operatorCodes):
         if max(code.builtinCode, code.deprecatedBuiltinCode) == builtin and code.version >= version:
             return index
     code = schema.OperatorCodeT()
-    # Readers of before 2020 know codes up to 127 by the deprecated field.
+    # Readers from before 2020 use the deprecated field for codes up to 127.
     code.builtinCode, code.deprecatedBuiltinCode = builtin, min(builtin, 127)
     code.version = version
     model.operatorCodes.append(code)

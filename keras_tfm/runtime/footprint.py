@@ -1,4 +1,4 @@
-"""What loading a file costs, measured in a process that does nothing else.
+"""The time and memory of loading a file, measured in a separate process.
 
 `python -m keras_tfm.runtime.footprint model.tflite [threads [cache folder]]` prints it as JSON.
 """
@@ -15,13 +15,13 @@ from keras_tfm.runtime.random_inputs import random_inputs
 
 
 def measure(path: str, threads: int = 1, weight_cache: str | None = None) -> dict[str, Any]:
-    """Loads a file in this process, runs each signature once, and says what that took.
+    """Loads a file in this process, runs each signature once, and measures time and memory.
 
     Returns:
-        "load_ms", open, check and allocate; "first_ms", the first answer of each signature, summed;
-        "peak_bytes", the highest resident memory above that before loading, and "private_bytes",
-        what of the memory at the end is the process's own: pages of files the system may share and
-        drop. Memory is None where there is no /proc (outside Linux).
+        "load_ms", to open, check and allocate; "first_ms", the first run of each signature, summed;
+        "peak_bytes", the growth of peak resident memory; "private_bytes", the growth of private
+        memory, without pages of files, which the system may share and drop. Memory is None without
+        /proc (outside Linux).
     """
     import_litert("compiled_model" if weight_cache else "interpreter")
     import_litert("schema_py_generated")
@@ -47,7 +47,7 @@ def measure(path: str, threads: int = 1, weight_cache: str | None = None) -> dic
 
 
 def _memory() -> dict[str, int] | None:
-    """The process's memory in bytes, by the kernel's names."""
+    """The memory of the process in bytes, by the kernel's names."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return None

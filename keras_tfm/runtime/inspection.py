@@ -1,4 +1,4 @@
-"""What is in a .tflite file: operators, and how much of them XNNPACK runs."""
+"""What is in a .tflite file: signatures, sizes, operators and XNNPACK partitions."""
 
 import struct
 from collections import Counter
@@ -17,11 +17,11 @@ class Subgraph:
     """One graph of the file: a signature's, or a loop's body or condition.
 
     Attributes:
-        name: the converter's name of it.
-        operators: how many of each.
-        delegated: how many nodes XNNPACK runs.
-        partitions: in how many pieces it runs them; between two pieces the interpreter runs the
-            nodes that XNNPACK does not take.
+        name: the name that the converter gave it.
+        operators: the number of nodes of each operator.
+        delegated: the number of nodes delegated to XNNPACK.
+        partitions: the number of XNNPACK partitions; between two of them the interpreter runs
+            nodes that XNNPACK does not support.
     """
 
     name: str
@@ -31,22 +31,22 @@ class Subgraph:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return sum(self.operators.values())
 
 
 @dataclass
 class Inspection:
-    """What a file holds; `print` it, or take `asdict()`.
+    """The content of a file; `print` it, or take `asdict()`.
 
     Attributes:
         path: the file.
         bytes: its size.
-        manifest: what it says of itself; the signatures among it.
+        manifest: its manifest, with the signatures.
         subgraphs: its graphs.
-        layers: how many bytes the weights of each layer take, by its path in the model.
-        bytes_by_kind: constants by their type, "metadata", and "graph", the rest.
-        custom_operators: the operators that plain LiteRT does not have.
+        layers: the bytes of each layer's weights, by its path in the model.
+        bytes_by_kind: the bytes of constants by dtype, of "metadata", and of "graph", the rest.
+        custom_operators: the operators that plain LiteRT lacks.
     """
 
     path: str
@@ -58,18 +58,18 @@ class Inspection:
 
     @property
     def quantization(self) -> str:
-        """The preset."""
+        """The quantization preset."""
         return str(self.manifest["quantization"])
 
     @property
     def signatures(self) -> dict[str, Any]:
-        """Of the manifest: inputs, outputs and settings by name."""
+        """The signatures of the manifest: inputs, outputs and settings by name."""
         signatures: dict[str, Any] = self.manifest["signatures"]
         return signatures
 
     @property
     def layers(self) -> dict[str, int]:
-        """How many bytes the weights of each layer take, by its path in the model."""
+        """The bytes of each layer's weights, by its path in the model."""
         layers: dict[str, int] = self.manifest.get("layers", {})
         return layers
 
@@ -82,7 +82,7 @@ class Inspection:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Size, signatures and graphs."""
+        """Size, signatures and graphs, a line each."""
         lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}"]
         for name, signature in self.signatures.items():
             inputs, outputs = (_described(signature[key]) for key in ("inputs", "outputs"))
@@ -96,7 +96,7 @@ class Inspection:
         return lines
 
     def table(self, depth: int = 1) -> str:
-        """The same, and layers to a depth, kinds of bytes, operators and the manifest's rest."""
+        """`lines`, sizes of layers to a depth, bytes by kind, operators, and the manifest."""
         lines = self.lines()
         sizes: Counter[str] = Counter()
         for path, size in self.layers.items():
@@ -122,11 +122,12 @@ class Inspection:
 
 
 def _described(tensors: dict[str, Any]) -> str:
-    """Names, shapes and dtypes; caches, of which there are many, as one."""
+    """Names, shapes, dtypes and padding ids other than 0; all caches as one entry."""
     texts, caches = [], [x for name, x in tensors.items() if name.startswith("cache_")]
     for name, x in tensors.items():
         if not name.startswith("cache_"):
-            texts.append(f"{name} {tuple(x['shape'])} {x['dtype']}")
+            padding = f" padded with {x['pad_id']}" if x.get("pad_id") else ""
+            texts.append(f"{name} {tuple(x['shape'])} {x['dtype']}{padding}")
     if caches:
         size = sum(int(np.prod(x["shape"])) * np.dtype(x["dtype"]).itemsize for x in caches)
         texts.append(f"{len(caches)} caches of {size / 1e3:.1f} kB")
@@ -134,7 +135,7 @@ def _described(tensors: dict[str, Any]) -> str:
 
 
 def inspect_file(path: str | Path) -> Inspection:
-    """What a file holds, after its checksum was compared.
+    """The content of a file, after its checksum was compared.
 
     Raises:
         FileNotFoundError, ValueError: as in `runtime.load`.
@@ -156,7 +157,7 @@ def inspected(path: str | Path, content: bytes, manifest: dict[str, Any]) -> dic
 
 
 def inspect_subgraphs(content: bytes) -> list[Subgraph]:
-    """The subgraphs of a .tflite file, each given to XNNPACK by itself."""
+    """The subgraphs of a .tflite file, each delegated to XNNPACK separately."""
     schema = import_litert("schema_py_generated")
     names = {
         code: name
@@ -179,7 +180,7 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
         try:
             delegated, partitions = _delegation(_first(content, index))
         except RuntimeError:
-            if not custom_operators(content):  # or LiteRT would have to be given them
+            if not custom_operators(content):  # which LiteRT cannot run here
                 raise
             delegated, partitions = 0, 0
         name = (graph.Name() or b"").decode()
@@ -209,9 +210,9 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
 
 
 def bytes_by_scope(content: bytes) -> dict[str, int]:
-    """The bytes of constants by the scope of the operator that reads them, as graphs name it.
+    """The bytes of constants by the scope of the operator that reads them.
 
-    A converter's name is a list of the operators that it fused, the last of which was first.
+    The converter names a tensor by the operators that it fused, the original one last.
     """
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
@@ -230,7 +231,7 @@ def bytes_by_scope(content: bytes) -> dict[str, int]:
 
 
 def signature_outputs(content: bytes) -> dict[str, dict[str, Any]]:
-    """The shapes and dtypes of what each signature of a .tflite file returns, by name."""
+    """The shapes and dtypes of the outputs of each signature of a .tflite file, by name."""
     schema = import_litert("schema_py_generated")
     types = _types(schema)
     model = schema.Model.GetRootAsModel(content, 0)
@@ -257,7 +258,7 @@ def _types(schema: Any) -> dict[int, str]:
 
 
 def custom_operators(content: bytes) -> list[str]:
-    """The names of operators that plain LiteRT does not have: Flex and custom ones."""
+    """The names of operators that plain LiteRT lacks: Flex and custom ones."""
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
     codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
@@ -270,11 +271,11 @@ def _buffer_size(buffer: Any) -> int:
 
 
 def _first(content: bytes, index: int) -> bytes:
-    """The same file with subgraph `index` as its main one, whose nodes LiteRT lists.
+    """The same file with subgraph `index` as the main one, whose nodes LiteRT lists.
 
-    A few numbers are changed in place: Python takes a second to unpack a file and to pack it
-    again, once for every graph. Fields have their numbers in LiteRT's schema.fbs: of a Model 2 is
-    `subgraphs` and 7 `signature_defs`; of WhileOptions 0 is the condition's graph, 1 the body's.
+    A few numbers are changed in place, since unpacking and packing a file in Python takes a second
+    per graph. Field numbers are from LiteRT's schema.fbs: in Model, 2 is `subgraphs` and 7
+    `signature_defs`; in WhileOptions, 0 is the condition's graph and 1 the body's.
     """
     if index == 0:
         return content
@@ -283,7 +284,7 @@ def _first(content: bytes, index: int) -> bytes:
     model = schema.Model.GetRootAsModel(changed, 0)
     graphs = [model.Subgraphs(i) for i in range(model.SubgraphsLength())]
 
-    # A vector's elements are offsets from where they stand.
+    # The elements of a vector are offsets from their own position.
     vector = model._tab.Vector(_slot(model, 2))
     places = vector, vector + 4 * index
     tables = graphs[0]._tab.Pos, graphs[index]._tab.Pos
@@ -299,23 +300,23 @@ def _first(content: bytes, index: int) -> bytes:
             for field, number in enumerate((loop.CondSubgraphIndex(), loop.BodySubgraphIndex())):
                 if number == index:
                     struct.pack_into("<i", changed, loop._tab.Pos + _slot(loop, field), 0)
-    if _slot(model, 7):  # signatures: they tell of graphs by their place
+    if _slot(model, 7):  # signatures, which refer to graphs by index
         struct.pack_into("<I", changed, model._tab.Vector(_slot(model, 7)) - 4, 0)
     return bytes(changed)
 
 
 def _slot(table: Any, field: int) -> int:
-    """Where in a flatbuffer's table a field of the schema is; 0 if it is left out."""
+    """The offset of a field in a flatbuffer table; 0 if the field is absent."""
     return int(table._tab.Offset(4 + 2 * field))
 
 
 def _delegation(content: bytes) -> tuple[int, int]:
-    """How many nodes of the main subgraph XNNPACK runs, and in how many partitions."""
+    """The number of nodes of the main subgraph that XNNPACK runs, and of its partitions."""
     interpreter_module = import_litert("interpreter")
     with native_log.captured():
         interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
         interpreter.allocate_tensors()
-    nodes = interpreter._get_ops_details()  # not public, and the only account of delegation
+    nodes = interpreter._get_ops_details()  # not public, but the only record of delegation
     delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
     producer = {
         output: node

@@ -1,8 +1,8 @@
-"""What an exported file says of itself, and the checksum by which damage is seen.
+"""The manifest of an exported file, and the checksum that detects damage.
 
 The manifest is JSON in the metadata of the .tflite file (`Model.metadata` of the schema), under the
-name "keras_tfm"; tokenizers are entries of their own beside it. A file with flipped bytes often
-still runs, and answers wrongly; the checksum covers every byte of the file but its own 64 digits.
+name "keras_tfm"; each tokenizer is a metadata entry of its own. A file with flipped bytes often
+still runs and returns wrong results, so the checksum covers every byte except its own 64 digits.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ import numpy as np
 METADATA_NAME = b"keras_tfm"
 _IDENTIFIER = b"TFL3"
 _NO_CHECKSUM = "0" * 64
-# Vectors of more bytes are not looked for among those already written.
+# Larger vectors, in bytes, are not deduplicated.
 _LONG = 1 << 20
 
 
 def add(
     content: bytes, manifest: dict[str, Any], entries: Mapping[str, bytes] | None = None
 ) -> bytes:
-    """The .tflite file `content` with `manifest` in its metadata, and its checksum in that.
+    """The .tflite file `content` with `manifest` and a checksum in its metadata.
 
-    `entries` are other metadata, by name, which the checksum covers like all the rest.
+    `entries` are further metadata by name; the checksum covers them, too.
     """
     schema = import_litert("schema_py_generated")
     raw = json.dumps({**manifest, "sha256": _NO_CHECKSUM}, ensure_ascii=True).encode()
@@ -47,10 +47,10 @@ def add(
 
 
 def _packed(model: Any) -> bytes:
-    """The bytes of a file, in which what several tensors say alike stands once.
+    """The bytes of a file; equal names and small vectors are stored once.
 
-    Each signature lists all weights anew with their names and, in eight bits, a scale and a zero
-    point for every row: of a file with three signatures that would be a tenth.
+    Every signature lists all weights again, with names and, in int8, scales and zero points per
+    row: a tenth of a file with three signatures.
     """
     import flatbuffers
 
@@ -65,7 +65,7 @@ def _packed(model: Any) -> bytes:
             return self.written[s]
 
         def CreateNumpyVector(self, x: np.ndarray) -> int:
-            if x.nbytes > _LONG:  # a weight: looked up, it would be held in memory
+            if x.nbytes > _LONG:  # a weight: a dictionary would keep it in memory
                 return super().CreateNumpyVector(x)
             key = (x.dtype.str, x.tobytes())
             if key not in self.written:
@@ -82,7 +82,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: not a .tflite file, one that keras_tfm did not write, or a damaged one.
+        ValueError: the file is damaged, not a .tflite file, or not written by keras_tfm.
     """
     path = Path(path)
     if not path.is_file():
@@ -98,14 +98,14 @@ def read(path: str | Path) -> dict[str, Any]:
         start, raw = _entry(content, schema, METADATA_NAME)
         manifest: dict[str, Any] = json.loads(raw or b"{}")
         expected = str(manifest.get("sha256", ""))
-    except Exception as error:  # whatever damaged offsets or text make flatbuffers and json raise
+    except Exception as error:  # flatbuffers and json raise many types on damaged bytes
         raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
     if raw is None:
         raise ValueError(
             f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
     digest = hashlib.sha256()
-    # Read by the block: mapped pages would count as the process's memory, all of them at once.
+    # Read in blocks: mapped pages would count as memory of the process.
     with path.open("rb") as file:
         _update(digest, file, start)
         digest.update(raw.replace(expected.encode(), _NO_CHECKSUM.encode()))
@@ -120,7 +120,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def _mapped(path: Path) -> Any:
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # which cannot be mapped
+        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
             return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -132,10 +132,10 @@ def _update(digest: Any, file: IO[bytes], count: int) -> None:
 
 
 def read_entries(path: Path, manifest: dict[str, Any], names: Iterable[str]) -> dict[str, bytes]:
-    """Other metadata of a file whose manifest was read before, by name.
+    """Further metadata entries, by name, of a file whose manifest was read before.
 
     Raises:
-        ValueError: the file is no longer the one whose manifest that is, or lacks an entry.
+        ValueError: the file was replaced since then, or an entry is missing.
     """
     schema = import_litert("schema_py_generated")
     content, entries = _mapped(path), {}
@@ -155,7 +155,7 @@ def read_entries(path: Path, manifest: dict[str, Any], names: Iterable[str]) -> 
 
 
 def _entry(content: Any, schema: Any, name: bytes) -> tuple[int, bytes | None]:
-    """Where the data of a metadata entry are, and the data; None: there is no such entry."""
+    """The offset and the data of a metadata entry; None if there is no such entry."""
     model = schema.Model.GetRootAsModel(content, 0)
     for i in range(model.MetadataLength()):
         entry = model.Metadata(i)

@@ -1,4 +1,4 @@
-"""What TensorFlow and LiteRT write to the process's standard error from C++."""
+"""Captures what TensorFlow and LiteRT write to standard error from C++."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ from typing import IO
 
 
 class NativeLog:
-    """The text that was held back; filled when the `captured` block ends."""
+    """The captured text; set when the `captured` block ends."""
 
     text: str = ""
 
 
 class _Redirection:
-    """Standard error, while any block holds it back: a file that blocks share."""
+    """The redirection of standard error to one file, shared by all open blocks."""
 
     lock = threading.Lock()
     blocks = 0
@@ -26,11 +26,11 @@ class _Redirection:
 
 @contextmanager
 def captured() -> Iterator[NativeLog]:
-    """Holds back what is written to file descriptor 2, and prints it if the block fails.
+    """Captures what is written to file descriptor 2, and prints it if the block fails.
 
-    TensorFlow and LiteRT log through C++, past `sys.stderr`: banners at import, hundreds of lines
-    in a conversion. `TF_CPP_MIN_LOG_LEVEL` does not reach all of them. Blocks may overlap, in one
-    thread or in several: standard error is itself again when the last one ends.
+    TensorFlow and LiteRT log from C++, bypassing `sys.stderr`: banners at import, hundreds of lines
+    during a conversion. `TF_CPP_MIN_LOG_LEVEL` does not stop all of them. Blocks may overlap, in
+    one thread or in several; standard error is restored when the last one ends.
 
     >>> import os
     >>> from keras_tfm.runtime import native_log
@@ -53,7 +53,7 @@ def captured() -> Iterator[NativeLog]:
 
 
 def _begin() -> int | None:
-    """Where in the shared file this block's text begins; None: there is no standard error."""
+    """The position in the shared file where this block begins; None without standard error."""
     with _Redirection.lock:
         if sys.stderr is not None:
             sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""The tokenizers that a file carries: text to ids and back.
+"""The tokenizers in a file: text to ids and back.
 
-What they do is done by the packages that train them: `tokenizers` for the JSON of Hugging Face,
-`sentencepiece` for a SentencePiece model. Neither is imported before it is needed.
+They run in the packages that trained them: `tokenizers` for Hugging Face's JSON, `sentencepiece`
+for a SentencePiece model. Each is imported when it is first needed.
 """
 
 import abc
@@ -15,36 +15,36 @@ class Tokenizer(abc.ABC):
     """Text to ids and back; made by `read`.
 
     Attributes:
-        size: how many ids there are, which is one more than the largest.
+        size: the number of ids, one more than the largest.
     """
 
     size: int
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the tokens that the tokenizer puts around it."""
+        """The ids of a text, with the special tokens that the tokenizer adds."""
         return self._encode(_checked(text), ())
 
     def encode_prompt(self, text: str, end_ids: Collection[int]) -> list[int]:
-        """The ids of a text that is to go on: none of `end_ids` is put after it.
+        """The ids of a prompt: the tokenizer appends none of `end_ids`.
 
-        One that is written in the text stays.
+        An end token that is written in the text stays.
         """
         return self._encode(_checked(text), end_ids)
 
     @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens; ids that the tokenizer has not are left out."""
+        """The text of ids, without special tokens; unknown ids are skipped."""
 
     @abc.abstractmethod
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]: ...
 
 
 class _HuggingFace(Tokenizer):
-    """`tokenizer.json`. Rows are neither cut nor padded, whatever it says."""
+    """`tokenizer.json`; its truncation and padding settings are ignored."""
 
     def __init__(self, content: bytes, options: Mapping[str, Any]):
         package = _import("tokenizers")
-        with refusing("it is no tokenizer.json"):
+        with refusing("not a tokenizer.json"):
             if options:
                 raise ValueError(f"unknown options {list(options)}")
             self._tokenizer = package.Tokenizer.from_str(content.decode("utf-8"))
@@ -68,11 +68,11 @@ class _HuggingFace(Tokenizer):
 
 
 class _SentencePiece(Tokenizer):
-    """`tokenizer.model`; whether a start and an end are put around a text is not in it."""
+    """`tokenizer.model`; its options of start and end tokens are stored separately."""
 
     def __init__(self, content: bytes, options: Mapping[str, Any]):
         package = _import("sentencepiece")
-        with refusing("it is no SentencePiece model"):
+        with refusing("not a SentencePiece model"):
             if not set(options) <= {"add_bos", "add_eos"}:
                 raise ValueError(f"unknown options {list(options)}")
             self._options = {"add_bos": False, "add_eos": False, **options}
@@ -100,11 +100,10 @@ def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) ->
     Args:
         name: ends in ".json" (Hugging Face `tokenizers`) or ".model" (SentencePiece).
         content: the bytes.
-        options: of SentencePiece, "add_bos" and "add_eos": whether a start and an end are put
-            around a text.
+        options: for SentencePiece, "add_bos" and "add_eos": whether to add a start and an end.
 
     Raises:
-        ValueError: the name ends otherwise, or the bytes are no such tokenizer.
+        ValueError: the name has another ending, or the bytes are not such a tokenizer.
         ModuleNotFoundError: the package that reads it is missing; the message names the extra.
     """
     kinds = {".json": _HuggingFace, ".model": _SentencePiece}
@@ -122,24 +121,24 @@ def _checked(text: str) -> str:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{shown(text)} is no Unicode text: it has half of a surrogate pair, "
+            f"{shown(text)} is not Unicode text: it has a lone surrogate, "
             f"{text[error.start]!a}, at position {error.start}"
         ) from None
     return text
 
 
 def shown(text: str) -> str:
-    """The beginning of a text, in an error."""
+    """The start of a text, for an error."""
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}... ({len(text)} characters)"
 
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Every error of a package as a ValueError of one line."""
+    """Turns every error of a package into a one-line ValueError."""
     try:
         yield
     except BaseException as error:
-        # A panic of Rust's, which `tokenizers` is written in, is no Exception.
+        # A panic in Rust, as in `tokenizers`, is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         lines = str(error).splitlines() or [type(error).__name__]

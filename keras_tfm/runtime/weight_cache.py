@@ -1,10 +1,9 @@
-"""XNNPACK's packed weights in a file of their own, which the next process maps instead of packing.
+"""XNNPACK's packed weights in a file, which later processes map instead of packing.
 
 XNNPACK copies each weight matrix into the order its kernels read. With a cache it writes the copy
-to a file once; later processes map the file, and the system shares its pages and may drop them.
-Two signatures share their weights that way as well, which XNNPACK otherwise packs for each. Only
-LiteRT's `CompiledModel` offers this in Python: its `Interpreter` builds its delegate by itself, and
-the libraries export no function that makes one.
+to a file once; later processes map the file, whose pages the system may share and drop. Signatures
+also share their packed weights, which XNNPACK otherwise packs for each. In Python only LiteRT's
+`CompiledModel` supports this: `Interpreter` creates its delegate itself, without options.
 """
 
 import os
@@ -20,7 +19,7 @@ from keras_tfm.runtime import native_log
 from keras_tfm.runtime.manifest import import_litert
 
 Runner = Callable[..., dict[str, np.ndarray]]
-# What LiteRT's TensorBuffer takes.
+# The dtypes that LiteRT's TensorBuffer supports.
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 
 
@@ -29,15 +28,15 @@ def cached_runners(
 ) -> dict[str, Runner]:
     """The signatures of a file as functions of arrays, with its packed weights in `folder`.
 
-    A cache belongs to the content of one file: it is named by the file's checksum, since XNNPACK
-    would take another model's of the same shapes. A cache whose own checksum, in its name, is not
-    that of its bytes is made again: XNNPACK would answer wrongly in silence.
+    A cache belongs to one file and is named by its checksum, since XNNPACK would accept the cache
+    of another model with the same shapes. The name also holds the cache's own checksum; a damaged
+    cache is rebuilt, since XNNPACK would silently return wrong results.
 
     Args:
         path: the .tflite file.
         manifest: its manifest.
-        threads: how many threads LiteRT uses.
-        folder: where caches are kept; it is made where it is missing.
+        threads: the number of threads LiteRT uses.
+        folder: the folder of the caches, created if it is missing.
 
     Raises:
         ValueError: a signature has a dtype that LiteRT's `CompiledModel` cannot pass.
@@ -63,7 +62,7 @@ def cached_runners(
 
 
 def _valid(folder: Path, digest: str) -> Path | None:
-    """The cache of a file, if there is one and it is whole."""
+    """The cache of a file, if it exists and is intact."""
     for found in folder.glob(f"{digest}-*.xnnpack"):
         if found.name == _name(digest, found):
             return found
@@ -72,8 +71,8 @@ def _valid(folder: Path, digest: str) -> Path | None:
 
 
 def _built(path: Path, folder: Path, digest: str, threads: int) -> Path | None:
-    """A new cache; None where the model has no weights that XNNPACK packs."""
-    # Under a name of its own: another process may be making the same.
+    """A new cache; None if XNNPACK packs no weights of the model."""
+    # In a temporary folder: another process may be building the same cache.
     with tempfile.TemporaryDirectory(prefix=f".{digest[:8]}-", dir=folder) as inside:
         new = Path(inside) / "cache"
         with native_log.captured():
@@ -86,7 +85,7 @@ def _built(path: Path, folder: Path, digest: str, threads: int) -> Path | None:
 
 
 def _name(digest: str, cache: Path) -> str:
-    """The name of a cache: of which model, and the checksum of its own bytes."""
+    """The name of a cache: the checksums of the model file and of its own bytes."""
     checksum = 0
     with cache.open("rb") as file:
         while block := file.read(1 << 20):
@@ -109,7 +108,7 @@ def _runner(model: Any, name: str, signature: dict[str, Any]) -> Runner:
     inputs = {key: model.create_input_buffer_by_name(name, key) for key in signature["inputs"]}
     outputs = {key: model.create_output_buffer_by_name(name, key) for key in signature["outputs"]}
     for key, spec in signature["inputs"].items():
-        # The first write logs LiteRT's devices: here, where that is held back.
+        # The first write logs LiteRT's devices, which is captured here.
         inputs[key].write(np.zeros(spec["shape"], spec["dtype"]))
 
     def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:

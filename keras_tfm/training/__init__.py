@@ -1,4 +1,4 @@
-"""Training: losses, metrics, schedules and callbacks for `compile` and `fit`; on which devices."""
+"""Training: losses, metrics, schedules, callbacks, and the choice of devices."""
 
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy

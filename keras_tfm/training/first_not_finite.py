@@ -1,4 +1,4 @@
-"""Where a loss that is not finite comes from."""
+"""Finds the origin of a loss that is NaN or infinite."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ Tensor = Any
 
 
 def first_not_finite(model: keras.Model, data: Any) -> str:
-    """What, of a training step on `data`, is the first that is NaN or infinite, in words.
+    """Describes the first value of a training step on `data` that is NaN or infinite.
 
-    It runs the step again, eagerly, with the weights as they are: inputs, labels, weights, the
-    outputs of layers in the order in which they are made (a layer's parts before itself), the loss,
-    and the gradients, of which the first that is made is the last in the model's order. What the
-    step changes besides the trainable weights is put back.
+    It runs the step again, eagerly, with the current weights, and checks in this order: inputs,
+    labels, weights, the outputs of layers as they are computed (sublayers before the layer that
+    contains them), the loss, and the gradients from the last weight to the first, as
+    backpropagation computes them. Non-trainable variables are restored afterwards.
 
     Args:
         model: compiled, on Keras's TensorFlow backend.
-        data: a batch as `train_step` takes it, or under a strategy one of several replicas.
+        data: a batch as `train_step` takes it; under a strategy, a distributed batch.
     """
     values = model.distribute_strategy.experimental_local_results
     parts = len(values(keras.tree.flatten(data)[0]))
@@ -31,11 +31,11 @@ def first_not_finite(model: keras.Model, data: Any) -> str:
         _of_batch(model, keras.tree.map_structure(lambda x, i=i: values(x)[i], data))
         for i in range(parts)
     ]
-    return next((x for x in reasons if x), "the step, taken again, is finite in all its parts")
+    return next((x for x in reasons if x), "all values are finite when the step is run again")
 
 
 def of_weights(model: keras.Model) -> str | None:
-    """The first weight that is not finite, in words, or None."""
+    """Describes the first weight that is not finite, or returns None."""
     for weight in model.weights:
         found = _described(weight)
         if found:
@@ -67,7 +67,7 @@ def _of_batch(model: keras.Model, data: Any) -> str | None:
             return bad[0]
         found = _described(y_pred)
         if found:
-            return f"the model's output has {found}, made by an operation that is no layer"
+            return f"the model's output has {found}, computed by an operation outside any layer"
         found = _described(loss)
         if found:
             return f"the outputs of all layers are finite, the loss of them is {float(loss)}"
@@ -86,7 +86,7 @@ def _of_batch(model: keras.Model, data: Any) -> str | None:
 
 @contextmanager
 def _outputs(model: keras.Model) -> Iterator[list[str]]:
-    """While it is open, a list of what layers gave that is not finite, in order."""
+    """Inside this context, a list that describes the first layer output that is not finite."""
     bad: list[str] = []
 
     def watched(layer: keras.layers.Layer, call: Any) -> Any:
@@ -102,7 +102,7 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
 
     layers = keras_internals.sublayers(model)
     for layer in layers:
-        # Past Keras's own __setattr__, which tracks what it is given.
+        # Not setattr: Keras's would track the function.
         object.__setattr__(layer, "call", watched(layer, layer.call))
     try:
         yield bad
@@ -112,13 +112,13 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
 
 
 def _described(values: Any, rows: bool = False) -> str | None:
-    """How many numbers are not finite, or None; with the first row that has one."""
+    """The counts of NaN and infinite values, or None; with `rows`, also the first such row."""
     for value in keras.tree.flatten(values):
         if value is None or not hasattr(value, "dtype"):
             continue
         if "float" not in keras.backend.standardize_dtype(value.dtype):
             continue
-        # Multiplied, which makes a tensor of a variable, of replicas too.
+        # The product is a tensor also where `value` is a variable, on several replicas too.
         x = ops.convert_to_numpy(ops.cast(ops.multiply(value, 1), "float32"))
         nan, infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
         if nan or infinite:

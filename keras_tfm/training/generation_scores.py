@@ -1,4 +1,4 @@
-"""Scores of what a model generates, while it is trained."""
+"""Scores of generated texts during training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,43 +10,43 @@ from keras_tfm.generation import Generator, Strategy
 
 
 class GenerationScores(keras.callbacks.Callback):
-    """Generates for held-out rows at the end of an epoch, and scores the texts: BLEU and chrF.
+    """Generates texts for held-out rows at the end of an epoch, and scores them: BLEU and chrF.
 
-    A loss says how well the next token is guessed after a right beginning; this says how good the
-    answers are. The scores go into the epoch's logs as `val_bleu` and `val_chrf` (0 to 100, of the
-    whole set), so `History` has them, and `EarlyStopping` and `ModelCheckpoint` can watch them with
-    `mode="max"` where they stand after this callback in the list. "BLEU" (P02-1040), "chrF"
-    (W15-3049), as `sacrebleu` computes them (arXiv:1804.08771).
+    A loss measures the prediction of the next token after a correct prefix; these scores measure
+    whole answers. They go into the epoch's logs as `val_bleu` and `val_chrf` (0 to 100, over the
+    whole set), so `History` records them, and `EarlyStopping` and `ModelCheckpoint` can monitor
+    them with `mode="max"` if they come after this callback in the list. BLEU (P02-1040) and chrF
+    (W15-3049) as computed by `sacrebleu` (arXiv:1804.08771).
 
-    What cannot work is refused when training begins, not at the end of an epoch. Where several
-    workers train, each generates and the scores' mean over workers goes into the logs of all.
+    A model that cannot be stepped raises when training begins, not at the end of an epoch. With
+    several workers, each generates, and the logs of all get the mean of their scores.
 
     Args:
         inputs: what a `Generator` takes: the model's inputs by name, without the stepped one or
-            with prompts for it; or one array. Ids, with as many rows as there are references. Rows
-            of similar lengths beside each other are faster.
-        references: a text for each row, or several, of which each is right.
-        decode: from ids to text: a function of one row's ids, or an object with `decode_batch`
+            with prompts for it; or one array. Ids, one row per reference. Generation is faster if
+            rows of similar lengths are adjacent.
+        references: for each row a text, or a list of correct texts.
+        decode: converts ids to text: a function of one row's ids, or an object with `decode_batch`
             (Hugging Face `tokenizers`), `decode` (SentencePiece) or `detokenize` (keras-hub). It
-            gets what was generated, without start, prompt, end and padding.
-        max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`; the first
-            of several hypotheses is scored.
-        max_examples: scores only so many rows, the first.
-        batch_size: rows that are generated together.
-        every: generates after each epoch whose number, from 1 on, this divides. The logs of other
-            epochs have no such scores.
+            gets the generated ids without start token, prompt, end token and padding.
+        max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`; with
+            several hypotheses, the first is scored.
+        max_examples: int, scores only the first `max_examples` rows; None: all.
+        batch_size: int, the number of rows that are generated together.
+        every: int, generates at the end of every `every`-th epoch. The logs of other epochs have no
+            scores.
         metrics: objects of `sacrebleu`, or others with `corpus_score(texts, references)` that
-            returns something with a `score`; by default `{"bleu": BLEU(), "chrf": CHRF()}`. Chinese
-            and Japanese want `BLEU(tokenize="zh")` and `BLEU(tokenize="ja-mecab")`.
-        prefix: before the names in the logs.
+            returns something with a `score`; by default `{"bleu": BLEU(), "chrf": CHRF()}`. For
+            Chinese use `BLEU(tokenize="zh")`, for Japanese `BLEU(tokenize="ja-mecab")`.
+        prefix: the prefix of the names in the logs.
 
     Attributes:
-        texts: the last answers, for people to look at.
+        texts: the generated texts of the last epoch that was scored.
 
     Raises:
-        ValueError: rows and references do not match, or the model cannot be stepped.
-        TypeError: `decode` is nothing of the above.
-        ModuleNotFoundError: sacrebleu is missing; the message names the extra that brings it.
+        ValueError: if the numbers of rows and references differ, or the model cannot be stepped.
+        TypeError: if `decode` is none of the above.
+        ModuleNotFoundError: if sacrebleu is missing; the message names the extra to install.
 
     Example:
 
@@ -111,12 +111,12 @@ class GenerationScores(keras.callbacks.Callback):
         self._generator: Generator | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Makes the generator, which refuses a model that cannot be stepped."""
+        """Creates the generator, which raises for a model that cannot be stepped."""
         if self._generator is None or self._generator.model is not self.model:
             self._generator = Generator(self.model, **self.options)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Generates, and puts the scores into the logs."""
+        """Generates, and adds the scores to the logs."""
         if (epoch + 1) % self.every:
             return
         scores = self.score()
@@ -142,7 +142,7 @@ class GenerationScores(keras.callbacks.Callback):
         generator, rows = self._generator, []
         for start in range(0, len(self.references), self.batch_size):
             end = min(start + self.batch_size, len(self.references))
-            # A last batch of another size would be compiled anew: it is filled with its last row.
+            # The last batch is filled with its last row: another size would be compiled again.
             index = np.minimum(np.arange(start, start + self.batch_size), end - 1)
             batch = _taken(self.inputs, index)
             tokens = generator(batch).tokens[: end - start]
@@ -155,7 +155,7 @@ class GenerationScores(keras.callbacks.Callback):
 
 
 def _taken(inputs: Any, index: np.ndarray) -> Any:
-    """Rows of the inputs; prompts of different lengths may be a list."""
+    """Rows of the inputs; prompts of different lengths are a list."""
     if isinstance(inputs, dict):
         return {name: _taken(x, index) for name, x in inputs.items()}
     if isinstance(inputs, list | tuple):
@@ -164,7 +164,7 @@ def _taken(inputs: Any, index: np.ndarray) -> Any:
 
 
 def _prompts(generator: Generator, batch: Any) -> list[int]:
-    """How many tokens of each row were given: the prompt's, or the start."""
+    """The number of tokens of each row that were not generated: the prompt, or the start token."""
     if isinstance(batch, dict):
         rows = batch.get(generator.target)
     else:
@@ -175,7 +175,7 @@ def _prompts(generator: Generator, batch: Any) -> list[int]:
 
 
 def _answer(tokens: list[int], end_ids: Sequence[int]) -> list[int]:
-    """The tokens before the end, without padding behind them."""
+    """The tokens before the end token, without padding."""
     ends = [tokens.index(i) for i in end_ids if i in tokens]
     tokens = tokens[: min(ends)] if ends else tokens
     while tokens and not tokens[-1]:
@@ -217,13 +217,13 @@ def _default_metrics() -> dict[str, Any]:
 
 
 def _mean_over_workers(model: keras.Model, value: float) -> float:
-    """The same number on every worker, so that all stop and save at the same epoch."""
+    """The mean over workers, so that all of them stop and save at the same epoch."""
     if keras.backend.backend() != "tensorflow":
         return value
     import tensorflow as tf
 
     strategy = model.distribute_strategy
-    if not strategy.extended._in_multi_worker_mode():
+    if not strategy.extended._in_multi_worker_mode():  # private in TensorFlow, not in Keras
         return value
     values = strategy.experimental_distribute_values_from_function(
         lambda _: tf.constant(value, tf.float64)

@@ -1,4 +1,4 @@
-"""What an optimizer is given, seen before it is applied."""
+"""Gradients, watched before the optimizer applies them."""
 
 from typing import Any
 
@@ -17,21 +17,20 @@ Tensor = Any
 
 
 class GradientWatch:
-    """The global norm of the gradients of a step, whatever `train_step` made them.
+    """The global norm of each step's gradients, with any `train_step`.
 
-    norm = sqrt(sum over weights of |g|^2), before clipping and without the loss scale, in float32;
-    "On the difficulty of training Recurrent Neural Networks" (arXiv:1211.5063) clips by it. It
-    stands in front of the optimizer's `apply`, so it costs one pass over the gradients that are
-    there and needs nothing of the model.
+    norm = sqrt(sum over weights of |g|^2), before clipping and without the loss scale, in float32,
+    as in "On the difficulty of training Recurrent Neural Networks" (arXiv:1211.5063). It replaces
+    the optimizer's `apply`, so it costs one pass over the gradients and works with any model.
 
-    Under several replicas the gradients are summed here, once, and not again behind it: the norm is
-    that of the whole batch, and a `global_clipnorm` clips by the whole batch's, as on one device.
+    With several replicas the gradients are summed here, and the optimizer does not sum them again:
+    the norm is that of the whole batch, and `global_clipnorm` clips by it, as on one device.
 
     Attributes:
-        norm: a variable: the norm at the last step. Steps that a `LossScaleOptimizer` leaves out
-            are not seen.
-        guard: whether gradients that are not finite are replaced by zeros, all of them, so that
-            a bad step does not reach the weights (beyond what momentum and decay do by themselves).
+        norm: a variable, the norm of the last step. Steps that a `LossScaleOptimizer` skips do not
+            change it.
+        guard: whether to replace all gradients by zeros if any of them is not finite, so that a
+            bad step changes the weights only by momentum and weight decay.
     """
 
     def __init__(self, model: keras.Model):
@@ -52,16 +51,15 @@ class GradientWatch:
 
     @classmethod
     def of(cls, model: keras.Model) -> "GradientWatch":
-        """The one that watches the model's optimizer; a new one where none does."""
+        """The watch of the model's optimizer; a new one if it has none."""
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
-                "gradients can be watched on Keras's TensorFlow backend, "
-                f"got {keras.backend.backend()!r}"
+                f"GradientWatch needs Keras's TensorFlow backend, got {keras.backend.backend()!r}"
             )
         return getattr(innermost(model.optimizer), "_gradient_watch", None) or cls(model)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Stands in for the optimizer's `apply`."""
+        """Replaces the optimizer's `apply`."""
         grads = sum_over_replicas(list(grads)) if self._sums else list(grads)
         squares = [_square(g) for g in grads if g is not None]
         if squares:
@@ -73,12 +71,12 @@ class GradientWatch:
         self._apply(grads, trainable_variables)
 
     def retrace(self) -> None:
-        """Has the model trace its step again, which has another optimizer in it now."""
+        """Makes the model trace its training step again, with the changed optimizer."""
         if self._model.train_function is not None:
             self._model.make_train_function(force=True)
 
     def remove(self) -> None:
-        """Gives the optimizer back as it was."""
+        """Restores the optimizer."""
         if getattr(self._optimizer, "_gradient_watch", None) is self:
             for name in ("apply", "_gradient_watch"):
                 delattr(self._optimizer, name)
@@ -88,15 +86,15 @@ class GradientWatch:
 
 
 def _square(gradient: Tensor) -> Tensor:
-    """|g|^2. Of rows that were looked up, those of one place are added up first."""
+    """|g|^2. Slices of a sparse gradient with equal indices are summed first."""
     import tensorflow as tf
 
     return tf.reduce_sum(tf.square(tf.cast(tf.convert_to_tensor(gradient), tf.float32)))
 
 
 def _where(finite: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, or zeros."""
-    if hasattr(gradient, "indices"):  # tf.IndexedSlices, which stay slices
+    """The gradient if `finite`, else zeros."""
+    if hasattr(gradient, "indices"):  # tf.IndexedSlices stay sparse
         return type(gradient)(
             _where(finite, gradient.values), gradient.indices, gradient.dense_shape
         )

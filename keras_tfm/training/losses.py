@@ -21,10 +21,10 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
 
     Args:
         label_smoothing: a, at least 0 and below 1.
-        ignore_class: a label that adds nothing, or None. Labels outside 0..V - 1 other than this
+        ignore_class: a label that is ignored, or None. Labels outside 0..V - 1 other than this
             one are not allowed.
         reduction: by default the weighted mean, sum(weight loss) / sum(weight), where ignored
-            labels weigh 0.
+            labels have weight 0.
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
@@ -49,7 +49,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         name: str = "label_smoothed_cross_entropy",
         dtype: Any = None,
     ):
-        # Keras converts labels to this dtype: half precision would round ids from 257 on.
+        # Keras converts labels to this dtype, and half precision rounds ids from 257 on.
         dtype = keras.backend.result_type(dtype or keras.config.floatx(), "float32")
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if not 0.0 <= label_smoothing < 1.0:
@@ -60,13 +60,13 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
-        """The loss, weighted by `sample_weight` (B,) or (B, T) and by what is not ignored."""
+        """The loss, weighted by `sample_weight` (B,) or (B, T); ignored labels have weight 0."""
         return super().__call__(
             y_true, y_pred, label_weights(y_true, self.ignore_class, sample_weight)
         )
 
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """What the mean is over: the weights of what the logits' mask shows, or all of it."""
+        """The divisor of the mean: the sum of the weights of labels that the logits' mask keeps."""
         mask = get_mask(y_pred)
         if self.reduction == "mean_with_sample_weight":
             weights = label_weights(y_true, self.ignore_class, sample_weight)
@@ -80,7 +80,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         labels = ops.cast(y_true, "int32")
         if self.ignore_class is not None:
             labels = ops.where(ops.equal(labels, self.ignore_class), 0, labels)
-        # Out of range stays out of range: take_along_axis counts negative ones from the end.
+        # Negative labels must stay out of range: take_along_axis would count them from the end.
         labels = ops.where(ops.less(labels, 0), ops.shape(y_pred)[-1], labels)
         likelihood = ops.squeeze(
             ops.take_along_axis(log_probabilities, ops.expand_dims(labels, -1), axis=-1), -1

@@ -13,15 +13,14 @@ Tensor = Any
 
 
 class TokenMean(keras.metrics.Mean):
-    """A mean over the labels that count: sum(weight value) / sum(weight), of all batches together.
+    """A mean over all labels that are not ignored: sum(weight value) / sum(weight).
 
-    Both sums are float64 where the backend has it: a float32 counter of tokens stands still at
-    2^24, 17 million, where each adds one, and rounds every batch from there on. JAX counts in
-    float32. Under `tf.distribute` each replica adds to its own sums, and they are summed when the
-    result is read, so the mean is that of one device.
+    Both sums run over all batches since the last reset. They are float64, except on JAX: a float32
+    count is rounded above 2^24 (17 million tokens). Under `tf.distribute` each replica has sums of
+    its own, which are added when the result is read, so the mean equals that of one device.
 
     Attributes:
-        count: how many labels were counted, or their weight.
+        count: the sum of the weights; without `sample_weight`, the number of labels.
     """
 
     def __init__(self, ignore_class: int | None, name: str, dtype: Any = None):
@@ -39,14 +38,14 @@ class TokenMean(keras.metrics.Mean):
     def update_state(
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> None:
-        """Counts a batch."""
+        """Adds a batch."""
         labels = ops.cast(y_true, "int32")
         weights = label_weights(labels, self.ignore_class, sample_weight)
         mask = get_mask(y_pred)
         if mask is not None:
             weights = weights * ops.cast(mask, "float32")
-        # Of one axis: of two, Keras would take the mean of each row first, and rows of a short
-        # batch would weigh as much as those of a long one.
+        # One axis: with two, Keras averages each row first, which gives labels in short rows more
+        # weight.
         super().update_state(
             ops.reshape(self.of_each(labels, y_pred), (-1,)), ops.reshape(weights, (-1,))
         )
@@ -58,16 +57,16 @@ class TokenMean(keras.metrics.Mean):
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class MaskedAccuracy(TokenMean):
-    """The share of labels that are the argmax of their logits, padding left out.
+    """The fraction of labels that equal the argmax of their logits, without padding.
 
     Args:
-        ignore_class: a label that does not count, or None.
-        name, dtype: as in `keras.metrics.Mean`; by default the sums are float64, so that they count
-            any number of tokens.
+        ignore_class: a label that is ignored, or None.
+        name, dtype: as in `keras.metrics.Mean`; by default the sums are float64 (not on JAX), so
+            that large numbers of tokens are counted exactly.
 
     Call arguments:
         y_true: labels (B, T), integers.
-        y_pred: logits (B, T, V). What their mask hides does not count, as in the loss.
+        y_pred: logits (B, T, V). Masked positions are ignored, as in the loss.
         sample_weight: (B,), (B, 1) or (B, T), or None.
 
     Example:

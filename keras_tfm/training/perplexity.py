@@ -11,22 +11,22 @@ from keras_tfm.training.metrics import Tensor, TokenMean
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Perplexity(TokenMean):
-    """How many tokens a model hesitates between: exp of the cross-entropy of a token.
+    """Perplexity: exp of the mean cross-entropy per token.
 
-    perplexity = exp(-sum log p(label) / number of labels), over all that was counted since the last
-    reset, and not a mean over batches or replicas. A label smoothing of the loss is left out, or
-    models could not be compared. Computed in float32, summed in float64.
+    perplexity = exp(-sum log p(label) / number of labels), over all labels since the last reset;
+    it is not a mean over batches or replicas. It has no label smoothing, so that models can be
+    compared. Computed in float32, summed in float64.
 
     Args:
-        ignore_class: a label that does not count, or None.
+        ignore_class: a label that is ignored, or None.
         name, dtype: as in `keras.metrics.Mean`.
 
     Call arguments:
         y_true: labels (B, T), integers.
-        y_pred: logits (B, T, V). What their mask hides does not count, as in the loss.
+        y_pred: logits (B, T, V). Masked positions are ignored, as in the loss.
         sample_weight: (B,), (B, 1) or (B, T), or None.
 
-    Where nothing was counted the perplexity is 1.
+    Without any labels the perplexity is 1.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Going on after an interruption as if there had been none."""
+"""Resuming an interrupted training, with the same result as without the interruption."""
 
 import signal
 import threading
@@ -12,37 +12,37 @@ from keras_tfm.keras_internals import set_initial_epoch
 
 
 class Resume(keras.callbacks.Callback):
-    """Saves the whole state of training, and goes on from it, to bit-equal weights.
+    """Saves the whole state of training and resumes from it, to bit-equal weights.
 
-    Give it to `fit` and start the same program again after a crash, a `kill -9`, a full disk: it
-    restores the newest checkpoint that is whole (model, optimizer, seeds of dropout, metrics,
-    history), moves the data to the batch that was next, and training goes on. A checkpoint is
-    written at the end of each epoch, and as asked for; at SIGTERM one more, and the program exits
-    with status 143. It stands on `tf.train.CheckpointManager`.
+    Give it to `fit`, and run the same program again after a crash, a `kill -9` or a full disk: it
+    restores the newest complete checkpoint (model, optimizer, dropout seeds, metrics, history),
+    skips the data that were already used, and continues. It writes a checkpoint at the end of each
+    epoch, every `every_steps` steps and every `every_minutes` minutes, and at SIGTERM, after which
+    the program exits with status 143. Checkpoints are managed by `tf.train.CheckpointManager`.
 
-    It is exact where the program is: `keras.utils.set_random_seed` at its top, on GPUs also
-    `tf.config.experimental.enable_op_determinism()`, and data that come in the same order when the
-    program starts again (arrays and `tf.data` with shuffling do, once seeded). Epochs that are done
-    are passed by drawing one batch each, of a Python generator or with `steps_per_epoch` all.
+    The result is exact if the program is deterministic: call `keras.utils.set_random_seed` first,
+    on GPUs also `tf.config.experimental.enable_op_determinism()`, and use data whose order is the
+    same in each run (arrays and seeded `tf.data` shuffling are). Finished epochs are skipped by
+    drawing one batch of each; with a Python generator or `steps_per_epoch`, by drawing all.
 
-    Under several workers the folder is one that all of them see; the first one writes. The mean
-    of the metrics over the epoch that was interrupted then begins anew; all else is exact.
+    With several workers all of them must see the same folder; the first worker writes. The metrics
+    of the interrupted epoch are then averaged over its remaining steps; all else is exact.
 
-    What other callbacks remember (the patience of `EarlyStopping`) is not saved.
+    The state of other callbacks (such as the patience of `EarlyStopping`) is not saved.
 
     Args:
-        directory: where the checkpoints are; made if missing.
-        every_steps: write a checkpoint after each so many steps.
-        every_minutes: write one when the last is so old.
-        keep: how many to keep.
-        configuration: settings of the program that must be the same to go on, such as
-            `vars(arguments)`; plain values. The model's layers, the loss, the optimizer, the number
-            of replicas and the first batch of the data are compared in any case.
+        directory: the folder of the checkpoints; created if missing.
+        every_steps: int, steps between two checkpoints; None: only at the end of each epoch.
+        every_minutes: float, minutes between two checkpoints; None: no limit.
+        keep: int, the number of checkpoints to keep.
+        configuration: settings of the program that must not change between runs, such as
+            `vars(arguments)`; JSON values. The model's layers, the loss, the optimizer, the number
+            of replicas and the first batch of the data are always compared.
 
     Raises:
-        ValueError: at the start of `fit`, where the checkpoints are of another configuration, with
-            what differs, or where none of them can be read.
-        OSError: where a checkpoint cannot be written. The one before is whole.
+        ValueError: at the start of `fit`, if the checkpoints belong to another configuration (the
+            message lists the differences) or none of them can be read.
+        OSError: if a checkpoint cannot be written. The previous one is still complete.
 
     Example:
 
@@ -79,18 +79,18 @@ class Resume(keras.callbacks.Callback):
         self.every_minutes = every_minutes
         self.keep = keep
         self.configuration = configuration or {}
-        self.step = 0  # of the optimizer, over all epochs
+        self.step = 0  # of all epochs together
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the newest whole checkpoint, if there is one."""
-        from keras_tfm.training import data_position  # TensorFlow's alone
+        """Restores the newest complete checkpoint, if any."""
+        from keras_tfm.training import data_position  # TensorFlow only
         from keras_tfm.training.training_state import TrainingState
 
         model = self.model
         if not hasattr(model, "epoch_iterator"):
             raise TypeError(
-                "Resume needs a keras_tfm.Model on Keras's TensorFlow backend, whose data it can "
-                f"move: keras_tfm.Model(inputs, outputs), got {type(model).__name__}"
+                "Resume needs a keras_tfm.Model on Keras's TensorFlow backend, "
+                f"keras_tfm.Model(inputs, outputs), got {type(model).__name__}"
             )
         if model.steps_per_execution > 1:
             raise ValueError(
@@ -123,17 +123,17 @@ class Resume(keras.callbacks.Callback):
             self.previous = signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Gives back what the epochs before logged, and the metrics of this one."""
+        """Restores the history of earlier epochs, and the metrics of this one."""
         if self.past:
             self.model.history.epoch = list(range(len(self.epochs)))
             self.model.history.history = {name: list(v) for name, v in self.past.items()}
             self.past = {}
-        if self.restored:  # fit has just reset them
+        if self.restored:  # `fit` has just reset them
             self.state.restore_metrics()
             self.restored = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes a checkpoint when it is time."""
+        """Writes a checkpoint if one is due."""
         self.step += 1
         self.in_epoch += 1
         age = time.monotonic() - self.saved_at
@@ -144,14 +144,14 @@ class Resume(keras.callbacks.Callback):
         self._exit_if_terminated()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Exits at SIGTERM: in an evaluation the last checkpoint stands."""
+        """Exits after SIGTERM; an evaluation changes nothing that needs a checkpoint."""
         self._exit_if_terminated()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes a checkpoint."""
         self.epochs.append(self.in_epoch)
         self.in_epoch = 0
-        # The callback that makes the history comes after this one.
+        # The callback that fills the history runs after this one.
         history = {name: list(values) for name, values in self.model.history.history.items()}
         for name, value in (logs or {}).items():
             history.setdefault(name, []).append(float(value))
@@ -159,7 +159,7 @@ class Resume(keras.callbacks.Callback):
         self._exit_if_terminated()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Gives SIGTERM back."""
+        """Restores the signal handler of SIGTERM."""
         if hasattr(self, "previous"):
             signal.signal(signal.SIGTERM, self.previous)
 
@@ -176,10 +176,10 @@ class Resume(keras.callbacks.Callback):
         self.saved_at = time.monotonic()
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
-        signal.signal(signal.SIGTERM, self.previous)  # a second one is not waited for
+        signal.signal(signal.SIGTERM, self.previous)  # a second SIGTERM ends the program at once
         while frame is not None and frame.f_code.co_name != "fit":
             frame = frame.f_back
-        if frame is None:  # an error ended `fit`, which tells no callback
+        if frame is None:  # an error ended `fit` without `on_train_end`
             signal.raise_signal(number)
         self.terminated = True
 

@@ -49,20 +49,20 @@ class TransformerSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A linear warm-up, then a linear decay: what BERT and most fine-tuning use.
+    """A linear warm-up, then a linear decay, as in BERT and most fine-tuning.
 
-    With s steps taken, lr = peak s / warmup_steps until the peak, then
+    After s steps, lr = peak s / warmup_steps until the peak, then
     end + (peak - end) (total_steps - s) / (total_steps - warmup_steps), and end from `total_steps`
-    on. "BERT" (arXiv:1810.04805), appendix A.2; where end is 0, it is transformers'
-    `get_linear_schedule_with_warmup`. As there, with a warm-up the first step's rate is 0.
+    on. "BERT" (arXiv:1810.04805), appendix A.2; with end = 0 it equals
+    `get_linear_schedule_with_warmup` of transformers. With a warm-up the first rate is 0.
 
-    A cosine in place of the second line is Keras's own
+    For a cosine decay use Keras's
     `CosineDecay(0.0, total_steps - warmup_steps, warmup_target=peak, warmup_steps=warmup_steps)`.
 
     Args:
         peak: the highest rate.
-        total_steps: after so many steps the rate is `end`.
-        warmup_steps: steps until the peak; 0 begins with it.
+        total_steps: int, the step from which on the rate is `end`.
+        warmup_steps: int, steps until the peak; with 0 the first rate is the peak.
         end: the last rate.
 
     Example:

@@ -1,4 +1,4 @@
-"""Which devices train: one call that gives the `tf.distribute` strategy."""
+"""The choice of training devices: one call returns the `tf.distribute` strategy."""
 
 import json
 import os
@@ -11,31 +11,32 @@ KINDS = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
 def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> Any:
-    """The strategy under which a `keras_tfm.Model` trains; make the model in its `scope()`.
+    """The strategy for training a `keras_tfm.Model`; create the model inside its `scope()`.
 
     `fit` then splits each batch among the replicas: `batch_size` is the size of the whole batch.
-    Losses are divided by what all replicas count, so that one, two and four of them give equal
-    weights (dropout aside, which each draws for itself).
+    Losses are divided by the count of all replicas, so that the trained weights do not depend on
+    the number of replicas (except for dropout, which each replica draws for itself).
 
     Args:
         kind:
-            - "one": one device, the first GPU where there is one.
-            - "mirrored": every GPU of this machine; without any, every logical CPU.
-            - "multi_worker": this process and those that the environment variable TF_CONFIG
-              names, one on each machine; every one of them runs the same program. Call this
-              before anything else of TensorFlow.
-            - "tpu": the TPU of this machine, or the one that TPU_NAME names. Never run by us: no
-              TPU was at hand.
-            - "auto": "multi_worker" where TF_CONFIG names several workers, else "tpu" where there
-              is one, else "mirrored" where there are several GPUs, else "one".
-        devices: for "one" a device, for "mirrored" several: `["GPU:0", "GPU:2"]`.
+            - "one": one device, the first GPU if there is one.
+            - "mirrored": all GPUs of this machine; without any, all logical CPUs.
+            - "multi_worker": the processes listed in the environment variable TF_CONFIG, usually
+              one per machine. Each of them runs the same program. Call this before any other
+              TensorFlow function.
+            - "tpu": the TPU of this machine, or the one named by TPU_NAME. Not tested: no TPU was
+              available.
+            - "auto": "multi_worker" if TF_CONFIG lists several workers, else "tpu" if there is one,
+              else "mirrored" if there are several GPUs, else "one".
+        devices: the device for "one", the devices for "mirrored", such as `["GPU:0", "GPU:2"]`.
+            Default: as above.
 
     Returns:
         A `tf.distribute.Strategy`.
 
     Raises:
-        ValueError: for another kind, or devices that are not there.
-        RuntimeError: where TensorFlow began before its workers were named.
+        ValueError: if the kind is unknown, or a device does not exist.
+        RuntimeError: if TensorFlow was initialized before "multi_worker" was called.
 
     Example:
 
@@ -56,7 +57,7 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
 
     chosen = _chosen() if kind == "auto" else kind
     if devices is not None and chosen not in ("one", "mirrored"):
-        raise ValueError(f"devices are chosen by {chosen!r} itself, got {list(devices)}")
+        raise ValueError(f"devices must be None with kind {chosen!r}, got {list(devices)}")
     if chosen == "multi_worker":
         return _multi_worker()
     if chosen == "tpu":
@@ -75,22 +76,22 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
             )
         names = list(devices)
     if chosen == "one":
-        # Without a wish, what TensorFlow does anyway: nothing to pay, and XLA may compile.
+        # Without `devices`, the default strategy: no overhead, and XLA may compile.
         return (
             tf.distribute.OneDeviceStrategy(names[0]) if devices else tf.distribute.get_strategy()
         )
-    # Collectives on CPUs remember the number of replicas of the process's first strategy.
+    # Collectives on CPUs keep the number of replicas of the first strategy of the process.
     reduction = tf.distribute.ReductionToOneDevice() if "CPU" in names[0] else None
     return tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
 
 
 def is_chief(strategy: Any = None) -> bool:
-    """Whether this process is the one that writes: files, pictures, the exported model.
+    """Whether this process should write files, such as images and the exported model.
 
-    True everywhere but on the workers of `MultiWorkerMirroredStrategy` from the second on.
+    True except on workers other than the first under `MultiWorkerMirroredStrategy`.
 
     Args:
-        strategy: the model's; by default the one of the scope.
+        strategy: the model's strategy; by default the one whose scope is open.
 
     >>> from keras_tfm import training
     >>> training.is_chief(training.distribution("one"))
@@ -118,7 +119,7 @@ def _chosen() -> str:
 
 
 def _workers() -> list[str]:
-    """The addresses that TF_CONFIG names."""
+    """The addresses of the workers in TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     try:
         cluster = json.loads(text or "{}").get("cluster", {})
@@ -135,16 +136,16 @@ def _multi_worker() -> Any:
 
     if not _workers():
         raise ValueError(
-            "several workers are named by the environment variable TF_CONFIG, which is not set: "
-            '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", '
-            '"index": 0}}, with its own index on each; examples/multi_worker starts some here'
+            "multi_worker needs the environment variable TF_CONFIG, with a different index on each "
+            'worker: {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": '
+            f'"worker", "index": 0}}}}, got {os.environ.get("TF_CONFIG")!r}'
         )
     try:
         return tf.distribute.MultiWorkerMirroredStrategy()
     except RuntimeError as error:
         raise RuntimeError(
-            "the workers must be named before TensorFlow begins: call "
-            'training.distribution("multi_worker") before anything that makes a tensor or a layer'
+            'training.distribution("multi_worker") must be called before TensorFlow creates its '
+            f"first tensor or layer, got: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Keras's TensorBoard callback, with what one looks at when a transformer is trained."""
+"""Keras's TensorBoard callback with summaries for transformers."""
 
 import importlib.util
 import io
@@ -18,30 +18,30 @@ from keras_tfm.training.metrics import TokenMean
 class TensorBoard(keras.callbacks.TensorBoard):
     """`keras.callbacks.TensorBoard` with learning rate, gradient norm, tokens/s and attention maps.
 
-    Beside what Keras writes, into the same writers:
+    It adds to Keras's summaries, in the same log:
 
     - `batch_learning_rate` every `update_freq` steps (Keras has `epoch_learning_rate`);
     - `batch_gradient_norm`, `epoch_gradient_norm` (the mean over the epoch's steps): the global
-      norm before clipping, without the loss scale, of the whole batch under several replicas. It
-      is taken from the gradients that the optimizer is given, on the TensorFlow backend;
-    - `batch_tokens_per_second`, `epoch_tokens_per_second`: labels that count, by the clock between
-      steps, without validation, where a `MaskedAccuracy` or a `Perplexity` is among the model's
-      metrics, which count them. The first epoch's holds the compilation;
-    - `attention/<layer>`: a picture of the maps of a layer, a panel a head, where
-      `attention_inputs` are given.
+      norm of the gradients of the whole batch, before clipping and without the loss scale. On the
+      TensorFlow backend only;
+    - `batch_tokens_per_second`, `epoch_tokens_per_second`: labels that are not ignored per second,
+      without validation. The model needs a `MaskedAccuracy` or `Perplexity` metric, which counts
+      them. The first epoch includes the compilation;
+    - `attention/<layer>`: an image of the layer's attention maps, one panel per head, if
+      `attention_inputs` is given.
 
-    Under several workers each but the first writes into a folder of its own in `log_dir`,
+    With several workers, each except the first writes into a folder of its own in `log_dir`:
     `worker_1`, ...
 
     Args:
         *args, **kwargs: as in `keras.callbacks.TensorBoard`.
-        attention_inputs: a batch of the model's inputs, as the model is called with it; its first
-            row is drawn. Needs matplotlib (the extra `plots`).
-        attention_freq: draws after each epoch whose number, from 1 on, this divides.
+        attention_inputs: a batch of the model's inputs, whose first row is drawn. Needs matplotlib
+            (the extra `plots`).
+        attention_freq: int, draws at the end of every `attention_freq`-th epoch.
 
     Raises:
-        ModuleNotFoundError: tensorboard, or for pictures matplotlib, is missing; the message names
-            the extra that brings it.
+        ModuleNotFoundError: if tensorboard, or matplotlib for images, is missing; the message names
+            the extra to install.
 
     Example:
 
@@ -73,33 +73,35 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if attention_inputs is not None:
             from keras_tfm.plots import plot_attention
 
-            plot_attention(np.zeros((1, 1, 1)))  # says what is missing now, and not after an epoch
+            plot_attention(
+                np.zeros((1, 1, 1))
+            )  # raises now if matplotlib is missing, not after an epoch
         self.attention_inputs = attention_inputs
         self.attention_freq = attention_freq
         self._folder = Path(self.log_dir)
         self._watch: GradientWatch | None = None
         self._counter: TokenMean | None = None
         self._norms: list[float] = []
-        # Seconds and tokens: at the start of the epoch, at what was written last, and now.
+        # (seconds, tokens) at the start of the epoch, at the last summary, and now.
         self._first = self._last = self._now = (0.0, 0.0)
         self._is_counted = True
 
     def set_model(self, model: keras.Model) -> None:
-        """Takes the model, and a folder of its own on every worker but the first."""
+        """Sets the model; on every worker except the first, also the worker's folder."""
         worker = _worker(model)
         if worker:
             self.log_dir = str(self._folder / f"worker_{worker}")
         super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts a watch before the optimizer."""
+        """Installs the watch in the optimizer."""
         super().on_train_begin(logs)
         self._counter = None
         if keras.backend.backend() == "tensorflow":
             self._watch = GradientWatch.of(self.model)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the watch away."""
+        """Removes the watch."""
         super().on_train_end(logs)
         if self._watch is not None:
             self._watch.remove()
@@ -113,11 +115,11 @@ class TensorBoard(keras.callbacks.TensorBoard):
         self._is_counted = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes what is the step's."""
+        """Writes the summaries of the step."""
         super().on_train_batch_end(batch, logs)
         if self._watch is not None:
             self._norms.append(float(keras.ops.convert_to_numpy(self._watch.norm)))
-        if self._counter is None:  # Keras makes a metric's variables in the first step
+        if self._counter is None:  # Keras creates the variables of metrics in the first step
             self._counter = next(_token_means(self.model), None)
         self._now = (time.perf_counter(), self._now[1])
         if self.update_freq == "epoch" or self._global_train_batch % self.update_freq:
@@ -134,12 +136,12 @@ class TensorBoard(keras.callbacks.TensorBoard):
                 self.summary.scalar(f"batch_{name}", value, step=self._global_train_batch)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Counts the tokens of the epoch, before validation resets what counts them."""
+        """Reads the epoch's number of tokens before validation resets the metrics."""
         super().on_test_begin(logs)
         self._count_the_epoch()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Writes what is the epoch's, and draws."""
+        """Writes the summaries of the epoch, and the images."""
         super().on_epoch_end(epoch, logs)
         self._count_the_epoch()
         values: dict[str, float] = {}
@@ -176,7 +178,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
 
 def _token_means(model: keras.Model) -> Iterator[TokenMean]:
-    """The metrics of tokens among those of a model, first those without weights."""
+    """The `TokenMean` metrics of a model, unweighted ones first."""
     for metric in model.metrics:
         for x in (metric, *getattr(metric, "metrics", ())):
             if isinstance(x, TokenMean):
@@ -198,10 +200,10 @@ def _pixels(figure: Any) -> np.ndarray:
 
 
 def _worker(model: keras.Model) -> int:
-    """The number of this process among those that train the model."""
+    """The index of this worker among those that train the model."""
     if keras.backend.backend() != "tensorflow":
         return 0
     strategy = model.distribute_strategy
-    if not strategy.extended._in_multi_worker_mode():
+    if not strategy.extended._in_multi_worker_mode():  # private in TensorFlow, not in Keras
         return 0
     return int(strategy.cluster_resolver.task_id or 0)

@@ -1,4 +1,4 @@
-"""Training stops at the first loss that is not finite, and says where it comes from."""
+"""Stops training at the first loss that is not finite, and names its origin."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,26 +17,24 @@ class TerminateOnNaN(keras.callbacks.Callback):
 
     On the TensorFlow backend
 
-    - the step whose loss is bad does not reach the weights: while training, gradients of which one
-      is not finite are replaced by zeros, all of them, on all replicas. What any callback saves
-      then are the weights from before;
-    - the batch is at hand when it happens (the last one is kept), and is run again, layer by layer:
-      the error names the first of the inputs, labels, weights, outputs of layers (the innermost
-      first), and gradients that is not finite.
+    - the bad step does not change the weights: if any gradient is not finite, all gradients are
+      replaced by zeros, on all replicas. Callbacks that save then save the weights before the step;
+    - the batch is kept and run again, layer by layer: the error names the first of the inputs,
+      labels, weights, layer outputs (innermost layers first) and gradients that is not finite.
 
-    On others, and with `steps_per_execution` above 1, where no single batch can be told, it names
-    the first weight that is not finite.
+    On other backends, and with `steps_per_execution` above 1, where the batch is not known, it
+    names the first weight that is not finite.
 
     Args:
-        raise_error: whether to raise; otherwise it prints the message and sets
-            `model.stop_training`, so that `fit` returns after the callbacks' `on_epoch_end` and
-            `on_train_end`.
+        raise_error: whether to raise. If False, it prints the message and sets
+            `model.stop_training`, so that `fit` calls `on_epoch_end` and `on_train_end` and
+            returns.
 
     Attributes:
-        message: what was found, or None.
+        message: what was found, or None if the loss was always finite.
 
     Raises:
-        FloatingPointError: from `fit`, at a loss that is NaN or infinite.
+        FloatingPointError: in `fit`, if the loss is NaN or infinite.
 
     Example:
 
@@ -63,7 +61,7 @@ class TerminateOnNaN(keras.callbacks.Callback):
         self._batch: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the guard before the optimizer."""
+        """Installs the guard in the optimizer."""
         self.message, self._batch = None, None
         self._epoch, self._before = 0, self._taken()
         if keras.backend.backend() == "tensorflow":
@@ -74,11 +72,11 @@ class TerminateOnNaN(keras.callbacks.Callback):
                 self.model.train_function = self._keeping(self.model.train_function)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts."""
+        """Starts counting the batches of the epoch."""
         self._epoch, self._in_epoch = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the loss."""
+        """Checks the loss."""
         self._in_epoch = batch + 1
         loss = (logs or {}).get("loss")
         if loss is None or np.isfinite(loss):
@@ -95,19 +93,19 @@ class TerminateOnNaN(keras.callbacks.Callback):
         self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts."""
+        """Adds the batches of the epoch to the total."""
         self._before += self._in_epoch
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes the guard away."""
+        """Removes the guard."""
         self._remove()
 
     def _taken(self) -> int:
-        """How many batches the optimizer has seen in earlier calls of `fit`."""
+        """The number of batches that the optimizer saw in earlier calls of `fit`."""
         return int(keras.ops.convert_to_numpy(batches_seen(innermost(self.model.optimizer))))
 
     def _keeping(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The training step of a batch, which is kept until the next."""
+        """The training step, which keeps its batch until the next one."""
 
         def step(iterator: Any) -> Any:
             self._batch = next(iterator)

@@ -1,4 +1,4 @@
-"""The variables of a training and what is known beside them, on disk and back."""
+"""Checkpoints of a training: all variables, and the position in the data."""
 
 import json
 import sys
@@ -11,18 +11,18 @@ import tensorflow as tf
 from keras_tfm import keras_internals
 from keras_tfm.training.strategies import is_chief
 
-# Beside the variables: where training stands, and what it is.
+# The key, in a checkpoint, of the position and the configuration.
 NOTES = "notes/.ATTRIBUTES/py_state"
 
 
 class TrainingState:
-    """All variables of a compiled model that trains, as checkpoints in a folder.
+    """The variables of a compiled model in training, saved as checkpoints in a folder.
 
     Args:
         model: a compiled `keras_tfm.Model`.
         directory: the folder.
-        keep: how many checkpoints stay there.
-        settings: what must be the same to go on, beside what the model itself tells.
+        keep: the number of checkpoints to keep.
+        settings: what must be equal to resume, besides the model's own configuration.
         first_batch: the checksum of the first batch of the data, or None.
     """
 
@@ -42,14 +42,14 @@ class TrainingState:
         self.directory = directory
         self.is_chief = is_chief(strategy)
         self.several_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        # A layer that the optimizer does not train may be among them twice.
+        # By id: a variable may be in both lists.
         variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, seed]}
         self.metrics = [] if self.several_workers else list(model.metrics_variables)
         self.notes = Notes()
         self.checkpoint = tf.train.Checkpoint(
             variables=[v.value for v in [*variables.values(), *self.metrics]], notes=self.notes
         )
-        self.checkpoint.save_counter  # noqa: B018  made now, by every worker
+        self.checkpoint.save_counter  # noqa: B018  created now, by every worker
         self.configuration = {
             **_configuration(model),
             "settings": json.loads(json.dumps(settings, default=str)),
@@ -62,20 +62,22 @@ class TrainingState:
                 (directory / ".writable").unlink()
             except OSError as error:
                 raise OSError(f"checkpoints cannot be written to {directory}: {error}") from error
-        self.manager: Any = None  # the chief's, once what is there was read
+        self.manager: Any = None  # the chief's, after `restore`
         self.keep = keep
 
     def restore(self) -> dict[str, Any] | None:
-        """Restores the newest whole checkpoint and gives what `save` was told, or None."""
+        """Restores the newest complete checkpoint; returns its `position`, see `save`, or None."""
         paths = self._paths()
         whole: list[str] = []
         found: dict[str, Any] | None = None
         for path in reversed(paths):
             try:
                 notes = _read_whole(path)
-            except Exception as error:  # of TensorFlow any: each damage has its own
+            except (
+                Exception
+            ) as error:  # any: TensorFlow raises a different one for each kind of damage
                 reason = str(error).splitlines()[0]
-                print(f"the checkpoint {path} is damaged and left out: {reason}", file=sys.stderr)
+                print(f"the checkpoint {path} is damaged and is skipped: {reason}", file=sys.stderr)
                 continue
             whole.insert(0, path)
             if found is None:
@@ -84,8 +86,8 @@ class TrainingState:
                 found = notes["position"]
         if paths and found is None:
             raise ValueError(
-                f"none of the {len(paths)} checkpoints in {self.directory} can be read: all are "
-                "damaged; delete the folder to train anew"
+                f"none of the {len(paths)} checkpoints in {self.directory} can be read, expected "
+                "at least one; delete the folder to start again"
             )
         self._agree(found["step"] if found else 0)
         if self.is_chief:
@@ -94,12 +96,12 @@ class TrainingState:
         return found
 
     def restore_metrics(self) -> None:
-        """Gives the metrics what they were when the checkpoint was written."""
+        """Restores the metrics to their values in the checkpoint."""
         for variable, value in zip(self.metrics, self._restored_metrics, strict=True):
             variable.assign(value)
 
     def save(self, step: int, position: dict[str, Any]) -> None:
-        """Writes a checkpoint, atomically: until it is whole, the one before is the newest."""
+        """Writes a checkpoint atomically: until it is complete, the previous one is the newest."""
         if not self.is_chief:
             return
         self.notes.value = {"configuration": self.configuration, "position": position}
@@ -108,23 +110,23 @@ class TrainingState:
         except (tf.errors.OpError, OSError) as error:
             raise OSError(
                 f"the checkpoint of step {step} could not be written to {self.directory}: "
-                f"{str(error).splitlines()[0]}; the newest whole one is "
+                f"{str(error).splitlines()[0]}; the newest complete one is "
                 f"{self.manager.latest_checkpoint}"
             ) from error
 
     def _paths(self) -> list[str]:
-        """The checkpoints of the folder, oldest first, whole or not."""
+        """The checkpoints of the folder, oldest first, complete or not."""
         indices = self.directory.glob("ckpt-*.index")
         paths = [str(path.with_suffix("")) for path in indices]
         return sorted(paths, key=lambda path: int(path.rpartition("-")[2]))
 
     def _manage(self, whole: list[str]) -> None:
-        # The file that lists them for the manager may itself be damaged, or older than they are.
+        # TensorFlow's list of the checkpoints may be damaged or out of date: it is written again.
         listing = self.directory / "checkpoint"
         listing.unlink(missing_ok=True)
         if whole:
             lines = [f'all_model_checkpoint_paths: "{Path(path).name}"' for path in whole]
-            # The manager never deletes one without its time.
+            # The manager never deletes a checkpoint without a timestamp.
             times = [Path(f"{path}.index").stat().st_mtime for path in whole]
             lines += [f"all_model_checkpoint_timestamps: {time}" for time in times]
             lines.append(f'model_checkpoint_path: "{Path(whole[-1]).name}"')
@@ -137,12 +139,12 @@ class TrainingState:
         lines = _differences(saved, self.configuration)
         if lines:
             raise ValueError(
-                f"the checkpoint {path} is of another configuration; go on with its own, or give "
-                "another folder to train anew:\n" + "\n".join(f"  {line}" for line in lines)
+                f"the checkpoint {path} has another configuration; use its configuration, or "
+                f"another folder: {'; '.join(lines)}"
             )
 
     def _agree(self, step: int) -> None:
-        """All workers go on from one step, or none does."""
+        """Raises unless all workers resume from the same step."""
         if not self.several_workers:
             return
         strategy = self.strategy
@@ -155,8 +157,8 @@ class TrainingState:
         total = int(sum_of_steps())
         if total != step * strategy.num_replicas_in_sync:
             raise ValueError(
-                f"this worker found step {step} in {self.directory} and others another: the folder "
-                "must be one that all workers see"
+                f"all workers must see the same folder, {self.directory}: expected step {step} on "
+                f"each of them, got a mean of {total / strategy.num_replicas_in_sync}"
             )
 
 
@@ -170,12 +172,12 @@ class Notes(tf.train.experimental.PythonState):
         return json.dumps(self.value)
 
     def deserialize(self, text: Any) -> None:
-        """The value of a text."""
+        """Sets the value from text."""
         self.value = json.loads(text)
 
 
 def _read_whole(path: str) -> dict[str, Any]:
-    """The notes of a checkpoint, once each of its tensors was read and its checksum compared."""
+    """The notes of a checkpoint. Reads every tensor, which verifies its checksum."""
     reader = tf.train.load_checkpoint(path)
     for name in reader.get_variable_to_shape_map():
         reader.get_tensor(name)
@@ -183,7 +185,7 @@ def _read_whole(path: str) -> dict[str, Any]:
 
 
 def _configuration(model: keras.Model) -> dict[str, Any]:
-    """What decides on the weights that come out, names aside: a notebook numbers them anew."""
+    """What determines the trained weights, without names, which a notebook numbers again."""
     compiled = model.get_compile_config()
     return {
         "layers": [_unnamed(_layer_config(layer)) for layer in model.layers],
@@ -203,7 +205,7 @@ def _layer_config(layer: keras.layers.Layer) -> Any:
 
 
 def _unnamed(config: Any) -> Any:
-    """A configuration without names, of plain values."""
+    """A configuration as plain values, without names."""
     if isinstance(config, dict):
         return {
             str(key): _unnamed(value)
@@ -220,7 +222,7 @@ def _unnamed(config: Any) -> Any:
 
 
 def _differences(saved: Any, now: Any, name: str = "") -> list[str]:
-    """Lines that say where two nested values differ."""
+    """A line for each difference of two nested values."""
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = [*saved, *(key for key in now if key not in saved)]
         return [

@@ -1,4 +1,4 @@
-"""Which weights decay."""
+"""Excludes biases, norms and embeddings from weight decay."""
 
 from typing import Any
 
@@ -12,21 +12,21 @@ from keras_tfm.layers import AttentionPosition
 def exclude_from_weight_decay(
     optimizer: Any, model: keras.Model, embeddings: bool = True
 ) -> keras.optimizers.Optimizer:
-    """Leaves biases, the scales of norms, and embeddings out of weight decay; the rest are kernels.
+    """Excludes biases, norm scales and embeddings from weight decay, so that only kernels decay.
 
-    What it excludes is every weight of fewer than two axes, every bias, and the tables of
-    embeddings and positions. Call it where the optimizer is compiled:
+    It excludes every weight with fewer than two axes, every bias, and the tables of embeddings and
+    positions. Call it when you compile the model:
 
         model.compile(exclude_from_weight_decay(keras.optimizers.AdamW(1e-3), model), ...)
 
-    The exclusion is not saved in a .keras file, as Keras does not: call it again on
-    `model.optimizer` of a model that was loaded, before `fit`.
+    Keras does not save the exclusion in a .keras file: after loading a model, call it again on
+    `model.optimizer` before `fit`.
 
     Args:
-        optimizer: with a weight decay; one that scales the loss may be around it.
-        model: whose weights it will train; built.
-        embeddings: whether tables of embeddings and positions are left out, too. BERT decays them
-            (arXiv:1810.04805), T5 and others have no decay at all.
+        optimizer: an optimizer with weight decay, or a `LossScaleOptimizer` around one.
+        model: the model that it trains; built.
+        embeddings: whether to exclude the tables of embeddings and positions too. BERT does not
+            (arXiv:1810.04805).
 
     Returns:
         The optimizer.

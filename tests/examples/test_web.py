@@ -71,7 +71,8 @@ def test_files_of_the_recipes(quantization, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_files_that_are_stepped(tmp_path):
-    """Two rooms, characters of several tokens, whole caches, and an encoder of two lengths."""
+    """Several caches, whole caches, an encoder of two lengths, other padding ids."""
+    from padded_models import translator
     from small_exports import MAX_LENGTH, SOURCE_LENGTH, small
     from small_models import START, randomize
     from small_tokenizers import CORPUS, END, byte_pairs, source_words, words
@@ -79,7 +80,7 @@ def test_files_that_are_stepped(tmp_path):
     from keras_tfm.export import export_tflite
 
     for name, options in {
-        "rooms": {"max_length": 200, "batch_size": 2, "prompt_length": 6},
+        "caches": {"max_length": 200, "batch_size": 2, "prompt_length": 6},
         "whole": {"max_length": 20, "prompt_length": (3, 19), "whole_caches": True},
     }.items():
         export_tflite(
@@ -105,8 +106,22 @@ def test_files_that_are_stepped(tmp_path):
         detokenizer=words(),
         verify=False,
     )
+    # Padding ids other than 0, and one signature of a length that most texts do not fill.
+    export_tflite(
+        randomize(translator(), seed=6),
+        tmp_path / "padding.tflite",
+        ["encode", "decode"],
+        source_length=SOURCE_LENGTH,
+        max_length=MAX_LENGTH,
+        start_id=START,
+        end_id=END,
+        tokenizer={"source": source_words()},
+        detokenizer=words(),
+        verify=False,
+    )
     texts = {
-        "rooms": [*dict.fromkeys(CORPUS), "日"],
+        "padding": ["three four FIVE six ten", "eight nine", "two"],
+        "caches": [*dict.fromkeys(CORPUS), "日"],
         "whole": ["world", "日本", "ü"],
         "encoder": ["three four FIVE six ten", "eight nine", "two"],
     }

@@ -202,5 +202,5 @@ def test_a_damaged_file(report, tmp_path):
 
 def test_a_process_that_fails(report, monkeypatch):
     monkeypatch.setenv("PYTHONHOME", "/nowhere")  # the child's Python does not start
-    with pytest.raises(RuntimeError, match="in a process of its own failed with exit code"):
+    with pytest.raises(RuntimeError, match="in a separate process failed with exit code"):
         benchmark(report.path, [1], seconds=0.01)

@@ -194,8 +194,8 @@ def test_a_start_or_an_end_that_it_lacks(options, message):
     [
         ({"sauce": None}, ValueError, r"inputs of ids \(B, S\) \['source', 'target'\], got"),
         ({}, ValueError, r"got \[\]"),
-        (str.split, TypeError, "carries no program, got method_descriptor"),
-        (layers.TextVectorization(), TypeError, "carries no program, got TextVectorization"),
+        (str.split, TypeError, "stores no code, got method_descriptor"),
+        (layers.TextVectorization(), TypeError, "stores no code, got TextVectorization"),
         ("missing.json", FileNotFoundError, r"no such tokenizer file: missing\.json"),
     ],
 )
@@ -204,14 +204,19 @@ def test_bad_tokenizers(request_of, given, error, message):
 
 
 def test_two_for_what_is_stepped(request_of):
-    refused(request_of, {"target": words()}, words(), "its tokenizer is the detokenizer")
+    refused(request_of, {"target": words()}, words(), "input 'target' is also the detokenizer")
     request = Request(decoder_only(), ["decode"], batch_size=1, max_length=MAX_LENGTH)
-    refused(request, words(), words(), "goes into 'tokens' again")
+    refused(request, words(), words(), "input 'tokens' is also the detokenizer: .*two different")
     assert carry(request, words(), None).manifest["tokenizers"] == {"tokens": "tokenizer.json"}
 
 
 def test_a_detokenizer_where_nothing_is_generated(wide):
-    refused(wide, byte_pairs(), byte_pairs(), "'predict' generates none")
+    refused(
+        wide,
+        byte_pairs(),
+        byte_pairs(),
+        "for generated text, got one for the signature 'predict' alone",
+    )
 
 
 def test_no_ids_at_all():
@@ -240,11 +245,11 @@ def test_a_part_that_is_a_program(wide):
 
     tokenizer = words()
     tokenizer.normalizer = tokenizers.normalizers.Normalizer.custom(Reversed())
-    refused(wide, tokenizer, None, "cannot be carried: .*a .tflite file carries none")
+    refused(wide, tokenizer, None, "cannot be stored: .*a .tflite file stores no code")
 
 
 def test_a_processor_that_turns_ids_around(wide):
-    refused(wide, pieces(reverse=True), None, "reverses ids")
+    refused(wide, pieces(reverse=True), None, "must not reverse ids")
 
 
 # keras-hub
@@ -295,12 +300,12 @@ def test_word_pieces_of_keras_hub(hub, wide, options):
 
 def test_keras_hub_refused(hub, wide):
     for given, message in (
-        (hub.WordPieceTokenizer(PIECES, lowercase=True), "lowercase=True, .*cannot be carried"),
+        (hub.WordPieceTokenizer(PIECES, lowercase=True), "lowercase=True, .*cannot be stored"),
         (hub.WordPieceTokenizer(PIECES, sequence_length=5), "cuts rows"),
         (hub.WordPieceTokenizer(PIECES, dtype="string"), "makes no ids, but string"),
         (hub.ByteTokenizer(), "make a tokenizers.Tokenizer"),
     ):
-        refused(wide, given, None, f"input 'text', .*Tokenizer, cannot be carried: .*{message}")
+        refused(wide, given, None, f"input 'text', .*Tokenizer, cannot be stored: .*{message}")
 
 
 def test_a_tokenizer_of_keras_hub_that_is_another_underneath(hub, wide):
@@ -310,4 +315,4 @@ def test_a_tokenizer_of_keras_hub_that_is_another_underneath(hub, wide):
         def tokenize(self, inputs):
             return [[int(i) + 1 for i in row] for row in super().tokenize(inputs)]
 
-    refused(wide, Moved(proto=sentence_pieces()), None, "makes the ids .*, what is carried ")
+    refused(wide, Moved(proto=sentence_pieces()), None, "makes the ids .*, its stored form ")

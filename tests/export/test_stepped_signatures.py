@@ -107,13 +107,15 @@ def test_a_source_of_fixed_length_needs_no_name_for_it():
     ("max_length", "names"),
     [(192, ["decode"]), (193, ["decode_128", "decode_193"]), (129, ["decode"])],
 )
-def test_long_caches_have_several_rooms(max_length, names):
+def test_long_caches_have_several_capacities(max_length, names):
     signatures = made(decoder_only(num_layers=1), roles=["decode"], max_length=max_length)
     assert list(signatures) == names
-    for signature, room in zip(signatures.values(), [128, max_length][-len(names) :], strict=True):
-        assert signature.settings["capacity"] == room
+    for signature, capacity in zip(
+        signatures.values(), [128, max_length][-len(names) :], strict=True
+    ):
+        assert signature.settings["capacity"] == capacity
         assert signature.settings["max_length"] == max_length
-        assert inputs(signature)[f"{SELF}_key"] == (1, 2, room, 3)
+        assert inputs(signature)[f"{SELF}_key"] == (1, 2, capacity, 3)
 
 
 # What they take and give
@@ -321,7 +323,10 @@ def test_an_input_that_every_step_reads_is_one_of_each_step(encoded):
     [
         ({"roles": ["encode"]}, r"'encode' makes caches for 'decode': export .*\['encode'\]"),
         ({"roles": ["prefill", "generate"]}, r"signature 'prefill' makes caches for 'decode'"),
-        ({"roles": ["prefill", "decode"]}, r"'decode' of small takes what 'encode' makes: export"),
+        (
+            {"roles": ["prefill", "decode"]},
+            r"'decode' of small takes the results of 'encode': export",
+        ),
         ({"roles": ["decode", "decode"]}, r"signatures must be among .*got \['decode', 'decode'\]"),
         ({"roles": ["decoder"]}, r"among \['predict', .*, 'decode'\], got \['decoder'\]"),
         ({"prompt_length": None}, "a prefill signature needs a prompt_length"),
@@ -337,7 +342,7 @@ def test_an_input_that_every_step_reads_is_one_of_each_step(encoded):
         ({"start_id": 13}, r"start_id must be in 0\.\.12, got 13"),
         ({"end_id": [2, 13]}, r"end_id must be in 0\.\.12, got 13"),
         ({"static": False}, r"a SavedModel has the signatures 'predict' and 'generate'"),
-        ({"roles": ["generate"], "start_id": None, "prompt_length": None}, "needs a start_id, or"),
+        ({"roles": ["generate"], "start_id": None, "prompt_length": None}, "needs a start_id or"),
         ({"roles": ["generate"], "strategy": Sample()}, "Sample draws random numbers"),
         ({"roles": ["generate"], "strategy": Contrastive()}, "Contrastive reads the features"),
         ({"target": "sauce"}, "no input 'sauce' to step"),

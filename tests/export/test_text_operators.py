@@ -141,7 +141,10 @@ def test_other_operators_are_refused(tmp_path):
     [
         ({}, r"\['generate_text'\] need a tokenizer, got None"),
         ({"tokenizer": Split(), "source_length": [3, 5]}, "needs one source_length"),
-        ({"tokenizer": Split(), "signatures": ["predict", "predict", "generate_text"]}, "twice"),
+        (
+            {"tokenizer": Split(), "signatures": ["predict", "predict", "generate_text"]},
+            "signatures must be different",
+        ),
     ],
 )
 def test_bad_arguments(tmp_path, options, message):

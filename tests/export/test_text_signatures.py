@@ -224,8 +224,8 @@ def test_more_ids_than_the_model_has(path):
     ("signatures", "options", "message"),
     [
         (["generate_text"], {}, r"\['generate_text'\] need a tokenizer, got None"),
-        (["generate"], {"tokenizer": str.split}, "a tokenizer is used by the signatures"),
-        (["generate"], {"detokenizer": str.split}, "a tokenizer is used by the signatures"),
+        (["generate"], {"tokenizer": str.split}, "a tokenizer needs the signature"),
+        (["generate"], {"detokenizer": str.split}, "a tokenizer needs the signature"),
         (["summarise_text"], {"tokenizer": str.split}, "signatures must be among"),
         (None, {"tokenizer": {}}, r"inputs of ids \(B, S\) \['source', 'target'\], got \[\]"),
         (None, {"tokenizer": {"sauce": str.split}}, r"'target'\], got \['sauce'\]"),
@@ -235,7 +235,11 @@ def test_more_ids_than_the_model_has(path):
             "generate_text needs a tokenizer",
         ),
         (None, {"tokenizer": {"source": str.split}}, "generate_text needs a detokenizer"),
-        (["predict_text", "predict_text"], {"tokenizer": str.split}, "twice"),
+        (
+            ["predict_text", "predict_text"],
+            {"tokenizer": str.split},
+            "signatures must be different",
+        ),
     ],
 )
 def test_bad_arguments(path, signatures, options, message):
@@ -249,7 +253,7 @@ def test_a_tokenizer_that_cannot_be_called(path):
 
 
 def test_ragged_ids_for_a_model_that_sees_padding(path):
-    with pytest.raises(ValueError, match="sees padding as ids like others"):
+    with pytest.raises(ValueError, match="padded with 0, but the model does not mask padding"):
         export_saved_model(classifier(mask_zero=False), path, tokenizer=Ragged(WORDS))
 
 
@@ -259,13 +263,13 @@ class Wrong(layers.Layer):
 
 
 def test_a_tokenizer_of_another_shape(path):
-    with pytest.raises(ValueError, match=r"must make integer ids \(B, S\), got int32 of shape"):
+    with pytest.raises(ValueError, match=r"must return integer ids \(B, S\), got int32 of shape"):
         export_saved_model(classifier(mask_zero=True), path, tokenizer=Wrong())
 
 
 def test_a_detokenizer_that_makes_no_strings(path):
     given = {"tokenizer": {"source": tokenizer(WORDS)}, "detokenizer": Wrong()}
-    with pytest.raises(ValueError, match="the detokenizer must make strings, got int32"):
+    with pytest.raises(ValueError, match="the detokenizer must return strings, got int32"):
         export_saved_model(small(), path, **LENGTHS, **given)
 
 

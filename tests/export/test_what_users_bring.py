@@ -7,7 +7,7 @@ from keras import layers
 from small_exports import new_path
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite
+from keras_tfm.export import export_saved_model, export_tflite
 from keras_tfm.generation import check_stepping
 from keras_tfm.layers import TokenEmbedding, TransformerEncoderBlock
 
@@ -148,6 +148,22 @@ def test_arguments_of_the_wrong_type_are_named(options, error, message):
     model = keras.Model(x, TokenEmbedding(11, 8, mask_zero=True)(x))
     with pytest.raises(error, match=message):
         export_tflite(model, new_path(), **{"source_length": 4, **options})
+
+
+@pytest.mark.parametrize("write", [export_tflite, export_saved_model])
+def test_an_unknown_argument_is_named_with_the_known_ones(write):
+    x = ids_input()
+    model, path = keras.Model(x, TokenEmbedding(11, 8, mask_zero=True)(x)), new_path()
+    with pytest.raises(TypeError) as raised:
+        write(model, path, max_len=4)
+    message = str(raised.value)
+    assert message.startswith(f"{write.__name__} has no argument 'max_len'; it has model, path, ")
+    assert "\n" not in message
+    known = message.split("it has ")[1].split(", ")
+    assert {"signatures", "tokenizer", "max_length", "end_id", "strategy"} <= set(known)
+    sizes = {"source_length", "prompt_length", "batch_size", "whole_caches"}
+    assert set(known) & sizes == (sizes if write is export_tflite else set())
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("model", ["model.keras", None])

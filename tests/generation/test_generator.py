@@ -262,7 +262,7 @@ def test_ragged_sources(small):
 
 
 def test_neither_start_nor_prompt():
-    with pytest.raises(ValueError, match="give a start_id, or a prompt as the input 'target'"):
+    with pytest.raises(ValueError, match="give a start_id, or prompts as the input 'target'"):
         generate(encoder_decoder(), SOURCES, 5)
 
 

@@ -16,7 +16,7 @@ from small_models import (
 )
 
 from keras_tfm.generation import Beam, Contrastive, Greedy
-from keras_tfm.generation.loop import cache_lengths, generation_loop
+from keras_tfm.generation.loop import cache_capacities, generation_loop
 from keras_tfm.generation.model_inputs import with_features
 
 MAX_LENGTH = 7
@@ -124,7 +124,7 @@ def test_a_forbidden_token_leaves_scores_finite():
 
 
 @pytest.mark.parametrize(
-    ("length", "room", "taken", "expected"),
+    ("largest", "first", "used", "expected"),
     [
         (1, 32, 0, (1,)),
         (32, 32, 0, (32,)),
@@ -139,20 +139,21 @@ def test_a_forbidden_token_leaves_scores_finite():
         (193, 32, 192, (193,)),
     ],
 )
-def test_room_for_caches(length, room, taken, expected):
-    assert cache_lengths(length, room, taken) == expected
+def test_capacities_of_growing_caches(largest, first, used, expected):
+    assert cache_capacities(largest, first, used) == expected
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(3), Contrastive(3)], ids=repr)
 @pytest.mark.parametrize("prompt", [1, 3])
 def test_caches_that_grow_change_nothing(model, strategy, prompt):
-    """Room for as little as there can be, then four times as much, or for all at once."""
+    """The smallest capacity, then four times as much, against the full capacity at once."""
     if strategy.reads_features:
         model = with_features(model)
     results = [
-        loop(model, prompts(4, prompt), strategy=strategy, room=room) for room in (1, MAX_LENGTH)
+        loop(model, prompts(4, prompt), strategy=strategy, capacity=capacity)
+        for capacity in (1, MAX_LENGTH)
     ]
-    assert cache_lengths(MAX_LENGTH, 1, prompt) == {1: (4, 7), 3: (4, 7)}[prompt]
+    assert cache_capacities(MAX_LENGTH, 1, prompt) == {1: (4, 7), 3: (4, 7)}[prompt]
     np.testing.assert_array_equal(results[0]["tokens"], results[1]["tokens"])
     assert len(np.unique(results[0]["tokens"])) > 3
     np.testing.assert_allclose(results[0]["scores"], results[1]["scores"], atol=SCORE)

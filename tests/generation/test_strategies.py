@@ -106,14 +106,14 @@ def exhaustive(model, source, max_length, alpha):
 
 
 class Wide(Beam):
-    """More beginnings than tokens: only after two tokens are there that many."""
+    """A beam wider than the vocabulary: that many hypotheses exist only after two tokens."""
 
     def check(self, vocabulary_size):
         pass
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
-def test_a_beam_as_wide_as_all_beginnings_is_an_exhaustive_search(translator, alpha):
+def test_a_beam_as_wide_as_all_hypotheses_is_an_exhaustive_search(translator, alpha):
     length, size = 4, TARGET_SIZE**2
     generator = Generator(translator, length, START, END, Wide(size, alpha, 10))
     result = generator(SOURCES[:2])
@@ -155,7 +155,7 @@ def test_a_function_is_a_length_penalty(translator):
         assert abs(score - mean) < SCORE
 
 
-def test_the_search_stops_when_no_open_beginning_can_win(translator):
+def test_the_search_stops_when_no_open_hypothesis_can_win(translator):
     """Where the end is all but certain, after few steps."""
     sure = keras.Model(translator.input, AddToLogit(END, 30.0)(translator.output))
     generator = Generator(sure, 300, START, END, Beam(1))
@@ -694,8 +694,8 @@ def test_a_prompt_of_floats_is_refused(writer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give max_length or max_new_tokens, one of the two"),
-        ({"max_length": 5, "max_new_tokens": 5}, "one of the two, got 5 and 5"),
+        ({}, "give either max_length or max_new_tokens, got max_length=None"),
+        ({"max_length": 5, "max_new_tokens": 5}, "got max_length=5 and max_new_tokens=5"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
         ({"max_length": 5, "end_id": [3, 13]}, r"end_id must be in 0\.\.12, got 13"),
     ],
@@ -706,7 +706,9 @@ def test_impossible_limits_are_refused(writer, options, message):
 
 
 def test_an_end_that_is_none_is_refused(writer):
-    with pytest.raises(TypeError, match="end_id must be an integer, several or None, got 'two'"):
+    with pytest.raises(
+        TypeError, match="end_id must be an integer, several integers or None, got 'two'"
+    ):
         Generator(writer, 5, end_id="two")
 
 

@@ -1,4 +1,4 @@
-"""Which columns of a shared cache beginnings go on from, against a list of paths."""
+"""Which columns of a shared cache belong to each hypothesis, against a list of paths."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from small_models import TARGET_SIZE, randomize
 from keras_tfm.generation import Beam, Contrastive
 from keras_tfm.generation.gather import gather, gather_columns
 from keras_tfm.generation.loop import GenerationLoop
-from keras_tfm.generation.model_inputs import with_features
+from keras_tfm.generation.model_inputs import find_target, with_features
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import (
     ALiBi,
@@ -27,7 +27,7 @@ B, N, S, FIRST = 3, 4, 40, 2
 
 
 def step(tree, cache, paths, rng, ties):
-    """A token of each beginning, of its own number, in the cache and in the paths (B, N, T)."""
+    """One numbered token per hypothesis, in the cache and in the paths (B, N, T)."""
     position, column = paths.shape[2], int(tree.filled)
     new = rng.integers(1, 10**6, (B, N))
     cache[:, column : column + N] = new
@@ -38,15 +38,15 @@ def step(tree, cache, paths, rng, ties):
 
 
 def assert_paths(tree, cache, paths):
-    """What each beginning goes on from is its path, in order, at the right positions."""
+    """The columns of each hypothesis are its path, in order, at the right positions."""
     ancestors, positions = to_numpy(tree.ancestors), to_numpy(tree.positions)
     assert set(np.unique(ancestors)) <= {0.0, 1.0}
     assert not ancestors[:, :, int(tree.filled) :].any()
     for row in range(B):
-        for beginning in range(N):
-            columns = np.flatnonzero(ancestors[row, beginning])
+        for hypothesis in range(N):
+            columns = np.flatnonzero(ancestors[row, hypothesis])
             assert positions[columns].tolist() == list(range(paths.shape[2]))
-            assert cache[row, columns].tolist() == paths[row, beginning].tolist()
+            assert cache[row, columns].tolist() == paths[row, hypothesis].tolist()
 
 
 def started(rng):
@@ -83,7 +83,7 @@ def test_a_pruned_tree_has_the_same_paths(seed):
     assert pruned > 1
 
 
-def test_where_no_beginning_is_given_up_nothing_is_pruned():
+def test_nothing_is_pruned_if_every_hypothesis_is_continued():
     rng = np.random.default_rng(0)
     tree, cache, paths = started(rng)
     while int(tree.steps_left):
@@ -161,15 +161,15 @@ LENGTH = 30
 
 
 class Counting(GenerationLoop):
-    """Knows how often columns were dropped, and how far the caches sufficed that it began with."""
+    """Counts the prunes, and notes the position at which the first capacity was used up."""
 
     pruned = 0
     sufficed = 0
 
-    def _grown(self, state, room):
-        if room > self._room:
+    def _grown(self, state, capacity):
+        if capacity > self._capacity:
             self.sufficed = int(state["strategy"].position)
-        return super()._grown(state, room)
+        return super()._grown(state, capacity)
 
     def _pruned(self, state):
         self.pruned += 1
@@ -191,7 +191,7 @@ def log_probability(model, row, first):
 )
 @tensorflow_only
 def test_dropped_columns_change_nothing(part, groups, xla, padding):
-    """Beginnings and scores as with room for all of them; eager, so that prunes can be counted."""
+    """The same hypotheses and scores as without pruning; eager, so that prunes can be counted."""
     model = decoder(part, groups)
     prompt = np.random.default_rng(5).integers(1, TARGET_SIZE, (2, 3)).astype("int32")
     options = {}
@@ -200,9 +200,9 @@ def test_dropped_columns_change_nothing(part, groups, xla, padding):
         options = {"padding": np.int32([0, padding]), "limit": np.int32([LENGTH, LENGTH])}
     strategy = Beam(3, length_penalty=0.0)
     results, loops = [], []
-    for room in (24, 1000):
-        arguments = (model, {}, model.inputs[0].name, prompt, LENGTH, (), strategy)
-        loop = Counting(*arguments, room=room, xla=xla, **options)
+    for capacity in (24, 1000):
+        arguments = (model, {}, find_target(model), prompt, LENGTH, (), strategy)
+        loop = Counting(*arguments, capacity=capacity, xla=xla, **options)
         results.append({name: to_numpy(x) for name, x in loop.run().items()})
         loops.append(loop)
     assert loops[0].pruned > 1
@@ -217,13 +217,13 @@ def test_dropped_columns_change_nothing(part, groups, xla, padding):
 
 @tensorflow_only
 def test_candidates_have_all_but_the_last_in_common():
-    """Of contrastive search one column a position is left, so the first room is enough."""
+    """Contrastive search keeps one column per position, so the first capacity suffices."""
     model = with_features(decoder("rotary"))
     prompt = tf.constant([[3, 4], [5, 6]])
-    arguments = (model, {}, model.inputs[0].name, prompt, LENGTH, (), Contrastive(4))
-    loop = Counting(*arguments, room=40)
+    arguments = (model, {}, find_target(model), prompt, LENGTH, (), Contrastive(4))
+    loop = Counting(*arguments, capacity=40)
     tokens = to_numpy(loop.run()["tokens"])
     assert loop.pruned > 1
     assert loop.sufficed == LENGTH
-    expected = GenerationLoop(*arguments, room=1000).run()["tokens"]
+    expected = GenerationLoop(*arguments, capacity=1000).run()["tokens"]
     np.testing.assert_array_equal(tokens, to_numpy(expected))

@@ -53,7 +53,7 @@ def translator():
 
 @functools.cache
 def writer():
-    """A decoder alone, of long texts: two rooms, a prefill, and the loop too."""
+    """A decoder alone, of long texts: two capacities, a prefill, and the loop too."""
     roles = ["generate", "prefill", "decode"]
     options = {"prompt_length": 6, "max_length": LONG, "verify": False}
     return export_tflite(story(), new_path(), roles, **options).path
@@ -250,7 +250,7 @@ def test_logits_across_rooms_are_those_of_a_full_pass(prompt):
 
 
 def test_a_text_begun_before_leaves_nothing_behind():
-    """The caches are made anew, those of each room."""
+    """The caches are made anew, those of each capacity."""
     model = load(writer())
     first = rows_of(model.stream({"tokens": [PROMPTS[1]]}))
     rows_of(model.stream({"tokens": [[12] * 150]}))

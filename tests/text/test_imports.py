@@ -25,7 +25,7 @@ USES = {
     "Rows": "text.Rows.of_padded(np.array([[3, 0]])).padded([0], 4)",
     "segment_mask": "text.segment_mask(np.array([[1, 1, 0]]))",
     "teacher_forcing": "text.teacher_forcing([[7, 8]], [[1, 5, 2]])",
-    "train_sentence_piece": "text.train_sentence_piece(['low lower', 'new newer'], 24).encode('new')",
+    "train_sentence_piece": "text.train_sentence_piece(['low lower', 'new newer'], 24)",
     "train_word_piece": "text.train_word_piece(['low lower', 'new newer'], 40).encode('new')",
 }
 NEEDED = {"train_sentence_piece": "sentencepiece", "train_word_piece": "tokenizers"}

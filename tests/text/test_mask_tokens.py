@@ -53,7 +53,7 @@ def test_positions_say_the_same_in_less():
         assert not places[row][~there].any() and not short[1][row][~there].any()
     with pytest.raises(
         ValueError,
-        match="positions=True adds an input, so a batch must be a dictionary .*, got ndarray",
+        match=r"positions=True adds an input, so a batch must be a dictionary .*, got ndarray",
     ):
         made(positions=True)(ids, step=0)
 

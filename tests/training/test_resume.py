@@ -231,7 +231,7 @@ def test_fault_37_38_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage(data if what == "data" else data.with_name("ckpt-8.index"))
     assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
     gone = damage is DAMAGE["missing"] and what == "index"
-    assert ("ckpt-8 is damaged and left out" in capsys.readouterr().err) != gone
+    assert ("ckpt-8 is damaged and is skipped" in capsys.readouterr().err) != gone
 
 
 def test_fault_38_no_flipped_bit_is_trained_on(tmp_path, interrupted):

@@ -1,7 +1,8 @@
 """The scope in which a model is stepped: a token at a time against a KV cache."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
@@ -300,6 +301,40 @@ class DecodingScope:
             entry = {"kept": make()}
         self._store(name, entry, {} if self._given is not None else entry)
         return entry["kept"]
+
+    # For a caller that makes a layer's operations without calling the layer again.
+
+    def upcoming(self, count: int) -> list[Entry]:
+        """The entries of the cache that the next calls will take; none in a first step."""
+        if self._given is None:
+            return []
+        return list(self._given.values())[len(self._before) :][:count]
+
+    @contextmanager
+    def substituted(self, entries: list[Entry]) -> Iterator[list[Any]]:
+        """Calls inside take these entries, and change nothing here.
+
+        Yields a list that holds, afterwards, what each call would have noted: its entry as it was
+        before, what it adds or None, and whether it adds at every step.
+        """
+        given, before, new, growing = self._given, self._before, self._new, self._growing
+        if given is not None:
+            names = list(given)[len(before) :]
+            self._given = {**given, **dict(zip(names, entries, strict=False))}
+        self._before, self._new, self._growing = dict(before), {}, []
+        notes: list[Any] = []
+        try:
+            yield notes
+            for name in list(self._before)[len(before) :]:
+                notes.append((self._before[name], self._new.get(name), name in self._growing))
+        finally:
+            self._given, self._before, self._new, self._growing = given, before, new, growing
+
+    def note(self, name: str, entry: Entry, new: Entry | None, grows: bool) -> None:
+        """What a call of the layer `name` would have noted."""
+        stored = self._store(name, entry, new or {})
+        if grows:
+            self._growing.append(stored)
 
     def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
         """Whether the call stores its mask; raises where the first step's calls did otherwise."""

@@ -1,0 +1,203 @@
+"""Checks the inputs of a generation, and pads the prompts to one length."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.generation.model_inputs import input_names, input_specs, vocabulary_sizes
+from keras_tfm.generation.pad_ids import pad_ids
+
+
+class Prepared(NamedTuple):
+    """The inputs of a loop: arrays by name, the prompt (B, P), and its number of columns."""
+
+    arrays: dict[str, np.ndarray]
+    prompt: np.ndarray
+    padding: np.ndarray | None
+    limit: np.ndarray | None
+    seed: np.ndarray
+    length: int  # the columns of the loop
+    longest: int  # the columns of the result
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The arguments of the compiled functions."""
+        seed = ops.convert_to_tensor(self.seed, dtype="int32")
+        return self.arrays, self.prompt, self.padding, self.limit, seed
+
+
+class Preparation:
+    """Converts the inputs of a call to those of a `GenerationLoop`.
+
+    Args:
+        model: functional.
+        target: the name of the stepped input.
+        max_length: the maximum number of tokens of a row, prompt included; None with
+            `max_new_tokens`.
+        max_new_tokens: the maximum number of tokens after the prompt.
+        start_id: the first token of every row without a prompt.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        target: str,
+        max_length: int | None,
+        max_new_tokens: int | None,
+        start_id: int | None,
+    ):
+        self.model, self.target = model, target
+        self.max_length, self.max_new_tokens = max_length, max_new_tokens
+        self.start_id = start_id
+        self.pad_id = pad_ids(model).get(target, 0)
+        self._specs = input_specs(model)
+        self._vocabulary_sizes = vocabulary_sizes(model)
+
+    def __call__(self, inputs: Any, seed: int | None = None) -> Prepared:
+        """Checks the inputs, and pads the prompts on the left to one length."""
+        arrays, rows = self._named(inputs)
+        if rows is None:
+            if self.start_id is None:
+                raise ValueError(f"give a start_id, or prompts as the input {self.target!r}")
+            if not arrays:
+                raise ValueError(f"the input {self.target!r} must hold prompts, got none")
+            rows = np.full((len(next(iter(arrays.values()))), 1), self.start_id, "int32")
+        counts = {name: len(x) for name, x in {**arrays, self.target: rows}.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"all inputs must have the same number of rows, got {counts}")
+        lengths = np.array([len(row) for row in rows], "int32")
+        longest = int(lengths.max(initial=1))
+        # Widths are powers of two, so a few graphs serve prompts of all lengths.
+        width = 1 << (longest - 1).bit_length()
+        padding = width - lengths
+        if self.max_new_tokens is None:
+            assert self.max_length is not None
+            if len(lengths) and not (lengths.min() > 0 and longest < self.max_length):
+                raise ValueError(
+                    "a prompt must have at least one token and fewer than max_length "
+                    f"({self.max_length}), got {lengths.min()} to {longest}"
+                )
+            ends = np.full(len(lengths), self.max_length, "int32")
+            length = self.max_length
+            if padding.any():
+                length += 1 << int(padding.max() - 1).bit_length()
+        else:
+            if len(lengths) and not lengths.min():
+                raise ValueError("a prompt must have at least one token, got 0")
+            ends = lengths + np.int32(self.max_new_tokens)
+            length = width + self.max_new_tokens
+        prompt = np.full((len(lengths), width), self.pad_id, "int32")
+        for row, tokens, before in zip(prompt, rows, padding, strict=True):
+            row[before:] = tokens
+        is_padded = bool(padding.any())
+        return Prepared(
+            arrays,
+            prompt,
+            padding.astype("int32") if is_padded else None,
+            (padding + ends).astype("int32") if is_padded else None,
+            np.random.SeedSequence(seed).generate_state(2).astype("int64") % (2**31 - 1),
+            length,
+            int(ends.max(initial=self.max_length or 1)),
+        )
+
+    def _named(self, inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
+        """The inputs by name, and the rows of the prompt, or None."""
+        names = input_names(self.model)
+        others = [name for name in names if name != self.target]
+        if not isinstance(inputs, dict):
+            if len(others) > 1:
+                raise ValueError(f"the model has inputs {others}: give a dictionary of arrays")
+            inputs = {(others or [self.target])[0]: inputs}
+        missing = [name for name in others if name not in inputs]
+        surplus = [name for name in inputs if name not in names]
+        if missing or surplus:
+            raise ValueError(
+                f"inputs must be {others} and may have {self.target!r}; "
+                f"missing: {missing}, unknown: {surplus}"
+            )
+        inputs = dict(inputs)
+        rows = inputs.pop(self.target, None)
+        if rows is not None:
+            rows = self._rows(rows)
+        arrays = {}
+        for name, x in inputs.items():
+            array, wanted = np.asarray(ops.convert_to_numpy(x)), self._specs[name].dtype
+            if "int" in wanted and not np.issubdtype(array.dtype, np.integer):
+                raise TypeError(f"input {name!r} must be integers, got {array.dtype}")
+            if wanted == "bool" and array.dtype.kind not in "biu":
+                raise TypeError(f"input {name!r} must be bool, got {array.dtype}")
+            if array.ndim != len(self._specs[name].shape):
+                raise ValueError(
+                    f"input {name!r} must have shape {tuple(self._specs[name].shape)}, "
+                    f"got {array.shape}"
+                )
+            self._check_range(name, array)
+            arrays[name] = array.astype(wanted)
+        return arrays, rows
+
+    def _rows(self, rows: Any) -> list[np.ndarray]:
+        """The prompts, each (P,), int32."""
+        if not isinstance(rows, list | tuple):
+            rows = ops.convert_to_numpy(rows)
+            if rows.ndim != 2:
+                raise ValueError(f"a prompt must have shape (B, P), got {rows.shape}")
+        result = []
+        for row in rows:
+            array = np.asarray(row)
+            if array.size and not np.issubdtype(array.dtype, np.integer):
+                raise TypeError(f"input {self.target!r} must be integers, got {array.dtype}")
+            if array.ndim != 1:
+                raise ValueError(
+                    f"a prompt must have shape (B, P) or be a list of rows, got a row {array.shape}"
+                )
+            self._check_range(self.target, array)
+            result.append(array.astype("int32"))
+        return result
+
+    def _check_range(self, name: str, ids: np.ndarray) -> None:
+        size = self._vocabulary_sizes.get(name)
+        if size is not None and ids.size and (ids.min() < 0 or ids.max() >= size):
+            raise ValueError(f"{name}: ids must be in 0..{size - 1}, got {ids.min()}..{ids.max()}")
+
+
+def end_ids_of(end_id: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The end tokens as a tuple; empty for None."""
+    if end_id is None:
+        return ()
+    try:
+        return (operator.index(end_id),)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        return tuple(operator.index(value) for value in end_id)  # type: ignore[union-attr]
+    except TypeError as error:
+        raise TypeError(
+            f"end_id must be an integer, several integers or None, got {end_id!r}"
+        ) from error
+
+
+def check_ids(
+    model: keras.Model, target: str, max_length: int, start_id: int | None, end_ids: Sequence[int]
+) -> None:
+    """Raises if max_length or a special token does not fit the model's logits."""
+    if max_length < 2:
+        raise ValueError(
+            f"max_length must be at least 2, the start token included, got {max_length}"
+        )
+    if len(model.outputs) != 1:
+        raise ValueError(
+            f"generation needs a model with one output, the logits; got {len(model.outputs)}"
+        )
+    size = model.outputs[0].shape[-1]
+    taken = vocabulary_sizes(model).get(target, size)
+    if taken < size:
+        raise ValueError(
+            f"the logits are over {size} ids, but the input {target!r} takes only {taken}"
+        )
+    for name, value in (("start_id", start_id), *(("end_id", end_id) for end_id in end_ids)):
+        if value is not None and not 0 <= value < size:
+            raise ValueError(f"{name} must be in 0..{size - 1}, got {value}")

@@ -1,0 +1,185 @@
+"""Equal blocks of a stack are traced twice, not thirty times, into a TensorFlow graph.
+
+Python takes a millisecond for every few operations that it adds to a graph, and a stack has thirty
+blocks of a hundred and more. The first block of a step is traced as any layer; it makes what all of
+them share (masks, tables of positions). The second is traced as a function of its input, its
+weights and its entries of the KV cache, and that function is called for the others. TensorFlow and
+XLA inline it.
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_tfm.keras_internals import get_mask, set_mask, sublayers
+from keras_tfm.layers import AttentionProbe, DecodingScope
+from keras_tfm.layers.target import current_target
+from keras_tfm.layers.transformer_block import TransformerBlock
+
+Tensor = Any
+
+
+class _Traced(NamedTuple):
+    """A block as a function.
+
+    Attributes:
+        function: from the input, the weights and the entries of the cache that the block takes, to
+            the output and to what the scope notes of each call of an attention layer.
+        grows: of each of these calls, whether it adds to the cache: self-attention.
+        keeps_mask: whether the output has the input's mask.
+    """
+
+    function: Callable[..., Any]
+    grows: list[bool]
+    keeps_mask: bool
+
+
+class SharedTraces:
+    """The functions of one step, by what makes two blocks equal."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, _Traced | None] = {}
+        # Objects whose ids are in the keys, kept so that no other object gets them.
+        self._compared: list[Any] = []
+
+    def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """`layer(*args, **kwargs)`, by the function of an equal block where there is one."""
+        scope = DecodingScope.current()
+        if scope is None or not _may_share(layer, args):
+            return layer(*args, **kwargs)
+        count = _attentions(layer)
+        taken = scope.upcoming(count)
+        key, compared = self._key(layer, args, kwargs, scope, taken)
+        if key not in self._known:
+            self._known[key] = None
+            self._compared.append(compared)
+            return layer(*args, **kwargs)
+        weights = [variable.value for variable in layer.variables]
+        traced = self._known[key]
+        if traced is None:
+            traced = self._known[key] = _trace(layer, args, kwargs, scope, weights, taken)
+        y, notes = traced.function(args[0], weights, taken)
+        for (entry, new), grows in zip(notes, traced.grows, strict=True):
+            part = layer.self_attention if grows else layer.cross_attention
+            scope.note(part.name, entry, new, grows)
+        if traced.keeps_mask:
+            set_mask(y, get_mask(args[0]))
+        return y
+
+    def _key(
+        self, layer: Any, args: Any, kwargs: Any, scope: DecodingScope, taken: list[Any]
+    ) -> tuple[Any, Any]:
+        """What equal calls have in common, and the objects that are compared by their ids."""
+        x, *others = args
+        others = [*others, *kwargs.values(), get_mask(x)]
+        shared = tuple(y if isinstance(y, int | float | str | None) else id(y) for y in others)
+        weights = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
+        entries = tuple(
+            tuple((part, tuple(y.shape), y.dtype) for part, y in entry.items()) for entry in taken
+        )
+        key = (
+            id(scope), type(layer), _described(layer), tuple(kwargs), shared, weights, entries,
+            tuple(x.shape), x.dtype,
+        )  # fmt: skip
+        return key, (scope, others)
+
+
+def _attentions(layer: Any) -> int:
+    """How many entries of the cache a block takes."""
+    own, cross = layer.self_attention, layer.cross_attention
+    return int(own is not None and own.causal) + int(cross is not None)
+
+
+def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
+    if keras.backend.backend() != "tensorflow":
+        return False
+    if current_target().is_edge or AttentionProbe.current() is not None:
+        return False
+    import tensorflow as tf
+
+    return _is_known(layer) and not tf.executing_eagerly() and bool(tf.is_symbolic_tensor(args[0]))
+
+
+def _is_known(layer: Any) -> bool:
+    """Whether a layer is a block that its configuration describes: no part is of a user's own."""
+    if not isinstance(layer, TransformerBlock):
+        return False
+    packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
+    return packages <= {"keras", "keras_tfm"} and _described(layer) is not None
+
+
+class FirstOfEqual:
+    """Calls the first of equal blocks that follow one another; the others return their input.
+
+    For a question whose answer is the same for one block as for thirty: whether a model may be
+    stepped.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Tensor, Any]] = {}
+
+    def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """`layer(*args, **kwargs)`, or its input, if an equal layer made it."""
+        if not _is_known(layer):
+            return layer(*args, **kwargs)
+        x, *others = args
+        others = [*others, *kwargs.values()]
+        shapes = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
+        key = type(layer), _described(layer), shapes, tuple(kwargs), tuple(map(id, others))
+        made = self._made.get(id(x))
+        y = x if made is not None and made[0] == key else layer(*args, **kwargs)
+        self._made[id(y)] = key, y, others  # whose ids stay theirs
+        return y
+
+
+def _trace(
+    layer: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    scope: DecodingScope,
+    weights: list[Tensor],
+    taken: list[dict[str, Tensor]],
+) -> _Traced:
+    import tensorflow as tf
+
+    x, *others = args
+    mask = get_mask(x)
+    variables = layer.variables
+    seen: dict[str, Any] = {}
+
+    def block(x: Tensor, weights: list[Tensor], taken: list[dict[str, Tensor]]) -> Any:
+        if mask is not None:
+            set_mask(x, mask)
+        with (
+            keras.StatelessScope(zip(variables, weights, strict=True)),
+            scope.substituted(taken) as notes,
+        ):
+            y = layer(x, *others, **kwargs)
+        seen["grows"] = [grows for _, _, grows in notes]
+        seen["keeps_mask"] = mask is not None and get_mask(y) is mask
+        return y, [(entry, new) for entry, new, _ in notes]
+
+    function = tf.function(block, autograph=False)
+    concrete = function.get_concrete_function(x, weights, taken)
+    return _Traced(concrete, seen["grows"], seen["keeps_mask"])
+
+
+def _described(layer: Any) -> str | None:
+    """A layer's configuration, without names; None where a function in it has none either."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what a configuration with a lambda is worth
+        described = json.dumps(_nameless(layer.get_config()), sort_keys=True)
+    return None if "__lambda__" in described else described
+
+
+def _nameless(config: Any) -> Any:
+    """A configuration without names, which tell blocks apart that compute the same."""
+    if isinstance(config, dict):
+        left_out = ("name", "shared_object_id", "build_config")
+        return {key: _nameless(value) for key, value in config.items() if key not in left_out}
+    if isinstance(config, list | tuple):
+        return [_nameless(value) for value in config]
+    return config if isinstance(config, str | int | float | bool | None) else repr(config)
