@@ -198,7 +198,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self._is_fused and query is None and key is None:
             parts = self._parts(self.query_key_value(x))
             if not isinstance(parts, tuple):  # split by head already
-                return tuple(ops.unstack(parts, 3))  # type: ignore[return-value]
+                return tuple(ops.unstack(parts, 3))
         else:
             of_value = (self._cuts[1], None)
             parts = (
@@ -206,9 +206,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 self._project_key(x if key is None else key),
                 self.query_key_value.columns(x, *of_value) if self._is_fused else self.value(x),
             )
-        return tuple(  # type: ignore[return-value]
-            split_heads(part, number) for part, number in zip(parts, heads, strict=True)
-        )
+        return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 
     def _parts(self, x: Tensor) -> Any:
         """Queries, keys and values, (..., T, H K) each, or together (3, ..., H, T, K)."""
