@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
-from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.attention_probe import current_probe
 from keras_tfm.layers.decoding.cache import key_of
 from keras_tfm.layers.decoding.scope import DecodingScope, Extended, columns_of
 from keras_tfm.layers.heads import split_heads, split_last
@@ -172,7 +172,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             soft_cap=self.soft_cap,
             terms=terms,
             weights=self._weights(training)(ops.expand_dims(visible.mask, 1), 0)
-            if AttentionProbe.current() is not None or training
+            if current_probe.get() is not None or training
             else None,
         )
 
