@@ -47,7 +47,7 @@ def blocks(query_length: Any, key_length: Any, causal: bool, window: int | None)
         return [WHOLE]
     if query_length <= BLOCK or query_length * key_length < FEW:
         return [WHOLE]
-    result = []
+    result: list[Block] = []
     for first in range(0, query_length, BLOCK):
         last = min(first + BLOCK, query_length)
         begin, end = 0, key_length

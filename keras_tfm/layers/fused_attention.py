@@ -62,6 +62,9 @@ def fused_attention(
         (B, H, T, V) in the dtype of `value`.
     """
     batch, heads, length, _ = query.shape
+    if keras.backend.backend() == "torch" and key.shape[1] == 1:
+        # Expanded, one head has a stride of 0, with which PyTorch chooses no fused kernel.
+        key, value = (ops.repeat(x, heads, axis=1) for x in (key, value))
     full = (batch, heads, length, key.shape[-2])
     if bias is not None:
         visible = masks.causal(length) if causal else mask

@@ -81,19 +81,20 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     ) -> Tensor:
         """(..., T, D), (..., S, C) -> (..., T, D)."""
         mask = masks.key_mask("context_mask", context_mask, context)
-        where = None
-        if self.position is not None:
+        position = self.position
+        where: Any = None
+        if position is not None:
             where = Positions(columns_of(x, positions), _of_context(context, context_positions))
         q = split_heads(self.query(x), self.num_heads)
         if self.query_key_norm:
             q = self.query_norm(q)
-        if where is not None:
-            q = self.position.rotate(q, where.query)
+        if position is not None:
+            q = position.rotate(q, where.query)
 
         def project() -> tuple[Tensor, Tensor]:
             k = split_heads(self.key(context if key is None else key), self._groups)
             k = self.key_norm(k) if self.query_key_norm else k
-            k = k if where is None else self.position.rotate(k, where.key)
+            k = k if position is None else position.rotate(k, where.key)
             return k, split_heads(self.value(context), self._groups)
 
         scope = DecodingScope.current()

@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
-from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.attention_probe import current_probe
 from keras_tfm.layers.decoding.cache import key_of
 from keras_tfm.layers.decoding.scope import DecodingScope, Extended, columns_of
 from keras_tfm.layers.heads import split_heads, split_last
@@ -172,7 +172,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             soft_cap=self.soft_cap,
             terms=terms,
             weights=self._weights(training)(ops.expand_dims(visible.mask, 1), 0)
-            if AttentionProbe.current() is not None or training
+            if current_probe.get() is not None or training
             else None,
         )
 
@@ -198,7 +198,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if self._is_fused and query is None and key is None:
             parts = self._parts(self.query_key_value(x))
             if not isinstance(parts, tuple):  # split by head already
-                return tuple(ops.unstack(parts, 3))  # type: ignore[return-value]
+                return tuple(ops.unstack(parts, 3))
         else:
             of_value = (self._cuts[1], None)
             parts = (
@@ -206,9 +206,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 self._project_key(x if key is None else key),
                 self.query_key_value.columns(x, *of_value) if self._is_fused else self.value(x),
             )
-        return tuple(  # type: ignore[return-value]
-            split_heads(part, number) for part, number in zip(parts, heads, strict=True)
-        )
+        return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 
     def _parts(self, x: Tensor) -> Any:
         """Queries, keys and values, (..., T, H K) each, or together (3, ..., H, T, K)."""

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import keras
 
@@ -15,7 +15,7 @@ from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual
 
 Tensor = Any
-Part = bool | keras.layers.Layer | dict[str, Any]
+Part: TypeAlias = bool | keras.layers.Layer | dict[str, Any]
 
 
 class TransformerBlock(RematerializedLayer):
@@ -93,6 +93,7 @@ class TransformerBlock(RematerializedLayer):
             name for name, part in parts.items() if isinstance(part, keras.layers.Layer)
         )
         self._residual = _serialized(parts["residual"]) if "residual" in self._given else None
+        heads, width = cast(int, num_heads), cast(int, intermediate_dim)  # None: not made here
         shared: dict[str, Any] = {
             "kernel_initializer": self.kernel_initializer,
             "bias_initializer": self.bias_initializer,
@@ -103,7 +104,7 @@ class TransformerBlock(RematerializedLayer):
             parts["self_attention"],
             MultiHeadSelfAttention,
             lambda: MultiHeadSelfAttention(
-                num_heads, causal=causal, dropout=dropout, name="self_attention", **shared
+                heads, causal=causal, dropout=dropout, name="self_attention", **shared
             ),
         )
         self.self_attention_residual = self._residual_of("self_attention", parts)
@@ -111,9 +112,7 @@ class TransformerBlock(RematerializedLayer):
             "feed_forward",
             parts["feed_forward"],
             keras.layers.Layer,
-            lambda: FeedForward(
-                intermediate_dim, activation=self.activation, name="feed_forward", **shared
-            ),
+            lambda: FeedForward(width, activation=self.activation, name="feed_forward", **shared),
         )
         self.feed_forward_residual = self._residual_of("feed_forward", parts)
         self.cross_attention = self._part(
@@ -121,7 +120,7 @@ class TransformerBlock(RematerializedLayer):
             parts["cross_attention"],
             MultiHeadCrossAttention,
             lambda: MultiHeadCrossAttention(
-                num_heads, dropout=dropout, name="cross_attention", **shared
+                heads, dropout=dropout, name="cross_attention", **shared
             ),
         )
         self.cross_attention_residual = self._residual_of("cross_attention", parts)
@@ -148,7 +147,7 @@ class TransformerBlock(RematerializedLayer):
                 'normalize_first=True has no effect beside residual=: give Residual("pre")'
             )
 
-    def _part(self, name: str, part: Any, kind: type, make: Callable[[], Any]) -> Any:
+    def _part(self, name: str, part: Any, kind: Any, make: Callable[[], Any]) -> Any:
         """A part that was given, checked, or the block's own, or None."""
         if part is True:
             return make()

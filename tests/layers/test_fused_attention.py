@@ -96,7 +96,9 @@ def is_fused(function, *arrays):
     if BACKEND == "jax":
         import jax
 
-        return "name=dot_product_attention" in str(jax.make_jaxpr(function)(*tensors))
+        # A function of its own each time: JAX keeps the jaxpr of one that it has seen.
+        jaxpr = jax.make_jaxpr(lambda *arrays: function(*arrays))(*tensors)
+        return "name=dot_product_attention" in str(jaxpr)
     import tensorflow as tf
 
     graph = tf.function(function, autograph=False).get_concrete_function(*tensors).graph

@@ -103,8 +103,7 @@ class DecodingScope:
         self._written: Cache | None = None
         self._visible: dict[Any, Visible] = {}
         self._spans: dict[Any, Span] = {}
-        # Padding masks by identity. The tensor is kept beside its cached twin, so that its id
-        # cannot be given to another one while the scope lives.
+        # By identity; each tensor is kept beside its cached twin, so that its id is not reused.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._context_masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._token: Token[DecodingScope | None] | None = None
@@ -263,10 +262,9 @@ class DecodingScope:
 
     def _span(self, length: Any, padding: Tensor | None) -> Span:
         key = (length if isinstance(length, int) else id(length), padding is None)
-        if key not in self._spans:
-            together = self.branches is not None
-            self._spans[key] = Span(self.position, length, self.length, together, padding)
-        return self._spans[key]
+        together = self.branches is not None
+        span = Span(self.position, length, self.length, together, padding)
+        return self._spans.setdefault(key, span)
 
     def recall(
         self, name: str, mask: Tensor | None, project: Callable[[], tuple[Tensor, Tensor]]
@@ -302,13 +300,9 @@ class DecodingScope:
         self._store(name, entry, {} if self._given is not None else entry)
         return entry["kept"]
 
-    # For a caller that makes a layer's operations without calling the layer again.
-
     def upcoming(self, count: int) -> list[Entry]:
         """The entries of the cache that the next calls will take; none in a first step."""
-        if self._given is None:
-            return []
-        return list(self._given.values())[len(self._before) :][:count]
+        return list((self._given or {}).values())[len(self._before) :][:count]
 
     @contextmanager
     def substituted(self, entries: list[Entry]) -> Iterator[list[Any]]:

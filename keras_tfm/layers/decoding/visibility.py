@@ -97,15 +97,15 @@ def visible(
     here = ops.reshape(start, (1,)) if own else tokens.tensor()
     keys = ops.concatenate([columns, here], axis=0)
     cached = ops.expand_dims(columns < start, (0, 1))  # (1, 1, S)
+    new: Any = None
     if own:
         if branches is not None:
             cached = ops.convert_to_tensor(branches.ancestors)
         if window is not None:
             cached = ops.logical_and(cached, columns > start - window)
-        new = None
     else:
         distances = Positions(tokens, keys).distances()
-        sight = masks.in_sight(distances, True, window)
+        sight: Any = masks.in_sight(distances, True, window)
         cached = ops.logical_and(cached, ops.expand_dims(sight[:, :capacity], 0))
         new = ops.expand_dims(sight[:, capacity:], 0)  # (1, T, T)
     cached_real = _real(cached_mask, columns, padding)

@@ -22,6 +22,12 @@ class AttentionInputs(NamedTuple):
         project_query: the layer's own projection of queries, (..., N, D) -> (..., H, N, K).
         project_key: the layer's own projection of keys, (..., N, D) -> (..., G, N, K).
         scale: the factor by which `query` was multiplied.
+
+    Example:
+
+    >>> from keras_tfm.layers import AttentionInputs
+    >>> AttentionInputs._fields[:3]
+    ('query', 'positions', 'causal')
     """
 
     query: Tensor
@@ -42,6 +48,12 @@ class PositionTerms(NamedTuple):
         bias: added after the soft cap; broadcastable to (..., H, T, S), or None.
         values: from attention weights (..., H, T, S), what to add to the result (..., H, T, V), or
             None.
+
+    Example:
+
+    >>> from keras_tfm.layers import PositionTerms
+    >>> PositionTerms(bias=0.5)
+    PositionTerms(scores=None, bias=0.5, values=None)
     """
 
     scores: Tensor | None = None
