@@ -93,8 +93,8 @@ def changed(tmp_path, case, **files):
         ("t5_few", {"spiece__model": "text"}, ValueError, "spiece.model cannot be read"),
         ("bert_json", {"tokenizer__json": "{}"}, ValueError, "tokenizer.json cannot be read"),
         ("bert_json", {"tokenizer__json": ""}, ValueError, "tokenizer.json cannot be read"),
-        ("bert", {"config__json": "["}, ValueError, "config.json is no JSON"),
-        ("bert", {"tokenizer_config__json": "3"}, ValueError, "must hold an object"),
+        ("bert", {"config__json": "["}, ValueError, "config.json is not JSON"),
+        ("bert", {"tokenizer_config__json": "3"}, ValueError, "must hold a dictionary"),
     ],
     ids=str,
 )  # fmt: skip
