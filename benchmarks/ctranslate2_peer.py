@@ -26,7 +26,7 @@ import numpy as np
 from ctranslate2.converters import utils
 from ctranslate2.specs import common_spec, transformer_spec
 
-from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
+from keras_tfm.layers.positions.sinusoids import angular_frequencies, exact_sinusoids
 
 MAX_POSITIONS = 2048
 LAYER_NORM_EPSILON = 1e-5
@@ -62,9 +62,9 @@ def _set_attention(spec, layer, name):
 def _set_stack(spec, embeddings, table, layers, final_norm):
     embeddings.weight = _copy(table)
     spec.position_encodings.encodings = _copy(
-        sinusoids(np.arange(MAX_POSITIONS), angular_frequencies(table.shape[1], 10000.0)).reshape(
-            MAX_POSITIONS, -1
-        )
+        exact_sinusoids(
+            np.arange(MAX_POSITIONS), angular_frequencies(table.shape[1], 10000.0)
+        ).reshape(MAX_POSITIONS, -1)
     )
     for layer_spec, layer in zip(spec.layer, layers, strict=True):
         _set_attention(layer_spec.self_attention, layer, "self_attention")

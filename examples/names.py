@@ -207,17 +207,27 @@ def language_model(vocabulary_size, dim, num_layers, num_heads, intermediate_dim
     """Pre-norm decoder blocks with rotary positions, gated feed-forwards and RMS norms."""
     import keras
 
-    from keras_tfm.layers import RotaryEmbedding, TokenEmbedding, TransformerDecoderBlock
+    from keras_tfm.layers import (
+        FeedForward,
+        MultiHeadSelfAttention,
+        Residual,
+        RotaryEmbedding,
+        TokenEmbedding,
+        TransformerDecoderBlock,
+    )
 
     ids = keras.Input((None,), dtype="int32", name="tokens")
     embedding = TokenEmbedding(vocabulary_size, dim, mask_zero=True)
     x = keras.layers.Dropout(0.1)(embedding(ids))
     for _ in range(num_layers):
         x = TransformerDecoderBlock(
-            intermediate_dim, num_heads, cross_attention=False, dropout=0.1, normalize_first=True,
-            norm="rms_norm", gated=True, activation="silu", position=RotaryEmbedding(),
-            attention_dropout=0.0,
-        )(x)  # fmt: skip
+            self_attention=MultiHeadSelfAttention(
+                num_heads, causal=True, position=RotaryEmbedding()
+            ),
+            cross_attention=False,
+            feed_forward=FeedForward(intermediate_dim, activation="silu", gated=True),
+            residual=Residual("pre", norm="rms_norm", dropout=0.1),
+        )(x)
     x = keras.layers.LayerNormalization()(x)
     return keras.Model(ids, embedding(x, reverse=True))
 

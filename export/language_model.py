@@ -72,11 +72,12 @@ def build(vocabulary_size: int, dim: int, num_layers: int):
     for i in range(num_layers):
         block = layers.TransformerDecoderBlock(
             4 * dim,
-            num_heads=4,
             dropout=0.1,
             normalize_first=True,
+            self_attention=layers.MultiHeadSelfAttention(
+                num_heads=4, causal=True, dropout=0.1, position=layers.RotaryEmbedding()
+            ),
             cross_attention=False,
-            position=layers.RotaryEmbedding(),
             name=f"decoder_{i}",
         )
         x = block(x)

@@ -3,10 +3,12 @@
 import numpy as np
 import reference_positions as rp
 from compare import to_numpy
+from keras import ops
 from keras_weights import self_attention
 
 from keras_tfm.layers import (
     ALiBi,
+    AttentionInputs,
     DecodingScope,
     LinearScaling,
     RelativePositionBias,
@@ -14,6 +16,7 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     YaRNScaling,
 )
+from keras_tfm.layers.positions.coordinates import Positions
 
 # Every part that `position=` takes, in the forms that differ. Short reaches, so that a few
 # positions meet the clipping and the logarithmic buckets; short wavelengths, so that every pair
@@ -73,6 +76,14 @@ def stepped(function, steps, length=None):
             outputs.append(to_numpy(function(start, start + n)))
         cache, start = scope.cache, start + n
     return np.concatenate(outputs, axis=1)
+
+
+def terms_of(part, query, queries, keys, causal=False):
+    """What a part adds, of queries (B, H, T, K) and keys at given positions."""
+    query = ops.convert_to_tensor(query)
+    queries, keys = (ops.convert_to_tensor(np.asarray(x, "int32")) for x in (queries, keys))
+    inputs = AttentionInputs(query, Positions(queries, keys), causal, None, None, None, 1.0)
+    return part.terms(inputs)
 
 
 def rotary_arguments(position, head_dim):

@@ -57,7 +57,7 @@ class Preparation:
         self._specs = input_specs(model)
         self._vocabulary_sizes = vocabulary_sizes(model)
 
-    def __call__(self, inputs: Any, seed: int | None) -> Prepared:
+    def __call__(self, inputs: Any, seed: int | None = None) -> Prepared:
         """Checks the inputs, and pads the prompts on the left to one length."""
         arrays, rows = self._named(inputs)
         if rows is None:

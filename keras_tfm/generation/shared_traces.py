@@ -8,6 +8,7 @@ XLA inline it.
 """
 
 import json
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -104,8 +105,10 @@ def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
 
 def _is_known(layer: Any) -> bool:
     """Whether a layer is a block that its configuration describes: no part is of a user's own."""
+    if not isinstance(layer, TransformerBlock):
+        return False
     packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
-    return isinstance(layer, TransformerBlock) and packages <= {"keras", "keras_tfm"}
+    return packages <= {"keras", "keras_tfm"} and _described(layer) is not None
 
 
 class FirstOfEqual:
@@ -164,9 +167,12 @@ def _trace(
     return _Traced(concrete, seen["grows"], seen["keeps_mask"])
 
 
-def _described(layer: Any) -> str:
-    """A layer's configuration, without names."""
-    return json.dumps(_nameless(layer.get_config()), sort_keys=True)
+def _described(layer: Any) -> str | None:
+    """A layer's configuration, without names; None where a function in it has none either."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what a configuration with a lambda is worth
+        described = json.dumps(_nameless(layer.get_config()), sort_keys=True)
+    return None if "__lambda__" in described else described
 
 
 def _nameless(config: Any) -> Any:

@@ -78,7 +78,7 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     own = None if mask is None else masks.as_boolean(mask, "mask")
     mask = masks.combine(masks.causal(ops.shape(query)[-2]), own) if causal else own
-    if is_fused(query, soft_cap, dropout, extra_values):
+    if is_fused(query, value, soft_cap, dropout, extra_values):
         joined = joined_bias(extra_scores, bias)
         only_causal = causal and own is None
         visible = None if only_causal else mask

@@ -5,7 +5,8 @@ from typing import Any
 
 Tensor = Any
 
-_current: ContextVar["AttentionProbe | None"] = ContextVar("attention_probe", default=None)
+# The innermost probe that is open, or None.
+current_probe: ContextVar["AttentionProbe | None"] = ContextVar("attention_probe", default=None)
 
 
 class AttentionProbe:
@@ -35,7 +36,7 @@ class AttentionProbe:
     @staticmethod
     def current() -> "AttentionProbe | None":
         """The innermost probe that is open, or None."""
-        return _current.get()
+        return current_probe.get()
 
     def record(self, name: str, weights: Tensor) -> None:
         """Keeps the weights of one call of the layer `name`."""
@@ -43,10 +44,10 @@ class AttentionProbe:
 
     def __enter__(self) -> "AttentionProbe":
         """Opens the probe."""
-        self._token = _current.set(self)
+        self._token = current_probe.set(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Closes the probe; `maps` stays."""
         assert self._token is not None
-        _current.reset(self._token)
+        current_probe.reset(self._token)

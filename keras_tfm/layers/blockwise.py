@@ -1,4 +1,4 @@
-"""Attention over long sequences: block by block of queries, recomputed in the backward pass."""
+"""Attention over long sequences, in blocks of queries that the backward pass recomputes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

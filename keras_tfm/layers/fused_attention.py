@@ -15,6 +15,7 @@ Tensor = Any
 
 def is_fused(
     query: Tensor,
+    value: Tensor,
     soft_cap: float | None,
     dropout: Callable[[Tensor], Tensor] | None,
     extra_values: Callable[[Tensor], Tensor] | None,
@@ -31,6 +32,8 @@ def is_fused(
         return False
     if len(query.shape) != 4:
         return False
+    if keras.backend.backend() == "jax" and query.shape[-1] != value.shape[-1]:
+        return False  # JAX takes one width
     return keras.backend.standardize_dtype(query.dtype) != "float16" or _is_on_gpu(query)
 
 

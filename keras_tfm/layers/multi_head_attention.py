@@ -11,7 +11,7 @@ from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.attention import attention, joined_bias
-from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.attention_probe import AttentionProbe, current_probe
 from keras_tfm.layers.blockwise import WHOLE, Block, attend_in_blocks, blocks
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.heads import merge_heads, scaled, split_heads
@@ -173,7 +173,7 @@ class MultiHeadAttention(RematerializedLayer):
         broadcastable to (..., H, T, S).
         """
         cuts = [WHOLE]
-        if AttentionProbe.current() is None:
+        if current_probe.get() is None:
             cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)
         weights = self._weights(training)
         key_pairs = None if key_mask is None else masks.from_keys(key_mask)
@@ -213,7 +213,7 @@ class MultiHeadAttention(RematerializedLayer):
         self, query: Tensor, positions: Positions | None, keys: Callable[[], Tensor]
     ) -> tuple[Tensor, float, PositionTerms]:
         """The query, by what it is still to be scaled, and what the position part adds."""
-        if self.position is None:
+        if self.position is None or query.shape[-2] == 0:  # of no queries nothing is asked
             return query, self._scale, PositionTerms()
         assert positions is not None
         query = scaled(query, self._scale)
@@ -267,7 +267,7 @@ class MultiHeadAttention(RematerializedLayer):
 
         A probe records them, then they are dropped out.
         """
-        probe = AttentionProbe.current()
+        probe = current_probe.get()
         # Drawn once, here: a block that is recomputed must drop the same weights again.
         seed = self.dropout_layer.draw() if self.dropout and training else None
 

@@ -109,5 +109,6 @@ class MultiHeadCrossAttention(MultiHeadAttention):
 def _of_context(context: Tensor, positions: Tensor | None) -> Any:
     length = context.shape[-2]
     if positions is not None:
-        return check_positions("context_positions", positions, length, tuple(context.shape[:-2]))
+        leading = tuple(context.shape[:-2])
+        return check_positions("context_positions", positions, length, leading, coordinates=True)
     return Span(0, length if isinstance(length, int) else ops.shape(context)[-2])

@@ -54,9 +54,12 @@ def _is_matrix_product(inputs: Tensor, kernel: Any) -> bool:
 
 
 def _project(inputs: Tensor, kernel: Any, bias: Any, training: bool | None) -> Tensor:
-    from keras_tfm.layers.tensorflow.affine import affine, product
-
-    weights = [w for w in (kernel, bias) if w is not None]
     x = ops.reshape(inputs, (-1, inputs.shape[-1]))
-    y = affine(x, *weights) if training else product(x, *weights)
-    return ops.reshape(y, (*leading(inputs, len(inputs.shape) - 1), weights[0].shape[-1]))
+    if training:
+        from keras_tfm.layers.tensorflow.affine import affine
+
+        y = affine(x, *(w for w in (kernel, bias) if w is not None))
+    else:
+        y = ops.matmul(x, kernel)
+        y = y if bias is None else ops.add(y, bias)  # BiasAdd, which oneDNN joins
+    return ops.reshape(y, (*leading(inputs, len(inputs.shape) - 1), kernel.shape[-1]))

@@ -83,11 +83,16 @@ class TransformerBlock(RematerializedLayer):
             "feed_forward": True if feed_forward is None else feed_forward,
             "residual": True if residual is None else residual,
         }
-        self._given = {
+        parts = {
             name: keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
             for name, part in parts.items()
         }
-        self._check_arguments()
+        self._check_arguments(parts)
+        # Names and a configuration, not the parts: Keras would track those twice, in another order.
+        self._given = frozenset(
+            name for name, part in parts.items() if isinstance(part, keras.layers.Layer)
+        )
+        self._residual = _serialized(parts["residual"]) if "residual" in self._given else None
         shared: dict[str, Any] = {
             "kernel_initializer": self.kernel_initializer,
             "bias_initializer": self.bias_initializer,
@@ -95,39 +100,42 @@ class TransformerBlock(RematerializedLayer):
         }
         self.self_attention = self._part(
             "self_attention",
+            parts["self_attention"],
             MultiHeadSelfAttention,
             lambda: MultiHeadSelfAttention(
                 num_heads, causal=causal, dropout=dropout, name="self_attention", **shared
             ),
         )
-        self.self_attention_residual = self._residual("self_attention")
+        self.self_attention_residual = self._residual_of("self_attention", parts)
         self.feed_forward = self._part(
             "feed_forward",
+            parts["feed_forward"],
             keras.layers.Layer,
             lambda: FeedForward(
                 intermediate_dim, activation=self.activation, name="feed_forward", **shared
             ),
         )
-        self.feed_forward_residual = self._residual("feed_forward")
+        self.feed_forward_residual = self._residual_of("feed_forward", parts)
         self.cross_attention = self._part(
             "cross_attention",
+            parts["cross_attention"],
             MultiHeadCrossAttention,
             lambda: MultiHeadCrossAttention(
                 num_heads, dropout=dropout, name="cross_attention", **shared
             ),
         )
-        self.cross_attention_residual = self._residual("cross_attention")
+        self.cross_attention_residual = self._residual_of("cross_attention", parts)
         if self.self_attention is not None and self.self_attention.causal != causal:
             raise ValueError(
                 f"{self.name}: causal={causal}, but self_attention has "
                 f"causal={self.self_attention.causal}: give both the same"
             )
 
-    def _check_arguments(self) -> None:
-        heads = [self._given["self_attention"], self._given["cross_attention"]]
+    def _check_arguments(self, parts: dict[str, Any]) -> None:
+        heads = [parts["self_attention"], parts["cross_attention"]]
         for name, value, made in (
             ("num_heads", self.num_heads, any(part is True for part in heads)),
-            ("intermediate_dim", self.intermediate_dim, self._given["feed_forward"] is True),
+            ("intermediate_dim", self.intermediate_dim, parts["feed_forward"] is True),
         ):
             if made and value is None:
                 raise ValueError(f"{name} must be given where the block makes its own parts")
@@ -135,14 +143,13 @@ class TransformerBlock(RematerializedLayer):
                 raise ValueError(
                     f"{name}={value} has no effect: the parts that it describes are given"
                 )
-        if self.normalize_first and self._given["residual"] is not True:
+        if self.normalize_first and parts["residual"] is not True:
             raise ValueError(
                 'normalize_first=True has no effect beside residual=: give Residual("pre")'
             )
 
-    def _part(self, name: str, kind: type, make: Callable[[], Any]) -> Any:
+    def _part(self, name: str, part: Any, kind: type, make: Callable[[], Any]) -> Any:
         """A part that was given, checked, or the block's own, or None."""
-        part = self._given[name]
         if part is True:
             return make()
         if part is False and name != "feed_forward":
@@ -158,11 +165,11 @@ class TransformerBlock(RematerializedLayer):
         part._block = weakref.ref(self)
         return part
 
-    def _residual(self, sublayer: str) -> Any:
+    def _residual_of(self, sublayer: str, parts: dict[str, Any]) -> Any:
         """The residual connection of a sublayer; None where there is no such sublayer."""
-        if self._given[sublayer] is False:
+        if parts[sublayer] is False:
             return None
-        template, name = self._given["residual"], f"{sublayer}_residual"
+        template, name = parts["residual"], f"{sublayer}_residual"
         if template is True:
             return Residual(
                 "pre" if self.normalize_first else "post",
@@ -230,11 +237,13 @@ class TransformerBlock(RematerializedLayer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         parts = {
-            name: part if isinstance(part, bool) else keras.saving.serialize_keras_object(part)
-            for name, part in self._given.items()
+            name: _serialized(getattr(self, name)) if name in self._given else default
+            for name, default in (
+                ("self_attention", self.self_attention is not None),
+                ("cross_attention", self.cross_attention is not None),
+                ("feed_forward", None),
+            )
         }
-        for name in ("feed_forward", "residual"):
-            parts[name] = None if parts[name] is True else parts[name]
         return {
             **super().get_config(),
             "intermediate_dim": self.intermediate_dim,
@@ -247,7 +256,15 @@ class TransformerBlock(RematerializedLayer):
             "bias_initializer": keras.initializers.serialize(self.bias_initializer),
             "causal": self.causal,
             **parts,
+            "residual": self._residual,
         }
+
+
+def _serialized(part: keras.layers.Layer) -> dict[str, Any]:
+    """The configuration of a part, to be built by the block: its weights' paths begin with it."""
+    config = keras.saving.serialize_keras_object(part)
+    config.pop("build_config", None)
+    return config
 
 
 def present(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import nodes_in_order
+from keras_tfm.keras_internals import nodes_in_order, producer
 
 Tensor = Any
 
@@ -240,8 +240,9 @@ def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
 
     `operation.output` may be a tensor of another model that shares the layer.
     """
-    calls = nodes_in_order(model)
-    return [x for node in calls if node.operation is operation for x in node.output_tensors]
+    made = [x for x in model.inputs if producer(x).operation is operation]
+    calls = [node for node in nodes_in_order(model) if node.operation is operation]
+    return made + [x for node in calls for x in node.output_tensors]
 
 
 def is_functional(model: Any) -> bool:

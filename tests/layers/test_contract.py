@@ -471,7 +471,7 @@ def test_the_initializers_are_used(case):
 
 @pytest.mark.parametrize("case", LEARNING.values(), ids=LEARNING)
 def test_a_fit_step_changes_every_weight(case):
-    keras.utils.set_random_seed(2)  # another might drop a whole path for both rows
+    keras.utils.set_random_seed(3)  # another might drop a whole path for both rows
     layer = case.make()
     model = case.model(layer)
     target = rng.normal(size=to_numpy(case.call(layer)).shape)

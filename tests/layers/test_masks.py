@@ -20,12 +20,12 @@ T, F = True, False
     ],
 )
 def test_causality_and_windows_by_hand(lengths, causal, window, expected):
-    mask = masks.from_distances(masks.distances(*lengths), causal, window)
-    np.testing.assert_array_equal(mask, [[expected]])
+    mask = masks.in_sight(masks.distances(*lengths), causal, window)
+    np.testing.assert_array_equal(mask, expected)
 
 
 def test_without_causality_and_window_everything_is_seen():
-    assert masks.from_distances(masks.distances(3, 3, 0), causal=False, window=None) is None
+    assert masks.in_sight(masks.distances(3, 3, 0), causal=False, window=None) is None
 
 
 @tensorflow_only

@@ -146,7 +146,7 @@ def test_fault_16_a_mask_of_the_wrong_shape_is_named(x, masks, message):
         MultiHeadSelfAttention(2)(x, **{name: np.ones(s, bool) for name, s in masks.items()})
 
 
-@pytest.mark.parametrize("shape", [(5, 6), (2, 5, 6, 1), (2, 5, None)])
+@pytest.mark.parametrize("shape", [(5, 6), (6,), (2, 5, None)])
 def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
     with pytest.raises(ValueError, match=r"attend: x must have shape \(B, T, D\) with D known, go"):
         MultiHeadSelfAttention(2, name="attend").build(shape)

@@ -140,39 +140,67 @@ S = 7
 SOURCE = np.random.default_rng(3).normal(size=(B, S, D)).astype("float32")
 
 
-def encoder_decoder(source_length):
+def encoder_and_decoder(source_length):
     """Learned positions on both sides; features rather than ids."""
     source, target = keras.Input((None, D), name="source"), keras.Input((None, D), name="target")
-    context = TransformerEncoderBlock(13, 2)(PositionEmbedding(source_length)(source))
+    context = keras.Input((None, D), name="context")
+    encoded = TransformerEncoderBlock(13, 2)(PositionEmbedding(source_length)(source))
     y = TransformerDecoderBlock(13, 2)(PositionEmbedding(T)(target), context)
-    return randomize(keras.Model([source, target], y))
+    return randomize(keras.Model(source, encoded)), randomize(keras.Model([target, context], y))
 
 
 @pytest.mark.parametrize("length", [S, S + 2], ids=["full table", "longer table"])
-def test_fault_19_an_encoder_of_its_own_is_no_obstacle(x, length):
-    """Later steps run the encoder at the scope's position, eagerly: nothing reads its output."""
-    model = encoder_decoder(length)
-    actual = stepped(lambda start, end: model([SOURCE, x[:, start:end]]), [1] * T)
-    assert_close(actual, model([SOURCE, x]), FLOAT32)
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_19_an_encoder_of_its_own_is_no_obstacle_to_a_tensor(x, mode):
-    model = encoder_decoder(S)
+def test_fault_19_a_decoder_beside_a_longer_encoder_stepped(x, length, mode):
+    """The encoder is called once, outside: its table is longer than the steps' caches."""
+    encoder, decoder = encoder_and_decoder(length)
+    context = to_numpy(encoder(SOURCE)).astype("float32")
     with DecodingScope(length=T) as scope:
-        outputs = [to_numpy(model([SOURCE, x[:, :1]]))]
+        outputs = [to_numpy(decoder([x[:, :1], context]))]
 
-    def step(cache, source, token, position):
+    def step(cache, context, token, position):
         with DecodingScope(cache, position=position, length=T) as scope:
-            y = model([source, token])
+            y = decoder([token, context])
         return y, scope.cache
 
     step, cache = compiled(mode, step), scope.cache
     for p in range(1, T):
-        arguments = (SOURCE, x[:, p : p + 1], np.int32(p))
+        arguments = (context, x[:, p : p + 1], np.int32(p))
         y, cache = step(cache, *(ops.convert_to_tensor(a) for a in arguments))
         outputs.append(to_numpy(y))
-    assert_close(np.concatenate(outputs, axis=1), model([SOURCE, x]), FLOAT32)
+    assert_close(np.concatenate(outputs, axis=1), decoder([x, context]), FLOAT32)
+
+
+# Positions that are given
+
+# As text.PackedBatches numbers them: two examples a row, and padding.
+PACKED = np.array([[0, 1, 2, 0, 1], [0, 1, 0, 0, 0]], "int32")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_rows_get_the_positions_of_their_examples(layer, x, mode):
+    expected = x + to_numpy(layer.positions)[PACKED].astype("float32")
+    assert_close(execute(mode, layer, x, PACKED), expected, EXACT)
+    one = x + to_numpy(layer.positions)[PACKED[0]].astype("float32")
+    assert_close(execute(mode, layer, x, PACKED[0]), one, EXACT)
+
+
+def test_positions_may_be_an_input_of_a_model(layer, x):
+    inputs, places = keras.Input((None, D)), keras.Input((None,), dtype="int32")
+    model = keras.Model([inputs, places], layer(inputs, places))
+    assert_close(model([x, PACKED]), layer(x, PACKED), EXACT)
+
+
+@pytest.mark.parametrize("shape", [(), (B, T + 1), (B + 1, T), (B, T, 1), (T + 1,)])
+def test_fault_16_positions_of_another_shape_are_named(layer, x, shape):
+    message = r"positions must have shape \(T,\) or \(B, T\) for T = 5, got \("
+    with pytest.raises(ValueError, match=message):
+        layer(x, np.zeros(shape, "int32"))
+
+
+def test_positions_that_are_no_integers_are_refused(layer, x):
+    with pytest.raises(TypeError, match=r"positions must be integers, got .*float32"):
+        layer(x, PACKED.astype("float32"))
 
 
 # Errors
@@ -229,9 +257,11 @@ def test_an_impossible_length_is_refused(max_length):
         PositionEmbedding(max_length)
 
 
-@pytest.mark.parametrize("shape", [(B, T), (B, T, D, 1), (B, T, None)])
+@pytest.mark.parametrize("shape", [(B, T), (B, T, None)])
 def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
-    with pytest.raises(ValueError, match=r"PositionEmbedding expects \(B, T, D\), got shape"):
+    with pytest.raises(
+        ValueError, match=r"inputs must have shape \(B, T, D\) with D known, got \("
+    ):
         PositionEmbedding(LONGEST).build(shape)
 
 

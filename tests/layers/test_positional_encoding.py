@@ -135,19 +135,6 @@ def test_position_and_length_may_both_be_known_at_run_time_only(position):
 
 
 @pytest.mark.parametrize("mode", ["eager", *GRAPHS])
-def test_a_source_longer_than_the_caches_may_come_with_every_step(mode):
-    """Of an encoder whose output no later step reads, but which is there all the same."""
-    layer = PositionalEncoding()
-
-    def run(x, position):
-        with DecodingScope({}, position=position, length=3):
-            return layer(x)
-
-    actual = execute(mode, run, np.zeros((1, 11, 7), "float32"), np.int32(2))
-    assert_close(actual, reference.positional_encoding(11, 7, start=2)[None], ROUNDING)
-
-
-@pytest.mark.parametrize("mode", ["eager", *GRAPHS])
 def test_a_source_longer_than_the_caches_is_numbered_from_0_on_the_first_step(mode):
     layer = PositionalEncoding()
 
@@ -189,6 +176,27 @@ def test_dropout_is_of_the_sum_and_in_training_only():
     assert_close(dropped[kept], 2.0 * still[kept], 1e-6)
 
 
+# Positions that are given
+
+# As text.PackedBatches numbers them: two examples a row, and padding.
+PACKED = np.array([[0, 1, 2, 0, 1], [0, 1, 0, 0, 0]], "int32")
+
+
+@pytest.mark.parametrize("mode", ["eager", *GRAPHS])
+def test_packed_rows_get_the_positions_of_their_examples(mode):
+    layer, x = PositionalEncoding(), np.ones((2, 5, 7), "float32")
+    table = reference.positional_encoding(3, 7)
+    assert_close(execute(mode, layer, x, PACKED), x + table[PACKED], ROUNDING)
+    assert_close(execute(mode, layer, x, PACKED[0]), x + table[PACKED[0]], ROUNDING)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 6), (3, 5), (1, 2, 5, 1), (6,), (2, 5, 1)])
+def test_fault_16_positions_of_another_shape_are_named(shape):
+    message = r"positions must have shape \(T,\) or \(B, T\) for T = 5, got \("
+    with pytest.raises(ValueError, match=message):
+        PositionalEncoding()(np.ones((2, 5, 7), "float32"), np.zeros(shape, "int32"))
+
+
 # Masks and errors
 
 
@@ -198,9 +206,11 @@ def test_the_mask_is_kept():
     np.testing.assert_array_equal(x._keras_mask, ids != 0)
 
 
-@pytest.mark.parametrize("shape", [(5, 4), (2, 5, 4, 1), (2, 5, None)])
+@pytest.mark.parametrize("shape", [(5, 4), (2, 5, None)])
 def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
-    with pytest.raises(ValueError, match=r"PositionalEncoding expects \(B, T, D\), got shape \("):
+    with pytest.raises(
+        ValueError, match=r"inputs must have shape \(B, T, D\) with D known, got \("
+    ):
         PositionalEncoding().build(shape)
 
 

@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import reference_positions as rp
-from attention_features import built, expected_self_attention, randomize, stepped
+from attention_features import built, expected_self_attention, randomize, stepped, terms_of
 from blocks import encoder_block
 from compare import assert_close, to_numpy
 from execution import MODES, execute, gradients, saving, tensorflow_only
@@ -167,10 +167,10 @@ def test_t5_bias_is_that_of_every_pair(causal):
     part = RelativePositionBias(num_buckets=8, max_distance=5)
     layer = built(MultiHeadSelfAttention(3, causal=causal, position=part), (B, T, 12))
     query = np.zeros((B, 3, 11, 4), "float32")
-    distances = np.arange(13)[None, :] - (2 + np.arange(11)[:, None])
-    actual = part.bias(query, ops.convert_to_tensor(distances.astype("int32")), causal)
+    terms = terms_of(part, query, 2 + np.arange(11), np.arange(13), causal)
     expected = rp.t5_bias(layer.position.table, 11, 13, causal, 5, start=2)
-    np.testing.assert_array_equal(to_numpy(actual)[0], expected)
+    np.testing.assert_array_equal(to_numpy(terms.bias), expected)
+    assert (terms.scores, terms.values) == (None, None)
 
 
 def test_t5_bias_is_not_scaled(x):
@@ -290,11 +290,50 @@ def test_shaws_widths_must_agree_where_a_part_is_shared(widths):
 
 
 @pytest.mark.parametrize(
-    ("num_buckets", "max_distance"), [(0, 128), (2, 128), (6, 128), (32, 16), (8, 3), (-4, 5)]
+    ("num_buckets", "max_distance"), [(0, 128), (1, 128), (-4, 5), (8, 2), (32, 8)]
 )
 def test_impossible_buckets_are_refused(num_buckets, max_distance):
-    with pytest.raises(ValueError, match=f"num_buckets must be .*, got {num_buckets}"):
+    name, value = (
+        ("num_buckets", num_buckets) if num_buckets < 2 else ("max_distance", max_distance)
+    )
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
         RelativePositionBias(num_buckets, max_distance)
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance", "causal", "least"),
+    [(2, 128, False, 4), (3, 128, False, 4), (32, 16, True, 2), (8, 3, True, 2)],
+)
+def test_buckets_that_t5_cannot_divide_are_refused_when_called(
+    x, num_buckets, max_distance, causal, least
+):
+    part = RelativePositionBias(num_buckets, max_distance)
+    message = (
+        f"num_buckets must be at least {least} and max_distance more than .*, "
+        f"got {num_buckets} and {max_distance}"
+    )
+    with pytest.raises(ValueError, match=message):
+        MultiHeadSelfAttention(2, causal=causal, position=part)(x)
+
+
+@keras.saving.register_keras_serializable("tests")
+def near_and_far(distances, num_buckets, max_distance, causal):
+    return np.where(np.abs(distances) < max_distance, np.abs(distances) % num_buckets, 0)
+
+
+@saving
+def test_a_bucket_function_of_ones_own(x, tmp_path):
+    part = RelativePositionBias(3, 5, bucket_function=near_and_far)
+    layer = built(MultiHeadSelfAttention(2, position=part), x.shape)
+    places = np.arange(T)
+    terms = terms_of(part, np.zeros((1, 2, T, 3), "float32"), places, places)
+    buckets = near_and_far(places[None, :] - places[:, None], 3, 5, False)
+    expected = np.transpose(to_numpy(part.table)[buckets], (2, 0, 1))
+    np.testing.assert_array_equal(to_numpy(terms.bias), expected)
+    inputs = keras.Input(x.shape[1:])
+    model = keras.Model(inputs, layer(inputs))
+    model.save(tmp_path / "model.keras")
+    assert_close(keras.saving.load_model(tmp_path / "model.keras")(x), model(x), 0.0)
 
 
 # Shaw
@@ -417,20 +456,19 @@ def test_alibi_slopes_equal_the_reference(num_heads):
 
 
 def test_alibi_biases_by_hand():
-    distances = ops.convert_to_tensor(np.array([[0, 1], [-1, 0], [-2, -1]], "int32"))
-    actual = ALiBi().bias(np.zeros((1, 2, 3, 4), "float32"), distances, causal=False)
+    actual = terms_of(ALiBi(), np.zeros((1, 2, 3, 4), "float32"), [5, 6, 7], [5, 6]).bias
     slopes = np.array([1 / 16, 1 / 256])[:, None, None]
     expected = -slopes * np.array([[0, 1], [1, 0], [2, 1]])
-    np.testing.assert_array_equal(to_numpy(actual), expected[None])
+    np.testing.assert_array_equal(to_numpy(actual), expected)
 
 
 def test_alibi_is_exact_far_away():
     """Distances of 100,000 in float32; in bfloat16 they would be off by 200."""
-    distances = ops.convert_to_tensor(np.array([[-99_999, -100_001]], "int32"))
     part = ALiBi(dtype="mixed_bfloat16")
-    actual = part.bias(ops.zeros((1, 2, 1, 4), "bfloat16"), distances, causal=True)
+    query = ops.zeros((1, 2, 1, 4), "bfloat16")
+    actual = terms_of(part, query, [100_001], [2, 0], causal=True).bias
     expected = -np.array([[[99_999 / 16, 100_001 / 16]], [[99_999 / 256, 100_001 / 256]]])
-    np.testing.assert_array_equal(to_numpy(actual)[0], expected)
+    np.testing.assert_array_equal(to_numpy(actual), expected)
 
 
 # Configuration

@@ -32,7 +32,7 @@ def test_segments_are_integers():
         SegmentEmbedding(3)(X, SEGMENTS.astype("float32"))
     with pytest.raises(ValueError, match="num_segments must be at least 1, got 0"):
         SegmentEmbedding(0)
-    with pytest.raises(ValueError, match=r"expects \(B, T, D\)"):
+    with pytest.raises(ValueError, match=r"inputs must have shape \(B, T, D\) with D known"):
         SegmentEmbedding(2)(X[0])
 
 

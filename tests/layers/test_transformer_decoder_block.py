@@ -53,7 +53,7 @@ def block_and_reference(first, cross=True, **options):
             x,
             context,
             block(layer),
-            layer.num_heads,
+            layer.self_attention.num_heads,
             self_mask=visible,
             context_mask=None if context_mask is None else context_mask[:, None, :],
             epsilon=1e-3,

@@ -42,7 +42,12 @@ def block_and_reference(first, **options):
         for part in (None if mask is None else mask[:, None, :], attention_mask):
             visible = visible if part is None else np.logical_and(visible, part)
         return reference.encoder_block(
-            x, block(layer), layer.num_heads, visible, epsilon=1e-3, normalize_first=first
+            x,
+            block(layer),
+            layer.self_attention.num_heads,
+            visible,
+            epsilon=1e-3,
+            normalize_first=first,
         )
 
     return layer, expected

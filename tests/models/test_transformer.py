@@ -75,7 +75,7 @@ def test_positions_of_the_attention_take_the_place_of_sinusoids():
     assert_close(model(INPUTS), get("target_embedding")(x, reverse=True), FLOAT32)
     for layer in model.layers:
         if layer.name.startswith(("encoder_", "decoder_")):
-            assert layer.gated
+            assert layer.feed_forward.gated
             assert isinstance(layer.self_attention.position, RotaryEmbedding)
     sinusoids = [x for x in model.layers if isinstance(x, PositionalEncoding)]
     assert not sinusoids

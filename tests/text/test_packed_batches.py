@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_tfm import layers
-from keras_tfm.text import PackedBatches, segment_mask, teacher_forcing
+from keras_tfm.text import PackedBatches, teacher_forcing
 
 VOCABULARY, DIM = 23, 12
 
@@ -140,7 +140,9 @@ def test_an_encoder_packed_as_alone():
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(1, 7, DIM)).astype("float32")
     block = encoder_block(16, 3, position=layers.RotaryEmbedding())
-    packed = np.array(block(x, attention_mask=segment_mask(np.array([[1, 1, 1, 2, 2, 2, 0]]))))
+    packed = np.array(
+        block(x, attention_mask=layers.segment_mask(np.array([[1, 1, 1, 2, 2, 2, 0]])))
+    )
     for of in (slice(0, 3), slice(3, 6)):
         np.testing.assert_allclose(packed[:, of], block(x[:, of]), atol=1e-5)
 

@@ -375,20 +375,23 @@ def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
     Returns:
         A `Span`, or int32 (..., T).
     """
-    return _where(x, positions, DecodingScope.positions)
+    return _where(x, positions, DecodingScope.positions, coordinates=False)
 
 
 def columns_of(x: Tensor, positions: Tensor | None = None) -> Any:
     """As `positions_of`, but padding before a row counts: for what compares two positions."""
-    return _where(x, positions, DecodingScope.columns)
+    return _where(x, positions, DecodingScope.columns, coordinates=True)
 
 
 def _where(
-    x: Tensor, positions: Tensor | None, of_scope: Callable[[DecodingScope, Any], Span]
+    x: Tensor,
+    positions: Tensor | None,
+    of_scope: Callable[[DecodingScope, Any], Span],
+    coordinates: bool,
 ) -> Any:
     length = x.shape[-2]
     if positions is not None:
-        return check_positions("positions", positions, length, tuple(x.shape[:-2]))
+        return check_positions("positions", positions, length, tuple(x.shape[:-2]), coordinates)
     length = length if isinstance(length, int) else ops.shape(x)[-2]
     scope = DecodingScope.current()
     return Span(0, length) if scope is None else of_scope(scope, length)

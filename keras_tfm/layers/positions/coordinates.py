@@ -81,8 +81,7 @@ class Positions(NamedTuple):
     def distances(self) -> Tensor:
         """The key's position minus the query's: (..., T, S), int32; of one coordinate."""
         query, key = self.query, self.key
-        spans = isinstance(query, Span) and isinstance(key, Span)
-        if spans and query.is_static and key.is_static:
+        if all(isinstance(x, Span) and x.is_static for x in (query, key)):
             return ops.convert_to_tensor(key.array() - query.array()[:, np.newaxis])
         query, key = as_tensor(query), as_tensor(key)
         return ops.expand_dims(key, -2) - ops.expand_dims(query, -1)
@@ -101,8 +100,12 @@ def as_tensor(positions: Any) -> Tensor:
     return positions.tensor() if isinstance(positions, Span) else positions
 
 
-def check_positions(name: str, positions: Any, length: Any, leading: tuple[Any, ...]) -> Tensor:
-    """Positions that a caller gave, int32: (T,), or the input's leading axes and T, or those and C.
+def check_positions(
+    name: str, positions: Any, length: Any, leading: tuple[Any, ...], coordinates: bool
+) -> Tensor:
+    """Positions that a caller gave, int32: (T,), or the input's leading axes and T.
+
+    With `coordinates` also those and C, of several coordinates.
 
     Raises:
         TypeError: they are not integers.
@@ -112,13 +115,12 @@ def check_positions(name: str, positions: Any, length: Any, leading: tuple[Any, 
     if "int" not in str(positions.dtype):
         raise TypeError(f"{name} must be integers, got {positions.dtype}")
     shape, rank = tuple(positions.shape), len(leading) + 1
-    fits = len(shape) in (1, rank, rank + 1)
+    fits = len(shape) in ((1, rank, rank + 1) if coordinates else (1, rank))
     if fits:
         axis = 0 if len(shape) == 1 else rank - 1
         sizes = [(length, shape[axis]), *zip(leading, shape[:axis], strict=False)]
         fits = all(a == b or b == 1 for a, b in sizes if isinstance(a, int) and isinstance(b, int))
     if not fits:
-        raise ValueError(
-            f"{name} must have shape (T,), (B, T) or (B, T, C) for T = {length}, got {shape}"
-        )
+        shapes = "(T,), (B, T) or (B, T, C)" if coordinates else "(T,) or (B, T)"
+        raise ValueError(f"{name} must have shape {shapes} for T = {length}, got {shape}")
     return ops.cast(positions, "int32")

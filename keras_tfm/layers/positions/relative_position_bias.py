@@ -138,8 +138,9 @@ class RelativePositionBias(AttentionPosition):
         index = ops.take(buckets, distances, axis=0)  # (..., T, S)
         bias = ops.take(self.table, index, axis=0)
         rank = len(bias.shape)
-        axes = (*range(rank - 3), rank - 1, rank - 3, rank - 2)
-        return PositionTerms(bias=ops.transpose(bias, axes))
+        bias = ops.transpose(bias, (*range(rank - 3), rank - 1, rank - 3, rank - 2))
+        # The TFLite converter fails on one of three axes that two loops use.
+        return PositionTerms(bias=bias if rank > 3 else ops.expand_dims(bias, 0))
 
     def buckets(self, distances: np.ndarray, causal: bool) -> np.ndarray:
         """The bucket of each distance, int32."""

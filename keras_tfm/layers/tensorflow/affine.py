@@ -7,14 +7,8 @@ import tensorflow as tf
 Tensor = Any
 
 
-def product(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W + b of (N, D), (D, F) and perhaps (F,)."""
-    y = x @ kernel
-    return y if bias is None else tf.nn.bias_add(y, bias)
-
-
 def affine(x: Tensor, *weights: Tensor) -> Tensor:
-    """`product` of (N, D), (D, F) and perhaps (F,) with its gradient in the fastest form."""
+    """x W + b of (N, D), (D, F) and perhaps (F,), with its gradient in the fastest form."""
 
     @tf.custom_gradient
     def function(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
@@ -35,7 +29,8 @@ def affine(x: Tensor, *weights: Tensor) -> Tensor:
             ones = tf.ones((1, tf.shape(upstream)[0]), upstream.dtype)
             return *gradients, tf.reshape(ones @ upstream, (units,))
 
-        return product(x, kernel, *bias), gradient
+        y = x @ kernel
+        return (tf.nn.bias_add(y, *bias) if bias else y), gradient
 
     # Of a variable TensorFlow wants the gradient apart from the arguments'.
     return function(x, *(tf.convert_to_tensor(weight) for weight in weights))
