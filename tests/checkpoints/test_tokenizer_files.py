@@ -83,7 +83,7 @@ def changed(tmp_path, case, **files):
         ("bert", {"vocab__txt": ""}, ValueError, r"vocab.txt cannot be read \(expected the tokens"),
         ("bert", {"vocab__txt": b"\xff\xfe\n"}, ValueError, "vocab.txt cannot be read"),
         ("gpt2", {"merges__txt": None}, FileNotFoundError, "has no tokenizer"),
-        ("gpt2", {"merges__txt": "a b c\n"}, ValueError, "merges.txt cannot .* two pieces"),
+        ("gpt2", {"merges__txt": "a b c\n"}, ValueError, "merges.txt cannot .* two tokens"),
         ("gpt2", {"merges__txt": "zz qq\n"}, ValueError, "merges.txt cannot be read"),
         ("gpt2", {"vocab__json": "{"}, ValueError, "vocab.json cannot be read"),
         ("gpt2", {"vocab__json": '{"a": "b"}'}, ValueError, "vocab.json cannot be read"),
