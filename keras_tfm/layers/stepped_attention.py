@@ -51,7 +51,7 @@ def stepped_attention(
     query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)
     # The rows of a group are all queries of its first head, then those of the second.
     rows = grouped(query, groups)
-    if own and query.shape[2] != 1:
+    if own and query.shape[2] != 1 and heads != groups:
         key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
     old = ops.cast(ops.matmul(rows, ops.cast(cached_key, rows.dtype)), "float32")
     if own:

@@ -125,7 +125,10 @@ def visible(
         cached, new = (_of_rows(x, size) for x in (cached, new))
     both = ops.concatenate([cached, new], axis=-1)
     result = Visible(own, both, both, None, Positions(tokens, keys), masked_score)
-    return result.made(sees_itself=mask is None and padding is None)
+    # Of several tokens always with `some`: without it the TFLite converter moves a transposition of
+    # the heads out of a loop, and fails ("operand does not dominate this use").
+    always = mask is None and padding is None and tokens.length == 1
+    return result.made(sees_itself=isinstance(always, bool) and always)
 
 
 def _real(mask: Tensor | None, positions: Tensor, padding: Tensor | None) -> Tensor | None:
