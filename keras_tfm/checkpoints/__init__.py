@@ -1,4 +1,4 @@
-"""Checkpoints of others: Hugging Face folders as Keras models, and back. No network, no pickle."""
+"""Loads and saves Hugging Face checkpoints, without network access and without pickle."""
 
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.tokenizer_files import load_tokenizer

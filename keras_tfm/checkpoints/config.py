@@ -1,4 +1,4 @@
-"""`config.json`: its fields, checked where they are read."""
+"""The fields of a `config.json`, checked when they are read."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,7 @@ import keras
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.layers import gelu_tanh
 
-# The names that transformers has for the activations there are here.
+# The names of supported activations in transformers.
 ACTIVATIONS: dict[str, Any] = {
     "gelu": keras.activations.gelu,
     "gelu_new": gelu_tanh,
@@ -28,11 +28,11 @@ class Config:
     """The fields of a `config.json`.
 
     Args:
-        folder: where it is.
+        folder: the folder that contains it.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no JSON object.
+        FileNotFoundError: the folder or the file does not exist.
+        ValueError: the file is not JSON, or holds no dictionary.
     """
 
     def __init__(self, folder: Path):
@@ -46,7 +46,7 @@ class Config:
     def integer(
         self, name: str, default: int | None, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> Any:
-        """An integer, or None where the default is None and the field is null or missing."""
+        """An integer; None if the field is null or missing and the default is None."""
         value = self._value(name, default)
         if value is None and default is None:
             return None
@@ -55,7 +55,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float | None, maximum: float = math.inf) -> Any:
-        """A number of at least 0, or None as in `integer`."""
+        """A number of at least 0; None as in `integer`."""
         value = self._value(name, default)
         if value is None and default is None:
             return None
@@ -65,17 +65,17 @@ class Config:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """A boolean."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             self.refuse(name, value, "true or false")
         return bool(value)
 
     def text(self, name: str, default: str | None) -> Any:
-        """A text, or None as in `integer`."""
+        """A string; None as in `integer`."""
         value = self._value(name, default)
         if value is not None and not isinstance(value, str):
-            self.refuse(name, value, "a text")
+            self.refuse(name, value, "a string")
         return value
 
     def activation(self, name: str, default: str, known: dict[str, Any] | None = None) -> Any:
@@ -87,24 +87,28 @@ class Config:
         return known[value]
 
     def only(self, **allowed: Any) -> None:
-        """Raises where a field has another value than the one that is built here."""
+        """Raises if a field has an unsupported value.
+
+        Args:
+            allowed: the only supported value, by field.
+        """
         for name, value in allowed.items():
             found = self.fields.get(name)
             if found is not None and found != value:
                 self.refuse(name, found, repr(value))
 
     def refuse(self, name: str, value: Any, expected: str) -> None:
-        """Raises, naming the field."""
+        """Raises a ValueError that names the field."""
         raise ValueError(f"{self.file}: {name} must be {expected}, got {value!r}")
 
     @property
     def num_labels(self) -> int:
-        """How many classes a classifier has."""
+        """The number of classes of a classifier."""
         labels = self.fields.get("id2label")
         if labels is None:
             return int(self.integer("num_labels", 2))
         if not isinstance(labels, dict) or not labels:
-            self.refuse("id2label", labels, "a label by number")
+            self.refuse("id2label", labels, "a dictionary from ids to labels")
         return len(labels)
 
     def _value(self, name: str, default: Any) -> Any:
@@ -116,7 +120,7 @@ def activation_name(activation: Any) -> str:
     """The name of an activation in transformers.
 
     Args:
-        activation: a function or a name, as a builder takes it.
+        activation: a function or a name, as in the builders.
 
     Raises:
         ValueError: transformers has no name for it.

@@ -1,4 +1,4 @@
-"""Hugging Face folders as Keras models, and back."""
+"""Loads and saves folders of Hugging Face transformers."""
 
 import json
 import os
@@ -23,40 +23,39 @@ from keras_tfm.models import Model
 from keras_tfm.models.identity import is_functional
 
 FAMILIES: dict[str, Family] = {x.model_type: x for x in (BERT, GPT1, GPT2, T5)}
-# A model that was built again adds a few hundred products in another order.
+# Relative. A rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
 
 
 def load_huggingface(
     folder: str | Path, architecture: str | None = None, **options: Any
 ) -> keras.Model:
-    """A Keras model with the weights of a folder that `transformers` wrote.
+    """Loads a folder saved by `transformers` as a Keras model.
 
-    Read are `config.json` and `model.safetensors`, or the files that `model.safetensors.index.json`
-    names; nothing else, and nothing from a network. Weights in half precision become float32.
+    It reads `config.json` and `model.safetensors`, or the files in `model.safetensors.index.json`;
+    no other files, and nothing from a network. Weights in half precision become float32.
 
     Args:
-        folder: of a model of type "bert", "gpt2", "openai-gpt" or "t5".
-        architecture: the class of `transformers` whose model it is; by default the one that
-            `config.json` names, or the one whose tensors there are. Of BERT "BertModel",
-            "BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction",
-            "BertForSequenceClassification", "BertForTokenClassification" and
-            "BertForQuestionAnswering"; of GPT "GPT2LMHeadModel", "GPT2Model",
-            "OpenAIGPTLMHeadModel" and "OpenAIGPTModel"; of T5 "T5ForConditionalGeneration",
-            "T5Model" and "T5EncoderModel".
-        options: arguments of `models.bert`, `models.gpt` or `models.t5` that win over what the
-            configuration says: `dropout=0.0`, `segments=False`, `dtype="mixed_bfloat16"`.
+        folder: the folder of a model of type "bert", "gpt2", "openai-gpt" or "t5".
+        architecture: the class in `transformers`; by default the one in `config.json`, or the one
+            that matches the tensors. Supported are, for BERT, "BertModel", "BertForMaskedLM",
+            "BertForPreTraining", "BertForNextSentencePrediction", "BertForSequenceClassification",
+            "BertForTokenClassification" and "BertForQuestionAnswering"; for GPT "GPT2LMHeadModel",
+            "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel"; for T5
+            "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
+        options: arguments of `models.bert`, `models.gpt` or `models.t5` that override the
+            configuration: `dropout=0.0`, `segments=False`, `dtype="mixed_bfloat16"`.
 
     Returns:
-        What that builder makes, with the head of the architecture. Where `transformers` returns a
-        tuple or an object, the outputs are as the heads in `keras_tfm.models` say.
+        The model of that builder, with the head of the architecture. Its outputs are those of the
+        heads in `keras_tfm.models`, not the tuples and objects of `transformers`.
 
     Raises:
-        FileNotFoundError: no such folder, or a file is missing in it.
-        ValueError: a file is damaged; the model is of a type or an architecture that is not known
-            here, or its configuration asks for what is not built here (the error names the field);
-            or the tensors are not those of the model: one error lists those that are missing, left
-            over, or of another shape or dtype.
+        FileNotFoundError: the folder does not exist, or lacks a file.
+        ValueError: a file is damaged; the model type or architecture is not supported, or the
+            configuration has an unsupported value (the error names the field); or the tensors do
+            not match the model: one error lists those that are missing, unexpected, or of another
+            shape or dtype.
         ModuleNotFoundError: safetensors is missing; the message names the extra.
 
     Example:
@@ -80,7 +79,7 @@ def load_huggingface(
     if name is None or name not in family.architectures:
         raise ValueError(
             f"{folder}: architecture must be one of {list(family.architectures)}, "
-            f"got {name!r}: name one with architecture="
+            f"got {name!r}: give one as architecture="
         )
     make = family.architectures[name].make
     arguments = {**family.arguments(config, named), **options}
@@ -88,7 +87,7 @@ def load_huggingface(
     def build() -> keras.Model:
         return make(family.builder(**arguments), config)
 
-    with without_storage():  # a configuration may ask for any size
+    with without_storage():  # a configuration may have any size
         named.check(name, family.entries(build()), _hint(family, named, name))
     model = build()
     load_entries(named, family.entries(model))
@@ -96,13 +95,13 @@ def load_huggingface(
 
 
 def load_entries(named: Named, entries: list[Entry]) -> None:
-    """Assigns every weight its value in the files."""
+    """Assigns the values in the files to the weights."""
     for entry in entries:
         entry.weight.assign(entry.load(named.array(name) for name in entry.tensors))
 
 
 def save_entries(entries: list[Entry], prefix: str = "") -> dict[str, np.ndarray]:
-    """The tensors of every weight, by name; `prefix` stands before names that are of no head."""
+    """The tensors of all weights, by name; `prefix` is added to names outside the head."""
     tensors: dict[str, np.ndarray] = {}
     for entry in entries:
         value = ops.convert_to_numpy(entry.weight)
@@ -123,30 +122,30 @@ def _architecture(config: Config, family: Family, named: Named) -> str | None:
 
 
 def _hint(family: Family, named: Named, name: str) -> str:
-    """The architecture whose heads the files have, if it is another one."""
+    """A hint at the architecture whose tensors the files have, if it is another one."""
     fitting = family.architecture_in(named)
     if fitting is None or fitting == name:
         return ""
-    return f"; they look like those of architecture={fitting!r}"
+    return f"; they match architecture={fitting!r}"
 
 
 def save_huggingface(model: keras.Model, folder: str | Path) -> None:
-    """Writes a model as `config.json` and `model.safetensors`, which `transformers` loads.
+    """Saves a model as `config.json` and `model.safetensors`, which `transformers` loads.
 
-    What was written is loaded again and compared with the model before it is kept.
+    Before they are kept, the files are loaded again and compared with the model.
 
     Args:
-        model: of `models.bert`, `models.gpt` or `models.t5`, with or without a head of
-            `keras_tfm.models`, trained or not, float32.
-        folder: made where there is none; what it has under these two names is replaced.
+        model: a model of `models.bert`, `models.gpt` or `models.t5`, with or without a head of
+            `keras_tfm.models`, in float32.
+        folder: created if it does not exist; earlier files of these two names are replaced.
 
     Raises:
-        ValueError: the model is none of these, has a weight or an option for which `transformers`
-            has no place, or computes something else after it is loaded again.
+        ValueError: the model is of another kind, has a weight or an option that `transformers` does
+            not support, or gives other outputs after loading.
         FileExistsError: the folder holds a checkpoint in several files.
         ModuleNotFoundError: safetensors is missing; the message names the extra.
 
-    After any of these the folder is as it was.
+    After an error the folder is unchanged.
 
     Example:
 
@@ -184,7 +183,7 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
 
 
 def _known(model: keras.Model) -> tuple[Family, Model]:
-    """The family of a model, and the model as one that knows its parts."""
+    """The family of a model, and the model as a `keras_tfm.Model`, which has its parts."""
     if not isinstance(model, Model) and is_functional(model):
         model = Model(model.input, model.output, name=model.name)
     name = getattr(model, "family", None)
@@ -198,7 +197,7 @@ def _known(model: keras.Model) -> tuple[Family, Model]:
 
 
 def _compare(model: Model, again: keras.Model) -> None:
-    """Raises unless both give the same for random inputs."""
+    """Raises unless both models give the same outputs for random inputs."""
     rng = np.random.default_rng(0)
     given = model.arguments
     length = min(9, given.get("max_length", 9))
@@ -229,7 +228,7 @@ def _compare(model: Model, again: keras.Model) -> None:
         difference = float(np.max(np.abs(a - b), initial=0.0))
         if not difference <= TOLERANCE * max(1.0, float(np.abs(a).max())):
             raise ValueError(
-                f"{model.name} cannot be saved: loaded again it computes something else (off by "
-                f"{difference:.2g}), so it was changed after it was made, or has an option that "
-                "transformers has no place for"
+                f"{model.name} cannot be saved: after loading, its outputs differ by "
+                f"{difference:.2g}, so it was changed after it was built, or has an option that "
+                "transformers does not support"
             )

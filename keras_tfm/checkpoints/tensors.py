@@ -1,4 +1,4 @@
-"""The tensors of a folder: `*.safetensors`, in one file or several, read when asked for."""
+"""The tensors of a folder of safetensors, in one file or several, read lazily."""
 
 import importlib
 import json
@@ -10,18 +10,19 @@ import numpy as np
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# What is widened to float32; bfloat16, which NumPy lacks, as the upper half of its bits.
+# The dtypes that are converted to float32. NumPy has no bfloat16; its bits are the upper half of a
+# float32.
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 class Tensor(NamedTuple):
-    """Where a tensor stands.
+    """The location of a tensor in a file.
 
     Attributes:
         file: the file.
-        dtype: in safetensors' own words: "F32", "BF16"...
-        shape: of the tensor.
-        begin, end: of its bytes in the file.
+        dtype: the dtype's name in safetensors: "F32", "BF16"...
+        shape: the shape.
+        begin, end: the range of its bytes in the file.
     """
 
     file: Path
@@ -32,16 +33,16 @@ class Tensor(NamedTuple):
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by name. Nothing of their values is read before `array`.
+    """Tensors by name. Their values are read by `array`.
 
     Args:
-        folder: with `model.safetensors`, or `model.safetensors.index.json` and the files that it
-            names, or one file of any name that ends in `.safetensors`.
+        folder: contains `model.safetensors`; or `model.safetensors.index.json` and the files that
+            it lists; or a single file `*.safetensors`.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: a file is no safetensors: cut off, with tensors that overlap, bytes that no
-            tensor has, or a header that is damaged or too large; or the index does not fit the
+        FileNotFoundError: the folder has none of these.
+        ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
+            leave gaps, or its header is damaged or too large), or the index does not match the
             files.
         ModuleNotFoundError: safetensors is missing.
     """
@@ -52,13 +53,13 @@ class Tensors(Mapping[str, Tensor]):
             found = _read_header(file)
             if names is not None and set(names) != set(found):
                 raise ValueError(
-                    f"{folder / INDEX} does not fit {file.name}: "
+                    f"{folder / INDEX} does not match {file.name}: "
                     f"missing in the file: {sorted(set(names) - set(found))}, "
                     f"not in the index: {sorted(set(found) - set(names))}"
                 )
             twice = sorted(set(found) & set(self._tensors))
             if twice:
-                raise ValueError(f"{file} has tensors that another file has, too: {twice}")
+                raise ValueError(f"{file} has tensors that are also in another file: {twice}")
             self._tensors.update(found)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -71,7 +72,7 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def array(self, name: str) -> np.ndarray:
-        """The values, float32."""
+        """The values of a tensor, float32."""
         tensor = self[name]
         if tensor.dtype not in FLOATS:
             raise ValueError(
@@ -89,7 +90,7 @@ class Tensors(Mapping[str, Tensor]):
 
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:
-    """The files, each with the names that an index says it has, or None where there is no index."""
+    """The files, with the names of their tensors in the index; None without an index."""
     single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
         return {single: None}
@@ -100,15 +101,14 @@ def _files(folder: Path) -> dict[Path, list[str] | None]:
         return {others[0]: None}
     if others:
         raise ValueError(
-            f"{folder} has {[x.name for x in others]}, and neither {SINGLE} nor {INDEX} "
-            "says which of them to read"
+            f"{folder} has {[x.name for x in others]}: expected {SINGLE}, {INDEX} or only one file"
         )
     pickled = sorted(x.name for x in folder.glob("*.bin"))
     raise FileNotFoundError(
         f"{folder} has no {SINGLE}"
         + (
-            f"; {pickled} are pickles, which are programs and are not read: load them with "
-            "transformers, and save_pretrained"
+            f"; {pickled} are pickles, which can run code and are not supported: load them with "
+            "transformers and call save_pretrained"
             if pickled
             else ""
         )
@@ -119,7 +119,9 @@ def _indexed(folder: Path, index: Path) -> dict[Path, list[str] | None]:
     content = read_json(index)
     places = content.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
-        raise ValueError(f'{index}: expected "weight_map", a file name by tensor, got {places!r}')
+        raise ValueError(
+            f'{index}: expected "weight_map", a dictionary of file names, got {places!r}'
+        )
     files: dict[Path, list[str] | None] = {}
     for name, file in places.items():
         if Path(file).name != file or not file.endswith(".safetensors"):
@@ -131,18 +133,18 @@ def _indexed(folder: Path, index: Path) -> dict[Path, list[str] | None]:
         names.append(name)
     missing = sorted(x.name for x in files if not x.is_file())
     if missing:
-        raise FileNotFoundError(f"{folder} lacks {missing}, which {INDEX} names")
+        raise FileNotFoundError(f"{folder} lacks {missing}, which are in {INDEX}")
     return files
 
 
 def _read_header(file: Path) -> dict[str, Tensor]:
     safetensors = import_safetensors()
     try:
-        # Checks it all: sizes, overlaps, gaps, and that no byte is left over.
+        # Checks sizes, overlaps, gaps and trailing bytes.
         with safetensors.safe_open(file, framework="numpy"):
             pass
     except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from None
+        raise ValueError(f"{file} is not a safetensors file: {error}") from None
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
@@ -159,7 +161,7 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 
 def import_safetensors() -> Any:
-    """The package `safetensors`."""
+    """Imports the package `safetensors`; the error names the extra to install."""
     try:
         return importlib.import_module("safetensors")
     except ModuleNotFoundError as error:
@@ -172,15 +174,15 @@ def import_safetensors() -> Any:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """The dictionary in a JSON file.
 
     Raises:
-        ValueError: there is none in it.
+        ValueError: the file is not JSON, or holds no dictionary.
     """
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no JSON: {error}") from None
+        raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold an object, got {type(content).__name__}")
+        raise ValueError(f"{file} must hold a dictionary, got {type(content).__name__}")
     return content

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints, made of their own files with Hugging Face's `tokenizers`."""
+"""Loads the tokenizer of a Hugging Face checkpoint with the package `tokenizers`."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -10,26 +10,26 @@ from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.runtime.tokenizer import refusing
 
-# Rows by which an embedding may be longer than its vocabulary: rounded up, or kept for later.
+# The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
 SPARE_ROWS = 1024
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a folder that `transformers` wrote: the same ids for every text.
+    """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
-        folder: with `tokenizer.json`; or with `vocab.txt` (BERT), `vocab.json` and `merges.txt`
-            (GPT) or `spiece.model` (T5), and a `config.json` that says which. Settings are read
-            from `tokenizer_config.json`, where there is one.
+        folder: contains `tokenizer.json`; or `vocab.txt` (BERT), `vocab.json` and `merges.txt`
+            (GPT) or `spiece.model` (T5), with a `config.json` for the model type. Settings are read
+            from `tokenizer_config.json`, which is optional.
 
     Returns:
-        A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with what the model puts around a
-        text ([CLS] and [SEP]; </s>). `export_tflite(tokenizer=...)` carries it.
+        A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
+        around a text ([CLS] and [SEP]; </s>). `export_tflite(tokenizer=...)` stores it in the file.
 
     Raises:
-        FileNotFoundError: no such folder, or none of these files.
-        ValueError: a file is damaged, or its vocabulary is not that of the embedding which
-            `config.json` describes: larger, or smaller by more than 1,024.
+        FileNotFoundError: the folder does not exist, or has none of these files.
+        ValueError: a file is damaged; or its vocabulary does not fit the embedding in
+            `config.json`: it is larger, or smaller by more than 1,024.
         ModuleNotFoundError: `tokenizers`, or for `spiece.model` `sentencepiece`, is missing.
 
     Example:
@@ -67,7 +67,7 @@ def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
     if not size <= rows <= size + SPARE_ROWS:
         raise ValueError(
             f"{folder}: the tokenizer has {size} ids and the embedding {rows} rows (vocab_size in "
-            f"config.json): expected as many rows, or up to {SPARE_ROWS} more"
+            f"config.json): expected as many rows as ids, or up to {SPARE_ROWS} more"
         )
 
 
@@ -89,18 +89,18 @@ def _of_vocabulary(package: Any, folder: Path, config: Config | None, settings: 
 
 
 def _word_piece(package: Any, settings: Any, file: Path) -> Any:
-    """BERT's (arXiv:1810.04805)."""
+    """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
     names = {
         key: _token(settings, f"{key}_token", f"[{key.upper()}]")
         for key in ("unk", "sep", "pad", "cls", "mask")
     }
     with _reading(file):
-        # Lines end with a line feed alone: other separators are tokens.
+        # Only a line feed ends a line: other separators are tokens.
         with file.open(encoding="utf-8", newline="\n") as opened:
             vocabulary = {line.rstrip("\n"): i for i, line in enumerate(opened)}
         missing = sorted({names[key] for key in ("unk", "sep", "cls")} - set(vocabulary))
         if missing:
-            raise ValueError(f"expected the tokens {missing}, which are not in it")
+            raise ValueError(f"expected the tokens {missing}, which are missing")
         tokenizer = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token=names["unk"]))
     lower = settings.get("do_lower_case", True)
     tokenizer.normalizer = package.normalizers.BertNormalizer(
@@ -122,7 +122,7 @@ def _word_piece(package: Any, settings: Any, file: Path) -> Any:
 
 
 def _byte_pairs(package: Any, settings: Any, file: Path, merges: Path) -> Any:
-    """GPT-2's: pairs of bytes (arXiv:1508.07909)."""
+    """The byte-level BPE tokenizer of GPT-2 (arXiv:1508.07909)."""
     tokenizer = package.Tokenizer(_pairs(package, file, merges, end_of_word_suffix=""))
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(
         add_prefix_space=settings.get("add_prefix_space", False)
@@ -134,7 +134,7 @@ def _byte_pairs(package: Any, settings: Any, file: Path, merges: Path) -> Any:
 
 
 def _byte_pairs_of_words(package: Any, settings: Any, file: Path, merges: Path) -> Any:
-    """The first GPT's: pairs of letters, in small letters, of words that BERT's rules cut."""
+    """The BPE tokenizer of the first GPT: lowercase words, split by the rules of BERT."""
     unknown = _token(settings, "unk_token", "<unk>")
     tokenizer = package.Tokenizer(
         _pairs(package, file, merges, end_of_word_suffix="</w>", unk_token=unknown)
@@ -149,7 +149,7 @@ def _byte_pairs_of_words(package: Any, settings: Any, file: Path, merges: Path) 
 def _pairs(package: Any, file: Path, merges: Path, **options: Any) -> Any:
     with _reading(file):
         if not all(isinstance(i, int) and i >= 0 for i in read_json(file).values()):
-            raise ValueError("expected an id by token")
+            raise ValueError("expected a dictionary from tokens to ids")
         vocabulary = read_json(file)
     with _reading(merges):
         with merges.open(encoding="utf-8", newline="\n") as opened:
@@ -157,19 +157,19 @@ def _pairs(package: Any, file: Path, merges: Path, **options: Any) -> Any:
         pairs = [tuple(x.split(" ")) for x in lines if x.strip() and not x.startswith("#version")]
         odd = next((pair for pair in pairs if len(pair) != 2), None)
         if odd is not None:
-            raise ValueError(f"expected two pieces in each line, got {odd}")
+            raise ValueError(f"expected two tokens in each line, got {odd}")
         return package.models.BPE(
             vocab=vocabulary, merges=pairs, continuing_subword_prefix="", fuse_unk=False, **options
         )
 
 
 def _sentence_piece(package: Any, settings: Any, file: Path) -> Any:
-    """T5's: pieces of a unigram model (arXiv:1804.10959), then sentinels, the last one first."""
+    """The unigram tokenizer of T5 (arXiv:1804.10959); sentinels follow in reverse order."""
     sentencepiece = _import("sentencepiece")
     with _reading(file):
         content = file.read_bytes()
         if not content:
-            raise ValueError("it is empty")
+            raise ValueError("the file is empty")
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         pieces = [
             (processor.id_to_piece(i), processor.get_score(i))
@@ -205,9 +205,9 @@ def _sentence_piece(package: Any, settings: Any, file: Path) -> Any:
 
 
 def _character_map(model: bytes) -> bytes:
-    """`normalizer_spec.precompiled_charsmap` of a SentencePiece model, a protocol buffer.
+    """`normalizer_spec.precompiled_charsmap` of a SentencePiece model, which is a protocol buffer.
 
-    How characters are normalised before the text is cut, compiled when the model was trained.
+    It maps characters to normalised ones before tokenization.
     """
     for number, value in _fields(model):
         if number == 3 and isinstance(value, bytes):
@@ -218,7 +218,7 @@ def _character_map(model: bytes) -> bytes:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a protocol buffer's message, by number."""
+    """The fields of a protocol buffer message, with their numbers."""
     position = 0
 
     def varint() -> int:
@@ -244,13 +244,13 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
                 raise ValueError(f"unknown wire type {kind}")
             size = varint()
         if position + size > len(content):
-            raise ValueError("it is cut off")
+            raise ValueError("the file is truncated")
         yield key >> 3, content[position : position + size]
         position += size
 
 
 def _token(settings: Any, name: str, default: str) -> str:
-    """A special token's text; older settings have an object of it."""
+    """The text of a special token; older settings store a dictionary with it."""
     value = settings.get(name)
     if isinstance(value, dict):
         value = value.get("content")
@@ -258,7 +258,7 @@ def _token(settings: Any, name: str, default: str) -> str:
 
 
 def _reading(file: Path) -> AbstractContextManager[None]:
-    """Every error of a package as a ValueError that names the file."""
+    """Converts the errors of a package to a ValueError that names the file."""
     return refusing(f"{file} cannot be read")
 
 

@@ -254,12 +254,15 @@ def _reason(error: Exception) -> str:
 def _layer_path(model: keras.Model, scope: str) -> str:
     """The path of the layer whose scope in the graph is `scope`.
 
-    Names in a scope may have a numeric suffix, and a scope also lists layers that call the layer
-    but do not own it.
+    A full pass has the model's name as the outermost scope, a step has not. Names in a scope may
+    have a numeric suffix, and a scope also lists layers that call the layer but do not own it.
     """
     paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]
     known = {path[-1] for path in paths}
-    names = [x if x in known else re.sub(r"_\d+$", "", x) for x in scope.split("/")[1:]]
+    parts = scope.split("/")
+    if model.name in (parts[0], re.sub(r"_\d+$", "", parts[0])):
+        parts = parts[1:]
+    names = [x if x in known else re.sub(r"_\d+$", "", x) for x in parts]
 
     def is_in_scope(path: list[str]) -> bool:
         rest = iter(names)

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
+from keras_tfm.generation.pad_ids import pad_ids
 
 
 class GenerationScores(keras.callbacks.Callback):
@@ -140,6 +141,7 @@ class GenerationScores(keras.callbacks.Callback):
     def _generated(self) -> list[str]:
         assert self._generator is not None, "on_train_begin was not called"
         generator, rows = self._generator, []
+        pad_id = pad_ids(generator.model).get(generator.target, 0)
         for start in range(0, len(self.references), self.batch_size):
             end = min(start + self.batch_size, len(self.references))
             # The last batch is filled with its last row: another size would be compiled again.
@@ -150,7 +152,7 @@ class GenerationScores(keras.callbacks.Callback):
                 tokens = tokens[:, 0]
             prompts = _prompts(generator, batch)
             for row, prompt in zip(tokens.tolist(), prompts, strict=False):
-                rows.append(_answer(row[prompt:], generator.end_ids))
+                rows.append(_answer(row[prompt:], generator.end_ids, pad_id))
         return self.decode(rows)
 
 
@@ -174,11 +176,11 @@ def _prompts(generator: Generator, batch: Any) -> list[int]:
     return [len(row) for row in rows]
 
 
-def _answer(tokens: list[int], end_ids: Sequence[int]) -> list[int]:
+def _answer(tokens: list[int], end_ids: Sequence[int], pad_id: int) -> list[int]:
     """The tokens before the end token, without padding."""
     ends = [tokens.index(i) for i in end_ids if i in tokens]
     tokens = tokens[: min(ends)] if ends else tokens
-    while tokens and not tokens[-1]:
+    while tokens and tokens[-1] == pad_id:
         tokens = tokens[:-1]
     return tokens
 

@@ -7,6 +7,7 @@ import pytest
 from execution import saving, tensorflow_only
 from small_models import START, encoder_decoder
 
+from keras_tfm import layers
 from keras_tfm.generation import Beam, generate
 from keras_tfm.training import GenerationScores, LabelSmoothedCrossEntropy
 
@@ -126,6 +127,28 @@ def test_prompts_are_no_part_of_the_answers():
     tokens = generate(model, inputs, max_length=LENGTH).tokens.tolist()
     rows = [row[len(prompt) :] for row, prompt in zip(tokens, inputs["target"], strict=True)]
     assert callback.texts == [words(np.trim_zeros(row, "b")) for row in rows]
+
+
+def test_padding_is_the_id_that_the_target_s_embedding_masks():
+    """Padding is 7 here, and 0 a token, the only one that the model generates."""
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = layers.TokenEmbedding(11, 6, mask_id=7)(target)
+    bias = keras.initializers.Constant(np.eye(11)[0])
+    logits = keras.layers.Dense(11, kernel_initializer="zeros", bias_initializer=bias)(x)
+    model = keras.Model(target, logits)
+    prompts = [[1], [1, 2, 3]]  # the result of the first is padded by 2
+    assert generate(model, prompts, max_new_tokens=2).tokens.tolist() == [
+        [1, 0, 0, 7, 7],
+        [1, 2, 3, 0, 0],
+    ]
+    callback = GenerationScores(
+        prompts, ["0 0", "0 0"], lambda ids: " ".join(map(str, ids)), max_new_tokens=2,
+        metrics={"exact": Shared()}, batch_size=2,
+    )  # fmt: skip
+    callback.set_model(model)
+    callback.on_train_begin()
+    assert callback.score() == {"exact": 1.0}
+    assert callback.texts == ["0 0", "0 0"]
 
 
 def test_it_follows_the_weights():
