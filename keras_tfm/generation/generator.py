@@ -244,14 +244,16 @@ def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator
     # In `vars`, because Keras would track an attribute. The ids of the variables are in the key
     # because a compiled loop reads them, and LoRA and `quantize` replace them.
     kept = vars(model).setdefault("_keras_tfm_generators", {})
-    variables = tuple(id(variable) for variable in model.variables)
+    variables = tuple(model.variables)
+    key = (tuple(id(variable) for variable in variables), arguments)
     try:
-        generator = kept.pop((variables, arguments), None)
+        generator, _ = kept.pop(key, (None, None))
     except TypeError:  # a custom strategy that cannot be hashed
         return Generator(model, *arguments)
     if generator is None:
         generator = Generator(model, *arguments)
-    kept[variables, arguments] = generator  # the most recently used is last
+    # The most recently used is last. With the variables, so that their ids stay theirs.
+    kept[key] = generator, variables
     while len(kept) > MAX_KEPT:
         kept.pop(next(iter(kept)))
     return generator
