@@ -66,7 +66,7 @@ class SharedTraces:
             part = layer.self_attention if grows else layer.cross_attention
             scope.note(part.name, entry, new, grows)
         if traced.keeps_mask:
-            set_mask(y, get_mask(args[0]))
+            set_mask(y, _mask(args[0], kwargs))
         return y
 
     def _key(
@@ -74,7 +74,7 @@ class SharedTraces:
     ) -> tuple[Any, Any]:
         """What equal calls have in common, and the objects that are compared by their ids."""
         x, *others = args
-        others = [*others, *kwargs.values(), get_mask(x)]
+        others = [*others, *kwargs.values(), _mask(x, kwargs)]
         shared = tuple(y if isinstance(y, int | float | str | None) else id(y) for y in others)
         weights = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
         entries = tuple(
@@ -85,6 +85,12 @@ class SharedTraces:
             tuple(x.shape), x.dtype,
         )  # fmt: skip
         return key, (scope, others)
+
+
+def _mask(x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+    """The padding mask of a call: an explicit one wins, which is Keras's too when it fills it."""
+    mask = kwargs.get("mask")
+    return get_mask(x) if mask is None else mask
 
 
 def _attentions(layer: Any) -> int:
@@ -146,7 +152,7 @@ def _trace(
     import tensorflow as tf
 
     x, *others = args
-    mask = get_mask(x)
+    mask = _mask(x, kwargs)
     variables = layer.variables
     seen: dict[str, Any] = {}
 
