@@ -77,8 +77,10 @@ class SharedTraces:
         others = [*others, *kwargs.values(), _mask(x, kwargs)]
         shared = tuple(y if isinstance(y, int | float | str | None) else id(y) for y in others)
         weights = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
+        # A padding mask is in the entry of the first block alone, which is never called as another.
         entries = tuple(
-            tuple((part, tuple(y.shape), y.dtype) for part, y in entry.items()) for entry in taken
+            tuple((part, tuple(y.shape), y.dtype) for part, y in entry.items() if part != "mask")
+            for entry in taken
         )
         key = (
             id(scope), type(layer), _described(layer), tuple(kwargs), shared, weights, entries,
