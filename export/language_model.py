@@ -75,7 +75,11 @@ def build(vocabulary_size: int, dim: int, num_layers: int):
             dropout=0.1,
             normalize_first=True,
             self_attention=layers.MultiHeadSelfAttention(
-                num_heads=4, causal=True, dropout=0.1, position=layers.RotaryEmbedding()
+                num_heads=4,
+                causal=True,
+                dropout=0.1,
+                position=layers.RotaryEmbedding(),
+                name="self_attention",
             ),
             cross_attention=False,
             name=f"decoder_{i}",

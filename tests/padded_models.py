@@ -1,6 +1,7 @@
 """Small models whose padding ids are not 0: 7 in a source, 5 in a target. There 0 is a token."""
 
 import keras
+from blocks import decoder_block, encoder_block
 from small_models import BLOCK, DIM, SOURCE_SIZE, TARGET_SIZE
 
 from keras_tfm import layers
@@ -18,7 +19,7 @@ def classifier():
     """Class scores of the mean over the tokens that are not padding."""
     ids = keras.Input((None,), dtype="int32", name="ids")
     x = embedded(ids, SOURCE_SIZE, PADDING, "ids_embedding")
-    x = layers.TransformerEncoderBlock(**BLOCK, name="encoder")(x)
+    x = encoder_block(**BLOCK, name="encoder")(x)
     x = keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model({"ids": ids}, keras.layers.Dense(CLASSES)(x), name="classifier")
 
@@ -28,8 +29,8 @@ def translator():
     source = keras.Input((None,), dtype="int32", name="source")
     target = keras.Input((None,), dtype="int32", name="target")
     context = embedded(source, SOURCE_SIZE, PADDING, "source_embedding")
-    context = layers.TransformerEncoderBlock(**BLOCK, name="encoder")(context)
+    context = encoder_block(**BLOCK, name="encoder")(context)
     x = embedded(target, TARGET_SIZE, TARGET_PADDING, "target_embedding")
-    x = layers.TransformerDecoderBlock(**BLOCK, name="decoder")(x, context)
+    x = decoder_block(**BLOCK, name="decoder")(x, context)
     logits = keras.layers.Dense(TARGET_SIZE, name="head")(x)
     return keras.Model({"source": source, "target": target}, logits, name="translator")

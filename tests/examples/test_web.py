@@ -202,7 +202,7 @@ def _export(folder: Path) -> None:
     from keras_tfm.generation import Beam
     from keras_tfm.models import transformer
 
-    keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(6)  # of which the answers differ most from text to text
     tokenizer, detokenizer = data.source_tokenizer(), data.target_tokenizer()
     model = transformer(
         tokenizer.get_vocab_size(),

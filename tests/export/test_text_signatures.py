@@ -100,7 +100,7 @@ def test_the_graphs_are_those_of_the_ids(folder):
     message = saved_model_pb2.SavedModel()
     message.ParseFromString((folder / "saved_model.pb").read_bytes())
     library = message.meta_graphs[0].graph_def.library.function
-    names = [f.signature.name for f in library if len(f.node_def) > 500]
+    names = [f.signature.name for f in library if len(f.node_def) > 250]
     assert len(names) == 3, names  # generate, its loop, predict
 
 
