@@ -39,6 +39,7 @@ from small_models import (
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite, tflite, verify
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
+from keras_tfm.models import transformer, with_dtype
 from keras_tfm.runtime import manifest as manifests
 
 # Issue 2: TFLite float32 within 1e-5 of Keras. Logits here are of order 1.
@@ -206,6 +207,29 @@ def test_the_manifest_tells_what_it_is():
     assert generate["outputs"] == {"tokens": {"shape": [1, MAX_LENGTH], "dtype": "int32"}}
     logits = {"shape": [1, MAX_LENGTH, TARGET_SIZE], "dtype": "float32"}
     assert predict["outputs"] == {"output": logits}
+
+
+def test_the_manifest_has_what_the_model_knows_of_itself(tmp_path):
+    """What made it, in half precision as well; of a model composed by hand nothing."""
+    from keras_tfm.layers import RotaryEmbedding
+    from keras_tfm.models import bert, sequence_classifier
+
+    options = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+    model = sequence_classifier(bert(11, **options, segments=False), num_classes=3)
+    export_tflite(with_dtype(model, "mixed_bfloat16"), tmp_path / "bert.tflite", source_length=5)
+    told = runtime.load(tmp_path / "bert.tflite").manifest["model"]
+    assert (told["family"], told["head"]["kind"]) == ("bert", "sequence_classifier")
+    assert {key: told["arguments"][key] for key in options} == options
+    assert told["head"]["arguments"]["num_classes"] == 3
+
+    # An argument may be a layer: as Keras serializes it.
+    model = transformer(11, **options, position=RotaryEmbedding(max_wavelength=500.0))
+    export_tflite(model, tmp_path / "rotary.tflite", source_length=5, max_length=4, start_id=1)
+    position = runtime.load(tmp_path / "rotary.tflite").manifest["model"]["arguments"]["position"]
+    assert keras.saving.deserialize_keras_object(position).max_wavelength == 500.0
+
+    export_tflite(dense_model(), tmp_path / "dense.tflite")
+    assert runtime.load(tmp_path / "dense.tflite").manifest["model"] is None
 
 
 def test_the_file_may_be_read_by_others(tmp_path):
