@@ -254,7 +254,7 @@ def _reason(error: Exception) -> str:
 def _layer_path(model: keras.Model, scope: str) -> str:
     """The path of the layer whose scope in the graph is `scope`.
 
-    A full pass has the model's name as the outermost scope, a step has not. Names in a scope may
+    A full pass has the model's name as the outermost scope, a step does not. Names in a scope may
     have a numeric suffix, and a scope also lists layers that call the layer but do not own it.
     """
     paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]

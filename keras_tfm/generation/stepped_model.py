@@ -158,8 +158,8 @@ class SteppedModel:
             encoded: the result of `encode`.
             tokens: (B, n), int32, for the stepped input.
             every: whether to return the outputs of every call, in the order of `stepping`.
-            call: how a layer is called, from it and its arguments; equal blocks are traced once by
-                default.
+            call: how a layer is called, from it and its arguments; by default equal blocks
+                share a trace.
         """
         values = {self._inputs[self.target]: self._converted(self.target, tokens)}
         for number in self._encoded:
