@@ -9,7 +9,7 @@ import zlib
 import keras
 import numpy as np
 from blocks import decoder_block, encoder_block
-from keras import ops
+from keras import layers, ops
 
 from keras_tfm.layers import (
     PositionalEncoding,
@@ -162,3 +162,17 @@ def telling_end(tokens):
 def unpadded(row):
     """A row of ids without the zeros at its end."""
     return [int(i) for i in np.trim_zeros(np.asarray(row), "b")]
+
+
+class AddStyle(layers.Layer):
+    """Adds a vector (B, D) to every position of (B, T, D)."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def compute_mask(self, x, style, x_mask=None, style_mask=None):
+        return x_mask
+
+    def call(self, x, style):
+        return x + ops.expand_dims(style, 1)

@@ -1,9 +1,9 @@
 """Signatures for a decoding loop on the host: the KV caches are arguments and results.
 
-`encode` projects a source once for all steps, `prefill` reads a prompt without its last token,
-`decode` steps one token. `prefill` and `decode` return the new cache entries only; the host writes
-them at their positions into the buffers that it passes in. With `whole_caches` they return the
-updated caches, for hosts that pass results on as arguments.
+`encode` runs the layers that do not depend on the stepped input, once for all steps. `prefill`
+reads a prompt without its last token, `decode` steps one token. `prefill` and `decode` return the
+new cache entries only; the host writes them at their positions into the buffers that it passes in.
+With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ Tensor = Any
 
 
 class Caches:
-    """The shapes of a model's caches, and their entries as arguments with flat names.
+    """What steps share: the shapes of a model's caches, and the encoded values that a step reads.
 
-    Also the inputs that a step reads. Both are found once for all signatures.
+    Both are found once for all signatures, and are arguments with flat names.
     """
 
     def __init__(self, request: Request):
@@ -40,9 +40,9 @@ class Caches:
     @cached_property
     def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:
         """The scope of a first step on zeros, which has the shapes, and the result of `encode`."""
-        inputs = self.inputs({})
+        specs = self.request.specs(self.request.others)
         token = tf.zeros((self.request.batch_size, 1), "int32")
-        encoded = self.model.encode(inputs)
+        encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
         with DecodingScope(length=2) as scope:
             self.model.step(encoded, token)
         return scope, encoded
@@ -78,54 +78,76 @@ class Caches:
         given = tf.nest.pack_sequence_as(specs, traced.inputs[: len(tf.nest.flatten(specs))])
         return given["encoded"], traced.structured_outputs
 
-    def inputs_read(self, logits: bool) -> dict[str, tf.TensorSpec]:
-        """The inputs of the model that a step reads besides the stepped one. Most read none.
+    @cached_property
+    def encoded(self) -> dict[str, str]:
+        """The encoded values that a step reads beside the caches: flat name -> name in `encode`.
 
-        Args:
-            logits: whether the step returns logits too, or only the new cache entries.
+        Most models have none: cross-attention reads its keys and values from the cache. A value
+        that is an input of the model has the input's name where there is no signature "encode".
         """
-        others = self.request.specs(self.request.others)
-        if not others:
-            return {}
         encoded, outputs = self._traced_step
-        waiting = [x.op for x in tf.nest.flatten(outputs if logits else outputs["new"])]
+        waiting = [x.op for x in tf.nest.flatten(outputs)]
         seen = set(waiting)
         while waiting:
             for x in waiting.pop().inputs:
                 if x.op not in seen:
                     seen.add(x.op)
                     waiting.append(x.op)
-        read = {
-            source
-            for name, x in encoded.items()
-            if x.op in seen
-            for source in self.model.inputs_of(name)
-        }
-        return {name: spec for name, spec in others.items() if name in read}
+        read = [name for name, x in encoded.items() if x.op in seen]
+        if "encode" in self.request.roles:
+            for name in read:
+                if tuple(encoded[name].shape[:1]) != (self.request.batch_size,):
+                    raise ValueError(
+                        f"{self.request.model.name} cannot be stepped on a host: a step reads an "
+                        f"encoded value of shape {tuple(encoded[name].shape)}, but its first axis "
+                        f"must be the batch ({self.request.batch_size})"
+                    )
+            return {f"encoded_{i}": name for i, name in enumerate(read)}
+        inputs = {name: self.model.input_name(name) for name in read}
+        if None in inputs.values() or self.specs(growing=False):
+            raise ValueError(
+                f"the signature 'decode' of {self.request.model.name} takes the results of "
+                f"'encode': export both, got {self.request.roles}"
+            )
+        return {str(inputs[name]): name for name in read}
 
-    def inputs(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The model's inputs without the stepped one; zeros for those that are not given."""
+    def encoded_specs(self) -> dict[str, tf.TensorSpec]:
+        """The specs of the encoded values that a step reads, by flat name."""
+        _, shapes = self._first_step
         return {
-            name: given[name] if name in given else tf.zeros(spec.shape, spec.dtype)
-            for name, spec in self.request.specs(self.request.others).items()
+            flat: tf.TensorSpec(shapes[name].shape, _host_dtype(shapes[name].dtype))
+            for flat, name in self.encoded.items()
         }
 
-    def read(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The arguments of a signature that are inputs of the model."""
-        return {name: x for name, x in given.items() if name in self.request.others}
+    def to_host(self, encoded: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The values of `encode` that a step reads, by flat name, as long as the longest source."""
+        result = {}
+        for flat, spec in self.encoded_specs().items():
+            x = encoded[self.encoded[flat]]
+            # A padded step reads only values that the model masks, or ids.
+            pad_id = self.request.pad_ids.get(self.model.input_name(self.encoded[flat]) or "", 0)
+            paddings = [(0, long - short) for long, short in zip(spec.shape, x.shape, strict=True)]
+            if np.any(paddings):
+                x = tf.pad(tf.cast(x, spec.dtype), paddings, constant_values=pad_id)
+            result[flat] = tf.cast(x, spec.dtype)
+        return result
 
     def step(self, given: dict[str, Tensor], tokens: Tensor) -> Tensor:
         """The logits of a step. Call it inside a `DecodingScope`.
 
         Args:
-            given: the inputs of the model that the step reads.
+            given: a signature's arguments, the encoded values that the step reads among them.
             tokens: (B, n).
         """
-        if given:
-            encoded = self.model.encode(self.inputs(given))
-        else:  # no layer reads it
-            _, shapes = self._first_step
-            encoded = {name: tf.zeros(x.shape, x.dtype) for name, x in shapes.items()}
+        _, shapes = self._first_step
+        flat_names = {name: flat for flat, name in self.encoded.items()}
+        # No layer reads the zeros.
+        encoded = {
+            name: tf.cast(given[flat_names[name]], x.dtype)
+            if name in flat_names
+            else tf.zeros(x.shape, x.dtype)
+            for name, x in shapes.items()
+        }
         return tf.nest.flatten(self.model.step(encoded, tokens))[0]
 
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
@@ -138,9 +160,7 @@ class Caches:
                 shape = list(x.shape)
                 if growing:
                     shape[COLUMN_AXES[part]] = length
-                # LiteRT.js passes no booleans in or out.
-                dtype = "int32" if part == "mask" else x.dtype
-                specs[_flat_name(entry, part)] = tf.TensorSpec(shape, dtype)
+                specs[_flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
         return specs
 
     def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -151,6 +171,11 @@ class Caches:
                 part: _from_host(part, given[_flat_name(entry, part)]) for part in parts
             }
         return cache
+
+
+def _host_dtype(dtype: tf.DType) -> tf.DType:
+    """Integers for booleans, which LiteRT.js neither takes nor returns."""
+    return tf.int32 if dtype == tf.bool else dtype
 
 
 def _flat_name(entry: str, part: str) -> str:
@@ -170,9 +195,11 @@ def _to_host(entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def encode(caches: Caches) -> list[Signature]:
-    """From the source to the keys, values and mask of each cross-attention, once for all steps.
+    """All that does not depend on the stepped input, computed once for all steps.
 
-    With several source lengths, all results have the longest shape, so one `decode` reads them all.
+    These are the keys, values and mask of each cross-attention, and other encoded values that a
+    step reads. With several source lengths, all results have the longest shape, so one `decode`
+    reads them all.
     """
     request = caches.request
     longest = max(request.source_lengths, default=None)
@@ -187,11 +214,12 @@ def encode(caches: Caches) -> list[Signature]:
             contexts = {
                 entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
             }
-            return _to_host(_longer(contexts, missing))
+            return {**_to_host(_longer(contexts, missing)), **caches.to_host(encoded)}
 
-        if not caches.specs(growing=False):
+        if not caches.specs(growing=False) and not caches.encoded:
             raise ValueError(
-                f"{request.model.name} has no cross-attention: there is nothing to encode"
+                f"no step of {request.model.name} reads {request.others}: "
+                "there is nothing to encode"
             )
         result.append(
             Signature(
@@ -228,13 +256,13 @@ def prefill(caches: Caches) -> list[Signature]:
             empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
             cache = caches.unflatten({**empty, **given})
             with DecodingScope(cache, position=0, length=length) as scope:
-                caches.step(caches.read(given), tokens)
+                caches.step(given, tokens)
             return _to_host(_longer(scope.new, missing))
 
         specs = {
             request.target: tf.TensorSpec((request.batch_size, length), "int32"),
             **contexts,
-            **caches.inputs_read(logits=False),
+            **caches.encoded_specs(),
         }
         result.append(
             Signature(
@@ -257,11 +285,6 @@ def decode(caches: Caches) -> list[Signature]:
     if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
         capacities = (request.max_length,)
     contexts = caches.specs(growing=False)
-    if contexts and "encode" not in request.roles:
-        raise ValueError(
-            f"the signature 'decode' of {request.model.name} takes the results of 'encode': "
-            f"export both, got {request.roles}"
-        )
     settings = {
         "max_length": request.max_length,
         "start_id": request.start_id,
@@ -278,7 +301,7 @@ def decode(caches: Caches) -> list[Signature]:
             with DecodingScope(
                 caches.unflatten(given), position=position, length=capacity
             ) as scope:
-                logits = caches.step(caches.read(given), token)
+                logits = caches.step(given, token)
             after = scope.new
             if request.whole_caches:
                 after = {entry: scope.cache[entry] for entry in scope.growing}
@@ -289,7 +312,7 @@ def decode(caches: Caches) -> list[Signature]:
             "position": tf.TensorSpec((1,), "int32"),
             **contexts,
             **caches.specs(growing=True, length=capacity),
-            **caches.inputs_read(logits=True),
+            **caches.encoded_specs(),
         }
         result.append(
             Signature(

@@ -133,17 +133,14 @@ class SteppedModel:
                 encoded[f"{number}_mask"] = mask
         return encoded
 
-    def inputs_of(self, name: str) -> set[str]:
-        """The names of the inputs that a value of `encode` depends on.
+    def input_name(self, name: str) -> str | None:
+        """The input that a value of `encode` is; None for one that layers compute.
 
         Args:
             name: the value's name in the result of `encode`.
         """
-        wanted = {int(name.removesuffix("_mask"))}
-        for call in reversed(self.encoding):
-            if not wanted.isdisjoint(call.makes):
-                wanted.update(call.reads.values())
-        return {name for name, number in self._inputs.items() if number in wanted}
+        names = {str(number): name for name, number in self._inputs.items()}
+        return names.get(name)
 
     def step(
         self,

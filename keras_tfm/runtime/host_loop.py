@@ -70,7 +70,7 @@ def step(
     Args:
         signatures: of the manifest.
         buffers: makes the `Buffers` of a signature.
-        known: arguments that all steps share: the results of `encode`, and inputs that steps read.
+        known: arguments that all steps share: the results of `encode`; without it, inputs.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).
     """

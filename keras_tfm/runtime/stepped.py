@@ -113,8 +113,7 @@ def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
 def _known(
     runner: SignatureRunner, decode: dict[str, Any], inputs: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The arguments that all steps share: what "encode" returns, and inputs that steps read."""
-    known = {}
+    """The arguments that all steps share: the results of "encode"; without it, inputs."""
     encoders = by_length(runner.signatures, "encode")
     results = {key for key in decode["outputs"] if key != "logits"}
     contexts = [x for x in decode["inputs"] if x.startswith("cache_") and x not in results]
@@ -122,15 +121,14 @@ def _known(
         raise ValueError(f"{runner.path} has no signature 'encode', which its 'decode' needs")
     if encoders:
         name, inputs = runner.choose("encode", inputs)
-        known.update(runner.run(name, inputs))
+        return runner.run(name, inputs)
     fed = ("position", decode["target"])
     read = [x for x in decode["inputs"] if x not in fed and not x.startswith("cache_")]
-    if not encoders and set(inputs) != set(read):
+    if set(inputs) != set(read):
         raise ValueError(
             f"the steps take the inputs {read} and {decode['target']!r}, got {list(inputs)}"
         )
-    known.update({key: fit(key, inputs[key], decode["inputs"][key]) for key in read})
-    return known
+    return {key: fit(key, inputs[key], decode["inputs"][key]) for key in read}
 
 
 def _by_name(runner: SignatureRunner, inputs: Any, only: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from small_models import (
     SOURCES,
     START,
     TARGET_SIZE,
+    AddStyle,
     decoder_only,
     embed,
     encoder_decoder,
@@ -281,6 +282,22 @@ def test_any_structure_of_inputs(structure):
     np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-5)
 
 
+class AddAverage(layers.Layer):
+    """Adds the average of a masked sequence (B, S, D) to every position."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def compute_mask(self, x, context, x_mask=None, context_mask=None):
+        return x_mask
+
+    def call(self, x, context, context_mask=None):
+        weights = ops.expand_dims(ops.cast(context_mask, x.dtype), -1)
+        total = ops.sum(context * weights, 1, keepdims=True)
+        return x + total / ops.sum(weights, 1, keepdims=True)
+
+
 def styled(encoded=True):
     """A style (B, 3) is added to every target position: each step reads it."""
     style = keras.Input((3,), name="style")
@@ -296,23 +313,81 @@ def styled(encoded=True):
     return randomize(keras.Model(given, layers.Dense(TARGET_SIZE)(x), name="styled"), 3)
 
 
+def stepped_logits(model, signatures, given, tokens, encode):
+    """Logits of the full pass and of steps, after no prefill and after one of 3 tokens."""
+    expected = np.asarray(model({**given, "target": tokens}))
+    for prefill in (None, 3):
+        actual = stepped(signatures, given, tokens, encode, prefill)
+        yield actual, expected[:, prefill or 0 :]
+
+
 @pytest.mark.parametrize("encoded", [True, False], ids=["translator", "decoder"])
-def test_an_input_that_every_step_reads_is_one_of_each_step(encoded):
+def test_encode_returns_what_every_step_reads(encoded):
     model = styled(encoded)
-    roles = STEPS if encoded else STEPS[1:]
-    signatures = made(model, roles=roles, source_length=5 if encoded else None)
+    signatures = made(model, source_length=5 if encoded else None)
+    encode = "encode_5" if encoded else "encode"
+    assert outputs(signatures[encode])["encoded_0"] == (1, 1, DIM)
     for name in ("prefill_3", "decode"):
-        assert inputs(signatures[name])["style"] == (1, 3)
-        assert "source" not in inputs(signatures[name])
+        assert inputs(signatures[name])["encoded_0"] == (1, 1, DIM)
+        assert not {"source", "style"} & set(inputs(signatures[name]))
     given = {"style": np.array([[0.3, -1.0, 2.0]], "float32")}
     if encoded:
         given["source"] = SOURCES[1:2]
     tokens = np.array([[1, 5, 3, 12, 4]], "int32")
-    expected = np.asarray(model({**given, "target": tokens}))
-    encode = "encode_5" if encoded else None
-    for prefill in (None, 3):
-        actual = stepped(signatures, given, tokens, encode, prefill)
-        np.testing.assert_allclose(actual, expected[:, prefill or 0 :], rtol=0.0, atol=1e-5)
+    for actual, expected in stepped_logits(model, signatures, given, tokens, encode):
+        np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-5)
+
+
+def test_a_step_does_not_contain_the_layers_of_encode():
+    model = styled(encoded=False)
+    signatures = made(model, source_length=None)
+    kernel = model.get_layer("of_style").kernel.value
+
+    def reads_kernel(signature):
+        traced = tf.function(signature.function).get_concrete_function(**signature.inputs)
+        return any(x is kernel for x in traced.variables)
+
+    assert reads_kernel(signatures["encode"])
+    assert not reads_kernel(signatures["decode"])
+    assert not reads_kernel(signatures["prefill_3"])
+
+
+@pytest.mark.parametrize("mask_id", [0, 7])
+def test_an_encoded_sequence_is_as_long_as_the_longest_source(mask_id):
+    """A step adds the average of the source, which it reads whole, with its mask."""
+    source = keras.Input((None,), dtype="int32", name="source")
+    target = keras.Input((None,), dtype="int32", name="target")
+    encoded = TokenEmbedding(11, DIM, mask_id=mask_id)(source)
+    x = embed(target, "target", TARGET_SIZE)
+    x = AddAverage()(x, encoded)
+    x = decoder_block(**BLOCK, cross_attention=False)(x)
+    model = randomize(keras.Model([source, target], layers.Dense(TARGET_SIZE)(x)), 3)
+    signatures = made(model, source_length=[5, 7])
+    for length in (5, 7):
+        assert outputs(signatures[f"encode_{length}"]) == {
+            "encoded_0": (1, 7, DIM),
+            "encoded_1": (1, 7),
+        }
+    tokens = np.array([[1, 5, 3, 12, 4]], "int32")
+    given = {"source": np.array([[3, 9, 4, mask_id, mask_id]], "int32")}
+    for actual, expected in stepped_logits(model, signatures, given, tokens, "encode_5"):
+        np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-5)
+
+
+def test_a_step_without_encode_takes_the_inputs_that_it_reads():
+    style = keras.Input((DIM,), name="style")
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = embed(target, "target", TARGET_SIZE)
+    x = AddStyle()(x, style)
+    x = decoder_block(**BLOCK, cross_attention=False)(x)
+    model = randomize(keras.Model([style, target], layers.Dense(TARGET_SIZE)(x)), 3)
+    signatures = made(model, roles=["prefill", "decode"], source_length=None)
+    for name in ("prefill_3", "decode"):
+        assert inputs(signatures[name])["style"] == (1, DIM)
+    given = {"style": np.random.default_rng(0).normal(size=(1, DIM)).astype("float32")}
+    tokens = np.array([[1, 5, 3, 12, 4]], "int32")
+    for actual, expected in stepped_logits(model, signatures, given, tokens, None):
+        np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-5)
 
 
 # What is refused
@@ -359,9 +434,18 @@ def test_a_decoder_alone_has_nothing_to_encode():
         made(decoder_only())
 
 
-def test_a_source_without_cross_attention_is_not_encoded():
-    with pytest.raises(ValueError, match=r"styled has no cross-attention: .* nothing to encode"):
-        made(styled(encoded=False), source_length=None)
+def test_computed_values_that_a_step_reads_need_encode():
+    with pytest.raises(ValueError, match=r"'decode' of styled takes the results of 'encode': exp"):
+        made(styled(encoded=False), roles=["decode"], source_length=None)
+
+
+def test_an_input_that_no_step_reads_is_not_encoded():
+    unused = keras.Input((3,), name="unused")
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = decoder_block(**BLOCK, cross_attention=False)(embed(target, "target", TARGET_SIZE))
+    model = keras.Model([unused, target], layers.Dense(TARGET_SIZE)(x), name="alone")
+    with pytest.raises(ValueError, match=r"no step of alone reads .*: there is nothing to encode"):
+        made(model, source_length=None)
 
 
 def test_several_lengths_of_a_source_that_is_not_masked():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from blocks import decoder_block
-from keras import layers, ops
+from keras import layers
 from small_exports import MAX_LENGTH, QUESTIONS, SOURCE_LENGTH, new_path, small, small_tokens
 from small_models import (
     BLOCK,
@@ -15,6 +15,7 @@ from small_models import (
     SOURCES,
     START,
     TARGET_SIZE,
+    AddStyle,
     decoder_only,
     embed,
     logits_of,
@@ -304,23 +305,27 @@ def test_several_threads_generate_one_at_a_time():
 
 
 @functools.cache
-def styled():
-    style = keras.Input((3,), name="style")
+def styled(computed):
+    """A style is added to every target position, either projected or as it is."""
+    style = keras.Input((3 if computed else DIM,), name="style")
     target = keras.Input((None,), dtype="int32", name="target")
     x = embed(target, "target", TARGET_SIZE)
-    x = x + ops.expand_dims(layers.Dense(DIM)(style), 1)
+    x = AddStyle()(x, layers.Dense(DIM)(style) if computed else style)
     x = decoder_block(**BLOCK, cross_attention=False)(x)
     model = keras.Model({"style": style, "target": target}, layers.Dense(TARGET_SIZE)(x))
     options = {"max_length": 7, "start_id": START, "batch_size": 2, "verify": False}
-    return randomize(model, 3), export_tflite(model, new_path(), ["decode"], **options).path
+    roles = ["encode", "decode"] if computed else ["decode"]
+    return randomize(model, 3), export_tflite(model, new_path(), roles, **options).path
 
 
-def test_a_style_is_read_by_every_step():
-    model, path = styled()
-    styles = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
-    wanted = generate(model, {"style": styles}, 7, START).tokens
+@pytest.mark.parametrize("computed", [True, False])
+def test_a_style_is_read_by_every_step(computed):
+    model, path = styled(computed)
+    styles = np.random.default_rng(0).normal(size=(5, *model.inputs[0].shape[1:]))
+    inputs = {"style": styles.astype("float32")}
+    wanted = generate(model, inputs, 7, START).tokens
     assert len({tuple(row) for row in wanted.tolist()}) > 1
-    np.testing.assert_array_equal(load(path).generate({"style": styles}).tokens, wanted)
+    np.testing.assert_array_equal(load(path).generate(inputs).tokens, wanted)
 
 
 # Errors
@@ -422,17 +427,20 @@ def test_a_file_without_a_start_token_needs_a_prompt():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("computed", "inputs", "message"),
     [
-        ({}, r"the steps take the inputs \['style'\] and 'target', got \[\]"),
-        ({"target": [[1]]}, r"the steps take the inputs \['style'\] and 'target', got \[\]"),
-        ({"style": [[1.0] * 3], "tone": [[1]]}, r"got \['style', 'tone'\]"),
-        ({"style": [[1.0] * 2]}, r"style must have shape \(B, 3\), got \(1, 2\)"),
+        (False, {}, r"the steps take the inputs \['style'\] and 'target', got \[\]"),
+        (False, {"target": [[1]]}, r"the steps take the inputs \['style'\] and 'target', got \[\]"),
+        (False, {"style": [[1.0] * DIM], "tone": [[1]]}, r"got \['style', 'tone'\]"),
+        (False, {"style": [[1.0] * 2]}, rf"style must have shape \(B, {DIM}\), got \(1, 2\)"),
+        (True, {"target": [[1]]}, r"encode takes the inputs \['style'\], got \[\]"),
+        (True, {"style": [[1.0] * 3], "tone": [[1]]}, r"\['style'\], got \['style', 'tone'\]"),
+        (True, {"style": [[1.0] * 2]}, r"style must have shape \(B, 3\), got \(1, 2\)"),
     ],
 )
-def test_an_input_is_neither_missing_nor_ignored(inputs, message):
+def test_an_input_is_neither_missing_nor_ignored(computed, inputs, message):
     with pytest.raises(ValueError, match=message):
-        list(load(styled()[1]).stream(inputs))
+        list(load(styled(computed)[1]).stream(inputs))
 
 
 def test_a_file_that_cannot_be_stepped():
