@@ -173,16 +173,17 @@ def import_safetensors() -> Any:
         ) from None
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The dictionary in a JSON file.
+def read_json(file: Path, kind: type = dict) -> Any:
+    """The dictionary in a JSON file, or the object of another kind.
 
     Raises:
-        ValueError: the file is not JSON, or holds no dictionary.
+        ValueError: the file is not JSON, or holds an object of another kind.
     """
     try:
         content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a dictionary, got {type(content).__name__}")
+    if not isinstance(content, kind):
+        name = "a list" if kind is list else "a dictionary"
+        raise ValueError(f"{file} must hold {name}, got {type(content).__name__}")
     return content

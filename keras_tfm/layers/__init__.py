@@ -26,6 +26,7 @@ from keras_tfm.layers.positions.rotary_scaling import LinearScaling, NTKScaling,
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
+from keras_tfm.layers.sequence_pooling import SequencePooling
 from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
 from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
@@ -53,6 +54,7 @@ __all__ = [
     "Residual",
     "RotaryEmbedding",
     "SegmentEmbedding",
+    "SequencePooling",
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",

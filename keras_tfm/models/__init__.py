@@ -1,6 +1,7 @@
 """Models: functional builders over the layers, a file a family, their heads, and their class."""
 
 from keras_tfm.models.bert import bert
+from keras_tfm.models.embedding_head import sentence_embedding
 from keras_tfm.models.gpt import gpt
 from keras_tfm.models.heads import (
     backbone,
@@ -27,6 +28,7 @@ __all__ = [
     "masked_language_model",
     "next_sentence",
     "question_answering",
+    "sentence_embedding",
     "sequence_classifier",
     "t5",
     "token_classifier",

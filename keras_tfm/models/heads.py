@@ -38,7 +38,7 @@ def backbone(model: keras.Model, features: Any = None) -> Model:
     >>> backbone(model).output.shape
     (None, None, 8)
     """
-    x = _Base(model, features).features
+    x = HeadBase(model, features).features
     return Model(model.input, x, name=model.name)
 
 
@@ -98,7 +98,7 @@ def masked_language_model(
     >>> masked_language_model(model).output.shape
     (None, None, 11)
     """
-    base = _Base(model, features, kernel_initializer, dtype)
+    base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("masked_language_model", locals(), base.features)
     table = base.embedding(embedding)
     dense = base.dense(
@@ -133,7 +133,7 @@ def next_sentence(
     >>> next_sentence(model).output.shape
     (None, 2)
     """
-    base = _Base(model, features, kernel_initializer, dtype)
+    base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("next_sentence", locals(), base.pooled())
     return Model(model.input, base.dense(2, "next_sentence")(x), name=model.name)
 
@@ -165,7 +165,7 @@ def sequence_classifier(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
-    base = _Base(model, features, kernel_initializer, dtype)
+    base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("sequence_classifier", locals(), base.pooled())
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
 
@@ -185,7 +185,7 @@ def token_classifier(
     >>> token_classifier(model, num_classes=5).output.shape
     (None, None, 5)
     """
-    base = _Base(model, features, kernel_initializer, dtype)
+    base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("token_classifier", locals(), base.features)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
 
@@ -202,13 +202,13 @@ def question_answering(
     >>> {name: x.shape for name, x in question_answering(model).output.items()}
     {'start': (None, None), 'end': (None, None)}
     """
-    base = _Base(model, features, kernel_initializer, dtype)
+    base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("question_answering", locals(), base.features)
     start, end = ops.unstack(base.dense(2, "span")(x), 2, axis=-1)
     return Model(model.input, {"start": start, "end": end}, name=model.name)
 
 
-class _Base:
+class HeadBase:
     """A model on which a head is put, and what its layers are made with.
 
     Attributes:
@@ -293,7 +293,7 @@ class _Base:
         kept = {
             key: value
             for key, value in arguments.items()
-            if key not in _NOT_RECORDED and not isinstance(value, _Base)
+            if key not in _NOT_RECORDED and not isinstance(value, HeadBase)
         }
         name = _unused(self.model, "head_marker")
         return identity.HeadMarker(kind, kept, dtype=self.dtype, name=name)(x)

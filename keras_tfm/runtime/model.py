@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.checked_inputs import fit, left_padded
+from keras_tfm.runtime.embedding import embed
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.tokenizer import Tokenizer
@@ -197,6 +198,23 @@ class Model:
             TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
         """
         return text.predict_text(self, texts)
+
+    def embed(self, texts: Any, prompt: str | None = None) -> np.ndarray:
+        """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.
+
+        The model needs the head `keras_tfm.models.sentence_embedding`. Each text runs in the
+        shortest exported length that fits.
+
+        Args:
+            texts: a text, or a list of B texts.
+            prompt: name of a prompt in the file, "query" for instance, whose text is put before
+                each text; default: the file's default prompt, if it has one.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has no such
+                head, or no such prompt.
+        """
+        return embed(self, texts, prompt)
 
     def stream_text(
         self, texts: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None

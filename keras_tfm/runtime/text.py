@@ -74,6 +74,13 @@ def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
     )
 
 
+def rows_of_texts(model: Model, role: str, texts: list[str]) -> tuple[str, list[list[int]]]:
+    """The input of a role that reads text, and the ids of each text."""
+    lengths = _lengths(model, role)
+    (name,) = _by_name(model, texts, lengths)
+    return name, _rows(name, texts, _tokenizer(model, name).encode, lengths)
+
+
 def stream_text(
     model: Model, text: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> Iterator[str]:

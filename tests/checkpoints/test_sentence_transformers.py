@@ -1,0 +1,203 @@
+"""Folders of sentence-transformers: modules, pooling, prompts; on to a file that embeds texts."""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from keras_weights import randomize
+
+from keras_tfm import checkpoints, models, runtime
+from keras_tfm.export import export_tflite
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "query", ":", "a", "dog", "cat", "runs"]
+IDS = np.array([[2, 7, 8, 10, 3, 0], [2, 9, 3, 0, 0, 0]], "int32")
+PROMPTS = {"query": "query: ", "passage": ""}
+FLAGS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+# float32, one block, vectors of order 1.
+FLOAT32 = 1e-5
+
+
+@functools.cache
+def small():
+    model = models.bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=9)
+    return randomize(model, 3)
+
+
+def saved(folder, modules=("Transformer", "Pooling", "Normalize"), pooling=None, **prompts):
+    """A folder as sentence-transformers writes it."""
+    folder = Path(folder)
+    checkpoints.save_huggingface(small(), folder)
+    paths = {"Transformer": ""}
+    listed = [
+        {"idx": i, "name": str(i), "path": paths.get(x, f"{i}_{x}"),
+         "type": f"sentence_transformers.models.{x}"}
+        for i, x in enumerate(modules)
+    ]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 8, FLAGS["mean"]: True} if pooling is None else pooling
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    return folder
+
+
+def features(ids):
+    inputs = {"tokens": ids, "segments": np.zeros_like(ids)}
+    return to_numpy(small()(inputs)["features"]).astype("float64")
+
+
+def vectors_of(folder):
+    return checkpoints.load_sentence_transformer(folder)({"tokens": IDS})
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [{FLAGS["mean"]: True, FLAGS["cls"]: False}, {"pooling_mode": "mean"}],
+    ids=["flags", "name"],
+)
+def test_the_mean_of_the_real_tokens(tmp_path, pooling):
+    model = checkpoints.load_sentence_transformer(saved(tmp_path / "model", pooling=pooling))
+    x = features(IDS)
+    assert_close(
+        model({"tokens": IDS}), unit(np.stack([x[0, :5].mean(0), x[1, :3].mean(0)])), FLOAT32
+    )
+    assert model.family == "bert"
+    assert model.head.kind == "sentence_embedding"
+
+
+def test_the_first_token_without_a_norm(tmp_path):
+    folder = saved(tmp_path / "model", ["Transformer", "Pooling"], {FLAGS["cls"]: True})
+    assert_close(vectors_of(folder), features(IDS)[:, 0], FLOAT32)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_dense_layer(tmp_path, bias):
+    from safetensors.numpy import save_file
+
+    folder = saved(tmp_path / "model", ["Transformer", "Pooling", "Dense", "Normalize"])
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(5, 8)).astype("float32")
+    tensors = {"linear.weight": weight}
+    if bias:
+        tensors["linear.bias"] = rng.normal(size=5).astype("float32")
+    dense = folder / "2_Dense"
+    dense.mkdir()
+    config = {"in_features": 8, "out_features": 5, "bias": bias}
+    config["activation_function"] = "torch.nn.modules.activation.Tanh"
+    (dense / "config.json").write_text(json.dumps(config))
+    save_file(tensors, dense / "model.safetensors")
+    x = features(IDS)
+    x = np.stack([x[0, :5].mean(0), x[1, :3].mean(0)]) @ weight.T + tensors.get("linear.bias", 0.0)
+    assert_close(vectors_of(folder), unit(np.tanh(x)), FLOAT32)
+
+
+@functools.cache
+def exported():
+    folder = tempfile.mkdtemp()
+    source = saved(folder + "/model", prompts=PROMPTS, default_prompt_name="query")
+    model = checkpoints.load_sentence_transformer(source)
+    return export_tflite(
+        model,
+        folder + "/model.tflite",
+        source_length=[4, 9],
+        tokenizer=checkpoints.load_tokenizer(source),
+        verify=False,
+    ).path
+
+
+def test_a_file_embeds_texts_with_their_prompts():
+    file = runtime.load(exported())
+    ids = [[2, 5, 6, 7, 8, 10, 3], [2, 5, 6, 9, 3]]
+    expected = unit(np.stack([features(np.array([row]))[0].mean(0) for row in ids]))
+    vectors = file.embed(["a dog runs", "cat"])
+    assert vectors.dtype == "float32"
+    assert_close(vectors, expected, FLOAT32)
+    assert_close(file.embed("cat"), expected[1], FLOAT32)
+    assert_close(file.embed("query: cat", prompt="passage"), expected[1], FLOAT32)
+
+
+def test_each_text_runs_in_the_shortest_length_that_fits():
+    file = runtime.load(exported())
+    texts = ["a dog runs", "cat", "a", "a cat runs", "dog"]
+    used = []
+    run = file.run
+    file.run = lambda name, inputs: used.append(name) or run(name, inputs)
+    vectors = file.embed(texts, prompt="passage")
+    assert sorted(used) == ["predict_4", "predict_9"]
+    for text, vector in zip(texts, vectors, strict=True):
+        assert_close(file.embed(text, prompt="passage"), vector, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("texts", "prompt", "error", "message"),
+    [
+        (["cat"], "document", ValueError, r"has no prompt 'document', it has \['query', 'passage'"),
+        ([], None, ValueError, "got no texts"),
+        ([3], None, TypeError, r"expected a text \(str\) or a list of texts, got list"),
+        (["a dog runs a dog runs a"], None, ValueError, "has 11 tokens, but .* at most 9"),
+    ],
+)
+def test_bad_texts(texts, prompt, error, message):
+    with pytest.raises(error, match=message):
+        runtime.load(exported()).embed(texts, prompt)
+
+
+def test_a_file_without_the_head(tmp_path):
+    model = models.sequence_classifier(small(), 3)
+    file = runtime.load(
+        export_tflite(model, tmp_path / "c.tflite", source_length=4, verify=False).path
+    )
+    with pytest.raises(ValueError, match=r"the head 'sentence_embedding', got 'sequence_class"):
+        file.embed(["cat"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"modules": ["Transformer", "WordWeights"]}, ValueError, r"got \['Transformer', 'WordW"),
+        ({"pooling": {"pooling_mode": "median"}}, ValueError, r"pooling_mode must be one of"),
+        ({"pooling": dict.fromkeys(FLAGS.values(), True)}, ValueError, r"got \['cls', 'mean'\]"),
+        ({"prompts": {"query": 3}}, ValueError, "prompts must be texts by name"),
+        ({"prompts": PROMPTS, "default_prompt_name": "q"}, ValueError, "default_prompt must be"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path, change, error, message):
+    folder = saved(tmp_path / "model", **change)
+    with pytest.raises(error, match=message) as caught:
+        checkpoints.load_sentence_transformer(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_transformers(tmp_path):
+    checkpoints.save_huggingface(small(), tmp_path / "model")
+    with pytest.raises(FileNotFoundError, match=r"no modules\.json, .* load_huggingface loads"):
+        checkpoints.load_sentence_transformer(tmp_path / "model")
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        checkpoints.load_sentence_transformer(tmp_path / "nothing")
+
+
+def test_text_that_has_to_be_changed_first(tmp_path):
+    folder = saved(tmp_path / "model")
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    with pytest.raises(ValueError, match="do_lower_case must be false, got true"):
+        checkpoints.load_sentence_transformer(folder)
+
+
+def test_bad_arguments():
+    for arguments, error, message in [
+        ({"pooling": "median"}, ValueError, "mode must be one of"),
+        ({"activation": "tanh"}, ValueError, r"activation is for projection_dim=, got 'tanh'"),
+        ({"default_prompt": "query"}, ValueError, r"default_prompt must be one of \[\]"),
+        ({"prompts": {"query": 3}}, TypeError, "prompts must map names to texts"),
+    ]:
+        with pytest.raises(error, match=message):
+            models.sentence_embedding(small(), **arguments)
