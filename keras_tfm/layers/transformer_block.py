@@ -137,7 +137,9 @@ class TransformerBlock(RematerializedLayer):
             ("intermediate_dim", self.intermediate_dim, parts["feed_forward"] is True),
         ):
             if made and value is None:
-                raise ValueError(f"{name} must be given, or else the parts that it describes")
+                raise ValueError(
+                    f"{name} is required, unless the parts that it describes are given"
+                )
             if value is not None and not made:
                 raise ValueError(
                     f"{name}={value} has no effect, because the parts that it describes are given"
