@@ -155,7 +155,7 @@ class DistributedModel(keras.Model):
         )
 
     def _logs(self) -> dict[str, Any]:
-        """The metrics; with several workers of shape (1,), because Keras reduces them over axis 0."""
+        """The metrics; of shape (1,) with several workers, as Keras reduces them over axis 0."""
         logs = self.get_metrics_result()
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             logs = tree.map_structure(lambda value: tf.reshape(value, (1,)), logs)
