@@ -36,9 +36,6 @@ def backbone(model: keras.Model, features: Any = None) -> Model:
         model: functional model.
         features: see `keras_tfm.models.heads`.
 
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
-
     Example:
 
     >>> from keras_tfm.models import backbone, gpt
@@ -55,9 +52,6 @@ def encoder(model: keras.Model) -> Model:
 
     Args:
         model: model made by `transformer` or `t5`.
-
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
 
     Raises:
         ValueError: the model has no encoder.
@@ -111,9 +105,6 @@ def masked_language_model(
             Default: the model's embedding. Required for hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
 
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
-
     Raises:
         TypeError: the model is not functional.
         ValueError: the model has no features or no embedding, and they are not given.
@@ -161,9 +152,6 @@ def next_sentence(
         model: functional model, such as `models.bert(...)`.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
 
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
-
     Example:
 
     >>> from keras_tfm.models import bert, next_sentence
@@ -196,9 +184,6 @@ def sequence_classifier(
             hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
 
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
-
     Example:
 
     >>> from keras_tfm.models import bert, sequence_classifier
@@ -228,9 +213,6 @@ def token_classifier(
             hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
 
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
-
     Example:
 
     >>> from keras_tfm.models import bert, token_classifier
@@ -254,9 +236,6 @@ def question_answering(
     Args:
         model: functional model, such as `models.bert(...)`.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
-
-    Returns:
-        A `keras_tfm.Model` that shares layers and weights with `model`.
 
     Example:
 
