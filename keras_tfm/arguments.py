@@ -1,4 +1,4 @@
-"""Checks of arguments: what was expected, and what came. Nothing of Keras, for all packages."""
+"""Argument checks for all packages, without Keras. Errors state what was expected and received."""
 
 import math
 import numbers
@@ -33,7 +33,7 @@ def check_positive(name: str, value: Any, optional: bool = False) -> None:
 
 
 def check_rate(name: str, value: Any, optional: bool = False) -> None:
-    """Raises unless `value` is a rate of dropout, within 0 and 1, or None if `optional`."""
+    """Raises unless `value` is a dropout rate, within 0 and 1, or None if `optional`."""
     check_number(name, value, optional)
     if value is not None and not 0 <= value <= 1:
         raise ValueError(f"{name} must be within 0 and 1, got {value}")

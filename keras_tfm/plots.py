@@ -1,4 +1,4 @@
-"""Pictures: attention maps, positional encodings, and what an exported file is made of."""
+"""Plots: attention maps, positional encodings, and the sizes of layers in an exported file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,20 +12,20 @@ def plot_attention(
     keys: Sequence[str] | None = None,
     title: str | None = None,
 ) -> Any:
-    """Draws the attention maps of one row of a batch, a panel a head.
+    """Draws the attention maps of one row of a batch, one panel per head.
 
     Args:
-        weights: (H, T, S), from an `AttentionProbe` for instance; dark is 1.
-        queries: T labels.
-        keys: S labels.
-        title: of the figure.
+        weights: (H, T, S), attention weights, for instance from an `AttentionProbe`.
+        queries: list of T labels, or None.
+        keys: list of S labels, or None.
+        title: str, title of the figure, or None.
 
     Returns:
         A `matplotlib.figure.Figure`; save it with `figure.savefig(path)`.
 
     Raises:
-        ValueError: weights or labels of another shape.
-        ModuleNotFoundError: matplotlib is missing; the message names the extra that brings it.
+        ValueError: weights or labels have the wrong shape.
+        ModuleNotFoundError: matplotlib is not installed; the message names the extra to install.
 
     Example:
 
@@ -69,11 +69,15 @@ def plot_positions(encoding: Any, title: str | None = None) -> Any:
     """Draws a table of position vectors as a heat map.
 
     Args:
-        encoding: (T, D): a positional encoding, sinusoidal or learned.
-        title: of the figure.
+        encoding: (T, D), a positional encoding, sinusoidal or learned.
+        title: str, title of the figure, or None.
 
     Returns:
         A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: `encoding` has the wrong shape.
+        ModuleNotFoundError: matplotlib is not installed.
 
     Example:
 
@@ -100,19 +104,21 @@ def plot_positions(encoding: Any, title: str | None = None) -> Any:
 
 
 def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = None) -> Any:
-    """Draws how many bytes each layer takes, a bar a layer, from the first down.
+    """Draws the number of bytes of each layer as a bar chart.
 
     Args:
-        sizes: bytes by a layer's path, as `runtime.inspection.inspect_file(path).layers`; "" is
-            what no layer has. Others may be beside them, as "graph" from `bytes_by_kind`.
-        depth: how many parts of a path name a bar: what lies deeper is added up.
-        title: of the figure.
+        sizes: dict from a layer's path to bytes, such as
+            `runtime.inspection.inspect_file(path).layers`; the path "" stands for data outside any
+            layer. Other entries are allowed, such as "graph" of `bytes_by_kind`.
+        depth: int, number of parts of a path that name a bar; deeper layers are added up.
+        title: str, title of the figure, or None.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: there are no sizes, one is negative, or depth is below 1.
+        ValueError: there are no sizes, one is negative, or `depth` is below 1.
+        ModuleNotFoundError: matplotlib is not installed.
 
     Example:
 
@@ -135,7 +141,7 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
     whole = sum(bars.values()) or 1
     labels = [f"{size / 1e3:,.1f} kB, {size / whole:.0%}" for size in bars.values()]
     axes.bar_label(drawn, labels, padding=3, fontsize=8)
-    axes.margins(x=0.25)  # room for the labels
+    axes.margins(x=0.25)  # space for the labels
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("kB")
@@ -144,7 +150,7 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
 
 
 def _figure(size: tuple[float, float]) -> Any:
-    """A figure that belongs to no window, so that it works without a screen."""
+    """A figure without a window, so that it works without a screen."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

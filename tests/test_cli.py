@@ -117,7 +117,7 @@ def test_import(run, tmp_path):
         (
             (folder, tmp_path / "bert.keras", "--architecture", "BertModel"),
             1,
-            "files alone: classif",
+            "only in the files: classif",
         ),
         ((tmp_path, tmp_path / "bert.keras"), 1, "has no config.json"),
         ((folder, tmp_path / "bert.h5"), 2, "must end in .keras"),

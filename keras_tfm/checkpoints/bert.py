@@ -1,4 +1,4 @@
-"""BERT's checkpoints: names, configuration, heads."""
+"""BERT checkpoints: tensor names, configuration and heads."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     if model.head is None and pooled_of(model) is None:
         raise ValueError(
             f"{model.name} has neither a pooler nor a head, and every BERT checkpoint has one: "
-            "expected what models.bert or a head of keras_tfm.models made"
+            "expected a model made by models.bert or by a head of keras_tfm.models"
         )
     given = model.arguments
     attention = given["attention_dropout"]
@@ -150,7 +150,7 @@ BERT = Family(
             "cls.predictions.decoder.bias": "cls.predictions.bias",
         },
         ignored=(r"embeddings\.(position_ids|token_type_ids)",),
-        # As Google's own checkpoints were first converted.
+        # Old names, from the first conversion of Google's checkpoints.
         renamed={r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"},
     ),
     base="BertModel",

@@ -1,4 +1,4 @@
-"""The fields of a `config.json`, checked when they are read."""
+"""Reads and checks the fields of a `config.json`."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,7 @@ class Config:
 
     Raises:
         FileNotFoundError: the folder or the file does not exist.
-        ValueError: the file is not JSON, or holds no dictionary.
+        ValueError: the file is not JSON, or does not hold a dictionary.
     """
 
     def __init__(self, folder: Path):
@@ -46,7 +46,7 @@ class Config:
     def integer(
         self, name: str, default: int | None, minimum: int = 1, maximum: int = 2**31 - 1
     ) -> Any:
-        """An integer; None if the field is null or missing and the default is None."""
+        """Reads an integer; None if the field is null or missing and the default is None."""
         value = self._value(name, default)
         if value is None and default is None:
             return None
@@ -55,7 +55,7 @@ class Config:
         return value
 
     def number(self, name: str, default: float | None, maximum: float = math.inf) -> Any:
-        """A number of at least 0; None as in `integer`."""
+        """Reads a number of at least 0; None as in `integer`."""
         value = self._value(name, default)
         if value is None and default is None:
             return None
@@ -65,21 +65,21 @@ class Config:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
+        """Reads a boolean."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             self.refuse(name, value, "true or false")
         return bool(value)
 
     def text(self, name: str, default: str | None) -> Any:
-        """A string; None as in `integer`."""
+        """Reads a string; None as in `integer`."""
         value = self._value(name, default)
         if value is not None and not isinstance(value, str):
             self.refuse(name, value, "a string")
         return value
 
     def activation(self, name: str, default: str, known: dict[str, Any] | None = None) -> Any:
-        """The activation that a field names."""
+        """Reads the name of an activation and returns the activation."""
         known = known or ACTIVATIONS
         value = self.text(name, default)
         if value not in known:
@@ -90,7 +90,7 @@ class Config:
         """Raises if a field has an unsupported value.
 
         Args:
-            allowed: the only supported value, by field.
+            allowed: by field, its only supported value.
         """
         for name, value in allowed.items():
             found = self.fields.get(name)

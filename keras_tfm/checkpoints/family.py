@@ -1,4 +1,4 @@
-"""A family of checkpoints: its table, its names, its configuration, its architectures."""
+"""A family of checkpoints: its table, tensor names, configuration and architectures."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from keras_tfm.models import Model
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of `transformers`: which head it has.
+    """A model class of `transformers`, and the head that it has.
 
     Attributes:
-        make: the model, from the builder's model and the configuration.
-        kind: `model.head.kind`; None where the model has no head.
-        arguments: those of `model.head.arguments` by which architectures with one kind of head
-            differ.
-        prefixes: how the names of the tensors begin that only models with this head have.
+        make: function of the builder's model and the configuration that returns the model.
+        kind: str, `model.head.kind`, or None if the model has no head.
+        arguments: dict, the `model.head.arguments` that tell architectures with the same kind of
+            head apart.
+        prefixes: prefixes of the tensors that only models with this head have.
     """
 
     make: Callable[[keras.Model, Config], keras.Model]
@@ -43,15 +43,17 @@ class Family:
     """How checkpoints of one `model_type` are read and written.
 
     Attributes:
-        model_type: in `config.json`.
-        builder: of `keras_tfm.models`; its name is `model.family`.
-        table: a row for every tensor, for a model.
-        arguments: the builder's arguments, from a configuration and from the tensors' names.
-        fields: the fields of `config.json`, from a model and its architecture's name.
-        architectures: by name.
-        is_of: whether a model of the builder is of this type.
-        names: how the names in the files differ from those in the table.
-        base: the architecture whose tensors' names have no prefix.
+        model_type: str, the `model_type` in `config.json`.
+        builder: function of `keras_tfm.models`; its name is `model.family`.
+        table: function of a model that returns the table, with a row for every tensor.
+        arguments: function of a configuration and the tensors' names that returns the builder's
+            arguments.
+        fields: function of a model and its architecture's name that returns the fields of
+            `config.json`.
+        architectures: dict of `Architecture` by name.
+        is_of: function of a model of the builder that tells whether it is of this `model_type`.
+        names: `Names`, how the names in the files differ from those in the table.
+        base: str, the architecture whose tensor names have no prefix.
     """
 
     model_type: str
@@ -80,7 +82,7 @@ class Family:
         )
 
     def architecture_in(self, named: Named) -> str | None:
-        """The architecture whose heads' tensors are all in the files, and no others."""
+        """The architecture that has exactly the head tensors in the files, or None."""
         known = {prefix for x in self.architectures.values() for prefix in x.prefixes}
         present = {prefix for prefix in known if named.begins(prefix)}
         for name, architecture in self.architectures.items():

@@ -1,4 +1,4 @@
-"""GPT's and GPT-2's checkpoints: names, configuration, heads."""
+"""GPT and GPT-2 checkpoints: tensor names, configuration and heads."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.layers import gelu_tanh
 
-# Kernels are (in, out) in these checkpoints, and queries, keys and values are one matrix.
+# In these checkpoints kernels are (in, out), and queries, keys and values share one matrix.
 _dense = partial(dense, transposed=False)
 
 
@@ -30,8 +30,8 @@ def _table(embedding: str, positions: str) -> tuple[Row, ...]:
 
 
 def _is_tied(config: Config, named: Named, embedding: str) -> bool:
-    own = "lm_head.weight" in named.own and not named.same("lm_head.weight", embedding)
-    return config.flag("tie_word_embeddings", True) and not own
+    untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", embedding)
+    return config.flag("tie_word_embeddings", True) and not untied
 
 
 def _common(config: Config) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _arguments_of_gpt2(config: Config, named: Named) -> dict[str, Any]:
 
 
 def _arguments_of_gpt1(config: Config, named: Named) -> dict[str, Any]:
-    # Its own names: "gelu" is not the exact one.
+    # The first GPT has its own names: its "gelu" is the tanh approximation.
     names = ("relu", "silu", "swish")
     known = {"gelu": gelu_tanh, **{name: ACTIVATIONS[name] for name in names}}
     return {
@@ -143,7 +143,7 @@ def _family(
         names=Names(
             prefix="transformer.",
             aliases={"lm_head.weight": f"{embedding}.weight"},
-            # Masks and numbers, which older versions of transformers saved.
+            # Causal masks and position ids, which older versions of transformers saved.
             ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
         ),
         base=f"{name}Model",

@@ -23,7 +23,7 @@ from keras_tfm.models import Model
 from keras_tfm.models.identity import is_functional
 
 FAMILIES: dict[str, Family] = {x.model_type: x for x in (BERT, GPT1, GPT2, T5)}
-# Relative. A rebuilt model sums a few hundred products in another order.
+# Relative tolerance: a rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
 
 
@@ -32,19 +32,20 @@ def load_huggingface(
 ) -> keras.Model:
     """Loads a folder saved by `transformers` as a Keras model.
 
-    It reads `config.json` and `model.safetensors`, or the files in `model.safetensors.index.json`;
-    no other files, and nothing from a network. Weights in half precision become float32.
+    It reads `config.json` and `model.safetensors`, or the files listed in
+    `model.safetensors.index.json`. It reads no other files and does not use the network. Weights in
+    half precision become float32.
 
     Args:
-        folder: the folder of a model of type "bert", "gpt2", "openai-gpt" or "t5".
-        architecture: the class in `transformers`; by default the one in `config.json`, or the one
-            that matches the tensors. Supported are, for BERT, "BertModel", "BertForMaskedLM",
+        folder: str or Path, the folder of a model of type "bert", "gpt2", "openai-gpt" or "t5".
+        architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
+            one that matches the tensors. Supported for BERT: "BertModel", "BertForMaskedLM",
             "BertForPreTraining", "BertForNextSentencePrediction", "BertForSequenceClassification",
-            "BertForTokenClassification" and "BertForQuestionAnswering"; for GPT "GPT2LMHeadModel",
-            "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel"; for T5
+            "BertForTokenClassification" and "BertForQuestionAnswering". For GPT: "GPT2LMHeadModel",
+            "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel". For T5:
             "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
         options: arguments of `models.bert`, `models.gpt` or `models.t5` that override the
-            configuration: `dropout=0.0`, `segments=False`, `dtype="mixed_bfloat16"`.
+            configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
     Returns:
         The model of that builder, with the head of the architecture. Its outputs are those of the
@@ -56,7 +57,7 @@ def load_huggingface(
             configuration has an unsupported value (the error names the field); or the tensors do
             not match the model: one error lists those that are missing, unexpected, or of another
             shape or dtype.
-        ModuleNotFoundError: safetensors is missing; the message names the extra.
+        ModuleNotFoundError: safetensors is not installed; the message names the extra to install.
 
     Example:
 
@@ -87,7 +88,7 @@ def load_huggingface(
     def build() -> keras.Model:
         return make(family.builder(**arguments), config)
 
-    with without_storage():  # a configuration may have any size
+    with without_storage():  # check first: a configuration may describe a model of any size
         named.check(name, family.entries(build()), _hint(family, named, name))
     model = build()
     load_entries(named, family.entries(model))
@@ -122,7 +123,7 @@ def _architecture(config: Config, family: Family, named: Named) -> str | None:
 
 
 def _hint(family: Family, named: Named, name: str) -> str:
-    """A hint at the architecture whose tensors the files have, if it is another one."""
+    """Names the architecture that matches the files, if it is not the requested one."""
     fitting = family.architecture_in(named)
     if fitting is None or fitting == name:
         return ""
@@ -130,20 +131,21 @@ def _hint(family: Family, named: Named, name: str) -> str:
 
 
 def save_huggingface(model: keras.Model, folder: str | Path) -> None:
-    """Saves a model as `config.json` and `model.safetensors`, which `transformers` loads.
+    """Saves a model as `config.json` and `model.safetensors`, which `transformers` can load.
 
-    Before they are kept, the files are loaded again and compared with the model.
+    The files are first written to a temporary folder, loaded and compared with the model.
 
     Args:
-        model: a model of `models.bert`, `models.gpt` or `models.t5`, with or without a head of
-            `keras_tfm.models`, in float32.
-        folder: created if it does not exist; earlier files of these two names are replaced.
+        model: a float32 model made by `models.bert`, `models.gpt` or `models.t5`, with or without a
+            head of `keras_tfm.models`.
+        folder: str or Path. Created if it does not exist; existing files of these two names are
+            replaced.
 
     Raises:
         ValueError: the model is of another kind, has a weight or an option that `transformers` does
             not support, or gives other outputs after loading.
         FileExistsError: the folder holds a checkpoint in several files.
-        ModuleNotFoundError: safetensors is missing; the message names the extra.
+        ModuleNotFoundError: safetensors is not installed; the message names the extra to install.
 
     After an error the folder is unchanged.
 
@@ -162,7 +164,7 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
 
     folder = Path(folder)
     if (folder / INDEX).exists():
-        raise FileExistsError(f"{folder} holds a checkpoint in several files: name another folder")
+        raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
     family, model = _known(model)
     entries = family.entries(model)
     architecture = family.architecture_of(model)
@@ -183,7 +185,7 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
 
 
 def _known(model: keras.Model) -> tuple[Family, Model]:
-    """The family of a model, and the model as a `keras_tfm.Model`, which has its parts."""
+    """The family of a model, and the model as a `keras_tfm.Model`."""
     if not isinstance(model, Model) and is_functional(model):
         model = Model(model.input, model.output, name=model.name)
     name = getattr(model, "family", None)

@@ -12,14 +12,14 @@ from keras_tfm.checkpoints.tensors import FLOATS, Tensors
 
 @dataclass(frozen=True)
 class Names:
-    """How the names in the files differ from those in a family's table.
+    """How the tensor names in the files differ from those in a family's table.
 
     Attributes:
-        prefix: what stands before the names in files of a model with a head.
-        aliases: by a second name of a tensor, its name in the table. The files may have either or
-            both.
-        ignored: patterns of names that are no weights.
-        renamed: by the pattern of an old name, what replaces it.
+        prefix: str, prefix of the names in files of a model with a head.
+        aliases: dict from a tensor's second name to its name in the table. The files may have
+            either or both.
+        ignored: patterns of names that are not weights.
+        renamed: dict from the pattern of an old name to its replacement.
     """
 
     prefix: str = ""
@@ -29,13 +29,13 @@ class Names:
 
 
 class Named:
-    """The tensors of a folder, by the names in a family's table.
+    """The tensors of a folder, by their names in a family's table.
 
-    Prefixes and old names are replaced and buffers left out.
+    Prefixes are removed, old names are replaced, and buffers are left out.
 
     Attributes:
-        own: by the table's name, the name in the files.
-        prefixed: whether the names in the files have the prefix.
+        own: dict from the name in the table to the name in the files.
+        prefixed: bool, whether the names in the files have the prefix.
     """
 
     def __init__(self, tensors: Tensors, names: Names):
@@ -55,14 +55,14 @@ class Named:
             self.own[known] = name
 
     def same(self, alias: str, name: str) -> bool:
-        """Whether the files have both tensors and these are equal."""
+        """Whether the files have both tensors and they are equal."""
         if alias not in self.own or name not in self.own:
             return False
         a, b = (self.tensors[self.own[x]] for x in (alias, name))
         return a.shape == b.shape and np.array_equal(self.array(alias), self.array(name))
 
     def merge_aliases(self, kept: set[str]) -> None:
-        """Keeps one of two equal tensors where the model has one.
+        """Removes second names of tensors, if the model has only one tensor for both names.
 
         Args:
             kept: names of the model's tensors.
@@ -76,28 +76,28 @@ class Named:
                 del self.own[alias]
 
     def array(self, name: str) -> np.ndarray:
-        """The values, float32."""
+        """The values of a tensor, float32."""
         return self.tensors.array(self.own[name])
 
     def begins(self, prefix: str) -> bool:
-        """Whether the name of a tensor begins with `prefix`."""
+        """Whether the name of any tensor begins with `prefix`."""
         return any(name.startswith(prefix) for name in self.own)
 
     def shown(self, name: str, head: bool) -> str:
-        """A name of the table as these files would have it."""
+        """A name of the table in the form that these files use."""
         return ("" if head or not self.prefixed else self.names.prefix) + name
 
     def check(self, model: str, entries: Iterable[Entry], hint: str = "") -> None:
-        """Raises unless the tensors are those of the entries.
+        """Raises unless the tensors in the files match the entries.
 
         Args:
-            model: name of the architecture, for the message.
-            entries: of every weight.
-            hint: end of the message.
+            model: str, name of the architecture, for the message.
+            entries: an `Entry` for every weight.
+            hint: str, end of the message.
 
         Raises:
-            ValueError: lists the tensors that are missing, that the model does not have, that have
-                another shape, and that have a dtype that no weight has.
+            ValueError: lists the tensors that are missing or unexpected, or have another shape or
+                an unsupported dtype.
         """
         expected = {name: entry for entry in entries for name in entry.tensors}
         self.merge_aliases(set(expected))
@@ -126,11 +126,11 @@ class Named:
             f"{title}: {', '.join(names)}"
             for title, names in (
                 ("missing in the files", missing),
-                ("in the files alone", surplus),
+                ("only in the files", surplus),
                 ("of another shape", other),
-                (f"of a dtype that is none of {', '.join(FLOATS)}", kinds),
+                (f"of a dtype other than {', '.join(FLOATS)}", kinds),
             )
             if names
         ]
         if parts:
-            raise ValueError(f"the tensors are not those of {model}; {'; '.join(parts)}{hint}")
+            raise ValueError(f"the tensors do not match {model}; {'; '.join(parts)}{hint}")

@@ -1,4 +1,4 @@
-"""Rows of a family's table: which tensors of a checkpoint make which weight of a model."""
+"""Rows of a family's table: which tensors of a checkpoint become which weight of a model."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from keras_tfm.checkpoints.transforms import (
     Transposed,
 )
 
-# An offset is added and subtracted in float32.
+# The rounding of an offset that is added and subtracted in float32.
 TOLERANCE = 1e-5
 
 
@@ -26,10 +26,10 @@ class Row:
     """One line of a family's table.
 
     Attributes:
-        weight: path of a weight, in which {i} stands for a block's number.
-        tensors: the checkpoint's names, with {i} for the same number.
-        transform: how the tensors become the weight, and the weight the tensors.
-        head: whether it belongs to a head: names of heads never have the family's prefix.
+        weight: str, path of a weight, in which {i} stands for a block's number.
+        tensors: names in the checkpoint, with {i} for the same number.
+        transform: `Transform` between the tensors and the weight.
+        head: bool, whether the weight belongs to a head: names of heads have no family prefix.
     """
 
     weight: str
@@ -49,13 +49,13 @@ def dense(
     """The rows of a dense layer's kernel and bias.
 
     Args:
-        weight: path of the layer.
-        tensors: the checkpoint's names without ".weight" and ".bias". Several are side by side in
-            the layer.
-        bias: whether the layer has one.
-        transposed: whether the checkpoint's matrices are (out, in), as PyTorch's.
-        widths: the outputs of each of several tensors; by default all have the same number.
-        head: as in `Row`.
+        weight: str, path of the layer.
+        tensors: names in the checkpoint without ".weight" and ".bias". Several tensors are
+            concatenated in the layer.
+        bias: bool, whether the layer has a bias.
+        transposed: bool, whether the checkpoint's matrices are (out, in), as in PyTorch.
+        widths: number of outputs of each of several tensors. Default: all have the same number.
+        head: bool, as in `Row`.
 
     >>> from keras_tfm.checkpoints.rows import dense
     >>> [(row.weight, row.tensors) for row in dense("pooler", "pooler.dense")]
@@ -108,16 +108,16 @@ def batch_norm(weight: str, tensor: str) -> tuple[Row, ...]:
 
 
 class Entry:
-    """A row, for one weight of a model.
+    """One weight of a model with its tensors in the checkpoint.
 
     Attributes:
-        weight: the weight.
-        tensors: the checkpoint's names.
-        transform, head: the row's.
-        shapes: shape of each tensor.
+        weight: the `keras.Variable`.
+        tensors: names in the checkpoint.
+        transform, head: as in `Row`.
+        shapes: dict, the shape of each tensor.
 
     Raises:
-        ValueError: the transform does not take a weight of this shape or this number of tensors.
+        ValueError: the transform does not support the weight's shape or the number of tensors.
     """
 
     def __init__(self, weight: keras.Variable, tensors: Sequence[str], row: Row):
@@ -137,20 +137,20 @@ class Entry:
         self.shapes: dict[str, Shape] = dict(zip(self.tensors, shapes, strict=True))
 
     def load(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
-        """The weight's value of those of its tensors."""
+        """Converts the values of the tensors to the weight's value."""
         value = self.transform.load(list(arrays))
         self._parts(value)
         return value
 
     def save(self, value: np.ndarray) -> dict[str, np.ndarray]:
-        """The tensors' values, by name, of the weight's."""
+        """Converts the weight's value to a dict of the tensors' values."""
         parts = self._parts(value)
         return {
             name: np.ascontiguousarray(part) for name, part in zip(self.tensors, parts, strict=True)
         }
 
     def _parts(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
-        """`transform.save(value)`; raises where the transform does not invert."""
+        """`transform.save(value)`; raises if `load` does not invert it."""
         parts = self.transform.save(value)
         shapes = tuple(x.shape for x in parts)
         expected = tuple(self.shapes.values())

@@ -1,4 +1,4 @@
-"""T5's checkpoints: names, configuration, heads."""
+"""T5 checkpoints: tensor names, configuration and heads."""
 
 from functools import partial
 from typing import Any
@@ -9,36 +9,36 @@ from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
-# "gated-gelu" has meant the approximation since before there was a name for it.
+# "gated-gelu" means the tanh approximation: it is older than the name "gelu_new".
 _GATES = {"gelu_new": "gelu", "gelu": "gelu_python"}
 _dense = partial(dense, bias=False)
 
 
 def _stack(stack: str, sublayers: tuple[str, ...], gated: bool) -> list[Row]:
     block = f"{stack}.block.{{i}}.layer"
-    own = f"{stack}_{{i}}"
+    path = f"{stack}_{{i}}"
     attention = f"{block}.0.SelfAttention"
     feed_forward = f"{block}.{len(sublayers) - 1}.DenseReluDense"
     table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    # A gate is a matrix of its own in the checkpoint, and the first half of the kernel here.
+    # A gate is a separate matrix in the checkpoint, and the first half of the kernel here.
     inner = ("wi_0", "wi_1") if gated else ("wi",)
     rows = [
-        *_dense(f"{own}/self_attention/query_key_value", *(f"{attention}.{x}" for x in "qkv")),
-        *_dense(f"{own}/self_attention/output_projection", f"{attention}.o"),
+        *_dense(f"{path}/self_attention/query_key_value", *(f"{attention}.{x}" for x in "qkv")),
+        *_dense(f"{path}/self_attention/output_projection", f"{attention}.o"),
         Row(f"{stack}_0/self_attention/{stack}_positions/table", (table,)),
-        *_dense(f"{own}/feed_forward/inner", *(f"{feed_forward}.{x}" for x in inner)),
-        *_dense(f"{own}/feed_forward/outer", f"{feed_forward}.wo"),
+        *_dense(f"{path}/feed_forward/inner", *(f"{feed_forward}.{x}" for x in inner)),
+        *_dense(f"{path}/feed_forward/outer", f"{feed_forward}.wo"),
         *rms_norm(f"{stack}_norm", f"{stack}.final_layer_norm"),
     ]
     for i, name in enumerate(sublayers):
-        rows += rms_norm(f"{own}/{name}_residual/norm", f"{block}.{i}.layer_norm")
+        rows += rms_norm(f"{path}/{name}_residual/norm", f"{block}.{i}.layer_norm")
     return rows
 
 
 def _cross_attention() -> list[Row]:
-    own, tensor = "decoder_{i}/cross_attention", "decoder.block.{i}.layer.1.EncDecAttention"
+    path, tensor = "decoder_{i}/cross_attention", "decoder.block.{i}.layer.1.EncDecAttention"
     names = {"query": "q", "key": "k", "value": "v", "output_projection": "o"}
-    return [row for name, x in names.items() for row in _dense(f"{own}/{name}", f"{tensor}.{x}")]
+    return [row for name, x in names.items() for row in _dense(f"{path}/{name}", f"{tensor}.{x}")]
 
 
 def _table(model: models.Model) -> tuple[Row, ...]:
@@ -62,7 +62,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     if "dense_act_fn" not in config.fields and default not in ACTIVATIONS:
         config.refuse("feed_forward_proj", form, f"one of {list(ACTIVATIONS)}, or gated- and one")
     tied = config.flag("tie_word_embeddings", True)
-    own = "lm_head.weight" in named.own and not named.same("lm_head.weight", "shared.weight")
+    untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", "shared.weight")
     return {
         "vocabulary_size": config.integer("vocab_size", 32128),
         "dim": config.integer("d_model", 512),
@@ -77,9 +77,9 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-6),
         "num_buckets": config.integer("relative_attention_num_buckets", 32),
         "max_distance": config.integer("relative_attention_max_distance", 128),
-        # Since version 5 of transformers the field says nothing about the output, which is its own
-        # where it is another tensor, and a second field what it used to say of the scale.
-        "tie_output": tied and not own,
+        # Since version 5 of transformers `tie_word_embeddings` does not tell whether the output is
+        # tied: it is not if the files have another tensor. A second field gives the output's scale.
+        "tie_output": tied and not untied,
         "scale_output": config.flag("scale_decoder_outputs", tied),
     }
 
@@ -140,7 +140,7 @@ T5 = Family(
             "decoder.embed_tokens.weight": "shared.weight",
             "lm_head.weight": "shared.weight",
         },
-        # Which the first released files have and no model reads.
+        # An unused tensor of the first released files.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     ),
 )

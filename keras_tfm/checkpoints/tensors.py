@@ -19,10 +19,10 @@ class Tensor(NamedTuple):
     """The location of a tensor in a file.
 
     Attributes:
-        file: the file.
-        dtype: the dtype's name in safetensors: "F32", "BF16"...
-        shape: the shape.
-        begin, end: the range of its bytes in the file.
+        file: Path of the file.
+        dtype: str, the dtype's name in safetensors, such as "F32" or "BF16".
+        shape: tuple of int.
+        begin, end: int, the range of its bytes in the file.
     """
 
     file: Path
@@ -44,7 +44,7 @@ class Tensors(Mapping[str, Tensor]):
         ValueError: a file is not a valid safetensors file (it is truncated, its tensors overlap or
             leave gaps, or its header is damaged or too large), or the index does not match the
             files.
-        ModuleNotFoundError: safetensors is missing.
+        ModuleNotFoundError: safetensors is not installed.
     """
 
     def __init__(self, folder: Path):
@@ -177,7 +177,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
     """The dictionary in a JSON file, or the object of another kind.
 
     Raises:
-        ValueError: the file is not JSON, or holds an object of another kind.
+        ValueError: the file is not JSON, or does not hold an object of this kind.
     """
     try:
         content = json.loads(file.read_bytes())

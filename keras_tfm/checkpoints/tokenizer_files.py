@@ -28,9 +28,9 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: the folder does not exist, or has none of these files.
-        ValueError: a file is damaged; or its vocabulary does not fit the embedding in
-            `config.json`: it is larger, or smaller by more than 1,024.
-        ModuleNotFoundError: `tokenizers`, or for `spiece.model` `sentencepiece`, is missing.
+        ValueError: a file is damaged; or the vocabulary is larger than `vocab_size` in
+            `config.json`, or smaller by more than 1,024.
+        ModuleNotFoundError: `tokenizers`, or for `spiece.model` `sentencepiece`, is not installed.
 
     Example:
 
@@ -95,7 +95,7 @@ def _word_piece(package: Any, settings: Any, file: Path) -> Any:
         for key in ("unk", "sep", "pad", "cls", "mask")
     }
     with _reading(file):
-        # Only a line feed ends a line: other separators are tokens.
+        # Only a line feed ends a line: other separators may be tokens.
         with file.open(encoding="utf-8", newline="\n") as opened:
             vocabulary = {line.rstrip("\n"): i for i, line in enumerate(opened)}
         missing = sorted({names[key] for key in ("unk", "sep", "cls")} - set(vocabulary))

@@ -1,8 +1,8 @@
-"""How the tensors of a checkpoint become one weight of a model, and the weight the tensors again.
+"""Transforms between the tensors of a checkpoint and a weight of a model.
 
-Transforms are values without state, so rows of a table share them. Each has three methods:
-`shapes` gives the tensors' shapes for a weight's shape, `load` makes the weight of the tensors, and
-`save` makes the tensors of the weight. `load(save(x))` is x.
+Transforms have no state, so rows of a table can share them. Each has three methods: `shapes` gives
+the tensors' shapes for a weight's shape, `load` converts the tensors to the weight, and `save`
+converts the weight to the tensors. `load(save(x))` is x.
 """
 
 import math
@@ -16,23 +16,23 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Transform:
-    """The base class: one tensor, as it is.
+    """The base class; without overrides, one tensor is one weight, unchanged.
 
     Transforms of one tensor override `_shape`, `_load` and `_save`.
     """
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Shapes of the tensors, for a weight of `shape`."""
+        """The shapes of the tensors for a weight of `shape`."""
         return (self._shape(shape),)
 
     def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The weight's value of the tensors' values."""
+        """Converts the tensors to the weight."""
         if len(arrays) != 1:
             raise ValueError(f"{self} expects 1 tensor, got {len(arrays)}")
         return self._load(arrays[0])
 
     def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The tensors' values of the weight's value."""
+        """Converts the weight to the tensors."""
         return (self._save(value),)
 
     def _shape(self, shape: Shape) -> Shape:
@@ -47,7 +47,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Same(Transform):
-    """One tensor, as it is.
+    """One tensor, unchanged.
 
     >>> from keras_tfm.checkpoints.transforms import Same
     >>> Same().shapes((3, 5))
@@ -57,13 +57,13 @@ class Same(Transform):
 
 @dataclass(frozen=True)
 class Transposed(Transform):
-    """A matrix (out, in) for a kernel (in, out), or any tensor with its axes permuted.
+    """A matrix (out, in) as a kernel (in, out), or any tensor with its axes permuted.
 
-    Without `axes` it takes matrices only: reversing the axes of a convolution kernel with a square
-    window gives the right shape and the wrong kernel. `ConvolutionKernel` is for these.
+    Without `axes` it supports matrices only: reversing the axes of a convolution kernel with a
+    square window would give the right shape but the wrong kernel. Use `ConvolutionKernel` for them.
 
     Args:
-        axes: the axis of the tensor that becomes each axis of the weight.
+        axes: for each axis of the weight, the axis of the tensor, as in `numpy.transpose`.
 
     >>> import numpy as np
     >>> from keras_tfm.checkpoints.transforms import Transposed
@@ -91,7 +91,7 @@ class Transposed(Transform):
 
 @dataclass(frozen=True)
 class ConvolutionKernel(Transform):
-    """PyTorch's kernel (out, in, *window) for Keras's (*window, in, out), in 1, 2 or 3 dimensions.
+    """PyTorch's kernel (out, in, *window) as Keras's (*window, in, out), for 1 to 3 dimensions.
 
     >>> from keras_tfm.checkpoints.transforms import ConvolutionKernel
     >>> ConvolutionKernel().shapes((16, 16, 3, 768))
@@ -112,13 +112,13 @@ class ConvolutionKernel(Transform):
 
 @dataclass(frozen=True)
 class Reshaped(Transform):
-    """The same numbers in the same order, in another shape.
+    """The same values in another shape.
 
     Args:
         tensor: shape in the checkpoint; one size may be -1, as in `numpy.reshape`.
-        weight: shape in the model; one size may be -1, too.
+        weight: shape in the model; one size may be -1 too.
 
-    A position table (1, N, D) for (N, D):
+    A position table (1, N, D) in the checkpoint for one of (N, D) in the model:
 
     >>> from keras_tfm.checkpoints.transforms import Reshaped
     >>> Reshaped((1, -1, 8), (-1, 8)).shapes((5, 8))
@@ -146,7 +146,7 @@ class Reshaped(Transform):
 
 @dataclass(frozen=True)
 class Offset(Transform):
-    """The weight is the tensor plus a number: 1 in Gemma's norms, whose scale is 1 + w.
+    """The weight is the tensor plus a constant, such as 1 in Gemma's norms, whose scale is 1 + w.
 
     >>> import numpy as np
     >>> from keras_tfm.checkpoints.transforms import Offset
@@ -165,9 +165,9 @@ class Offset(Transform):
 
 @dataclass(frozen=True)
 class SkippedRows(Transform):
-    """The tensor has rows in front that the model does not use; they are saved as zeros.
+    """Skips the first rows of the tensor, which the model does not use; they are saved as zeros.
 
-    Two rows in the position tables of RoBERTa and BART, whose positions start at 2.
+    For instance two rows in the position tables of RoBERTa and BART, whose positions start at 2.
 
     >>> from keras_tfm.checkpoints.transforms import SkippedRows
     >>> SkippedRows(2).shapes((512, 8))
@@ -188,13 +188,13 @@ class SkippedRows(Transform):
 
 @dataclass(frozen=True)
 class Joined(Transform):
-    """Several tensors side by side: query, key and value in one kernel, a gate and its values.
+    """Several tensors concatenated in one weight, such as query, key and value in one kernel.
 
     Args:
-        widths: number of parts of equal width, or the width of each part in the weight. Grouped
-            heads have keys and values that are narrower than queries.
-        axis: of the weight.
-        each: what is done to each part before it is joined.
+        widths: int, number of parts of equal width, or a tuple with the width of each part in the
+            weight. With grouped-query attention, keys and values are narrower than queries.
+        axis: int, axis of the weight.
+        each: `Transform` applied to each part before the concatenation.
 
     >>> from keras_tfm.checkpoints.transforms import Joined, Transposed
     >>> Joined((6, 2, 2), each=Transposed()).shapes((5, 10))
@@ -206,7 +206,7 @@ class Joined(Transform):
     each: Transform = field(default_factory=Same)
 
     def _parts(self, width: int) -> tuple[int, ...]:
-        """Widths of the parts of an axis."""
+        """The widths of the parts of an axis."""
         if isinstance(self.widths, tuple):
             parts = self.widths
         else:
@@ -216,7 +216,7 @@ class Joined(Transform):
         return parts
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Shapes of the tensors, for a weight of `shape`."""
+        """The shapes of the tensors for a weight of `shape`."""
         axis = range(len(shape))[self.axis]
         return tuple(
             self.each.shapes((*shape[:axis], part, *shape[axis + 1 :]))[0]
@@ -224,14 +224,14 @@ class Joined(Transform):
         )
 
     def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The weight's value of the tensors' values."""
+        """Converts the tensors to the weight."""
         count = len(self.widths) if isinstance(self.widths, tuple) else self.widths
         if len(arrays) != count:
             raise ValueError(f"{self} expects {count} tensors, got {len(arrays)}")
         return np.concatenate([self.each.load([x]) for x in arrays], axis=self.axis)
 
     def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The tensors' values of the weight's value."""
+        """Converts the weight to the tensors."""
         ends = np.cumsum(self._parts(value.shape[self.axis]))[:-1]
         return tuple(self.each.save(x)[0] for x in np.split(value, ends, axis=self.axis))
 
@@ -248,14 +248,14 @@ class Chained(Transform):
     steps: tuple[Transform, ...]
 
     def shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Shapes of the tensors, for a weight of `shape`."""
+        """The shapes of the tensors for a weight of `shape`."""
         first, *rest = self.steps
         for step in reversed(rest):
             (shape,) = step.shapes(shape)
         return first.shapes(shape)
 
     def load(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The weight's value of the tensors' values."""
+        """Converts the tensors to the weight."""
         first, *rest = self.steps
         value = first.load(arrays)
         for step in rest:
@@ -263,7 +263,7 @@ class Chained(Transform):
         return value
 
     def save(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The tensors' values of the weight's value."""
+        """Converts the weight to the tensors."""
         first, *rest = self.steps
         for step in reversed(rest):
             (value,) = step.save(value)

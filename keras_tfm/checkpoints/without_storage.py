@@ -1,4 +1,4 @@
-"""Models that have shapes and no numbers."""
+"""Builds models without memory for their weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,11 @@ from keras_tfm.keras_internals import set_uninitialized_variables, uninitialized
 
 @contextmanager
 def without_storage() -> Iterator[None]:
-    """Models built inside have weights of known shapes, for which no memory is taken.
+    """Models built inside have weights with shapes but without memory.
 
-    They can be counted and compared, and neither called nor trained.
+    Their parameters can be counted and their shapes compared; they cannot be called or trained.
+
+    Example:
 
     >>> from keras_tfm.checkpoints.without_storage import without_storage
     >>> from keras_tfm.models import gpt

@@ -32,7 +32,7 @@ class DistributedModel(keras.Model):
     gradient_accumulation_steps = 1
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
-        """`keras.Model.compile`, and the number of parts that each batch is split into."""
+        """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
         if gradient_accumulation_steps < 1:
             raise ValueError(
                 f"gradient_accumulation_steps must be at least 1, got {gradient_accumulation_steps}"
@@ -40,7 +40,7 @@ class DistributedModel(keras.Model):
         super().compile(*args, **kwargs)
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         if kwargs.get("auto_scale_loss", True) and not scaled and self.optimizer is not None:
-            # Keras reads the policy of the model alone, not of layers with a `dtype` of their own.
+            # Keras checks only the model's policy, not that of layers with their own `dtype`.
             layers = [self, *keras_internals.sublayers(self)]
             policies = {layer.dtype_policy.name for layer in layers}
             if "mixed_float16" in policies:
@@ -75,7 +75,7 @@ class DistributedModel(keras.Model):
             self.optimizer.build(self.trainable_variables)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step of the optimizer, on one batch."""
+        """One optimizer step on one batch."""
         if not self.trainable_variables:  # Keras warns
             return super().train_step(data)
         batch = keras.utils.unpack_x_y_sample_weight(data)
@@ -101,7 +101,7 @@ class DistributedModel(keras.Model):
         return self(x, training=training) if keras_internals.takes_training(self) else self(x)
 
     def _gradients(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
-        """The loss of a batch, or of a part, and its gradients; updates the metrics."""
+        """The loss of a batch or a part, and its gradients; updates the metrics."""
         x, y, sample_weight = batch
         with tf.GradientTape() as tape:
             y_pred = self._forward(x, training=True)
@@ -112,7 +112,7 @@ class DistributedModel(keras.Model):
         return loss, gradients
 
     def _accumulated(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
-        """The loss and the gradients of a batch that is split into parts, one run after another."""
+        """The loss and the gradients of a batch, which is processed in parts, one by one."""
         parts = self.gradient_accumulation_steps
         x, y, sample_weight = batch
         rows = tf.shape(_first(x))[0]
@@ -155,14 +155,14 @@ class DistributedModel(keras.Model):
         )
 
     def _logs(self) -> dict[str, Any]:
-        """The metrics; with several workers of shape (1,), as Keras reduces them over axis 0."""
+        """The metrics; of shape (1,) with several workers, as Keras reduces them over axis 0."""
         logs = self.get_metrics_result()
         if isinstance(self.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
             logs = tree.map_structure(lambda value: tf.reshape(value, (1,)), logs)
         return logs
 
     def build_for(self, data: Any) -> None:
-        """Makes the variables of metrics, losses and optimizer from the specs of the data.
+        """Creates the variables of metrics, losses and optimizer from the specs of the data.
 
         Args:
             data: the `EpochIterator` of `fit`; no batch is drawn.
@@ -172,7 +172,12 @@ class DistributedModel(keras.Model):
             keras_internals.symbolic_build(self, spec)
 
     def build_before(self, iterator: Any, data_batch: Any) -> None:
-        """Builds under a strategy, before `fit` and `evaluate` (`iterator`) or of one batch."""
+        """Builds the model under a strategy: for `fit` and `evaluate`, or for a single batch.
+
+        Args:
+            iterator: the `EpochIterator` of `fit` or `evaluate`, or None.
+            data_batch: the batch, if there is no iterator.
+        """
         self.epoch_iterator = iterator
         strategy = keras_internals.strategy_of(self)
         if strategy is None:
@@ -196,8 +201,8 @@ class DistributedModel(keras.Model):
         if own is None or outside:
             what = f"its variable {outside[0]} was" if outside else "it was"
             raise ValueError(
-                f"the model must be made inside the scope of {name}, all its layers too, but "
-                f"{what} made outside: `with strategy.scope(): model = ...`"
+                f"the model and all its layers must be created inside the scope of {name}, but "
+                f"{what} created outside: use `with strategy.scope(): model = ...`"
             )
         if strategy.num_replicas_in_sync == 1 and name == "OneDeviceStrategy":
             return
@@ -218,7 +223,7 @@ def _first(x: Any) -> Tensor:
 
 
 def _tensor_spec(spec: Any) -> tf.TensorSpec:
-    """The spec of one replica's batch; of a batch that is split, with any number of rows."""
+    """The spec of one replica's batch."""
     if isinstance(spec, tf.TensorSpec):
         return spec
     first: Iterable[Any] = getattr(spec, "_value_specs", (spec,))

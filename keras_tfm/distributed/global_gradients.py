@@ -22,9 +22,9 @@ def sum_over_replicas(gradients: list[Tensor]) -> list[Tensor]:
 def leave_sums_to_the_model(optimizer: Any) -> None:
     """Makes an optimizer expect gradients that are already summed over the replicas.
 
-    Keras's optimizer sums them itself, but only after `clipnorm` and `global_clipnorm` have
-    clipped each replica's gradients by their own norm, and a `LossScaleOptimizer` checks on one
-    replica alone whether they are finite.
+    Keras's optimizer would sum them only after `clipnorm` and `global_clipnorm` have clipped each
+    replica's gradients by that replica's norm, and after a `LossScaleOptimizer` has checked on each
+    replica separately whether they are finite.
     """
     keras_internals.set_gradient_sum(innermost(optimizer), _unchanged)
 
@@ -35,7 +35,7 @@ def sums_are_left_to_the_model(optimizer: Any) -> bool:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer inside a `LossScaleOptimizer`; another one itself."""
+    """The optimizer inside a `LossScaleOptimizer`, or else the optimizer itself."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

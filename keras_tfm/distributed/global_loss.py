@@ -40,11 +40,11 @@ class GlobalLoss(CompileLoss):
 
     @contextlib.contextmanager
     def in_parts(self, parts: int, count: Callable[[], Any]) -> Iterator[None]:
-        """Each call of the loss inside this context is for one part of a batch.
+        """Inside this context each call of the loss is for one part of a batch.
 
         Args:
-            parts: the number of parts.
-            count: calls this loss once for the whole batch, to count its labels.
+            parts: int, number of parts.
+            count: function that calls this loss once on the whole batch, to count its labels.
         """
         self.batch.parts, self.batch.counting = parts, True
         count()
@@ -57,9 +57,9 @@ class Batch(threading.local):
     """The current batch of a replica. Thread-local: each replica's step is traced in a thread.
 
     Attributes:
-        parts: the number of parts it is split into.
-        counting: whether the losses are called only to count its labels.
-        totals: the divisor of each loss's mean.
+        parts: int, number of parts that the batch is split into.
+        counting: bool, whether the losses are called only to count its labels.
+        totals: dict, the divisor of each loss's mean.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Batch(threading.local):
 
 
 class GlobalMean:
-    """A Keras loss times this replica's and this part's share of the whole batch's count.
+    """A Keras loss times the share of this replica and part in the count of the whole batch.
 
     Args:
         loss: a `keras.losses.Loss`. The divisor of its mean is its method
@@ -101,7 +101,7 @@ class GlobalMean:
 def over_replicas(value: Tensor) -> Tensor:
     """The sum over all replicas."""
     replica = tf.distribute.get_replica_context()
-    if replica is None:  # Keras builds a model's metrics outside any replica
+    if replica is None:  # Keras builds metrics outside of replicas
         return value
     return replica.all_reduce(tf.distribute.ReduceOp.SUM, value)
 

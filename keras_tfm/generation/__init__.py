@@ -1,4 +1,4 @@
-"""Generation: one loop over a composed model, stepped inside a `DecodingScope`."""
+"""Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
 from keras_tfm.generation.generator import Generated, Generator, generate
 from keras_tfm.generation.stepped_model import SteppedModel

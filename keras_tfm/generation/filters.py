@@ -1,4 +1,4 @@
-"""Filters for sampling: functions of logits (B, V), float32, that set some of them to -inf."""
+"""Filters for sampling: functions that set some logits (B, V), float32, to -inf."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ NEVER = float("-inf")
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
-    """Keeps the k largest logits, and others equal to the smallest of these."""
+    """Keeps the k largest logits, and all that are equal to the smallest of them."""
     k = min(k, logits.shape[-1])
     least = ops.top_k(logits, k=k)[0][:, -1:]
     return ops.where(logits < least, NEVER, logits)
@@ -47,12 +47,12 @@ def repetition_penalty(logits: Tensor, tokens: Tensor, written: Tensor, penalty:
     Args:
         logits: (B, V), float32.
         tokens: (B, T), int32.
-        written: (B, T) or (1, T), boolean, which of the tokens have occurred.
-        penalty: positive logits of these tokens are divided by it, negative ones multiplied.
+        written: (B, T) or (1, T), boolean, which columns of `tokens` hold a token.
+        penalty: float, divides positive logits of these tokens and multiplies negative ones.
     """
     batch, vocabulary = ops.shape(logits)[0], logits.shape[-1]
     length = tokens.shape[1]
-    # Other columns point to index V, which is cut off below.
+    # Columns without a token point to index V, which is cut off below.
     columns = ops.where(written, tokens, vocabulary)
     rows = ops.repeat(ops.expand_dims(ops.arange(batch, dtype="int32"), 1), length, axis=1)
     places = ops.reshape(ops.stack([rows, columns], axis=-1), (batch * length, 2))

@@ -1,4 +1,4 @@
-"""Gathering with different indices in each row, by operations that compilers run fast."""
+"""Gathers with different indices in each row, with operations that compilers run fast."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Tensor = Any
 
 
 def gather(x: Tensor, places: Tensor) -> Tensor:
-    """Entries of x (B, N, ...) at the row's own places (B, M), integers -> (B, M, ...).
+    """Entries of x (B, N, ...) at indices (B, M), given per row -> (B, M, ...).
 
     >>> import numpy as np
     >>> from keras_tfm.generation.gather import gather
@@ -23,7 +23,7 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
 
 
 def gather_columns(x: Tensor, columns: Tensor) -> Tensor:
-    """Entries of x (B, G, N, K) at the row's own columns (B, M), integers -> (B, G, M, K)."""
+    """Entries of x (B, G, N, K) at columns (B, M), given per row -> (B, G, M, K)."""
     batch, groups, count, width = ops.shape(x)
     starts = ops.arange(batch * groups, dtype=columns.dtype) * count
     places = ops.reshape(starts, (batch, groups, 1)) + ops.expand_dims(columns, 1)

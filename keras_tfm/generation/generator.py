@@ -22,9 +22,9 @@ class Generated(NamedTuple):
     """The generated tokens and their scores.
 
     Attributes:
-        tokens: (B, T), int32, start token or prompt first. Columns after the end hold the padding
-            id of the stepped input, by default 0. (B, n, T) if the strategy returns n hypotheses
-            per row.
+        tokens: (B, T), int32, starting with the start token or the prompt. Columns after the end
+            hold the padding id of the stepped input, by default 0. (B, n, T) if the strategy
+            returns n hypotheses per row.
         scores: (B,) or (B, n), float32, the sum of the log-probabilities of the generated tokens;
             `Beam` divides it by its length penalty.
     """
@@ -39,15 +39,16 @@ class Generator:
     Args:
         model: a functional model whose output is logits (B, T, V) over the ids of the stepped
             input.
-        max_length: the maximum number of tokens of a row, prompt included.
-        start_id: the first token of every row without a prompt.
-        end_id: the token that ends a row, or several; None (default) never stops early.
-        strategy: how the next token is chosen; default `Greedy()`.
-        target: the name of the stepped input; default "target", or the only input.
-        max_new_tokens: instead of `max_length`, the maximum number of tokens after a row's prompt.
-        jit_compile: whether XLA compiles the loop, which makes it twice as fast but takes a few
-            seconds for each new shape of inputs. Without it, on TensorFlow, one graph serves inputs
-            of many shapes.
+        max_length: int, maximum number of tokens of a row, including the prompt.
+        start_id: int, the first token of every row without a prompt.
+        end_id: int or list of int, the tokens that end a row. Default: no early stop.
+        strategy: `Strategy`, how the next token is chosen. Default: `Greedy()`.
+        target: str, name of the stepped input, the one that gets the generated tokens. Default:
+            "target", or the only input.
+        max_new_tokens: int, maximum number of tokens after a row's prompt, instead of `max_length`.
+        jit_compile: bool, whether XLA compiles the loop, which makes it twice as fast but takes a
+            few seconds for each new shape of inputs. Without XLA, on TensorFlow, one graph serves
+            inputs of many shapes.
 
     Raises:
         ValueError: the model cannot be stepped (the error names the layer), or an argument is out
@@ -111,14 +112,18 @@ class Generator:
         """Generates a row for each row of `inputs`.
 
         Args:
-            inputs: the model's inputs by name; the stepped input is optional and holds prompts. Or
-                one array, if the model has one input besides the stepped one, or only the stepped
-                one (the prompts). Prompts are an array (B, P) or a list of rows of any lengths. In
-                an encoder-decoder model they are the first tokens of the answers.
+            inputs: dict of the model's inputs by name, in which the stepped input is optional and
+                holds prompts. Or one array, if the model has one input besides the stepped one, or
+                only the stepped one (the prompts). Prompts are an array (B, P) or a list of rows of
+                any lengths. In an encoder-decoder model they are the first tokens of the answers.
+
+        Returns:
+            A `Generated` of tokens and scores.
 
         Raises:
             ValueError: an input has a wrong name, shape or range; a prompt is empty or not shorter
                 than `max_length`; or the softmax of the logits is NaN.
+            TypeError: an input has the wrong dtype.
         """
         prepared = self._prepare(inputs, self.strategy.seed)
         if not len(prepared.prompt):
@@ -137,9 +142,9 @@ class Generator:
         return Generated(np.ascontiguousarray(tokens[..., : prepared.longest]), result["scores"])
 
     def stream(self, inputs: Any) -> Iterator[np.ndarray]:
-        """Yields the tokens (B,), int32, of each step; after its end a row gets the padding id.
+        """Yields the tokens (B,), int32, of each step; finished rows get the padding id.
 
-        The arguments and errors are those of a call.
+        Arguments and errors are those of a call.
 
         >>> import keras
         >>> from keras_tfm import layers
@@ -200,7 +205,7 @@ class Generator:
                 this = loop(*tensors)
                 this.encoded = state["encoded"]
                 after = this.step(state)
-                # Only the entries that change: a compiled function copies all its results.
+                # Only the entries that change: a compiled function copies everything it returns.
                 changes = {**after, "cache": this.growing_entries(after["cache"])}
                 return changes, this.unfinished({**state, **after})
 
@@ -223,10 +228,23 @@ def generate(
     target: str | None = None,
     max_new_tokens: int | None = None,
 ) -> Generated:
-    """Generates tokens; the arguments are those of `Generator` and of its call.
+    """Generates tokens with a trained model.
 
     The model keeps the generators of the last calls with their compiled loops, so a second call
     with the same arguments compiles nothing.
+
+    Args:
+        model: see `Generator`.
+        inputs: see `Generator.__call__`.
+        max_length, start_id, end_id, strategy, target, max_new_tokens: see `Generator`.
+
+    Returns:
+        A `Generated` of tokens and scores.
+
+    Raises:
+        ValueError: the model cannot be stepped, or an argument or input is out of range.
+
+    Example:
 
     >>> import numpy as np
     >>> from keras_tfm.generation import generate
@@ -252,7 +270,7 @@ def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator
         return Generator(model, *arguments)
     if generator is None:
         generator = Generator(model, *arguments)
-    # The most recently used is last. With the variables, so that their ids stay theirs.
+    # The most recently used is last. The variables are kept too, so that their ids are not reused.
     kept[key] = generator, variables
     while len(kept) > MAX_KEPT:
         kept.pop(next(iter(kept)))
@@ -273,7 +291,7 @@ def _check_finite(failed: int, prepared: Prepared) -> None:
 
 
 def _compile(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """A graph on TensorFlow, retraced with open shapes if shapes vary; else the function."""
+    """On TensorFlow a graph, which is retraced with unknown dimensions if shapes vary."""
     if keras.backend.backend() != "tensorflow":
         return function
     import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The k largest logits of a vocabulary, and the log-sum-exp of all."""
+"""The k largest logits of a vocabulary, and the log-sum-exp of all logits."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ LEAST = -3e38
 
 
 def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k largest numbers of each row (B, k), and their places (B, k), int32.
+    """The k largest values of each row (B, k), and their indices (B, k), int32.
 
-    If there are many numbers, it first selects the k blocks with the largest maxima, which contain
-    the k largest numbers.
+    If there are many values, it first selects the k blocks with the largest maxima, which contain
+    the k largest values.
 
     Args:
-        x: (B, N), or (B, R, N), whose places are indices into the R * N numbers of a row.
-        k: the number of results per row.
-        plus: (B, R, 1), added to x; None: nothing.
+        x: (B, N), or (B, R, N), for which the indices are into the R * N values of a row.
+        k: int, number of results per row.
+        plus: (B, R, 1), added to x, or None.
 
     >>> import numpy as np
     >>> from keras_tfm.generation.logits import top_k
@@ -42,7 +42,7 @@ def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor
     if plus is not None:
         maxima = maxima + plus
     best = ops.cast(ops.top_k(ops.reshape(maxima, (-1, parts * blocks)), k=k)[1], "int32")
-    if k > 1:  # in ascending order, so that the first of equal numbers is taken
+    if k > 1:  # in ascending order, so that the first of equal values is chosen
         best = -ops.top_k(-best, k=k)[0]
     x = gather(ops.reshape(x, (-1, parts * blocks, BLOCK)), best)
     if plus is not None:
@@ -53,7 +53,7 @@ def top_k(x: Tensor, k: int, plus: Tensor | None = None) -> tuple[Tensor, Tensor
         best, within = gather(best, within // BLOCK), within % BLOCK
     if parts == 1 or size % BLOCK == 0:
         return values, best * BLOCK + within
-    # The padding of the last block may be selected if all other numbers are -inf too.
+    # The padding of the last block may be selected if all other values are -inf too.
     within = ops.minimum(best % blocks * BLOCK + within, size - 1)
     return values, best // blocks * size + within
 
@@ -66,8 +66,8 @@ def log_normalizer(logits: Tensor) -> Tensor:
     # The same blocks as in `top_k`, so that a compiler can share their maxima.
     many = logits.shape[-1] > BLOCK and not logits.shape[-1] % BLOCK
     largest = ops.max(_in_blocks(logits), axis=-1) if many else logits
-    # LEAST keeps it finite, as -inf - -inf is NaN. It stands between the two maxima because XLA
-    # would otherwise merge them into one, which `top_k` cannot share.
+    # LEAST keeps it finite, since -inf - -inf is NaN. It is between the two maxima because XLA
+    # would otherwise merge them into one maximum, which `top_k` cannot share.
     largest = ops.max(ops.maximum(largest, LEAST), axis=-1, keepdims=True)
     return largest + ops.log(ops.sum(ops.exp(logits - largest), axis=-1, keepdims=True))
 

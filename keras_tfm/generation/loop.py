@@ -1,4 +1,4 @@
-"""The generation loop: step the model, choose the next token. The export traces this same code."""
+"""The generation loop: step the model, choose the next token. Exported files contain it too."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,32 +20,32 @@ Tensor = Any
 # Keys: "strategy" (its state), "cache", "tree" (if width > 1), "failed" (with `score`).
 State = dict[str, Any]
 
-# Caches with more columns are not pruned: pruning takes memory quadratic in the columns.
+# Caches with more columns are not pruned: the memory for pruning is quadratic in the columns.
 LONGEST_PRUNED = 1024
 
 
 class GenerationLoop:
-    """Generation after a prompt with KV caches, as pure functions that every backend traces.
+    """Generation after a prompt with KV caches, as pure functions that every backend can trace.
 
     Args:
-        model: functional; its outputs are logits (B, T, V) and, for a strategy that reads features,
-            features (B, T, D).
-        inputs: the model's inputs by name, without the stepped one.
-        target: the name of the stepped input.
-        prompt: (B, P), int32, P known and at least 1: the start token or a whole prompt.
-        length: T, the number of columns of the result, prompt and padding included.
-        end_ids: the tokens that end a row, which is then filled with `pad_id`; if empty, no row
-            ends early.
-        strategy: how the next token is chosen; default `Greedy()`.
-        score: whether to sum log-probabilities, which costs one softmax per token, and to stop if
-            the softmax of the logits is NaN.
-        padding: (B,), int32, the number of padding columns before each row's prompt; None: none.
-        limit: (B,), int32, the number of columns that each row may fill; None: all T.
-        seed: (2,), int32, for strategies that draw.
-        capacity: the number of columns of the caches at the start. A position takes one column per
-            hypothesis. The caches grow when they are full; see `cache_capacities`.
-        xla: whether XLA compiles the loop.
-        pad_id: the token of the columns after the end of a row.
+        model: functional model; its outputs are logits (B, T, V) and, for a strategy that reads
+            features, features (B, T, D).
+        inputs: dict of the model's inputs by name, without the stepped one.
+        target: str, name of the stepped input.
+        prompt: (B, P), int32, the start token or a whole prompt. P is known and at least 1.
+        length: int, number of columns of the result, including prompt and padding (T).
+        end_ids: the tokens that end a row; the rest of the row is padded with `pad_id`. If empty,
+            no row ends early.
+        strategy: `Strategy`, how the next token is chosen. Default: `Greedy()`.
+        score: bool, whether to sum log-probabilities, which costs one softmax per token, and to
+            stop if the softmax of the logits is NaN.
+        padding: (B,), int32, number of padding columns before each row's prompt, or None.
+        limit: (B,), int32, number of columns that each row may use. Default: all T.
+        seed: (2,), int32, for strategies that sample.
+        capacity: int, number of cache columns at the start. Each position takes one column per
+            hypothesis. Caches grow when they are full; see `cache_capacities`.
+        xla: bool, whether XLA compiles the loop.
+        pad_id: int, the token of the columns after the end of a row.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class GenerationLoop:
         self.task = Task(
             batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed, pad_id
         )
-        # The capacity that suffices for every row, the current one, and the entries that have it.
+        # The capacity that is enough for every row, the current one, and the entries that have it.
         self._largest_capacity = (
             prompt_length - 1 + self.strategy.width * (length - prompt_length + 1)
         )
@@ -85,7 +85,7 @@ class GenerationLoop:
         self._growing: list[str] = []
 
     def start(self) -> State:
-        """The state after a prefill of the prompt without its last token, the loop's first step."""
+        """The state after the prefill of the prompt without its last token (the next input)."""
         task, width = self.task, self.strategy.width
         cache, features = self._prefill()
         started = self.strategy.start(task, task.sequences(self.prompt), features)
@@ -100,8 +100,8 @@ class GenerationLoop:
     def _prefill(self) -> tuple[Any, Tensor | None]:
         task, prompt = self.task, self.prompt
         self.encoded = self._stepped.encode(self.inputs)
-        # A prompt of one token is a step of the loop. Stepping it here only gives the shapes of the
-        # caches and projects the context.
+        # A prompt of one token is processed in the loop's first step. Stepping it here only gives
+        # the shapes of the caches and projects the context.
         alone = task.first == 0
         ids = prompt if alone else prompt[:, : task.first]
         with DecodingScope(length=self._length, padding=task.padding, xla=self._xla) as scope:
@@ -131,7 +131,7 @@ class GenerationLoop:
         return more
 
     def step(self, state: State) -> State:
-        """Steps the model over one token per hypothesis, and chooses the next."""
+        """Steps the model with one token per hypothesis, and chooses the next tokens."""
         task, width = self.task, self.strategy.width
         before = state["strategy"]
         position = before.position
@@ -157,23 +157,23 @@ class GenerationLoop:
         if tree is not None:
             after["tree"] = tree.grown(position, parents)
         if "failed" in state:
-            # Most strategies compute it too, so a compiler reads all logits once.
+            # Most strategies compute this too, so a compiler reads all logits only once.
             logits = ops.cast(logits, "float32")
             if width > 1:
                 logits = ops.reshape(logits, (task.batch, width, logits.shape[-1]))
             sums = ops.reshape(log_normalizer(logits), (task.batch, width))
-            # Or every continuation has probability 0.
+            # NaN, or every continuation has probability 0.
             broken = ops.logical_or(
                 ops.any(ops.isnan(sums), axis=1), ops.all(ops.equal(sums, -np.inf), axis=1)
             )
             going = self.strategy.going(task, before)
-            if going is not None:  # an ended row may be past the end of a table of positions
+            if going is not None:  # a finished row may be past the end of a position table
                 broken = ops.logical_and(broken, going)
             after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
         return after
 
     def result(self, state: State) -> dict[str, Tensor]:
-        """ "tokens"; with `score` also "scores", and "failed", the column of a NaN or -1."""
+        """A dict of "tokens"; with `score` also "scores", and "failed", a NaN's column or -1."""
         result = self.strategy.result(self.task, state["strategy"])
         if "failed" in state:
             result["failed"] = state["failed"]
@@ -198,11 +198,11 @@ class GenerationLoop:
         return _while_loop(lambda state: self._unfinished_within(state, 1), self.step, state)
 
     def _pruning(self, state: State) -> State:
-        """Steps, and prunes full caches, until a prune frees too few columns.
+        """Steps, and prunes full caches, until pruning frees too few columns.
 
         Pruning removes the columns that no hypothesis continues.
         """
-        # A prune costs a third to a half of a step.
+        # Pruning once costs a third to a half of a step.
         enough = max(1, self._capacity // (8 * self.strategy.width))
         return _while_loop(
             lambda state: self._unfinished_within(state, enough),
@@ -273,14 +273,15 @@ def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
 
 
 def cache_capacities(largest: int, first: int, used: int = 0) -> tuple[int, ...]:
-    """The successive capacities of growing caches, so that short texts run on small caches.
+    """The successive capacities of growing caches, so that short texts run with small caches.
 
-    Each is four times the previous one and has its own copy of the loop; the weights are shared.
+    Each capacity is four times the previous one and has its own copy of the loop. Weights are
+    shared.
 
     Args:
-        largest: the last capacity, which suffices for every row.
-        first: the smallest capacity worth a loop.
-        used: the number of columns in use before the first step.
+        largest: int, the last capacity, enough for every row.
+        first: int, the smallest capacity that is worth its own loop.
+        used: int, number of columns in use before the first step.
 
     >>> from keras_tfm.generation.loop import cache_capacities
     >>> cache_capacities(1000, first=32)
@@ -288,7 +289,7 @@ def cache_capacities(largest: int, first: int, used: int = 0) -> tuple[int, ...]
     """
     result = []
     capacity = first
-    while 3 * capacity < 2 * largest:  # another loop for the last third would not pay
+    while 3 * capacity < 2 * largest:  # another loop for the last third would not pay off
         if capacity > used:
             result.append(capacity)
         capacity *= 4

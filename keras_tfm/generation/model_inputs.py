@@ -1,4 +1,4 @@
-"""The inputs of a functional model: their names, which one is stepped, what ids they take."""
+"""The inputs of a functional model: names, the stepped input, and vocabulary sizes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def input_names(model: keras.Model) -> list[str]:
             "expected a functional keras.Model (made of keras.Input and layers), "
             f"got {type(model).__name__}"
             + (
-                "; of one that is built, keras.Model(model.inputs, model.outputs) is functional"
+                "; once it is built, keras.Model(model.inputs, model.outputs) is functional"
                 if isinstance(model, keras.Sequential)
                 else ""
             )
@@ -30,7 +30,7 @@ def input_names(model: keras.Model) -> list[str]:
             )
     if isinstance(struct, dict):
         return list(struct)
-    # An input without a name of its own is known by its layer's.
+    # An input without a name has the name of its layer.
     return [producer(x).operation.name for x in model.inputs]
 
 
@@ -45,14 +45,14 @@ def call_model(model: keras.Model, inputs: dict[str, Any]) -> Any:
 
 
 def find_target(model: keras.Model, target: str | None = None) -> str:
-    """The name of the input that is stepped: `target`, or "target", or the only one."""
+    """The name of the stepped input: `target` if given, else "target", or the only input."""
     names = input_names(model)
     if target is None:
         target = "target" if "target" in names or len(names) > 1 else names[0]
     if target not in names:
         raise ValueError(
             f"the model has no input {target!r} to step, its inputs are {names}: "
-            "name one with target="
+            "choose one with target=..."
         )
     return target
 
@@ -66,7 +66,7 @@ def input_specs(model: keras.Model) -> dict[str, keras.KerasTensor]:
 
 
 def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
-    """How many ids each input takes that goes straight into an embedding, by name."""
+    """The vocabulary size of each input that goes directly into an embedding, by name."""
     inputs = {id(x): name for name, x in input_specs(model).items()}
     sizes: dict[str, int] = {}
     for operation in model.operations:
@@ -89,7 +89,7 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
 
 
 def with_features(model: keras.Model) -> keras.Model:
-    """The model with a second output: what goes into the layer that makes the logits."""
+    """The model with a second output: the input of the layer that computes the logits."""
     (logits,) = model.outputs
     features = getattr(model, "features", None)
     if features is None:

@@ -1,4 +1,4 @@
-"""Which id is padding, for each input of a functional model."""
+"""The padding id of each input of a functional model."""
 
 from typing import Any
 
@@ -10,14 +10,16 @@ from keras_tfm.layers import TokenEmbedding
 
 
 def pad_ids(model: keras.Model) -> dict[str, int]:
-    """The padding id of each input of ids, by name.
+    """The padding id of each input of token ids, by name.
 
-    An input of ids is one of integers (B, T). Its padding id is the one that its embedding masks:
-    `TokenEmbedding(mask_id=)`, or 0 for `mask_zero=True`, also of Keras's `Embedding`. It is 0
-    where no embedding masks an id.
+    Inputs of token ids are integers (B, T). The padding id is the one that the embedding masks:
+    `TokenEmbedding(mask_id=...)`, or 0 with `mask_zero=True`, also of Keras's `Embedding`. It is 0
+    if no embedding masks an id.
 
     Raises:
-        ValueError: two embeddings read one input and mask different ids.
+        ValueError: two embeddings of the same input mask different ids.
+
+    Example:
 
     >>> import keras
     >>> from keras_tfm.generation.pad_ids import pad_ids
@@ -32,7 +34,7 @@ def pad_ids(model: keras.Model) -> dict[str, int]:
 
 
 def _masked_ids(model: keras.Model) -> dict[str, int]:
-    """The id that an embedding masks, by input; an input that none masks is not among them."""
+    """The id that an embedding masks, by input; inputs without a masked id are left out."""
     inputs = {id(x): name for name, x in input_specs(model).items()}
     result: dict[str, int] = {}
     for operation in model.operations:

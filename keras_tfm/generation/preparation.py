@@ -1,4 +1,4 @@
-"""Checks the inputs of a generation, and pads the prompts to one length."""
+"""Checks the inputs of generation, and pads the prompts to one length."""
 
 import operator
 from collections.abc import Sequence
@@ -13,15 +13,25 @@ from keras_tfm.generation.pad_ids import pad_ids
 
 
 class Prepared(NamedTuple):
-    """The inputs of a loop: arrays by name, the prompt (B, P), and its number of columns."""
+    """The inputs of a loop.
+
+    Attributes:
+        arrays: dict of the model's inputs without the stepped one.
+        prompt: (B, P), int32, padded on the left.
+        padding: (B,), int32, number of padding columns of each row, or None.
+        limit: (B,), int32, number of columns that each row may use, or None.
+        seed: (2,), integers.
+        length: int, number of columns of the loop.
+        longest: int, number of columns of the result.
+    """
 
     arrays: dict[str, np.ndarray]
     prompt: np.ndarray
     padding: np.ndarray | None
     limit: np.ndarray | None
     seed: np.ndarray
-    length: int  # the columns of the loop
-    longest: int  # the columns of the result
+    length: int
+    longest: int
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -34,12 +44,12 @@ class Preparation:
     """Converts the inputs of a call to those of a `GenerationLoop`.
 
     Args:
-        model: functional.
-        target: the name of the stepped input.
-        max_length: the maximum number of tokens of a row, prompt included; None with
+        model: functional model.
+        target: str, name of the stepped input.
+        max_length: int, maximum number of tokens of a row, including the prompt, or None with
             `max_new_tokens`.
-        max_new_tokens: the maximum number of tokens after the prompt.
-        start_id: the first token of every row without a prompt.
+        max_new_tokens: int, maximum number of tokens after the prompt, or None.
+        start_id: int, the first token of every row without a prompt, or None.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Equal blocks of a stack are traced twice, not thirty times, into a TensorFlow graph.
+"""Traces equal blocks of a stack only twice into a TensorFlow graph, for fast compilation.
 
-Python takes a millisecond for every few operations that it adds to a graph, and a stack has thirty
-blocks of a hundred and more. The first block of a step is traced as any layer; it makes what all of
-them share (masks, tables of positions). The second is traced as a function of its input, its
-weights and its entries of the KV cache, and that function is called for the others. TensorFlow and
-XLA inline it.
+Adding a few operations to a graph takes Python a millisecond, and a stack may have thirty blocks of
+more than a hundred operations each. The first block of a step is traced like any layer; it makes
+the tensors that all blocks share (masks, position tables). The second block is traced as a function
+of its input, its weights and its KV cache entries, and this function is called for all others.
+TensorFlow and XLA inline it.
 """
 
 import json
@@ -26,10 +26,10 @@ class _Traced(NamedTuple):
     """A block as a function.
 
     Attributes:
-        function: from the input, the weights and the entries of the cache that the block takes, to
-            the output and to what the scope notes of each call of an attention layer.
-        grows: of each of these calls, whether it adds to the cache: self-attention.
-        keeps_mask: whether the output has the input's mask.
+        function: function of the input, the weights and the block's cache entries; it returns the
+            output and what the scope records for each call of an attention layer.
+        grows: list of bool, for each of these calls whether its entry grows (self-attention).
+        keeps_mask: bool, whether the output carries the input's mask.
     """
 
     function: Callable[..., Any]
@@ -38,15 +38,15 @@ class _Traced(NamedTuple):
 
 
 class SharedTraces:
-    """The functions of one step, by what makes two blocks equal."""
+    """The traced functions of one step, shared by equal blocks."""
 
     def __init__(self) -> None:
         self._known: dict[Any, _Traced | None] = {}
-        # Objects whose ids are in the keys, kept so that no other object gets them.
+        # Objects whose ids are in the keys, kept so that their ids are not reused.
         self._compared: list[Any] = []
 
     def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """`layer(*args, **kwargs)`, by the function of an equal block where there is one."""
+        """`layer(*args, **kwargs)`, with the function of an equal block if there is one."""
         scope = DecodingScope.current()
         if scope is None or not _may_share(layer, args):
             return layer(*args, **kwargs)
@@ -72,12 +72,12 @@ class SharedTraces:
     def _key(
         self, layer: Any, args: Any, kwargs: Any, scope: DecodingScope, taken: list[Any]
     ) -> tuple[Any, Any]:
-        """What equal calls have in common, and the objects that are compared by their ids."""
+        """A key that equal calls share, and the objects that it compares by id."""
         x, *others = args
         others = [*others, *kwargs.values(), _mask(x, kwargs)]
         shared = tuple(y if isinstance(y, int | float | str | None) else id(y) for y in others)
         weights = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
-        # A padding mask is in the entry of the first block alone, which is never called as another.
+        # Only the first block's entry has the padding mask, and that block shares no function.
         entries = tuple(
             tuple((part, tuple(y.shape), y.dtype) for part, y in entry.items() if part != "mask")
             for entry in taken
@@ -90,15 +90,15 @@ class SharedTraces:
 
 
 def _mask(x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
-    """The padding mask of a call: an explicit one wins, which is Keras's too when it fills it."""
+    """The padding mask of a call: the argument `mask` if given, else the mask of `x`."""
     mask = kwargs.get("mask")
     return get_mask(x) if mask is None else mask
 
 
 def _attentions(layer: Any) -> int:
-    """How many entries of the cache a block takes."""
-    own, cross = layer.self_attention, layer.cross_attention
-    return int(own is not None and own.causal) + int(cross is not None)
+    """The number of cache entries of a block."""
+    attention, cross = layer.self_attention, layer.cross_attention
+    return int(attention is not None and attention.causal) + int(cross is not None)
 
 
 def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
@@ -112,7 +112,7 @@ def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _is_known(layer: Any) -> bool:
-    """Whether a layer is a block that its configuration describes: no part is of a user's own."""
+    """Whether a layer is a block without custom parts, which its configuration describes fully."""
     if not isinstance(layer, TransformerBlock):
         return False
     packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
@@ -120,17 +120,17 @@ def _is_known(layer: Any) -> bool:
 
 
 class FirstOfEqual:
-    """Calls the first of equal blocks that follow one another; the others return their input.
+    """Calls only the first of several equal blocks in a row; the others return their input.
 
-    For a question whose answer is the same for one block as for thirty: whether a model may be
-    stepped.
+    For checking whether a model can be stepped, which has the same answer for one block as for
+    thirty.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Tensor, Any]] = {}
 
     def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """`layer(*args, **kwargs)`, or its input, if an equal layer made it."""
+        """`layer(*args, **kwargs)`, or the input if an equal layer computed it."""
         if not _is_known(layer):
             return layer(*args, **kwargs)
         x, *others = args
@@ -139,7 +139,7 @@ class FirstOfEqual:
         key = type(layer), _described(layer), shapes, tuple(kwargs), tuple(map(id, others))
         made = self._made.get(id(x))
         y = x if made is not None and made[0] == key else layer(*args, **kwargs)
-        self._made[id(y)] = key, y, others  # whose ids stay theirs
+        self._made[id(y)] = key, y, others  # kept, so that their ids are not reused
         return y
 
 
@@ -176,15 +176,15 @@ def _trace(
 
 
 def _described(layer: Any) -> str | None:
-    """A layer's configuration, without names; None where a function in it has none either."""
+    """A layer's configuration without names, or None if it contains a lambda."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what a configuration with a lambda is worth
+        warnings.simplefilter("ignore")  # Keras warns about serialising a lambda
         described = json.dumps(_nameless(layer.get_config()), sort_keys=True)
     return None if "__lambda__" in described else described
 
 
 def _nameless(config: Any) -> Any:
-    """A configuration without names, which tell blocks apart that compute the same."""
+    """A configuration without names, which differ between equal blocks."""
     if isinstance(config, dict):
         left_out = ("name", "shared_object_id", "build_config")
         return {key: _nameless(value) for key, value in config.items() if key not in left_out}

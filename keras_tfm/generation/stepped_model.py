@@ -18,8 +18,8 @@ class Call(NamedTuple):
 
     Attributes:
         node: Keras's record of the call.
-        reads: the number of the value that it reads, by the `id` of its symbolic input.
-        makes: the numbers of the values that it returns, in order.
+        reads: dict from the `id` of a symbolic input to the number of the value that it reads.
+        makes: list of the numbers of the values that it returns.
     """
 
     node: Any
@@ -35,12 +35,12 @@ class SteppedModel:
     functional models are expanded.
 
     Args:
-        model: functional.
-        target: the name of the stepped input; default "target", or the only input.
+        model: functional model.
+        target: str, name of the stepped input. Default: "target", or the only input.
 
     Raises:
         TypeError: the model is not functional.
-        ValueError: it has no such input.
+        ValueError: the model has no such input.
 
     Example:
 
@@ -114,10 +114,10 @@ class SteppedModel:
         """Runs the layers that do not depend on the stepped input.
 
         Args:
-            inputs: by name, all except the stepped one.
+            inputs: dict of all inputs except the stepped one.
 
         Returns:
-            The tensors that the steps read, by name, and their masks.
+            A dict of the tensors that the steps read, and their masks.
         """
         values = {
             self._inputs[name]: self._converted(name, x)
@@ -152,11 +152,11 @@ class SteppedModel:
         """The model's outputs for n tokens. Call it inside a `DecodingScope`.
 
         Args:
-            encoded: the result of `encode`.
-            tokens: (B, n), int32, for the stepped input.
-            every: whether to return the outputs of every call, in the order of `stepping`.
-            call: how a layer is called, from it and its arguments; by default equal blocks
-                share a trace.
+            encoded: dict, the result of `encode`.
+            tokens: (B, n), int32, values of the stepped input.
+            every: bool, whether to return the outputs of all calls, in the order of `stepping`.
+            call: function of a layer, its positional and its keyword arguments, that calls the
+                layer. Default: equal blocks share a trace.
         """
         values = {self._inputs[self.target]: self._converted(self.target, tokens)}
         for number in self._encoded:
@@ -183,7 +183,7 @@ class SteppedModel:
 
 
 def _is_plain_call(node: Any) -> bool:
-    """Whether a nested model was called without other tensors than its inputs."""
+    """Whether a nested model was called with its inputs as the only tensors."""
     arguments = node.arguments
     return len(arguments.args) == 1 and not any(
         isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(arguments.kwargs)

@@ -24,12 +24,12 @@ def check_stepping(
     compares the two passes, and names the first layer whose output differs.
 
     Args:
-        model: functional.
-        target: the name of the stepped input.
-        length: the number of positions compared. Use the length that will be generated, because a
-            convolution may reach far back. The first three and the last two are single steps.
-        tolerance: the largest allowed difference, relative to the larger of the logit and the
-            median logit. Rounding alone gives 1e-6 in float32 and 1e-2 in bfloat16.
+        model: functional model.
+        target: str, name of the stepped input. Default: "target", or the only input.
+        length: int, number of positions to compare. Use the length that will be generated, because
+            a convolution may reach far back. The first three and the last two are single steps.
+        tolerance: float, the largest allowed difference, relative to the larger of the logit and
+            the median logit. Rounding alone gives 1e-6 in float32 and 1e-2 in bfloat16.
 
     Raises:
         ValueError: a layer differs; the error names the first one.
@@ -73,7 +73,7 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
         if name == target and x.shape[1] is not None:
             raise ValueError(
                 f"{model.name} cannot be stepped: its input {target!r} has a fixed length, "
-                f"{x.shape[1]}; declare keras.Input((None,)), which takes one token as well"
+                f"{x.shape[1]}; declare keras.Input((None,)), which also accepts a single token"
             )
         if "int" in x.dtype or name in sizes:
             # All ids about equally often, because a sequence of equal ids looks the same in any
@@ -90,14 +90,14 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
 def _both(
     stepped: SteppedModel, inputs: dict[str, Any], length: int, every: bool = False
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Each output of the full pass, and each output of every step; with `every` of all calls."""
+    """Each output of the full pass and of every step; with `every`, the outputs of all calls."""
 
     def arrays(outputs: Any) -> list[np.ndarray]:
         flat = keras.tree.flatten(outputs)
         return [ops.convert_to_numpy(ops.cast(y, "float32")) for y in flat]
 
     def call() -> Any:
-        # Thirty equal blocks are stepped as one is. All are looked at to find the first that fails.
+        # Equal blocks can all be stepped if the first one can. `every` needs them all.
         return None if every else FirstOfEqual().call
 
     steps, cache = [], None
@@ -128,7 +128,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
-    """Single steps at both ends, and one step of all tokens between."""
+    """Single steps at both ends, and one step for all tokens between them."""
     ends = sorted({*range(min(3, length) + 1), *range(max(length - 2, 0), length + 1)})
     return itertools.pairwise(ends)
 
@@ -148,8 +148,8 @@ def _agree(whole: np.ndarray, steps: list[np.ndarray], tolerance: float) -> bool
     size = np.abs(whole[finite])
     if not size.size:
         return True
-    # Relative to the logit or the median logit: a logit of -1e9, which forbids a token, says
-    # nothing about the others, nor do zeros.
+    # Relative to the logit or the median logit, since a few logits may be -1e9 (a forbidden token)
+    # and others 0.
     some = size[size > 0]
     allowed = tolerance * np.maximum(size, float(np.median(some)) if some.size else 0.0)
     return bool((np.abs(together[finite] - whole[finite]) <= allowed).all())

@@ -1,8 +1,8 @@
-"""The tree of a search's hypotheses: which columns of the shared KV cache belong to each of them.
+"""The hypotheses of a search as a tree: which columns of the shared KV cache belong to which.
 
 The n hypotheses of a row share one cache: the n tokens of a step, one per hypothesis, are written
-to n consecutive columns. Most hypotheses are soon dropped, and then most columns, except those of
-the last few positions, belong to none. Pruning removes these columns.
+to n consecutive columns. Most hypotheses are soon dropped. Then most columns, except those of the
+last few positions, belong to no hypothesis. Pruning removes these columns.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ class Tree(NamedTuple):
 
     Attributes:
         ancestors: (B, n, S), float32, 1 where a column holds a token of a hypothesis, 0 elsewhere.
-        positions: (S,), int32, the position of each column's tokens, the same in all rows:
-            ascending over the columns in use, 0 in the others.
-        filled: () int32, the number of columns in use.
+        positions: (S,), int32, the position of each column, the same in all rows: ascending in the
+            columns in use, 0 in the others.
+        filled: () int32, number of columns in use.
     """
 
     ancestors: Tensor
@@ -28,7 +28,7 @@ class Tree(NamedTuple):
 
     @classmethod
     def of_prompt(cls, batch: Any, width: int, columns: int, length: int) -> "Tree":
-        """`width` hypotheses over `columns` columns, of which the first `length` are the prompt."""
+        """`width` hypotheses over `columns` columns, the first `length` of which are the prompt."""
         column = ops.arange(columns, dtype="int32")
         ancestors = ops.cast(column < length, "float32")
         return cls(
@@ -39,7 +39,7 @@ class Tree(NamedTuple):
 
     @property
     def steps_left(self) -> Tensor:
-        """The number of steps that the free columns suffice for."""
+        """The number of steps for which there are free columns."""
         return (self.ancestors.shape[2] - self.filled) // self.ancestors.shape[1]
 
     def wider(self, more: int) -> "Tree":
@@ -53,12 +53,12 @@ class Tree(NamedTuple):
         """The tree after a step: one token per hypothesis is added, then the parents are selected.
 
         Args:
-            position: () int32, of the added tokens.
+            position: () int32, position of the added tokens.
             parents: (B, n), int32, below n: the hypothesis that each of the next ones continues.
         """
         batch, n = ops.shape(self.ancestors)[0], self.ancestors.shape[1]
-        own = ops.broadcast_to(ops.eye(n, dtype="float32"), (batch, n, n))
-        added = ops.slice_update(self.ancestors, (0, 0, self.filled), own)
+        new_columns = ops.broadcast_to(ops.eye(n, dtype="float32"), (batch, n, n))
+        added = ops.slice_update(self.ancestors, (0, 0, self.filled), new_columns)
         positions = ops.broadcast_to(position, (n,))
         return Tree(
             ops.matmul(ops.one_hot(parents, n, dtype="float32"), added),
@@ -70,7 +70,7 @@ class Tree(NamedTuple):
         """The same hypotheses, without the columns that belong to none of them.
 
         Rows of a batch may need different numbers of columns for a position. All rows keep the
-        largest number, so some columns of some rows remain unused.
+        largest number, so some columns of some rows stay unused.
 
         Returns:
             The tree, and (B, S), int32, the index of the old column that each new column copies.
@@ -83,7 +83,7 @@ class Tree(NamedTuple):
         >>> columns.numpy()[0, :3].tolist(), tree.positions.numpy().tolist()
         ([1, 2, 3], [0, 1, 1, 0, 0, 0])
         """
-        # float32: LiteRT compares and adds it fastest, and it represents these integers exactly.
+        # float32: fastest in LiteRT, and exact for these integers.
         positions = ops.cast(self.positions, "float32")
         across, down = ops.expand_dims(positions, 0), ops.expand_dims(positions, 1)
         column = ops.arange(self.ancestors.shape[2], dtype="float32")
@@ -95,7 +95,7 @@ class Tree(NamedTuple):
         beside = _equal(down, across)  # (S, S)
         to_the_left = beside * _less(new, column)
         place, needed_place = ops.sum(to_the_left, axis=0), ops.matmul(needed, to_the_left)
-        # Each position keeps as many columns as the row that needs most, from column `first` on.
+        # Each position keeps as many columns as the row that needs most, starting at `first`.
         kept = written * _less(place, ops.max(ops.matmul(needed, beside), axis=0))
         first = ops.sum(ops.expand_dims(kept, 1) * _less(down, across), axis=0)
 

@@ -1,4 +1,4 @@
-"""Layers: token ids in, features out. `keras.ops` only, so they run on every Keras backend."""
+"""Layers: token ids in, features out. Written in `keras.ops`, so they run on all Keras backends."""
 
 from keras_tfm.layers.activations import gelu_tanh
 from keras_tfm.layers.attention import attention

@@ -1,4 +1,4 @@
-"""Activations that Keras has no name for."""
+"""Activations that Keras has no string identifier for."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU as GPT-2, T5 1.1 and most models after BERT compute it.
+    """The tanh approximation of GELU, used by GPT-2, T5 1.1 and most models after BERT.
 
     0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): "Gaussian Error Linear Units"
     (arXiv:1606.08415), section 2. It differs from the exact `"gelu"` by up to 5e-4.
 
     Args:
-        x: any shape, float.
+        x: float tensor of any shape.
 
     Returns:
-        The same shape and dtype.
+        A tensor of the same shape and dtype.
 
     Example:
 

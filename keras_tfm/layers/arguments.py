@@ -1,4 +1,4 @@
-"""What layers make of their arguments: initializers, activations, checked shapes."""
+"""Conversion and checks of layer arguments: initializers, activations, input shapes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import keras
 
 
 def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
-    """The initializer that `value` names or is."""
+    """Returns the initializer for an object, a name or a configuration."""
     try:
         result = keras.initializers.get(value)
     except (TypeError, ValueError) as error:
@@ -19,7 +19,7 @@ def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
 
 
 def as_activation(name: str, value: Any) -> Any:
-    """The activation that `value` names or is."""
+    """Returns the activation for a function, a layer, a name or a configuration."""
     try:
         return keras.activations.get(value)
     except (TypeError, ValueError) as error:
@@ -27,7 +27,7 @@ def as_activation(name: str, value: Any) -> Any:
 
 
 def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:
-    """Raises unless `shape` is (B, T, D), or has more leading axes, with a known width."""
+    """Raises unless `shape` is (B, T, D) with a known D; more leading axes are allowed."""
     if len(shape) < 3 or shape[-1] is None:
         raise ValueError(
             f"{layer.name}: {name} must have shape (B, T, D) with D known, got {tuple(shape)}"

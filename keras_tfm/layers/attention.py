@@ -1,4 +1,4 @@
-"""The pure core: the only softmax(QK^T)V of a full pass. `stepped_attention` has a step's."""
+"""Attention as a pure function, for full passes. `stepped_attention` is its twin for decoding."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,29 +29,29 @@ def attention(
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
 
-    "Attention Is All You Need" (arXiv:1706.03762), equation 1. With fewer key than query heads
-    (G < H, G dividing H) query head h reads key head h // (H/G), without repeating keys
-    (grouped-query attention, arXiv:2305.13245). On JAX and PyTorch it is the backend's fused
-    operation (flash attention on a GPU) where that computes the same: no soft cap, dropout or extra
-    values, and not in float16 on a CPU.
+    "Attention Is All You Need" (arXiv:1706.03762), equation 1. With fewer key heads than query
+    heads (G < H, where G divides H), query head h reads key head h // (H/G), without repeating
+    keys (grouped-query attention, arXiv:2305.13245). On JAX and PyTorch the backend's fused
+    operation (flash attention on a GPU) is used where it gives the same result: no soft cap, no
+    dropout, no extra values, and no float16 on a CPU.
 
     Args:
-        query: (..., H, T, K), any number of leading axes.
-        key: (..., G, S, K).
-        value: (..., G, S, V).
-        mask: boolean, broadcastable to (..., H, T, S); True = attend. A query whose every key is
-            masked gets zeros.
-        bias: float, broadcastable to (..., H, T, S), added to the scaled scores.
-        scale: factor of the scores; 1/sqrt(K) by default.
-        soft_cap: c in c tanh(score / c), which keeps scores within (-c, c), before the bias
-            (Gemma 2, arXiv:2408.00118).
-        causal: whether query t sees keys 0 to t alone, besides what `mask` says; T = S.
-        dropout: applied to the attention weights (..., H, T, S), a `keras.layers.Dropout` for
-            instance. That of a `DrawnDropout` may be joined with the softmax's gradient.
-        extra_scores: broadcastable to (..., H, T, S), added to the scaled products of queries and
-            keys, before the soft cap.
-        extra_values: given the attention weights after dropout, what to add to the result
-            (..., H, T, V).
+        query: float tensor (..., H, T, K), with any number of leading axes.
+        key: float tensor (..., G, S, K).
+        value: float tensor (..., G, S, V).
+        mask: boolean tensor, broadcastable to (..., H, T, S); True = attend. A query that sees no
+            key gets zeros.
+        bias: float tensor, broadcastable to (..., H, T, S), added to the scaled scores.
+        scale: float, factor of the scores. Default: 1/sqrt(K).
+        soft_cap: float, c in c tanh(score / c), which keeps scores within (-c, c). Applied before
+            the bias (Gemma 2, arXiv:2408.00118).
+        causal: bool, whether query t sees only keys 0 to t, in addition to `mask`. Requires T = S.
+        dropout: function applied to the attention weights (..., H, T, S), for instance a
+            `keras.layers.Dropout`. A `DrawnDropout` may be fused with the softmax's gradient.
+        extra_scores: float tensor, broadcastable to (..., H, T, S), added to the scaled products of
+            queries and keys, before the soft cap.
+        extra_values: function from the attention weights after dropout to a tensor that is added to
+            the result (..., H, T, V).
 
     Returns:
         (..., H, T, V) in the dtype of `value`. The softmax is taken in float32.
@@ -73,7 +73,7 @@ def attention(
     """
     query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
     check_heads(query, key)
-    if key.shape[-2] == 0:  # a maximum over nothing is an error
+    if key.shape[-2] == 0:  # softmax over an empty axis is an error
         return ops.zeros((*ops.shape(query)[:-1], value.shape[-1]), dtype=value.dtype)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     own = None if mask is None else masks.as_boolean(mask, "mask")
@@ -121,14 +121,14 @@ def check_heads(query: Tensor, key: Tensor) -> None:
 
 
 def softmax(scores: Tensor, dtype: Any) -> Tensor:
-    """Over the last axis, in float32, then `dtype`."""
+    """Softmax over the last axis, computed in float32 and cast to `dtype`."""
     if scores.shape[-1] == 1:
-        return ops.ones_like(scores, dtype=dtype)  # of which Keras's softmax warns
+        return ops.ones_like(scores, dtype=dtype)  # Keras's softmax warns about a single column
     return ops.cast(ops.softmax(scores, axis=-1), dtype)
 
 
 def joined_bias(*parts: Tensor | None) -> Tensor | None:
-    """The sum of those that are given, in float32; None where none is."""
+    """The sum of the parts that are not None, in float32; None if all are."""
     result = None
     for part in parts:
         if part is not None:
@@ -151,8 +151,8 @@ def grouped_sums(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores (..., H, T, S) in float32, of which those that `mask` hides weigh nothing."""
+    """Scores (..., H, T, S), float32, masked so that hidden keys get zero weight."""
     target = current_target()
-    if target.is_edge:  # selecting would cut the graph in two for XNNPACK
+    if target.is_edge:  # XNNPACK does not delegate a select: it would split the graph
         return scores + masks.penalty(mask, target.masked_score)
     return ops.where(mask, scores, target.masked_score)

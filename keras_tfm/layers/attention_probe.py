@@ -1,11 +1,10 @@
-"""Reading attention maps without changing what a layer returns."""
+"""Records attention weights without changing what a layer returns."""
 
 from contextvars import ContextVar, Token
 from typing import Any
 
 Tensor = Any
 
-# The innermost probe that is open, or None.
 current_probe: ContextVar["AttentionProbe | None"] = ContextVar("attention_probe", default=None)
 
 
@@ -13,10 +12,10 @@ class AttentionProbe:
     """Collects the attention weights of every attention layer that is called inside it.
 
     Attributes:
-        maps: by call, numbered in order and named by layer ("000_self_attention"), the weights
-            (B, H, T, S), each row summing to 1, before dropout. Eager calls give values; inside
-            `tf.function` or `jax.jit` they are that graph's tensors. While a probe is open,
-            attention is never computed block by block.
+        maps: dict from the call's number and the layer's name ("000_self_attention") to the
+            attention weights (B, H, T, S) before dropout; each row sums to 1. Eager calls give
+            values; inside `tf.function` or `jax.jit` the weights are tensors of that graph. While a
+            probe is open, attention is not computed block by block.
 
     Example:
 
@@ -35,11 +34,11 @@ class AttentionProbe:
 
     @staticmethod
     def current() -> "AttentionProbe | None":
-        """The innermost probe that is open, or None."""
+        """The innermost open probe, or None."""
         return current_probe.get()
 
     def record(self, name: str, weights: Tensor) -> None:
-        """Keeps the weights of one call of the layer `name`."""
+        """Stores the attention weights of one call of the layer `name`."""
         self.maps[f"{len(self.maps):03d}_{name}"] = weights
 
     def __enter__(self) -> "AttentionProbe":
@@ -48,6 +47,6 @@ class AttentionProbe:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Closes the probe; `maps` stays."""
+        """Closes the probe; `maps` remains available."""
         assert self._token is not None
         current_probe.reset(self._token)

@@ -1,4 +1,4 @@
-"""Attention over long sequences, in blocks of queries that the backward pass recomputes."""
+"""Attention over long sequences, in blocks of queries, recomputed in the backward pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,20 @@ from keras import ops
 
 Tensor = Any
 
-# Fewer scores (T, S) than this are computed at once.
+# Attention with fewer scores (T x S) than this is computed in one block.
 FEW = 2048 * 1024
+# Queries per block.
 BLOCK = 512
 
 
 @dataclass(frozen=True)
 class Block:
-    """Queries `rows` attend to keys `columns`; both are slices of their sequence.
+    """One block of attention: some queries and the keys that they attend to.
 
     Attributes:
-        number: of the block, from 0 on: a block draws its own dropout.
+        rows: slice of the queries.
+        columns: slice of the keys.
+        number: int, index of the block, from 0. Each block draws its own dropout.
     """
 
     rows: slice
@@ -36,12 +39,12 @@ WHOLE = Block(slice(None), slice(None))
 
 
 def blocks(query_length: Any, key_length: Any, causal: bool, window: int | None) -> list[Block]:
-    """How to cut attention of T queries to S keys.
+    """Splits the attention of T queries to S keys into blocks.
 
-    One block covers everything where the lengths are known only at run time, or are short.
-    Otherwise each block of queries comes with the keys that causality and the window leave it:
-    memory grows with S, and time with what is really attended to ("Self-attention Does Not Need
-    O(n^2) Memory", arXiv:2112.05682).
+    A single block is returned if the lengths are short or known only at run time. Otherwise each
+    block of queries comes with only the keys that causality and the window let it see. Memory then
+    grows with S instead of T x S, and time with the number of visible pairs ("Self-attention Does
+    Not Need O(n^2) Memory", arXiv:2112.05682).
     """
     if not all(isinstance(x, int) for x in (query_length, key_length)):
         return [WHOLE]
@@ -68,12 +71,12 @@ def attend_in_blocks(
     value: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The results of the blocks, side by side.
+    """Computes attention block by block and concatenates the results.
 
     Args:
-        attend: from queries, keys, values and a bias or None of one block, and the keyword `block`,
-            to (..., H, T, V).
-        cuts: of `blocks`.
+        attend: function of one block's queries, keys, values and bias (or None), with the keyword
+            `block`; returns (..., H, T, V).
+        cuts: list of `Block`, from `blocks`.
         query: (..., H, T, K).
         key: (..., G, S, K).
         value: (..., G, S, V).
@@ -93,8 +96,8 @@ def attend_in_blocks(
         ) -> Tensor:
             return attend(query, key, value, *(bias or (None,)), block=block)
 
-        # `remat` differentiates only its arguments, and keeps them: slices. Scores and weights are
-        # computed again.
+        # `remat` differentiates only its arguments and stores only these slices; scores and weights
+        # are recomputed.
         biases = () if bias is None else (bias[..., rows, columns],)
         results.append(
             keras.remat(one)(

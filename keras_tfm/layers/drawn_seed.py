@@ -1,4 +1,4 @@
-"""A seed that was drawn already, and the replica that draws."""
+"""A fixed seed for `keras.random`, and the number of the current replica."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ Tensor = Any
 
 
 class DrawnSeed(keras.random.SeedGenerator):
-    """Two integers, in the form in which `keras.random` takes a seed: always the same draw."""
+    """A seed of two integers as a `SeedGenerator` that always returns it, for `keras.random`."""
 
-    def __init__(self, seed: Tensor):  # no state: the base class would make a variable
+    def __init__(self, seed: Tensor):  # no super().__init__: it would create a variable
         if keras.backend.backend() == "jax":
-            seed = ops.cast(seed, "uint32")  # the only keys that JAX takes
+            seed = ops.cast(seed, "uint32")  # the only dtype of JAX keys
         self._seed = seed
-        set_initial_seed(self, seed)  # which PyTorch's dropout reads: None would mean unseeded
+        set_initial_seed(self, seed)  # read by dropout on PyTorch, where None means unseeded
 
     def next(self, ordered: bool = True) -> Tensor:
         """The seed."""
@@ -25,7 +25,7 @@ class DrawnSeed(keras.random.SeedGenerator):
 
 
 def replica() -> Any:
-    """The number of the replica of `tf.distribute` that is being traced; 0 where there is one."""
+    """The number of the `tf.distribute` replica that is being traced; 0 without replicas."""
     if keras.backend.backend() != "tensorflow":
         return 0
     import tensorflow as tf

@@ -13,13 +13,21 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Dropout(keras.layers.Dropout):
-    """Sets values to 0 at `rate` in training, and scales the others by 1 / (1 - rate).
+    """`keras.layers.Dropout`, faster on TensorFlow.
 
-    "Dropout: A Simple Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014). The layer
-    is `keras.layers.Dropout`. On TensorFlow, in a graph whose shapes are known but for the batch,
-    it draws by hashing the index of each value with the seed (`hashed_dropout`): ten times as fast
-    as a Philox generator on a CPU, and nothing is kept for the backward pass. Elsewhere it draws
-    as Keras does.
+    In training it sets values to 0 at `rate` and scales the others by 1 / (1 - rate). "Dropout: A
+    Simple Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014). On TensorFlow, in a
+    graph in which only the batch size is unknown, the random numbers are hashes of each value's
+    index and the seed (`hashed_dropout`): ten times as fast as a Philox generator on a CPU, and
+    nothing is stored for the backward pass. Elsewhere the layer calls Keras's own operation.
+
+    Args:
+        rate: float, fraction of the values that is dropped, within 0 and 1.
+        **kwargs: the other arguments of `keras.layers.Dropout`.
+
+    Raises:
+        TypeError: `rate` is not a number.
+        ValueError: `rate` is not within 0 and 1.
 
     Example:
 
@@ -39,13 +47,13 @@ class Dropout(keras.layers.Dropout):
         if training and 0 < self.rate < 1 and self.noise_shape is None and _is_hashed(inputs):
             return _hashed(inputs, self.rate, self.draw())
         if training and self.rate and not _is_first(replica()):
-            # Keras's generators have one state, and the replicas would drop alike.
+            # Keras's generators have one state: all replicas would drop the same values.
             seed = DrawnSeed(self.draw())
             return keras.random.dropout(inputs, self.rate, self.noise_shape, seed)
         return super().call(inputs, training=training)
 
     def draw(self) -> Tensor:
-        """The seed of a call, integers (2,): another at each, and on each replica."""
+        """Draws a seed, integers (2,), different for each call and each replica."""
         seed = self.seed_generator.next()
         number = replica()
         if _is_first(number):
@@ -54,7 +62,7 @@ class Dropout(keras.layers.Dropout):
         return seed + step * keras.ops.cast(number, seed.dtype)
 
     def with_seed(self, inputs: Tensor, seed: Tensor) -> Tensor:
-        """Drops what `seed`, integers (2,), decides: the same values each time."""
+        """Dropout with a given seed, integers (2,): drops the same values each time."""
         if 0 < self.rate < 1 and _is_hashed(inputs):
             return _hashed(inputs, self.rate, seed)
         return keras.random.dropout(inputs, self.rate, seed=DrawnSeed(seed))
@@ -62,7 +70,7 @@ class Dropout(keras.layers.Dropout):
 
 @dataclass(frozen=True)
 class DrawnDropout:
-    """A `Dropout` in training whose seed is drawn: drops the same values at each call."""
+    """A `Dropout` in training with a fixed seed: drops the same values at each call."""
 
     layer: Dropout
     seed: Tensor
@@ -72,7 +80,7 @@ class DrawnDropout:
         return self.layer.with_seed(inputs, self.seed)
 
     def is_joined(self, scores: Tensor) -> bool:
-        """Whether `weighted_sum` may be called."""
+        """Whether `weighted_sum` can be used for these scores."""
         return 0 < self.layer.rate < 1 and _is_hashed(scores)
 
     def weighted_sum(self, scores: Tensor, values: Tensor) -> Tensor:
@@ -87,7 +95,7 @@ def _is_first(number: Any) -> bool:
 
 
 def _is_hashed(x: Tensor) -> bool:
-    """Whether `hashed_dropout` is faster: XLA would compile it again for every new shape."""
+    """Whether to use `hashed_dropout`: not with unknown shapes, as XLA compiles it per shape."""
     if keras.backend.backend() != "tensorflow" or None in tuple(x.shape)[1:]:
         return False
     import tensorflow as tf

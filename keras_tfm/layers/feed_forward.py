@@ -1,4 +1,4 @@
-"""The position-wise network of a Transformer block."""
+"""The position-wise feed-forward network of a Transformer block."""
 
 from typing import Any
 
@@ -15,26 +15,31 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class FeedForward(RematerializedLayer):
-    """Two dense layers applied to each position alone.
+    """Two dense layers, applied to each position separately.
 
     y = activation(x W_1 + b_1) W_2 + b_2. "Attention Is All You Need" (arXiv:1706.03762),
     section 3.3. With `gated`, y = (activation(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2, "GLU
-    Variants Improve Transformer" (arXiv:2002.05202): activation "silu" makes it SwiGLU, "gelu"
-    GEGLU, "sigmoid" GLU. W_g and W_1 are one kernel, gate first.
+    Variants Improve Transformer" (arXiv:2002.05202): SwiGLU with activation "silu", GEGLU with
+    "gelu", GLU with "sigmoid". W_g and W_1 are stored in one kernel, gate first.
 
     Args:
-        intermediate_dim: F, the width between the two.
-        activation: of the first layer, or of the gate.
-        gated: whether a gate multiplies the first layer.
-        dropout: rate of the dropout after the activation (0 in the paper).
-        use_bias: whether the layers add a bias.
-        kernel_initializer, bias_initializer: of both layers.
+        intermediate_dim: int, width of the first layer's output (F).
+        activation: str or function, activation of the first layer, or of the gate.
+        gated: bool, whether the first layer's output is multiplied by a gate.
+        dropout: float, dropout rate after the activation (0 in the paper).
+        use_bias: bool, whether both layers add a bias.
+        kernel_initializer: initializer of both kernels.
+        bias_initializer: initializer of both biases.
 
     Call arguments:
-        x: (..., T, D).
+        x: float tensor (..., T, D).
 
     Returns:
-        (..., T, D).
+        Float tensor (..., T, D).
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or an input without a sequence axis.
 
     Example:
 
@@ -88,7 +93,7 @@ class FeedForward(RematerializedLayer):
         return self.outer(self.dropout_layer(y, training=training))
 
     def compute_output_shape(self, x_shape: Any) -> Any:
-        """The input's."""
+        """The shape of the input."""
         return x_shape
 
     def get_config(self) -> dict[str, Any]:

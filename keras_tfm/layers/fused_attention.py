@@ -20,11 +20,11 @@ def is_fused(
     dropout: Callable[[Tensor], Tensor] | None,
     extra_values: Callable[[Tensor], Tensor] | None,
 ) -> bool:
-    """Whether `fused_attention` computes what `attention` does.
+    """Whether `fused_attention` gives the same result as `attention`, and is worth calling.
 
-    On TensorFlow Keras's operation is no faster than `attention`, and keeps (B, H, T, S) as well.
-    A callable between softmax and sum, dropout or a probe, needs the weights. In float16 the CPU's
-    operations multiply in float16, where scores of activations near 1e3 overflow.
+    On TensorFlow Keras's operation is no faster than `attention` and also stores the scores
+    (B, H, T, S). Dropout, a probe and extra values need the attention weights. In float16 the CPU
+    kernels multiply in float16, where scores of activations near 1e3 overflow.
     """
     if keras.backend.backend() not in ("jax", "torch") or current_target().is_edge:
         return False
@@ -33,7 +33,7 @@ def is_fused(
     if len(query.shape) != 4:
         return False
     if keras.backend.backend() == "jax" and query.shape[-1] != value.shape[-1]:
-        return False  # JAX takes one width
+        return False  # JAX requires K = V
     return keras.backend.standardize_dtype(query.dtype) != "float16" or _is_on_gpu(query)
 
 
@@ -52,28 +52,28 @@ def fused_attention(
         query: (B, H, T, K).
         key: (B, G, S, K).
         value: (B, G, S, V).
-        mask: boolean, broadcastable to (B, H, T, S), or None. What a query gets whose every key is
-            masked is undefined.
+        mask: boolean, broadcastable to (B, H, T, S), or None. The result for a query that sees no
+            key is undefined.
         bias: float, broadcastable to (B, H, T, S), or None.
-        scale: factor of the scores.
-        causal: whether query t sees keys 0 to t alone; T = S, without a mask.
+        scale: float, factor of the scores.
+        causal: bool, whether query t sees only keys 0 to t. Requires T = S and no mask.
 
     Returns:
         (B, H, T, V) in the dtype of `value`.
     """
     batch, heads, length, _ = query.shape
     if keras.backend.backend() == "torch" and key.shape[1] == 1:
-        # Expanded, one head has a stride of 0, with which PyTorch chooses no fused kernel.
+        # PyTorch chooses no fused kernel for a broadcast head, whose stride is 0.
         key, value = (ops.repeat(x, heads, axis=1) for x in (key, value))
     full = (batch, heads, length, key.shape[-2])
     if bias is not None:
         visible = masks.causal(length) if causal else mask
-        if visible is not None:  # PyTorch takes a mask or a bias
+        if visible is not None:  # PyTorch takes a mask or a bias, not both
             bias = ops.where(visible, bias, _lowest(query.dtype))
         mask, causal = None, False
         bias = ops.cast(ops.broadcast_to(bias, full), query.dtype)
     if mask is not None:
-        # JAX takes an axis of 1 or of full size, PyTorch any; both four axes.
+        # Both want four axes; JAX allows only sizes that are 1 or full.
         mask = ops.broadcast_to(mask, (*(1,) * (4 - len(mask.shape)), *mask.shape))
     y = ops.dot_product_attention(
         *(swap(x, -2, -3) for x in (query, key, value)),
@@ -86,7 +86,7 @@ def fused_attention(
 
 
 def _lowest(dtype: Any) -> float:
-    """Far below any score, and finite in `dtype`."""
+    """A finite number in `dtype`, far below any score."""
     return -3e4 if keras.backend.standardize_dtype(dtype) == "float16" else -1e30
 
 

@@ -1,8 +1,7 @@
-"""Queries, keys and values by head: split, merged, grouped, scaled.
+"""Splits, merges, groups and scales attention heads.
 
-Reshapes use as few graph operations as the known dimensions allow: `ops.shape` makes an operation
-of every unknown dimension, and `ops.reshape` one more to pack them. One unknown dimension can be -1
-instead, and costs nothing.
+Reshapes use as few graph operations as possible: `ops.shape` adds one for every unknown dimension,
+and `ops.reshape` one more to pack them. A single unknown dimension becomes -1 instead, at no cost.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ Tensor = Any
 
 
 def leading(x: Tensor, count: int) -> tuple[Any, ...]:
-    """The first `count` dimensions of `x` for a reshape: numbers, one -1, tensors for the rest."""
+    """The first `count` dimensions of `x`, for a reshape: integers, one -1, scalar tensors."""
     known = [d if isinstance(d, int) else None for d in tuple(x.shape)[:count]]
     if known.count(None) <= 1:
         return tuple(-1 if d is None else d for d in known)
@@ -24,12 +23,12 @@ def leading(x: Tensor, count: int) -> tuple[Any, ...]:
 
 
 def split_last(x: Tensor, *sizes: int) -> Tensor:
-    """(..., N) -> (..., *sizes), N their product."""
+    """(..., N) -> (..., *sizes), where N is their product."""
     return ops.reshape(x, (*leading(x, len(x.shape) - 1), *sizes))
 
 
 def merge_last(x: Tensor, count: int = 2) -> Tensor:
-    """The last `count` dimensions, of known sizes, become one: (..., M, N) -> (..., M N)."""
+    """Merges the last `count` dimensions, which must be known: (..., M, N) -> (..., M N)."""
     size = 1
     for dimension in tuple(x.shape)[-count:]:
         size *= dimension
@@ -39,7 +38,7 @@ def merge_last(x: Tensor, count: int = 2) -> Tensor:
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(..., T, H*K) -> (..., H, T, K)."""
     *_, length, width = tuple(x.shape)
-    if length == 1:  # nothing to transpose: a step of decoding
+    if length == 1:  # a decoding step: a reshape does
         before = leading(x, len(x.shape) - 2)
         return ops.reshape(x, (*before, num_heads, 1, width // num_heads))
     return swap(split_last(x, num_heads, width // num_heads), -2, -3)
@@ -54,14 +53,14 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def swap(x: Tensor, first: int, second: int) -> Tensor:
-    """`x` with two of its axes, counted from the end, exchanged."""
+    """Swaps two axes of `x`."""
     axes = list(range(len(x.shape)))
     axes[first], axes[second] = axes[second], axes[first]
     return ops.transpose(x, axes)
 
 
 def grouped(x: Tensor, groups: int) -> Tensor:
-    """(..., H, T, K) -> (..., G, H/G T, K): the rows of a group's queries, head after head."""
+    """(..., H, T, K) -> (..., G, H/G T, K): the queries of each group, one head after another."""
     *_, heads, length, width = tuple(x.shape)
     if heads == groups:
         return x
@@ -72,7 +71,7 @@ def grouped(x: Tensor, groups: int) -> Tensor:
 
 
 def regrouped(x: Tensor, heads: int, like: Tensor) -> Tensor:
-    """The inverse of `grouped`; `like` has T as its last axis but one."""
+    """The inverse of `grouped`; `like` is a tensor (..., T, K) to take T from."""
     groups = x.shape[-3]
     if heads == groups:
         return x
@@ -83,9 +82,9 @@ def regrouped(x: Tensor, heads: int, like: Tensor) -> Tensor:
 
 
 def scaled(query: Tensor, scale: float) -> Tensor:
-    """`query` times `scale`, in float32 if it is float16.
+    """`query` times `scale`; float16 queries are cast to float32.
 
-    Activations near 1e3 make scores beyond 65,504, the end of float16.
+    Activations near 1e3 give scores above 65,504, the largest float16.
     """
     if scale != 1.0:
         query = query * ops.cast(scale, query.dtype)

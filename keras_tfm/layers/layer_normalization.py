@@ -10,12 +10,11 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's layer normalisation with fewer operators.
+    """`keras.layers.LayerNormalization` with fewer operators.
 
     y = gamma (x - mean) / sqrt(variance + epsilon) + beta over the last axis: "Layer Normalization"
-    (arXiv:1607.06450). The arguments and the weights are those of
-    `keras.layers.LayerNormalization`; on PyTorch, and where `axis` is not the last one, so is all
-    that is done.
+    (arXiv:1607.06450). Arguments and weights are those of `keras.layers.LayerNormalization`. On
+    PyTorch, and for any `axis` other than the last, Keras's own computation is used.
 
     Example:
 
@@ -30,9 +29,9 @@ class LayerNormalization(keras.layers.LayerNormalization):
         """(..., D) -> (..., D)."""
         backend = keras.backend.backend()
         other = self.axis not in ([-1], [len(inputs.shape) - 1]) or self.rms_scaling
-        if other or backend == "torch":  # which has an operator for it
+        if other or backend == "torch":  # PyTorch has one operator for it
             return super().call(inputs)
-        # Nine operators, each a pass over x or over a number a row; Keras's formula makes eleven.
+        # Nine operators; Keras's formula takes eleven.
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         if training and backend == "tensorflow":
             from keras_tfm.layers.tensorflow.standardized import standardized

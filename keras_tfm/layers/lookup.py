@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers."""
+"""Embedding lookup."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Tensor = Any
 
 
 def lookup(table: Tensor, ids: Tensor) -> Tensor:
-    """The rows of `table` (V, D) at integer `ids`, any shape: (*ids.shape, D)."""
+    """Looks up rows of `table` (V, D) by integer `ids` of any shape: (*ids.shape, D)."""
     if keras.backend.backend() != "tensorflow":
         return ops.take(table, ids, axis=0)
     from keras_tfm.layers.tensorflow.gather import gather, named_gather

@@ -1,6 +1,6 @@
-"""Boolean masks, True = attend: checked, made and combined here.
+"""Creates, checks and combines boolean masks; True = attend.
 
-Every mask in the library broadcasts against the scores (..., H, T, S) of the attention core.
+All masks broadcast to the attention scores (..., H, T, S).
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ Tensor = Any
 
 
 def as_boolean(mask: Tensor, name: str) -> Tensor:
-    """Returns `mask` as booleans; integers 0 and 1 are accepted, floats are refused.
+    """Returns `mask` as booleans. Integers 0 and 1 are accepted, floats raise a TypeError.
 
-    A float mask is most often additive (0 to attend, -1e9 to hide). Cast to booleans, that
-    would attend to exactly what it means to hide.
+    A float mask is usually additive (0 = attend, -1e9 = hide). Cast to booleans it would mean the
+    opposite.
     """
     mask = ops.convert_to_tensor(mask)
     dtype = keras.backend.standardize_dtype(mask.dtype)
@@ -28,7 +28,7 @@ def as_boolean(mask: Tensor, name: str) -> Tensor:
 
 
 def check_shape(x: Tensor, name: str, expected: tuple[Any, ...], axes: str) -> None:
-    """Raises unless the static shape of `x` is `expected` (tensors and None match anything)."""
+    """Raises unless the static shape of `x` is `expected`; tensors and None match any size."""
     shape = tuple(x.shape)
     fits = len(shape) == len(expected) and all(
         want == got
@@ -41,17 +41,17 @@ def check_shape(x: Tensor, name: str, expected: tuple[Any, ...], axes: str) -> N
 
 
 def from_keys(mask: Tensor) -> Tensor:
-    """(..., S), which keys are real -> (..., 1, 1, S)."""
+    """A padding mask of the keys, (..., S) -> (..., 1, 1, S)."""
     return ops.expand_dims(mask, (-3, -2))
 
 
 def from_pairs(mask: Tensor) -> Tensor:
-    """(..., T, S), which query sees which key -> (..., 1, T, S)."""
+    """A mask of query-key pairs, (..., T, S) -> (..., 1, T, S)."""
     return ops.expand_dims(mask, -3)
 
 
 def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
-    """The padding mask of `keys` (..., S, D), checked: (..., S), boolean, or None."""
+    """Checks the padding mask of `keys` (..., S, D); returns (..., S), boolean, or None."""
     if mask is None:
         return None
     mask = as_boolean(mask, name)
@@ -61,14 +61,17 @@ def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
 
 
 def causal(length: Any) -> Tensor:
-    """Which of T keys each of T queries sees, those up to its own: (T, T)."""
+    """The causal mask (T, T): query t sees keys 0 to t."""
     return ops.less_equal(distances(length, length, 0), 0)
 
 
 def in_sight(distances: Tensor, causal: bool, window: int | None) -> Tensor | None:
-    """(T, S), the key's index minus the query's -> (T, S), or None where all is seen.
+    """The mask (T, S) of causality and window, or None if neither hides a key.
 
-    `causal` hides what comes after the query, `window` what is `window` or more away.
+    Args:
+        distances: (T, S), the key's index minus the query's.
+        causal: bool, hide keys after the query.
+        window: int, hide keys at this distance or further, or None.
     """
     return combine(
         ops.less_equal(distances, 0) if causal else None,
@@ -78,7 +81,7 @@ def in_sight(distances: Tensor, causal: bool, window: int | None) -> Tensor | No
 
 
 def combine(*masks: Tensor | None) -> Tensor | None:
-    """The logical and of all masks given, broadcast; None where none is."""
+    """The logical "and" of the masks that are not None, broadcast; None if all are."""
     present = [mask for mask in masks if mask is not None]
     if not present:
         return None
@@ -101,25 +104,26 @@ def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
 
 def sees_any(mask: Tensor, dtype: Any) -> Tensor:
     """1 where a query sees a key, 0 where it sees none: (..., T, 1)."""
-    # Of no keys at all, which an unknown number may be, there is no maximum.
+    # The number of keys may be unknown or 0, and a maximum over no keys needs an initial value.
     some = {} if all(mask.shape) else {"initial": 0.0}
     return ops.cast(ops.max(ops.cast(mask, "float32"), axis=-1, keepdims=True, **some), dtype)
 
 
 def penalty(mask: Tensor, masked_score: float) -> Tensor:
-    """What is added to scores: 0 where `mask` says attend, else `masked_score`; float32."""
+    """The mask as a float32 tensor to add to scores: 0 = attend, `masked_score` = hide."""
     return (ops.cast(mask, "float32") - 1.0) * -masked_score
 
 
 def segment_mask(segments: Tensor) -> Tensor:
-    """The block-diagonal `attention_mask` of packed rows: a token attends to its own example.
+    """The block-diagonal `attention_mask` of packed rows: tokens attend within their own example.
 
     Args:
-        segments: (B, T), integers, from `text.PackedBatches`; 0 is padding.
+        segments: (B, T), integers, the example's number of each token, from `text.PackedBatches`;
+            0 = padding.
 
     Returns:
-        (B, T, T), boolean, True = the query attends to the key. Padding attends to nothing, and
-        nothing attends to padding. Causal layers apply causality on top.
+        (B, T, T), boolean, True = the query sees the key. Padding sees nothing and is not seen.
+        Causal layers apply causality in addition.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""What self-attention and cross-attention share: arguments, projections, masks, the full pass."""
+"""The base of self- and cross-attention: arguments, projections, masks and the full pass."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -32,34 +32,34 @@ PROJECTIONS = ("query", "key", "value", "output", "gate")
 
 
 class MultiHeadAttention(RematerializedLayer):
-    """The arguments that `MultiHeadSelfAttention` and `MultiHeadCrossAttention` share.
+    """The arguments shared by `MultiHeadSelfAttention` and `MultiHeadCrossAttention`.
 
-    Not used by itself.
+    A base class: use one of these two layers.
 
     Args:
         num_heads: int, number of attention heads (H). Must divide the width D, unless `head_dim` is
             given.
-        head_dim: int, width of a head's queries and keys (K); D / H by default.
-        value_dim: int, width of a head's values (V); `head_dim` by default.
-        num_key_value_heads: int, number of heads of keys and values (G); H by default. Must divide
-            H. Query heads share key heads (grouped-query attention, arXiv:2305.13245).
-        dropout: float, rate of the dropout of the attention weights.
-        use_bias: whether the projections add a bias: all, none, or a list of those that do, among
-            "query", "key", "value", "output" and "gate".
-        query_key_norm: whether each head's queries and keys are RMS normalised, before they are
-            rotated (arXiv:2010.04245, as in Qwen 3 and Gemma 3).
-        soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118); no cap by default.
-        scale: float, factor of the scores; 1/sqrt(K) by default.
-        gate: whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the output
-            projection (AlphaFold 2, supplement 1.6.1).
+        head_dim: int, width of a head's queries and keys (K). Default: D / H.
+        value_dim: int, width of a head's values (V). Default: `head_dim`.
+        num_key_value_heads: int, number of key and value heads (G). Must divide H; query heads
+            share key heads (grouped-query attention, arXiv:2305.13245). Default: H.
+        dropout: float, dropout rate of the attention weights.
+        use_bias: bool, whether the projections add a bias, or a list of the projections that do:
+            any of "query", "key", "value", "output" and "gate".
+        query_key_norm: bool, whether each head's queries and keys are RMS normalised, before rotary
+            positions are applied (arXiv:2010.04245, as in Qwen 3 and Gemma 3).
+        soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
+        scale: float, factor of the scores. Default: 1/sqrt(K).
+        gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
+            output projection (AlphaFold 2, supplement 1.6.1).
         position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`, `ALiBi` or
-            another `AttentionPosition`; None: positions come with `x`, or not at all.
-        kernel_initializer: of the projections.
-        bias_initializer: of the projections.
+            another `AttentionPosition`. None: attention adds no positions.
+        kernel_initializer: initializer of the projections' kernels.
+        bias_initializer: initializer of the projections' biases.
 
     Raises:
-        TypeError: an argument of the wrong kind.
-        ValueError: an argument out of range; widths that do not fit, when the layer is built.
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range; when the layer is built, widths that do not match.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MultiHeadAttention(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        # What self-attention sets. Not on the class, where PyTorch would find it before a sublayer.
+        # Set by self-attention. Not class attributes: PyTorch would find those before a sublayer.
         self.causal = False
         self.window: int | None = None
         check_integer("num_heads", num_heads)
@@ -111,11 +111,15 @@ class MultiHeadAttention(RematerializedLayer):
         self.supports_masking = True
 
     def _build_heads(self, x_shape: Any) -> tuple[int, int, int]:
-        """Builds all but the input projections; the widths of all queries, keys and values."""
+        """Builds all but the input projections.
+
+        Returns:
+            The total widths of queries, keys and values: H K, G K and G V.
+        """
         dim = x_shape[-1]
         if self.head_dim is None and dim % self.num_heads:
             raise ValueError(
-                f"num_heads ({self.num_heads}) must divide dim ({dim}), or head_dim be given"
+                f"num_heads ({self.num_heads}) must divide dim ({dim}), unless head_dim is given"
             )
         head_dim = self.head_dim or dim // self.num_heads
         value_dim = self.value_dim or head_dim
@@ -139,7 +143,7 @@ class MultiHeadAttention(RematerializedLayer):
         return self.num_key_value_heads or self.num_heads
 
     def _projection(self, kind: str, units: int, input_shape: Any, name: str | None = None) -> Any:
-        """The projection of queries, keys, values, the output or the gate, built."""
+        """Makes and builds the projection `kind`, one of `PROJECTIONS`."""
         layer = self._dense(name or kind, units, use_bias=kind in self._biased)
         layer.build(input_shape)
         return layer
@@ -150,7 +154,7 @@ class MultiHeadAttention(RematerializedLayer):
         return self.query_norm(query), self.key_norm(key)
 
     def _output(self, y: Tensor, x: Tensor) -> Tensor:
-        """(..., H, T, V) -> (..., T, D): the heads side by side, gated, projected."""
+        """Merges the heads, applies the gate and projects: (..., H, T, V) -> (..., T, D)."""
         y = merge_heads(y)
         if self.gate:
             y = y * ops.sigmoid(self.gate_projection(x))
@@ -169,8 +173,8 @@ class MultiHeadAttention(RematerializedLayer):
     ) -> Tensor:
         """A full pass: (..., H, T, K), (..., G, S, K), (..., G, S, V) -> (..., H, T, V).
 
-        `key_mask` is (..., S), `attention_mask` (..., T, S), both checked; `attention_bias`
-        broadcastable to (..., H, T, S).
+        `key_mask` is (..., S), `attention_mask` (..., T, S), both already checked. `attention_bias`
+        is broadcastable to (..., H, T, S).
         """
         cuts = [WHOLE]
         if current_probe.get() is None:
@@ -212,8 +216,8 @@ class MultiHeadAttention(RematerializedLayer):
     def _terms(
         self, query: Tensor, positions: Positions | None, keys: Callable[[], Tensor]
     ) -> tuple[Tensor, float, PositionTerms]:
-        """The query, by what it is still to be scaled, and what the position part adds."""
-        if self.position is None or query.shape[-2] == 0:  # of no queries nothing is asked
+        """The query, the scale that is still to be applied, and the position part's terms."""
+        if self.position is None or query.shape[-2] == 0:
             return query, self._scale, PositionTerms()
         assert positions is not None
         query = scaled(query, self._scale)
@@ -239,7 +243,7 @@ class MultiHeadAttention(RematerializedLayer):
     def _check_pairs(
         self, attention_mask: Any, attention_bias: Any, x: Tensor, key_length: Any
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The mask (..., T, S) and the bias, checked against an input (..., T, D)."""
+        """Checks the mask (..., T, S) and the bias against an input (..., T, D); returns both."""
         leading, length = tuple(x.shape[:-2]), x.shape[-2]
         before = "B" if len(leading) == 1 else "..."
         if attention_mask is not None:
@@ -263,18 +267,18 @@ class MultiHeadAttention(RematerializedLayer):
         return attention_mask, attention_bias
 
     def _weights(self, training: bool | None) -> Callable[[Tensor | None, int], Any]:
-        """From a mask and the number of a block, what is done to the weights of that block.
+        """Makes a function from a block's mask and number to a function of the block's weights.
 
-        A probe records them, then they are dropped out.
+        That function records the weights if a probe is open, and applies dropout.
         """
         probe = current_probe.get()
-        # Drawn once, here: a block that is recomputed must drop the same weights again.
+        # Drawn once, here: a recomputed block must drop the same weights again.
         seed = self.dropout_layer.draw() if self.dropout and training else None
 
         def weights(mask: Tensor | None, number: int) -> Callable[[Tensor], Tensor] | None:
             drop = None
             if seed is not None:
-                # Far apart: PyTorch adds both words of a seed, and calls count up by one.
+                # Far apart: PyTorch adds both words of a seed, and each call adds one.
                 drop = DrawnDropout(self.dropout_layer, seed + number * 1_000_003)
             if probe is None:
                 return drop
@@ -288,7 +292,7 @@ class MultiHeadAttention(RematerializedLayer):
         return weights if drop is None else drop(weights)
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
-        """The first input's."""
+        """The shape of the first input."""
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -312,7 +316,7 @@ class MultiHeadAttention(RematerializedLayer):
 
 
 def _biased(use_bias: bool | Collection[str]) -> frozenset[str]:
-    """The projections that add a bias."""
+    """The names of the projections that add a bias."""
     if isinstance(use_bias, bool):
         return frozenset(PROJECTIONS if use_bias else ())
     known = not isinstance(use_bias, str) and set(use_bias) <= set(PROJECTIONS)

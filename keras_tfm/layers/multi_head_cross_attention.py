@@ -1,4 +1,4 @@
-"""Attention from one sequence to another."""
+"""Multi-head attention from one sequence to another."""
 
 from typing import Any
 
@@ -18,33 +18,36 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class MultiHeadCrossAttention(MultiHeadAttention):
-    """Multi-head attention whose queries come from `x`, keys and values from `context`.
+    """Multi-head cross-attention: queries from `x`, keys and values from `context`.
 
-    y = concat(head_1, ..., head_H) W_o, head_h = softmax(q_h k_h^T / sqrt(K)) v_h with q = x W_q,
-    k = context W_k, v = context W_v. "Attention Is All You Need" (arXiv:1706.03762), section 3.2.3.
+    y = concat(head_1, ..., head_H) W_o, head_h = softmax(q_h k_h^T / sqrt(K)) v_h, where
+    q = x W_q, k = context W_k, v = context W_v. "Attention Is All You Need" (arXiv:1706.03762),
+    section 3.2.3.
 
     Args:
         num_heads: int, number of attention heads (H).
         **kwargs: the other arguments are those of `MultiHeadAttention`.
 
     Call arguments:
-        x: (..., T, D).
-        context: (..., S, C), an encoder's output or any other sequence, with the same leading axes.
-        context_mask: (..., S), boolean, True = a real position. By default the mask that `context`
-            carries; an explicit one wins.
-        attention_mask: (..., T, S), boolean, True = the query sees the key. Applied on top.
-        attention_bias: broadcastable to (..., H, T, S), float, added to the scaled scores.
-        key: (..., S, C), what keys are projected from; `context` by default. Positions are added to
-            keys and not to values with it, as in DETR (arXiv:2005.12872).
-        positions: int32, (T,), (..., T) or (..., T, C), where the tokens of `x` stand, for the
-            position part; 0 to T - 1 by default, inside a `DecodingScope` the scope's.
-        context_positions: likewise of `context`; 0 to S - 1 by default.
+        x: float tensor (..., T, D).
+        context: float tensor (..., S, C), an encoder's output or any other sequence, with the same
+            leading axes.
+        context_mask: (..., S), boolean, True = token, False = padding. Default: the mask that
+            `context` carries.
+        attention_mask: (..., T, S), boolean, True = the query sees the key. Combined with
+            `context_mask`.
+        attention_bias: float tensor, broadcastable to (..., H, T, S), added to the scaled scores.
+        key: (..., S, C), input of the key projection. Default: `context`. Use it to add positions
+            to keys but not to values, as in DETR (arXiv:2005.12872).
+        positions: int32, (T,), (..., T) or (..., T, C), positions of `x` for the position part.
+            Default: 0 to T - 1, or the scope's positions inside a `DecodingScope`.
+        context_positions: likewise, positions of `context`. Default: 0 to S - 1.
 
     Returns:
-        (..., T, D). A query that sees no key attends to nothing and gets the output bias alone.
+        Float tensor (..., T, D). A query that sees no key gets only the output bias.
 
-    Inside a `DecodingScope` the context is projected on the first step only; later steps read the
-    keys, values and mask from the scope's cache, and nothing reads `context`.
+    Inside a `DecodingScope` the context is projected in the first step only. Later steps read keys,
+    values and mask from the scope's cache and ignore `context`.
 
     Example:
 
@@ -62,7 +65,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         check_sequence(self, "context", context_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
         self.query = self._projection("query", query_width, x_shape)
-        # Two projections, not one that is split: the keys and values of a whole context are large.
+        # Two projections: splitting a fused one would copy the keys and values of a whole context.
         self.key = self._projection("key", key_width, context_shape)
         self.value = self._projection("value", value_width, context_shape)
         self.built = True

@@ -1,4 +1,4 @@
-"""Self-attention with several heads."""
+"""Multi-head self-attention."""
 
 from typing import Any
 
@@ -31,33 +31,34 @@ class MultiHeadSelfAttention(MultiHeadAttention):
 
     Args:
         num_heads: int, number of attention heads (H).
-        causal: bool, whether a position sees itself and those before it alone.
-        position: the part that tells where queries and keys stand, such as `RotaryEmbedding()`.
-        window: int, a position sees those less than `window` away (sliding window,
-            arXiv:2004.05150); None: all.
-        **kwargs: the other arguments are those of `MultiHeadAttention`.
+        causal: bool, whether a position sees only itself and earlier positions.
+        position: `AttentionPosition`, adds positions to attention, such as `RotaryEmbedding()`.
+        window: int, a position sees only positions less than `window` away (sliding window,
+            arXiv:2004.05150). Default: no window.
+        **kwargs: the other arguments of `MultiHeadAttention`.
 
     Call arguments:
-        x: (..., T, D); with more than one leading axis, rows and columns of an alignment for
-            instance, each sequence attends to itself.
-        mask: (..., T), boolean, True = a real position. By default the mask that `x` carries
-            (`mask_zero`); an explicit one wins.
-        attention_mask: (..., T, T), boolean, True = the query sees the key. Applied on top of
-            `mask` and of causality.
-        attention_bias: broadcastable to (..., H, T, T), float, added to the scaled scores.
-        query: (..., T, D), what queries are projected from; `x` by default. With `key`, positions
-            are added to queries and keys and not to values, as in DETR (arXiv:2005.12872).
-        key: (..., T, D), what keys are projected from; `x` by default.
-        positions: int32, (T,), (..., T), or (..., T, C) of C coordinates, where the tokens stand,
-            for the position part; 0 to T - 1 by default, inside a `DecodingScope` the scope's.
-        x_mask: filled by Keras with the mask that `x` carries when the call has several tensors.
+        x: float tensor (..., T, D). With several leading axes (the rows or columns of an alignment,
+            for instance) attention is within each sequence.
+        mask: (..., T), boolean, True = token, False = padding. Default: the mask that `x` carries
+            (`mask_zero`).
+        attention_mask: (..., T, T), boolean, True = the query sees the key. Combined with `mask`
+            and causality.
+        attention_bias: float tensor, broadcastable to (..., H, T, T), added to the scaled scores.
+        query: (..., T, D), input of the query projection. Default: `x`. Use `query` and `key` to
+            add positions to queries and keys but not to values, as in DETR (arXiv:2005.12872).
+        key: (..., T, D), input of the key projection. Default: `x`.
+        positions: int32, (T,), (..., T), or (..., T, C) for C coordinates: positions of the tokens
+            for the position part. Default: 0 to T - 1, or the scope's positions inside a
+            `DecodingScope`.
+        x_mask: the mask that `x` carries; filled in by Keras when a call has several tensors.
 
     Returns:
-        (..., T, D). A query that sees no key attends to nothing and gets the output bias alone.
+        Float tensor (..., T, D). A query that sees no key gets only the output bias.
 
-    Inside a `DecodingScope` a causal layer keeps its keys and values in the scope's cache. Beyond
-    two million scores a head, where lengths are known when the graph is made, attention is computed
-    in blocks that are recomputed in the backward pass: memory grows with T and not with T^2.
+    Inside a `DecodingScope` a causal layer stores its keys and values in the scope's KV cache.
+    Above two million scores per head, if the lengths are known when the graph is made, attention is
+    computed in blocks that the backward pass recomputes: memory grows with T instead of T^2.
 
     Example:
 
@@ -147,7 +148,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """Attention to the cache and to the step's own tokens: (B, H, T, V).
 
-        The mask (B, T, S) and the bias (B | 1, H | 1, T, S) are over the positions of the cache.
+        The last axis of the mask (B, T, S) and of the bias (B | 1, H | 1, T, S) is the position.
         """
         entry, visible = step.entry, step.visible
         assert entry is not None and visible is not None
@@ -179,7 +180,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def _over_cache(
         self, step: Extended, attention_mask: Any, attention_bias: Any, shape: Any
     ) -> tuple[Any, Any]:
-        """What is visible under the mask, and the bias, of the columns of the scores."""
+        """`Visible` restricted by the mask, and the bias, both for the columns of the scores."""
         assert step.entry is not None and step.visible is not None
         capacity = step.entry["value"].shape[2]
         x = keras.KerasTensor((shape[0], shape[2], 1))
@@ -197,7 +198,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         heads = self.num_heads, self._groups, self._groups
         if self._is_fused and query is None and key is None:
             parts = self._parts(self.query_key_value(x))
-            if not isinstance(parts, tuple):  # split by head already
+            if not isinstance(parts, tuple):  # already split into heads
                 return tuple(ops.unstack(parts, 3))
         else:
             of_value = (self._cuts[1], None)
@@ -209,9 +210,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 
     def _parts(self, x: Tensor) -> Any:
-        """Queries, keys and values, (..., T, H K) each, or together (3, ..., H, T, K)."""
+        """Queries, keys and values: (..., T, H K) each, or together (3, ..., H, T, K)."""
         first, second = self._cuts
-        # XNNPACK slices, and leaves a split to the interpreter; for one token a slice is all.
+        # Slices: XNNPACK supports them but no split. For one token they need no transpose.
         if x.shape[-2] == 1 or current_target().is_edge:
             return x[..., :first], x[..., first:second], x[..., second:]
         if (second, x.shape[-1]) == (2 * first, 3 * first):  # one transposition for all three

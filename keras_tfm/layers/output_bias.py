@@ -1,4 +1,4 @@
-"""A learned number for each logit."""
+"""A learned bias of the logits."""
 
 from typing import Any
 
@@ -13,19 +13,22 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class OutputBias(RematerializedLayer):
-    """Adds a learned vector to its input's last axis.
+    """Adds a learned bias to the last axis of its input.
 
-    y = x + b. For logits that `TokenEmbedding(reverse=True)` makes, in models whose tied output has
-    a bias, as BERT's (arXiv:1810.04805).
+    y = x + b. For the logits of `TokenEmbedding(reverse=True)` in models whose tied output has a
+    bias, such as BERT (arXiv:1810.04805).
 
     Args:
-        initializer: of b; zeros by default.
+        initializer: initializer of b. Default: zeros.
 
     Call arguments:
-        inputs: (..., V).
+        inputs: float tensor (..., V).
 
     Returns:
-        (..., V).
+        Float tensor (..., V).
+
+    Raises:
+        ValueError: V is unknown when the layer is built.
 
     Example:
 
@@ -54,7 +57,7 @@ class OutputBias(RematerializedLayer):
         return inputs + ops.cast(self.bias, inputs.dtype)
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:
-        """The input's."""
+        """The shape of the input."""
         return inputs_shape
 
     def get_config(self) -> dict[str, Any]:

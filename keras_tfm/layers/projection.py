@@ -1,4 +1,4 @@
-"""The dense layer that the layers here are made of."""
+"""The dense layer used by all layers of this package."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Projection(keras.layers.Dense):
-    """`keras.layers.Dense`, on TensorFlow faster: y = x W + b.
+    """`keras.layers.Dense`, faster on TensorFlow: y = x W + b.
 
-    LoRA, `quantize` and the rest are Keras's. On TensorFlow x (..., D) is multiplied as a matrix
-    (N, D): oneDNN adds a bias within a product of two matrices, and Keras's product of a tensor
-    with a matrix is 18 operations in a graph. It would join ReLU as well, and that makes 0 of NaN:
-    an activation comes after. The gradient is TensorFlow's in another form.
+    LoRA, `quantize` and everything else are Keras's. On TensorFlow the input (..., D) is reshaped
+    to a matrix (N, D): oneDNN then fuses the bias with the product, where Keras's product of a
+    tensor and a matrix takes 18 graph operations. The activation is applied separately, because
+    oneDNN's fused ReLU turns NaN into 0. The gradient equals TensorFlow's, in a faster form.
     """
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
@@ -27,9 +27,9 @@ class Projection(keras.layers.Dense):
         return self.activation(_project(inputs, self.kernel, self.bias, training))
 
     def columns(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
-        """Some columns of x W + b: (..., D) -> (..., stop - start).
+        """Columns `start` to `stop` of x W + b: (..., D) -> (..., stop - start).
 
-        For queries, keys and values that share a kernel and come from different inputs.
+        For queries, keys and values that share a kernel but have different inputs.
         """
         if getattr(self, "quantization_mode", None) is not None:
             return self(inputs)[..., start:stop]
@@ -41,7 +41,7 @@ class Projection(keras.layers.Dense):
         return y if bias is None else y + bias
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
-        """As `keras.layers.Dense.quantize`, which by itself refuses subclasses."""
+        """As `keras.layers.Dense.quantize`, which would reject a subclass."""
         super().quantize(mode, type_check=False, config=config)
 
 
@@ -61,5 +61,5 @@ def _project(inputs: Tensor, kernel: Any, bias: Any, training: bool | None) -> T
         y = affine(x, *(w for w in (kernel, bias) if w is not None))
     else:
         y = ops.matmul(x, kernel)
-        y = y if bias is None else ops.add(y, bias)  # BiasAdd, which oneDNN joins
+        y = y if bias is None else ops.add(y, bias)  # becomes BiasAdd, which oneDNN fuses
     return ops.reshape(y, (*leading(inputs, len(inputs.shape) - 1), kernel.shape[-1]))

@@ -1,4 +1,4 @@
-"""Layers that recompute their activations in the backward pass, inside a `keras.RematScope`."""
+"""Base of layers that recompute their activations in the backward pass (`keras.RematScope`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,35 +14,35 @@ Tensor = Any
 
 
 class RematerializedLayer(keras.layers.Layer):
-    """The base of the layers here: `keras.RematScope` works on every backend, sublayers included.
+    """The base of the layers of this package: `keras.RematScope` works on every backend.
 
-    A layer that the scope's mode picks keeps its input and recomputes everything inside it, once.
-    In mode "larger_than" it is the output of the outermost layer here that counts. Keras 3.15 would
-    hand `call` to `tf.recompute_grad` as it is, which takes no keywords in a graph, and would draw
-    other numbers for dropout in the backward pass.
+    A layer that the scope selects stores only its input and recomputes everything inside it once,
+    sublayers included. In mode "larger_than" the output size of the outermost layer decides. Keras
+    3.15 would pass `call` to `tf.recompute_grad` unchanged, which accepts no keyword arguments in a
+    graph and draws different dropout masks in the backward pass.
     """
 
     def rematerialized_call(
         self, layer_call: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Callable[..., Tensor]:
-        """`layer_call`, recomputed in the backward pass if the scope asks for it."""
+        """`layer_call`, recomputed in the backward pass if the `RematScope` selects the layer."""
         mode = remat_mode(self).mode
         picked = super().rematerialized_call(layer_call, *args, **kwargs)
         if mode == "activations":
             return picked
         if mode == "list_of_layers" and picked is layer_call:
-            return layer_call  # a sublayer may be in the list
+            return layer_call  # the list may still name a sublayer
         inside = sublayers(self)
         for layer in inside:
             set_remat_mode(layer, None)
         if picked is layer_call:
             return layer_call
         if DecodingScope.current() is not None or AttentionProbe.current() is not None:
-            return layer_call  # what a scope collects would not leave what is recomputed
+            return layer_call  # tensors that a scope collects would not leave the recomputed part
 
         def recomputed(*args: Any, **kwargs: Any) -> Tensor:
-            # A pure function of floats: weights too, since gradients reach arguments only. Seeds
-            # are drawn before it, so that it drops the same values when it is run again.
+            # `remat` differentiates only its float arguments, so the weights are arguments too.
+            # Seeds are drawn first, so that recomputing drops the same values.
             generators = [getattr(layer, "seed_generator", None) for layer in inside]
             seeds = [(g.state, g.next()) for g in generators if g is not None]
             structure = (list(self.trainable_variables), args, kwargs)
@@ -64,8 +64,8 @@ class RematerializedLayer(keras.layers.Layer):
         return recomputed
 
     def _dense(self, name: str, units: int, use_bias: bool | None = None) -> Projection:
-        """A projection with the layer's initializers; its `use_bias` by default."""
-        # An initializer object draws the same numbers each time it is called: one a projection.
+        """A projection with this layer's initializers and, by default, its `use_bias`."""
+        # Cloned: one initializer object would draw the same numbers for every projection.
         dense = Projection(
             units,
             use_bias=self.use_bias if use_bias is None else use_bias,
@@ -74,7 +74,7 @@ class RematerializedLayer(keras.layers.Layer):
             dtype=self.dtype_policy,
             name=name,
         )
-        # Not that of a scope which happens to be open when the layer is built.
+        # Not the mode of a scope that happens to be open when the layer is built.
         set_remat_mode(dense, remat_mode(self))
         return dense
 

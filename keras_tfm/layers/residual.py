@@ -1,4 +1,4 @@
-"""The residual connection around a sublayer: where pre-norm and post-norm are decided."""
+"""The residual connection around a sublayer, with pre-norm, post-norm or both."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ ORDERS = ("post", "pre", "sandwich")
 
 
 def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.Layer:
-    """A normalisation layer of the last axis: "layer_norm" or "rms_norm"."""
+    """Makes a normalisation layer of the last axis; `kind` is "layer_norm" or "rms_norm"."""
     check_number("layer_norm_epsilon", epsilon)
     if epsilon < 0:
         raise ValueError(f"layer_norm_epsilon must not be negative, got {epsilon}")
@@ -31,31 +31,35 @@ def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Residual(RematerializedLayer):
-    """x + dropout(sublayer(x)), normalised before, after, or both.
+    """A residual connection, x + dropout(sublayer(x)), normalised before, after, or both.
 
-    - "post": norm(a x + f(x)), "Attention Is All You Need" (arXiv:1706.03762), section 5.4; with
-      `residual_scale` a, DeepNorm (arXiv:2203.00555).
-    - "pre": a x + f(norm(x)), arXiv:2002.04745. A stack of such blocks wants one more normalisation
-      after its last.
+    - "post": norm(a x + f(x)), "Attention Is All You Need" (arXiv:1706.03762), section 5.4. With
+      `residual_scale` a: DeepNorm (arXiv:2203.00555).
+    - "pre": a x + f(norm(x)), arXiv:2002.04745. A stack of pre-norm blocks needs one more
+      normalisation after the last block.
     - "sandwich": a x + norm'(f(norm(x))), arXiv:2105.13290, as in Gemma 2.
 
     Args:
-        order: "post", "pre" or "sandwich".
-        norm: "layer_norm" or "rms_norm" (arXiv:1910.07467).
-        epsilon: of the normalisation.
-        dropout: rate of the dropout of the sublayer's output f(x).
-        drop_path: rate at which the whole of f(x) is dropped for a row of the batch, in training
+        order: str, "post", "pre" or "sandwich".
+        norm: str, "layer_norm" or "rms_norm" (arXiv:1910.07467).
+        epsilon: float, epsilon of the normalisation.
+        dropout: float, dropout rate of the sublayer's output f(x).
+        drop_path: float, rate at which f(x) is dropped for a whole row of the batch in training
             (stochastic depth, arXiv:1603.09382).
-        residual_scale: a.
-        layer_scale: if given, f(x) is multiplied by a learned vector (D,) that starts at this value
-            (arXiv:2103.17239).
+        residual_scale: float, the factor a.
+        layer_scale: float, initial value of a learned vector (D,) that multiplies f(x)
+            (arXiv:2103.17239). Default: no such vector.
 
     Call arguments:
-        x: (..., T, D).
-        sublayer: from (..., T, D) to the same, a layer or a function.
+        x: float tensor (..., T, D).
+        sublayer: layer or function f from (..., T, D) to (..., T, D).
 
     Returns:
-        (..., T, D).
+        Float tensor (..., T, D).
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an unknown `order` or `norm`, or an argument out of range.
 
     Example:
 
@@ -113,7 +117,7 @@ class Residual(RematerializedLayer):
         self.built = True
 
     def compute_mask(self, x: Tensor, previous_mask: Tensor | None = None) -> None:
-        """None: the block around it says which mask its output carries."""
+        """None: the enclosing block sets the mask of its output."""
         return
 
     def call(
@@ -131,7 +135,7 @@ class Residual(RematerializedLayer):
         return self.norm(y) if self.order == "post" else y
 
     def compute_output_shape(self, x_shape: Any, **_: Any) -> Any:
-        """The input's."""
+        """The shape of the input."""
         return x_shape
 
     def get_config(self) -> dict[str, Any]:

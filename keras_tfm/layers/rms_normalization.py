@@ -7,11 +7,11 @@ import keras
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class RMSNormalization(keras.layers.RMSNormalization):
-    """Keras's RMS normalisation, which keeps the mask of its input.
+    """`keras.layers.RMSNormalization` that passes on the mask of its input.
 
     y = gamma x / sqrt(mean(x^2) + epsilon) over the last axis: "Root Mean Square Layer
-    Normalization" (arXiv:1910.07467). The arguments and the weight are those of
-    `keras.layers.RMSNormalization`, which would warn that it loses the mask.
+    Normalization" (arXiv:1910.07467). Arguments and weight are those of
+    `keras.layers.RMSNormalization`, which would drop the mask with a warning.
 
     Example:
 

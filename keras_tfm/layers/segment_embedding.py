@@ -1,4 +1,4 @@
-"""Learned segments: which of several texts a token belongs to."""
+"""Learned segment (token type) embeddings."""
 
 from typing import Any
 
@@ -15,26 +15,26 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class SegmentEmbedding(RematerializedLayer):
-    """Adds a learned vector for each token's segment to its input.
+    """Adds a learned vector for each token's segment (token type) to its input.
 
     y_t = x_t + S[segment_t]: BERT (arXiv:1810.04805), figure 2, where the first of two texts is
-    segment 0 and the second segment 1. The output carries the mask of `inputs`, which
-    `keras.layers.Add` of two embeddings would lose.
+    segment 0 and the second segment 1. The output carries the mask of `inputs`, which adding two
+    embeddings with `keras.layers.Add` would drop.
 
     Args:
-        num_segments: how many segments the table holds.
-        initializer: of the table; normal with standard deviation 0.02 by default, as in BERT.
+        num_segments: int, number of segments.
+        initializer: initializer of the table (num_segments, D). Default: normal with standard
+            deviation 0.02, as in BERT.
 
     Call arguments:
-        inputs: (B, T, D).
-        segments: (B, T), integers in 0 to num_segments - 1; without them all tokens are of
-            segment 0.
+        inputs: float tensor (B, T, D).
+        segments: (B, T), integers from 0 to num_segments - 1. Default: segment 0 for all tokens.
 
     Returns:
-        (B, T, D).
+        Float tensor (B, T, D).
 
     Raises:
-        TypeError: segments that are not integers.
+        TypeError: `segments` are not integers.
 
     Example:
 
@@ -74,7 +74,7 @@ class SegmentEmbedding(RematerializedLayer):
         return inputs + lookup(table, segments)
 
     def compute_output_shape(self, inputs_shape: Any, segments_shape: Any = None) -> Any:
-        """The input's."""
+        """The shape of the input."""
         return inputs_shape
 
     def get_config(self) -> dict[str, Any]:

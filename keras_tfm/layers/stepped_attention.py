@@ -1,4 +1,4 @@
-"""Attention of a step's few tokens to a cache and to themselves."""
+"""Attention of a decoding step: its few tokens attend to the KV cache and to each other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,23 +24,22 @@ def stepped_attention(
     terms: PositionTerms | None = None,
     weights: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """softmax([Q K_cache^T, Q K_new^T] + bias) [V_cache; V_new], without joining the two.
+    """softmax([Q K_cache^T, Q K_new^T] + bias) [V_cache; V_new], without concatenating keys.
 
-    What `attention` gives for the cache's keys and the new ones side by side: S + N columns of
-    scores. New keys are attended to as they are: no step waits until the cache is written.
+    Gives the same result as `attention` over the cached and the new keys, S + N columns of scores.
+    The new keys are not read from the cache, so a step does not wait until it is written.
 
     Args:
-        query: (B, H, T, K), of the step's tokens.
-        key: (B, G, T, K).
-        value: (B, G, T, V).
-        entry: of the cache, as it was before the step: keys and values of S columns.
-        visible: what the queries see of the cache and of the new keys. With `visible.own` each
-            query sees the new key of its own token alone: one column, the last (N = 1). Otherwise
-            N = T.
-        scale: factor of the scores; 1/sqrt(K) by default.
-        soft_cap: c in c tanh(score / c), before the bias.
-        terms: what a position part adds, (B, H, T, S + N).
-        weights: applied to the attention weights (B, H, T, S + N), as by `AttentionProbe`.
+        query: (B, H, T, K), queries of the step's tokens.
+        key: (B, G, T, K), their keys.
+        value: (B, G, T, V), their values.
+        entry: cache entry before the step, with keys and values of S columns.
+        visible: `Visible`, which cached and new keys the queries see. With `visible.own` the last
+            column holds each query's score with its own new key (N = 1). Otherwise N = T.
+        scale: float, factor of the scores. Default: 1/sqrt(K).
+        soft_cap: float, c in c tanh(score / c), applied before the bias. Default: no cap.
+        terms: `PositionTerms` of the position part, (B, H, T, S + N).
+        weights: function applied to the attention weights (B, H, T, S + N): dropout, a probe.
 
     Returns:
         (B, H, T, V) in the dtype of `value`.
@@ -49,7 +48,7 @@ def stepped_attention(
     own, terms = visible.own, terms or PositionTerms()
     dtype, heads, groups = value.dtype, query.shape[1], key.shape[1]
     query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)
-    # The rows of a group are all queries of its first head, then those of the second.
+    # The rows of a group: all queries of its first head, then all of the second, and so on.
     rows = grouped(query, groups)
     if own and query.shape[2] != 1 and heads != groups:
         key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
@@ -62,7 +61,7 @@ def stepped_attention(
     scores = ops.concatenate([old, ops.cast(new, "float32")], axis=-1)
 
     by_head_terms = (weights, *terms)
-    # Of one token the heads of a group are rows, and nothing but these tells them apart.
+    # With one token the heads of a group can stay rows, unless a term or a function needs heads.
     by_head = query.shape[2] != 1 or any(x is not None for x in by_head_terms)
     if by_head:
         scores = regrouped(scores, heads, query)

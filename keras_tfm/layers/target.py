@@ -1,21 +1,21 @@
-"""What a graph is traced for: Keras itself, or a runtime on a device. Set by the exporter alone."""
+"""The target that a graph is traced for: Keras, or an on-device runtime. Set by the exporter."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-# "keras": training and inference in Keras. "cpu-edge": LiteRT with XNNPACK. "gpu-edge": a delegate
-# that runs on a GPU.
+# "keras": training and inference in Keras. "cpu-edge": LiteRT with XNNPACK. "gpu-edge": LiteRT with
+# a GPU delegate.
 TARGETS = ("keras", "cpu-edge", "gpu-edge")
 
 
 class Target(NamedTuple):
-    """What the graph that is being traced is for.
+    """The target of the graph that is being traced.
 
     Attributes:
-        name: one of `TARGETS`.
-        masked_score: what is added to the score of a masked key.
+        name: str, one of `TARGETS`.
+        masked_score: float, added to the scores of masked keys.
     """
 
     name: str
@@ -23,13 +23,13 @@ class Target(NamedTuple):
 
     @property
     def is_edge(self) -> bool:
-        """Whether the graph runs on a device, where some operators are slow or missing."""
+        """Whether the graph runs on-device, where some operators are slow or unsupported."""
         return self.name != "keras"
 
 
-# Finite, so that a row that is masked entirely stays finite; beyond any score.
+# Far below any score, but finite, so that a fully masked row stays finite.
 _KERAS = Target("keras", -1e30)
-# Within float16's 65,504: a delegate that computes in half precision may add scores to it.
+# Within the range of float16 (65,504), for delegates that compute in half precision.
 _EDGE_MASKED = -3e4
 
 _current: ContextVar[Target] = ContextVar("target", default=_KERAS)
@@ -42,10 +42,10 @@ def current_target() -> Target:
 
 @contextmanager
 def export_target(name: str = "cpu-edge") -> Iterator[Target]:
-    """Graphs traced inside are for a device.
+    """Graphs traced inside are for on-device inference.
 
-    Asked where a table is looked up, scores are masked, and a projection is split. Each has a twin
-    that is better in training, and a test that both agree.
+    Layers check the target where they look up a table, mask scores and split a projection. Each of
+    these has a second form that is better for training, and a test that both agree.
 
     >>> from keras_tfm.layers.target import current_target, export_target
     >>> with export_target("cpu-edge"):
@@ -66,10 +66,11 @@ def export_target(name: str = "cpu-edge") -> Iterator[Target]:
 
 @contextmanager
 def bounded_masks(score: float) -> Iterator[None]:
-    """Edge graphs traced inside add `score` to masked scores, negative and of the scores' size.
+    """Edge graphs traced inside add `score` to masked scores, a negative number of their magnitude.
 
-    Scores in 8 bits share 256 steps over their whole range, so a mask of -3e4 would leave all
-    unmasked scores in one step. A masked key then weighs exp(score), no longer exactly nothing.
+    For 8-bit activations: 256 quantization steps cover the whole range of the scores, so with a
+    mask of -3e4 all unmasked scores would fall into one step. The weight of a masked key is then
+    exp(score) instead of exactly 0.
 
     >>> from keras_tfm.layers.target import bounded_masks, current_target
     >>> with bounded_masks(-30.0):

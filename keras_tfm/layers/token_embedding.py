@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors back to logits over the same table."""
+"""Token embedding and tied output: ids to vectors, and features to logits with the same table."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
-# A table with more numbers than this is not copied for the time of a generation.
+# A table with more values than this is not transposed into the decoding cache.
 LARGE = 2**24
 
 
@@ -22,30 +22,30 @@ LARGE = 2**24
 class TokenEmbedding(RematerializedLayer):
     """Looks up a vector for each token id; with `reverse=True`, logits from the same table.
 
-    lookup: E[id], times sqrt(D) with `scale=True`; reverse: x E^T. "Attention Is All You Need"
+    Lookup: E[id], times sqrt(D) with `scale=True`. Reverse: x E^T. "Attention Is All You Need"
     (arXiv:1706.03762), section 3.4, after "Using the Output Embedding to Improve Language Models"
     (arXiv:1608.05859).
 
     Args:
-        vocabulary_size: V, the number of ids; valid ids are 0 to V - 1.
-        dim: D, the width of a vector.
-        scale: multiply the vectors by sqrt(D) on lookup (not on reverse).
-        mask_zero: bool, whether id 0 is padding, which the layers that follow do not attend to.
-        mask_id: int, the id that is padding; 0 with `mask_zero`, otherwise none by default.
-        embeddings_initializer: by default normal with standard deviation D^-0.5, so that scaled
-            vectors have unit variance and tied logits start near it.
+        vocabulary_size: int, number of ids (V). Valid ids are 0 to V - 1.
+        dim: int, width of a vector (D).
+        scale: bool, multiply the vectors by sqrt(D) in a lookup (not with `reverse`).
+        mask_zero: bool, whether id 0 is padding, which later layers do not attend to.
+        mask_id: int, the padding id. Default: 0 with `mask_zero`, otherwise none.
+        embeddings_initializer: initializer of the table (V, D). Default: normal with standard
+            deviation D^-0.5, so that scaled vectors and tied logits start near unit variance.
 
     Call arguments:
         inputs: ids (B, T), integers; with `reverse=True`, features (B, T, D).
-        reverse: return logits over the vocabulary.
+        reverse: bool, return logits over the vocabulary.
 
     Returns:
-        (B, T, D), or logits (B, T, V) with `reverse=True`.
+        Vectors (B, T, D), or logits (B, T, V) with `reverse=True`.
 
     Raises:
-        ValueError: an id outside 0 to V - 1 where the values can be seen (eager calls). Inside a
-            compiled graph TensorFlow on the CPU raises InvalidArgumentError and names both.
-        TypeError: ids that are not integers.
+        ValueError: in eager calls, an id outside 0 to V - 1. In a compiled graph TensorFlow raises
+            InvalidArgumentError on a CPU, which names the id and the range.
+        TypeError: the ids are not integers.
 
     Example:
 
@@ -112,13 +112,13 @@ class TokenEmbedding(RematerializedLayer):
 
     def _transposed(self, table: Tensor) -> Tensor:
         scope = DecodingScope.current()
-        # For a few rows of features XLA is slow at a product with each row of a table.
+        # With few rows of features XLA is slow at a product with a transposed table.
         if scope is None or not scope.xla or self.vocabulary_size * self.dim > LARGE:
             return ops.transpose(table)
         return scope.keep(self.name, lambda: ops.transpose(table))
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
-        """Ids make a mask where one of them is padding; features keep the one they bring."""
+        """The padding mask of ids; features keep the mask that they carry."""
         if not _is_integer(inputs):
             return previous_mask
         return None if self.mask_id is None else ops.not_equal(inputs, self.mask_id)
@@ -130,7 +130,7 @@ class TokenEmbedding(RematerializedLayer):
         return (*inputs_shape, self.dim)
 
     def compute_output_spec(self, inputs: Tensor, reverse: bool = False) -> keras.KerasTensor:
-        """Shape and dtype of the result, from those of `inputs`."""
+        """Shape and dtype of the result."""
         if reverse:
             self._check_features(inputs)
         else:
@@ -170,7 +170,7 @@ class TokenEmbedding(RematerializedLayer):
 
 
 def _logits(x: Tensor, table: Tensor) -> Tensor:
-    """(..., D), (D, V) -> (..., V), a product of matrices: of few operations on TensorFlow."""
+    """(..., D), (D, V) -> (..., V); on TensorFlow as a 2D product, which takes fewer operations."""
     if keras.backend.backend() != "tensorflow":
         return ops.matmul(x, table)
     y = ops.matmul(ops.reshape(x, (-1, x.shape[-1])), table)
@@ -178,7 +178,7 @@ def _logits(x: Tensor, table: Tensor) -> Tensor:
 
 
 def _is_traced(x: Tensor) -> bool:
-    """Whether the values of `x` are not known yet, inside a graph."""
+    """Whether `x` is a tensor of a graph, without known values."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""What encoder and decoder blocks share: their arguments and how sublayers are made of them."""
+"""The base of encoder and decoder blocks: their arguments and the construction of sublayers."""
 
 import weakref
 from collections.abc import Callable
@@ -19,33 +19,33 @@ Part: TypeAlias = bool | keras.layers.Layer | dict[str, Any]
 
 
 class TransformerBlock(RematerializedLayer):
-    """The arguments that `TransformerEncoderBlock` and `TransformerDecoderBlock` share.
+    """The arguments shared by `TransformerEncoderBlock` and `TransformerDecoderBlock`.
 
-    Not used by itself. The first eight arguments make the block of the original paper, or its
-    pre-norm variant. For anything else, give the part that differs: an attention layer, a
-    feed-forward network, a residual connection, made with the options of its own class.
+    A base class: use one of these two layers. The first eight arguments give the block of the
+    original paper or its pre-norm variant. For anything else pass the part that differs, made with
+    the options of its own class: an attention layer, a feed-forward network, a residual connection.
 
     Args:
         intermediate_dim: int, inner width of the feed-forward network (F).
-        num_heads: int, number of attention heads (H).
-        dropout: float, rate of the dropout of the attention weights and of each sublayer's output.
-        activation: of the feed-forward network.
-        layer_norm_epsilon: float, of every normalisation.
-        normalize_first: bool, normalise a sublayer's input rather than the sum (pre-norm,
+        num_heads: int, number of attention heads (H). Must divide the width D.
+        dropout: float, dropout rate of the attention weights and of each sublayer's output.
+        activation: str or function, activation of the feed-forward network.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        normalize_first: bool, normalise the input of each sublayer instead of the sum (pre-norm,
             arXiv:2002.04745).
-        kernel_initializer: of every projection.
-        bias_initializer: of every projection.
-        causal: bool, whether a position sees itself and those before it alone.
-        self_attention: a `MultiHeadSelfAttention` in the place of the block's own; False: none.
-        cross_attention: a `MultiHeadCrossAttention`; True: the block makes its own; False: none.
-        feed_forward: a layer (..., T, D) -> (..., T, D) in the place of the block's `FeedForward`.
-        residual: a `Residual`, of which the block makes a copy for each sublayer, in the place of
-            post-norm or pre-norm with layer normalisation and `dropout`.
+        kernel_initializer: initializer of every kernel.
+        bias_initializer: initializer of every bias.
+        causal: bool, whether a position sees only itself and earlier positions.
+        self_attention: `MultiHeadSelfAttention` to use instead of the default one; False: none.
+        cross_attention: `MultiHeadCrossAttention` to use; True: the default one; False: none.
+        feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`.
+        residual: `Residual`, copied for each sublayer, to use instead of post-norm or pre-norm with
+            layer normalisation and `dropout`.
 
     Raises:
-        TypeError: a part of the wrong kind.
-        ValueError: a part that belongs to another block, or of another width; an argument that is
-            missing, or has no effect because the parts that it describes were given.
+        TypeError: a part of the wrong type.
+        ValueError: a part that belongs to another block or has another width; an argument that is
+            missing, or that has no effect because the parts it describes are given.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class TransformerBlock(RematerializedLayer):
             for name, part in parts.items()
         }
         self._check_arguments(parts)
-        # Names and a configuration, not the parts: Keras would track those twice, in another order.
+        # Names and a configuration: Keras would track the parts themselves twice, in another order.
         self._given = frozenset(
             name for name, part in parts.items() if isinstance(part, keras.layers.Layer)
         )
         self._residual = _serialized(parts["residual"]) if "residual" in self._given else None
-        heads, width = cast(int, num_heads), cast(int, intermediate_dim)  # None: not made here
+        heads, width = cast(int, num_heads), cast(int, intermediate_dim)  # None only if not used
         shared: dict[str, Any] = {
             "kernel_initializer": self.kernel_initializer,
             "bias_initializer": self.bias_initializer,
@@ -137,18 +137,20 @@ class TransformerBlock(RematerializedLayer):
             ("intermediate_dim", self.intermediate_dim, parts["feed_forward"] is True),
         ):
             if made and value is None:
-                raise ValueError(f"{name} must be given where the block makes its own parts")
+                raise ValueError(
+                    f"{name} is required, unless the parts that it describes are given"
+                )
             if value is not None and not made:
                 raise ValueError(
-                    f"{name}={value} has no effect: the parts that it describes are given"
+                    f"{name}={value} has no effect, because the parts that it describes are given"
                 )
         if self.normalize_first and parts["residual"] is not True:
             raise ValueError(
-                'normalize_first=True has no effect beside residual=: give Residual("pre")'
+                'normalize_first=True has no effect with residual=...: pass Residual("pre")'
             )
 
     def _part(self, name: str, part: Any, kind: Any, make: Callable[[], Any]) -> Any:
-        """A part that was given, checked, or the block's own, or None."""
+        """The given part, checked, or a default one from `make`, or None."""
         if part is True:
             return make()
         if part is False and name != "feed_forward":
@@ -165,7 +167,7 @@ class TransformerBlock(RematerializedLayer):
         return part
 
     def _residual_of(self, sublayer: str, parts: dict[str, Any]) -> Any:
-        """The residual connection of a sublayer; None where there is no such sublayer."""
+        """The residual connection of a sublayer, or None if the block has no such sublayer."""
         if parts[sublayer] is False:
             return None
         template, name = parts["residual"], f"{sublayer}_residual"
@@ -214,7 +216,7 @@ class TransformerBlock(RematerializedLayer):
                 )
 
     def _attend(self, x: Tensor, position_encoding: Tensor | None, **given: Any) -> Tensor:
-        """The self-attention in its residual connection, if there is one: (..., T, D), the same."""
+        """Self-attention, if any, in its residual connection: (..., T, D) -> (..., T, D)."""
         if self.self_attention is None:
             return x
         training = given.pop("training")
@@ -230,7 +232,7 @@ class TransformerBlock(RematerializedLayer):
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
-        """The first input's."""
+        """The shape of the first input."""
         return x_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -260,12 +262,15 @@ class TransformerBlock(RematerializedLayer):
 
 
 def _serialized(part: keras.layers.Layer) -> dict[str, Any]:
-    """The configuration of a part, to be built by the block: its weights' paths begin with it."""
+    """The configuration of a part, without `build_config`: the block builds the part.
+
+    The weights' paths then start with the block's name.
+    """
     config = keras.saving.serialize_keras_object(part)
     config.pop("build_config", None)
     return config
 
 
 def present(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not None: Keras takes time for each that a call gets."""
+    """The arguments that are not None: each one costs Keras time in a call."""
     return {name: value for name, value in arguments.items() if value is not None}

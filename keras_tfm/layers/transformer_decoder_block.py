@@ -1,4 +1,4 @@
-"""A block of a Transformer's decoder."""
+"""A decoder block of a Transformer."""
 
 from typing import Any
 
@@ -13,30 +13,32 @@ Tensor = Any
 class TransformerDecoderBlock(TransformerBlock):
     """Causal self-attention, cross-attention to a context, then a feed-forward network.
 
-    "Attention Is All You Need" (arXiv:1706.03762), figure 1, right. Without cross-attention it is
-    the block of a decoder-only model.
+    "Attention Is All You Need" (arXiv:1706.03762), figure 1, right. With `cross_attention=False` it
+    is the block of a decoder-only model.
 
     The arguments are those of `TransformerBlock`: `intermediate_dim`, `num_heads`, `dropout` and so
     on, or the parts `self_attention`, `cross_attention`, `feed_forward` and `residual`. `causal`
     and `cross_attention` are True by default.
 
     Call arguments:
-        x: (..., T, D). A position sees itself and those before it, with or without masks.
-        context: (..., S, C), what the block attends to, needed with `cross_attention`.
-        mask: (..., T), boolean, True = a real position; by default the mask that `x` carries.
-        context_mask: (..., S), boolean; by default the mask that `context` carries.
-        attention_mask: (..., T, T), boolean, True = the query sees the key, on top of causality.
-        attention_bias: broadcastable to (..., H, T, T), float, added to the scores of the
+        x: float tensor (..., T, D). A position sees only itself and earlier positions.
+        context: float tensor (..., S, C), the sequence that cross-attention attends to. Required
+            with `cross_attention`.
+        mask: (..., T), boolean, True = token, False = padding. Default: the mask that `x` carries.
+        context_mask: (..., S), boolean, likewise. Default: the mask that `context` carries.
+        attention_mask: (..., T, T), boolean, True = the query sees the key. Combined with `mask`
+            and causality.
+        attention_bias: float tensor, broadcastable to (..., H, T, T), added to the scores of the
             self-attention.
-        positions: int32, (T,), (..., T) or (..., T, C), where the tokens of `x` stand, for the
-            position parts.
-        position_encoding: (..., T, D), added to what the queries of both attentions and the keys of
-            the self-attention are projected from, and not to values (DETR, arXiv:2005.12872).
-        context_position_encoding: (..., S, C), added to what the keys of the cross-attention are
-            projected from.
+        positions: int32, (T,), (..., T) or (..., T, C), positions of `x` for the position parts.
+        position_encoding: (..., T, D), added to the inputs of the query projections of both
+            attentions and of the key projection of the self-attention, but not to values (DETR,
+            arXiv:2005.12872).
+        context_position_encoding: (..., S, C), added to the input of the key projection of the
+            cross-attention.
 
     Returns:
-        (..., T, D).
+        Float tensor (..., T, D).
 
     Example:
 
@@ -106,7 +108,7 @@ class TransformerDecoderBlock(TransformerBlock):
         if self.cross_attention is not None and context is None:
             raise ValueError(
                 f"{self.name}: cross_attention=True needs a context, got none; "
-                "call it as block(x, context), or make it with cross_attention=False"
+                "call block(x, context), or create the block with cross_attention=False"
             )
         if self.cross_attention is None and context is not None:
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")

@@ -1,4 +1,4 @@
-"""A block of a Transformer's encoder."""
+"""An encoder block of a Transformer."""
 
 from typing import Any
 
@@ -13,24 +13,24 @@ Tensor = Any
 class TransformerEncoderBlock(TransformerBlock):
     """Self-attention, then a feed-forward network, each in a residual connection.
 
-    "Attention Is All You Need" (arXiv:1706.03762), figure 1, left. Post-norm as there, or pre-norm
-    (arXiv:2002.04745) with `normalize_first`.
+    "Attention Is All You Need" (arXiv:1706.03762), figure 1, left. Post-norm as in the paper, or
+    pre-norm (arXiv:2002.04745) with `normalize_first`.
 
     The arguments are those of `TransformerBlock`: `intermediate_dim`, `num_heads`, `dropout` and so
     on, or the parts `self_attention`, `feed_forward` and `residual`.
 
     Call arguments:
-        x: (..., T, D).
-        mask: (..., T), boolean, True = a real position; by default the mask that `x` carries.
-        attention_mask: (..., T, T), boolean, True = the query sees the key.
-        attention_bias: broadcastable to (..., H, T, T), float, added to the scaled scores.
-        positions: int32, (T,), (..., T) or (..., T, C), where the tokens stand, for the position
+        x: float tensor (..., T, D).
+        mask: (..., T), boolean, True = token, False = padding. Default: the mask that `x` carries.
+        attention_mask: (..., T, T), boolean, True = the query sees the key. Combined with `mask`.
+        attention_bias: float tensor, broadcastable to (..., H, T, T), added to the scaled scores.
+        positions: int32, (T,), (..., T) or (..., T, C), positions of the tokens for the position
             part of the self-attention.
-        position_encoding: (..., T, D), added to what queries and keys are projected from, and not
-            to values (DETR, arXiv:2005.12872).
+        position_encoding: (..., T, D), added to the inputs of the query and key projections, but
+            not to values (DETR, arXiv:2005.12872).
 
     Returns:
-        (..., T, D).
+        Float tensor (..., T, D).
 
     Example:
 
@@ -41,7 +41,7 @@ class TransformerEncoderBlock(TransformerBlock):
     >>> y.shape
     (None, None, 12)
 
-    Of parts, a block with rotary positions, RMS norms before the sublayers and SwiGLU:
+    A block made of parts, with rotary positions, RMS pre-norm and SwiGLU:
 
     >>> from keras_tfm.layers import FeedForward, MultiHeadSelfAttention, Residual, RotaryEmbedding
     >>> block = TransformerEncoderBlock(

@@ -1,4 +1,4 @@
-"""Models: functional builders over the layers, a file a family, their heads, and their class."""
+"""Models: one functional builder per family, task heads, and the `Model` class."""
 
 from keras_tfm.models.bert import bert
 from keras_tfm.models.embedding_head import sentence_embedding

@@ -16,9 +16,9 @@ from keras_tfm.layers import (
 from keras_tfm.models.identity import FeaturesMarker, PooledMarker
 from keras_tfm.models.model import Model
 
-# "base" and "large": section 3 of the paper; the others: table 1 of "Well-Read Students Learn
-# Better" (arXiv:1908.08962), where a head has 64 channels and F is 4 D throughout.
-# bert(30522, **SIZES["base"]).
+# "base" and "large": section 3 of the paper. The others: table 1 of "Well-Read Students Learn
+# Better" (arXiv:1908.08962), where all heads have width 64 and F = 4 D.
+# Use: bert(30522, **SIZES["base"]).
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"dim": 128, "num_layers": 2, "num_heads": 2, "intermediate_dim": 512},
     "mini": {"dim": 256, "num_layers": 4, "num_heads": 4, "intermediate_dim": 1024},
@@ -45,32 +45,35 @@ def bert(
     name: str = "bert",
     dtype: Any = None,
 ) -> Model:
-    """BERT's encoder, from token ids to features; a head of `keras_tfm.models` makes the rest.
+    """BERT's encoder, from token ids to features, without a head.
 
-    Id 0 is padding. `masked_language_model`, `next_sentence`, `sequence_classifier`,
-    `token_classifier` and `question_answering` put a head on it.
+    Id 0 is padding. Add a head with `masked_language_model`, `next_sentence`,
+    `sequence_classifier`, `token_classifier` or `question_answering`.
 
     Args:
-        vocabulary_size: V.
-        dim: D.
-        num_layers: blocks.
-        num_heads: H.
-        intermediate_dim: F.
-        dropout: rate after each sublayer and after the embeddings.
-        attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
-        activation: of the feed-forward networks.
-        layer_norm_epsilon: of every normalisation.
-        max_length: how many positions the table holds.
-        num_segments: how many segments the table holds.
-        segments: whether the model takes the input `segments`; if not, every token is of segment 0,
-            and one text at a time is read. The weights are the same.
-        name: the model's name.
-        dtype: a dtype or dtype policy for every layer.
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of positions.
+        num_segments: int, number of segments (token types).
+        segments: bool, whether the model has the input `segments`. Without it all tokens belong to
+            segment 0, for single texts. The weights are the same in both cases.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
-        A functional model of `tokens` (B, T) and, if so asked, `segments` (B, T), int32, which
-        gives "features" (B, T, D) and "pooled" (B, D), a dense layer with tanh over the first
-        token's features.
+        A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both
+        int32, to a dict of "features" (B, T, D) and "pooled" (B, D): a dense layer with tanh on the
+        first token's features.
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
 
     Example:
 

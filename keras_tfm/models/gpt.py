@@ -20,10 +20,10 @@ _GPT3: dict[str, Any] = {"max_length": 2048}
 
 # "gpt1": Radford et al. 2018, section 4.1. "gpt2...": table 2 of "Language Models are Unsupervised
 # Multitask Learners" (Radford et al. 2019), whose heads have 64 channels. "gpt3...": table 2.1 of
-# "Language Models are Few-Shot Learners" (arXiv:2005.14165), all layers dense. Two of its rows
-# contradict themselves, heads times their width being another number than D: "xl" (2048, 24 heads
-# of 128) has 16 heads here, "13b" (5140, 40 heads of 128) has D = 5120; so their parameters are
-# those that the table gives. gpt(50257, **SIZES["gpt2"]).
+# "Language Models are Few-Shot Learners" (arXiv:2005.14165), with dense attention in all layers. In
+# two rows of that table the heads times their width are not D; the parameter counts of the table
+# match "xl" with 16 heads (the table has D 2048, 24 heads of 128) and "13b" with D 5120 (the table
+# has D 5140, 40 heads of 128). Use: gpt(50257, **SIZES["gpt2"]).
 SIZES: dict[str, dict[str, Any]] = {
     "gpt1": {
         "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
@@ -81,32 +81,38 @@ def gpt(
     name: str = "gpt",
     dtype: Any = None,
 ) -> Model:
-    """A decoder-only language model, from token ids to the next token's logits.
+    """GPT, a decoder-only language model: from token ids to logits of the next token.
 
-    No id is padding: what stands after a text changes nothing before it. Pre-norm blocks and one
-    more normalisation after them make it GPT-2 or GPT-3, post-norm blocks the first GPT.
+    No id is padding: with causal attention, padding after a text does not change the text's logits.
+    Pre-norm blocks followed by one more normalisation give GPT-2 and GPT-3, post-norm blocks the
+    first GPT.
 
     Args:
-        vocabulary_size: V.
-        dim: D.
-        num_layers: blocks.
-        num_heads: H.
-        intermediate_dim: F.
-        dropout: rate after each sublayer.
-        attention_dropout: rate of the dropout of the attention weights; `dropout` by default.
-        embedding_dropout: rate after the sum of embedding and position; `dropout` by default.
-        activation: of the feed-forward networks.
-        layer_norm_epsilon: of every normalisation.
-        normalize_first: pre-norm blocks.
-        max_length: how many positions the table holds.
-        tie_output: whether the logits are made with the embedding's table, or one of their own.
-        scale_scores: whether attention scores are divided by sqrt(K).
-        scale_scores_by_layer: whether those of block i, counted from 0, are divided by i + 1, too.
-        name: the model's name.
-        dtype: a dtype or dtype policy for every layer.
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        embedding_dropout: float, dropout rate of the sum of token and position embedding. Default:
+            `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
+        max_length: int, maximum number of positions.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        scale_scores: bool, whether attention scores are divided by sqrt(K).
+        scale_scores_by_layer: bool, whether the scores of block i (from 0) are also divided by
+            i + 1.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
-        A functional model of `tokens` (B, T), int32, which gives logits (B, T, V).
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
 
     Example:
 

@@ -1,18 +1,17 @@
-"""Heads: layers on a model's features for one task.
+"""Task heads: layers on top of a model's features.
 
-Each function takes a model and returns a model of the same inputs and the same layers, weights
-included, with this head in place of the one it had.
+Each function takes a model and returns a model with the same inputs, layers and weights, in which
+this head replaces the head that the model had, if any.
 
-All take three options:
+All functions have three options:
 
-- `features`: what the head is put on, a symbolic tensor (B, T, D) of the model or a layer's name. A
-  model of a builder of `keras_tfm.models` has features of its own. A model that was composed by
-  hand has none, and needs this argument: for a pre-norm model, name the normalisation after the
-  last block.
-- `kernel_initializer`: of the head's dense layers; by default BERT's, a truncated normal
-  distribution with standard deviation 0.02.
-- `dtype`: of the head's layers; by default that of the builder's layers, and the global policy for
-  a model that was composed by hand.
+- `features`: the input of the head, a symbolic tensor (B, T, D) of the model or a layer's name.
+  Default: the features of a model made by a builder of `keras_tfm.models`. Required for
+  hand-composed models; for a pre-norm model, name the normalisation after the last block.
+- `kernel_initializer`: initializer of the head's dense layers. Default: as in BERT, truncated
+  normal with standard deviation 0.02.
+- `dtype`: dtype or dtype policy of the head's layers. Default: that of the builder's layers; for
+  hand-composed models the global policy.
 """
 
 from collections.abc import Mapping
@@ -26,12 +25,18 @@ from keras_tfm.models import identity
 from keras_tfm.models.model import Model
 
 Tensor = Any
-# Arguments of heads that are no options of a task.
+# Arguments of heads that are not recorded in the model's identity.
 _NOT_RECORDED = ("model", "features", "embedding", "dtype")
 
 
 def backbone(model: keras.Model, features: Any = None) -> Model:
-    """The model without its head: from its inputs to features (B, T, D).
+    """Returns the model without its head: from its inputs to features (B, T, D).
+
+    Args:
+        model: functional model.
+        features: see `keras_tfm.models.heads`.
+
+    Example:
 
     >>> from keras_tfm.models import backbone, gpt
     >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
@@ -43,7 +48,15 @@ def backbone(model: keras.Model, features: Any = None) -> Model:
 
 
 def encoder(model: keras.Model) -> Model:
-    """The encoder of an encoder-decoder model: from `source` to features (B, S, D).
+    """Returns the encoder of an encoder-decoder model: from `source` to features (B, S, D).
+
+    Args:
+        model: model made by `transformer` or `t5`.
+
+    Raises:
+        ValueError: the model has no encoder.
+
+    Example:
 
     >>> from keras_tfm.models import encoder, t5
     >>> model = t5(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
@@ -72,24 +85,29 @@ def masked_language_model(
     kernel_initializer: Any = None,
     dtype: Any = None,
 ) -> Model:
-    """Logits (B, T, V) of the masked tokens: BERT's pre-training (arXiv:1810.04805).
+    """Adds BERT's head for masked language modelling: logits (B, T, V) (arXiv:1810.04805).
 
-    A dense layer with an activation, a normalisation, the embedding's own table, and a bias.
+    A dense layer with an activation, a normalisation, an output tied to the token embedding, and a
+    bias.
 
     Args:
-        model: of `models.bert`, for instance.
-        next_sentence: adds the output of `next_sentence`; then the outputs are "tokens" (B, T, V)
-            and "next_sentence" (B, 2).
-        positions: adds the input `mask_positions` (B, M), int32; the logits are then (B, M, V), of
-            the tokens at these positions only. In training few tokens count, and
-            `text.MaskTokens(positions=True)` says which: the others need no logits.
-        activation: of the dense layer; by default that of the model's feed-forward networks, and
-            "gelu" for a model that was composed by hand.
-        layer_norm_epsilon: of the normalisation; by default that of the model, and 1e-12 for a
-            model that was composed by hand.
-        embedding: layer of the model, or its name, whose table makes the logits; by default the
-            model's embedding. Required for a model that was composed by hand.
+        model: functional model, such as `models.bert(...)`.
+        next_sentence: bool, add the head of `next_sentence`. The outputs are then a dict of
+            "tokens" (B, T, V) and "next_sentence" (B, 2).
+        positions: bool, add the input `mask_positions` (B, M), int32, and compute logits at these
+            positions only, (B, M, V). `text.MaskTokens(positions=True)` gives the positions of the
+            masked tokens, the only ones that need logits in training.
+        activation: activation of the dense layer. Default: that of the model's feed-forward
+            networks; "gelu" for hand-composed models.
+        layer_norm_epsilon: float, epsilon of the normalisation. Default: the model's; 1e-12 for
+            hand-composed models.
+        embedding: `TokenEmbedding` layer of the model, or its name, to which the output is tied.
+            Default: the model's embedding. Required for hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: the model has no features or no embedding, and they are not given.
 
     Example:
 
@@ -126,7 +144,15 @@ def masked_language_model(
 def next_sentence(
     model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
 ) -> Model:
-    """Logits (B, 2): whether the second text follows the first (0) or does not (1).
+    """Adds a head that tells whether the second text follows the first: logits (B, 2).
+
+    Class 0 = follows, class 1 = does not, as in BERT (arXiv:1810.04805).
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
+
+    Example:
 
     >>> from keras_tfm.models import bert, next_sentence
     >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
@@ -146,16 +172,16 @@ def sequence_classifier(
     kernel_initializer: Any = None,
     dtype: Any = None,
 ) -> Model:
-    """Logits (B, C) of a text, or of a pair of texts, from the pooled first token.
+    """Adds a classifier of texts or pairs of texts, on the pooled first token: logits (B, C).
 
-    The pooler is the model's own if it has one, otherwise a new one: a dense layer with tanh on the
-    first token's features.
+    The head uses the model's pooler if it has one, and otherwise adds one: a dense layer with tanh
+    on the first token's features.
 
     Args:
-        model: of `models.bert`, for instance.
-        num_classes: number of classes (C); 1 is a regression.
-        dropout: rate before the last layer; by default the model's, and 0 for a model that was
-            composed by hand.
+        model: functional model, such as `models.bert(...)`.
+        num_classes: int, number of classes (C); 1 for regression.
+        dropout: float, dropout rate before the last layer. Default: the model's; 0 for
+            hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
 
     Example:
@@ -178,7 +204,16 @@ def token_classifier(
     kernel_initializer: Any = None,
     dtype: Any = None,
 ) -> Model:
-    """Logits (B, T, C) of each token. Arguments as in `sequence_classifier`.
+    """Adds a classifier of each token: logits (B, T, C).
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        num_classes: int, number of classes (C).
+        dropout: float, dropout rate before the last layer. Default: the model's; 0 for
+            hand-composed models.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
+
+    Example:
 
     >>> from keras_tfm.models import bert, token_classifier
     >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
@@ -193,9 +228,16 @@ def token_classifier(
 def question_answering(
     model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
 ) -> Model:
-    """Logits of where an answer begins and ends, "start" (B, T) and "end" (B, T).
+    """Adds BERT's head for SQuAD: logits of an answer's start (B, T) and end (B, T).
 
-    BERT's for SQuAD (arXiv:1810.04805, section 4.2): the question is segment 0, the text segment 1.
+    The outputs are a dict of "start" and "end". The question is segment 0 and the text segment 1
+    (arXiv:1810.04805, section 4.2).
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
+
+    Example:
 
     >>> from keras_tfm.models import bert, question_answering
     >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
@@ -209,11 +251,11 @@ def question_answering(
 
 
 class HeadBase:
-    """A model on which a head is put, and what its layers are made with.
+    """The model that gets a head, with the defaults of the head's layers.
 
     Attributes:
         model: the model.
-        features: symbolic tensor (B, T, D) that the head is put on.
+        features: symbolic tensor (B, T, D), input of the head.
         dtype: policy of the head's layers.
     """
 
@@ -247,17 +289,17 @@ class HeadBase:
         self.dtype = marker.dtype_policy if dtype is None else dtype
 
     def argument(self, name: str, given: Any, default: Any) -> Any:
-        """The head's argument, or else the model's, or else a default."""
+        """The argument given to the head, else the model's, else a default."""
         return self._arguments.get(name, default) if given is None else given
 
     def embedding(self, given: TokenEmbedding | str | None) -> TokenEmbedding:
-        """The layer whose table makes logits."""
+        """The `TokenEmbedding` to which the output is tied."""
         given = self._embedding if given is None else given
         layer = self.model.get_layer(given) if isinstance(given, str) else given
         if not isinstance(layer, TokenEmbedding):
             raise ValueError(
                 "expected embedding=, a TokenEmbedding of the model or its name, since "
-                f"{self.model.name!r} has none of its own, got {given!r}"
+                f"{self.model.name!r} does not know its embedding, got {given!r}"
             )
         return layer
 
@@ -266,14 +308,14 @@ class HeadBase:
         return keras.layers.Dense(
             units,
             activation=activation,
-            # An initializer object draws the same numbers each time it is called.
+            # Cloned: one initializer object would draw the same numbers for every layer.
             kernel_initializer=self._initializer.clone(),
             dtype=self.dtype,
             name=name,
         )
 
     def pooled(self) -> Tensor:
-        """Symbolic vector (B, D) of the whole sequence: the model's own, or of a new pooler."""
+        """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
         if self._pooled is None:
             x = self.dense(self.features.shape[-1], "pooler", "tanh")(self.features[:, 0])
             marker = identity.PooledMarker(
@@ -283,13 +325,13 @@ class HeadBase:
         return self._pooled
 
     def classify(self, x: Tensor, num_classes: int, dropout: float | None) -> Tensor:
-        """Logits (..., C) of vectors (..., D)."""
+        """Dropout and a dense layer: (..., D) -> logits (..., C)."""
         rate = self.argument("dropout", dropout, 0.0)
         x = Dropout(rate, dtype=self.dtype, name="classifier_dropout")(x)
         return self.dense(num_classes, "classifier")(x)
 
     def mark(self, kind: str, arguments: Mapping[str, Any], x: Tensor) -> Tensor:
-        """The head's input, which carries the head's kind and the arguments of its function."""
+        """Marks the head's input with the head's kind and arguments."""
         kept = {
             key: value
             for key, value in arguments.items()
@@ -307,9 +349,9 @@ def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
             "expected a model of keras_tfm.models, or features=, a tensor (B, T, D) of the model "
             f"or a layer's name: {model.name!r} has no features of its own"
         )
-    own = [x, pooled]
+    known = [x, pooled]
     if identity.head_of(model) is None and any(
-        all(output is not one for one in own) for output in model.outputs
+        all(output is not one for one in known) for output in model.outputs
     ):
         raise ValueError(
             "expected features=, a tensor (B, T, D) of the model or a layer's name: "
@@ -319,7 +361,7 @@ def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
 
 
 def _given_features(model: keras.Model, features: Any) -> Tensor:
-    """The tensor that `features=` means."""
+    """The tensor given as `features=`: a tensor or a layer's name."""
     if isinstance(features, str):
         names = [operation.name for operation in model.operations]
         if features not in names:

@@ -1,7 +1,7 @@
-"""What a model knows of itself: its family, its arguments, its head, and its parts by role.
+"""The identity of a model: its family, arguments, head, and parts by role.
 
-A functional model is a graph of layers, and `.keras` files, `clone_model` and `with_dtype` keep
-nothing but layers and their configurations. So the information is in layers: markers, which return
+A functional model is a graph of layers; `.keras` files, `clone_model` and `with_dtype` preserve
+only layers and their configurations. So the identity is stored in layers: markers, which return
 their input unchanged and are found by their class.
 """
 
@@ -21,9 +21,9 @@ class Head:
     """The head of a model.
 
     Attributes:
-        kind: "language_model" for the logits of `transformer`, `gpt` and `t5`, otherwise the name
-            of the function of `keras_tfm.models` that made the head.
-        arguments: the arguments of that function, defaults included.
+        kind: str, "language_model" for the logits of `transformer`, `gpt` and `t5`, otherwise the
+            name of the function of `keras_tfm.models` that made the head.
+        arguments: dict, the arguments of that function including defaults.
     """
 
     kind: str
@@ -32,16 +32,16 @@ class Head:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a `FeaturesMarker` carries.
+    """The information that a `FeaturesMarker` carries.
 
-    A dataclass, because Keras tracks the layers in a layer's dictionaries as its sublayers, and
-    `arguments` may contain layers.
+    A dataclass, because `arguments` may contain layers, and Keras would track layers in a layer's
+    dict attribute as sublayers.
 
     Attributes:
-        family: name of the builder, or None for a model that was composed by hand.
-        arguments: the builder's arguments, as given, defaults included, without `name`.
-        embedding: name of the `TokenEmbedding` layer, or None.
-        blocks: names of the block layers, in order.
+        family: str, name of the builder, or None for a hand-composed model.
+        arguments: dict, the builder's arguments including defaults, without `name`.
+        embedding: str, name of the `TokenEmbedding` layer, or None.
+        blocks: tuple of str, names of the block layers in order.
     """
 
     family: str | None = None
@@ -51,10 +51,10 @@ class Identity:
 
 
 class Marker(keras.layers.Layer):
-    """Base class: returns its input unchanged, keeps its mask, has no weights and no operation."""
+    """Base class of markers: an identity layer without weights that passes on the mask."""
 
     def __init__(self, **kwargs: Any):
-        # Without autocast: the input keeps its dtype, whatever the policy is.
+        # No autocast: the input keeps its dtype under any policy.
         super().__init__(autocast=False, **kwargs)
         self.supports_masking = True
 
@@ -63,7 +63,7 @@ class Marker(keras.layers.Layer):
         return inputs
 
     def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
-        """Nothing to recompute."""
+        """`layer_call`: there is nothing to recompute."""
         return layer_call
 
     def compute_output_spec(self, inputs: Tensor) -> keras.KerasTensor:
@@ -79,11 +79,15 @@ class Marker(keras.layers.Layer):
 class FeaturesMarker(Marker):
     """Marks the features (B, T, D) of a model and carries the model's identity.
 
-    Its dtype policy is that of the model's layers: heads use it for theirs.
+    It has the dtype policy of the model's layers, which heads use as their default.
 
     Args:
-        family, arguments, embedding, blocks: attributes of `Identity`; `name` is left out of
-            `arguments`.
+        family: str, name of the builder, or None.
+        arguments: dict, the builder's arguments; `name` is removed.
+        embedding: str, name of the `TokenEmbedding` layer, or None.
+        blocks: names of the block layers in order.
+
+    Example:
 
     >>> import numpy as np
     >>> from keras_tfm.models.identity import FeaturesMarker
@@ -125,13 +129,13 @@ class FeaturesMarker(Marker):
 class EncodedMarker(FeaturesMarker):
     """Marks the encoder's features (B, S, D) in an encoder-decoder model.
 
-    Its identity is used where the decoder was cut off.
+    Its identity is used for models without the decoder, such as `encoder(model)`.
     """
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class PooledMarker(Marker):
-    """Marks the vector (B, D) that stands for a whole sequence."""
+    """Marks the pooled vector (B, D) of a whole sequence."""
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -139,7 +143,8 @@ class HeadMarker(Marker):
     """Marks the input of a head and carries the head's kind and arguments.
 
     Args:
-        kind, arguments: attributes of `Head`.
+        kind: str, the head's kind, see `Head`.
+        arguments: dict, the arguments of the function that made the head.
     """
 
     def __init__(self, kind: str, arguments: Mapping[str, Any] | None = None, **kwargs: Any):
@@ -166,9 +171,17 @@ def _with_arguments(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(model: keras.Model) -> dict[str, Any] | None:
-    """Family, arguments and head of a model, JSON-serialisable; None for a hand-composed model.
+    """Returns a model's family, arguments and head as JSON values; None for a hand-composed model.
 
-    Objects among the arguments are as `keras.saving.serialize_keras_object` writes them.
+    Objects among the arguments are serialised with `keras.saving.serialize_keras_object`.
+
+    Args:
+        model: a `keras.Model`.
+
+    Returns:
+        A dict with the keys "family", "arguments" and "head", or None.
+
+    Example:
 
     >>> from keras_tfm.models import bert, describe, token_classifier
     >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
@@ -195,13 +208,10 @@ def identity_of(model: keras.Model) -> Identity:
 
 
 def features_marker(model: keras.Model) -> FeaturesMarker | None:
-    """The marker of the model's features.
-
-    Of an encoder-decoder model that of the decoder; the encoder's where the decoder was cut off.
-    """
+    """The marker of the model's features: the decoder's, or the encoder's without a decoder."""
     found = _markers(model, FeaturesMarker) or _markers(model, EncodedMarker)
-    # Several, where a head was put on other features than the family's own: the last counts. Two
-    # models of families side by side are a new model, of none.
+    # A head on features given by the user adds a second marker without a family, which counts. Two
+    # markers with families are two models in one: a new model without an identity.
     if not found or (len(found) > 1 and found[-1].identity.family is not None):
         return None
     return found[-1]
@@ -236,9 +246,9 @@ def head_of(model: keras.Model) -> Head | None:
 
 
 def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
-    """The tensors that an operation makes in the graph of one functional model.
+    """The outputs of an operation in the graph of one functional model.
 
-    `operation.output` may be a tensor of another model that shares the layer.
+    `operation.output` may belong to another model that shares the layer.
     """
     made = [x for x in model.inputs if producer(x).operation is operation]
     calls = [node for node in nodes_in_order(model) if node.operation is operation]
@@ -251,7 +261,7 @@ def is_functional(model: Any) -> bool:
 
 
 def _markers(model: keras.Model, kind: type) -> list[Any]:
-    """The markers of exactly one class, in the order of the graph."""
+    """The markers of a class, without subclasses, in graph order."""
     if not is_functional(model):
         return []
     return [operation for operation in model.operations if type(operation) is kind]

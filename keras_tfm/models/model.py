@@ -15,9 +15,9 @@ else:
 
 
 class _Part:
-    """A property that an attribute of the same name hides.
+    """A property that an instance attribute of the same name overrides.
 
-    So that a subclass with a `call` of its own may set `self.blocks`.
+    A subclassed model can thus assign `self.blocks`.
     """
 
     def __init__(self, function: Callable[[Any], Any]):
@@ -29,40 +29,40 @@ class _Part:
     def __get__(self, model: Any, owner: Any = None) -> Any:
         if model is None:
             return self
-        own = vars(model).get("_modules", {})  # where PyTorch keeps layers that are attributes
-        return own[self.name] if self.name in own else self.function(model)
+        modules = vars(model).get("_modules", {})  # PyTorch stores layer attributes here
+        return modules[self.name] if self.name in modules else self.function(model)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Model(Base):
-    """A `keras.Model` that trains alike on one device, on several, and on several machines.
+    """A `keras.Model` that trains in the same way on one device, several devices and machines.
 
-    It is composed, compiled, saved and exported like any other: `keras_tfm.Model(inputs, outputs)`.
-    On Keras's TensorFlow backend it adds:
+    Use it like `keras.Model`: `keras_tfm.Model(inputs, outputs)`. On Keras's TensorFlow backend it
+    adds:
 
     - `fit`, `evaluate` and `predict` under every strategy of `keras_tfm.training.distribution`;
-    - losses divided by what all replicas count together, so that the number of replicas and the
-      padding of each change nothing; Keras averages the means of the replicas, where a token among
-      many weighs less than one among few;
-    - `compile(..., gradient_accumulation_steps=k)`: each batch is taken in k parts, one after the
-      other, which need the memory of one, and gives the gradient of the whole;
-    - early errors for what Keras 3.15 starts and cannot finish there.
+    - losses divided by the token count of all replicas, so that every token has the same weight
+      for any number of replicas and any padding. Keras averages the means of the replicas, where a
+      token of a replica with many tokens weighs less;
+    - `compile(..., gradient_accumulation_steps=k)`: each batch is processed in k parts, one after
+      the other, which needs the memory of one part and gives the gradient of the whole batch;
+    - early errors for settings with which Keras 3.15 would fail during training.
 
-    A loss of your own whose mean is not over rows, masked labels or sample weights has a method
-    `count(y_true, y_pred, sample_weight)`, which gives the divisor.
+    A custom loss whose mean is not over rows, masked labels or sample weights needs a method
+    `count(y_true, y_pred, sample_weight)` that returns the divisor of its mean.
 
-    A model of a builder of `keras_tfm.models` knows what it is. Saving, `clone_model`,
-    `with_dtype`, LoRA and quantization keep that. A model that was composed by hand has none of it.
+    A model made by a builder of `keras_tfm.models` has the attributes below. Saving, `clone_model`,
+    `with_dtype`, LoRA and quantization preserve them. Hand-composed models do not have them.
 
     Attributes:
-        family: name of the builder, "bert" for instance, or None.
-        arguments: the builder's arguments as given, defaults included, without `name`.
-        head: None, or an object with `kind` and `arguments`; `kind` is "language_model" for the
-            logits of a builder, otherwise the name of the function that made the head.
-        embedding: the `TokenEmbedding` layer, of encoder-decoder models the target's, or None.
-        blocks: the block layers in order, the encoder's first.
-        features: symbolic tensor (B, T, D), the output of the last block, after the final
-            normalisation of models that have one; or None. Of encoder-decoder models the decoder's.
+        family: str, name of the builder, such as "bert", or None.
+        arguments: dict, the builder's arguments including defaults, without `name`.
+        head: object with `kind` and `arguments`, or None. `kind` is "language_model" for the logits
+            of a builder, otherwise the name of the function that made the head.
+        embedding: the `TokenEmbedding` layer (the target's in encoder-decoder models), or None.
+        blocks: list of the block layers in order, the encoder's first.
+        features: symbolic tensor (B, T, D), output of the last block (the decoder's in
+            encoder-decoder models), after the final normalisation if there is one; or None.
 
     Example:
 
@@ -86,7 +86,7 @@ class Model(Base):
 
     @_Part
     def arguments(self) -> dict[str, Any]:
-        """The builder's arguments as given, defaults included, without `name`."""
+        """The builder's arguments including defaults, without `name`."""
         return dict(identity.identity_of(self).arguments)
 
     @_Part
@@ -96,7 +96,7 @@ class Model(Base):
 
     @_Part
     def embedding(self) -> keras.layers.Layer | None:
-        """The `TokenEmbedding` layer, of encoder-decoder models the target's, or None."""
+        """The `TokenEmbedding` layer (the target's in encoder-decoder models), or None."""
         name = identity.identity_of(self).embedding
         return None if name is None else self.get_layer(name)
 
@@ -107,5 +107,5 @@ class Model(Base):
 
     @_Part
     def features(self) -> Any:
-        """Symbolic tensor (B, T, D), the output of the last block, normalised; or None."""
+        """Symbolic tensor (B, T, D), the final output of the last block, or None."""
         return identity.features_of(self)

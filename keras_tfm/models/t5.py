@@ -23,9 +23,9 @@ from keras_tfm.models.model import Model
 
 _V11: dict[str, Any] = {"gated": True, "activation": gelu_tanh, "tie_output": False}
 
-# Sections 2.1 and 3.7 of the paper; "v1.1...": the configurations that were released with it,
-# github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md, whose
-# feed-forward networks are those of "GLU Variants" (arXiv:2002.05202). t5(32128, **SIZES["small"]).
+# Sections 2.1 and 3.7 of the paper. "v1.1...": the configurations released in
+# github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md, with the
+# feed-forward networks of "GLU Variants" (arXiv:2002.05202). Use: t5(32128, **SIZES["small"]).
 SIZES: dict[str, dict[str, Any]] = {
     "small": {
         "dim": 512, "num_layers": 6, "num_heads": 8, "head_dim": 64, "intermediate_dim": 2048,
@@ -85,37 +85,41 @@ def t5(
     name: str = "t5",
     dtype: Any = None,
 ) -> Model:
-    """An encoder-decoder with relative positions, from token ids to logits.
+    """T5, an encoder-decoder with relative positions, from token ids to logits.
 
     Pre-norm blocks with RMS norms, no biases, scores that are not divided by sqrt(K), and one
-    `RelativePositionBias` for each stack. Id 0 is padding in the source. In the target it is the
-    start token, so that nothing there is masked: padding stands after a text, where nobody sees it.
-    Train on targets that begin with 0, `[[0, ...]]`, and a loss that ignores class 0.
+    `RelativePositionBias` per stack. In the source, id 0 is padding. In the target, id 0 is also
+    the start token, so the target is not masked: its padding comes after the text, where causal
+    attention does not see it. For training, let targets start with 0 and ignore class 0 in the
+    loss.
 
     Args:
-        vocabulary_size: V, of source and target.
-        dim: D.
-        num_layers: blocks in the encoder.
-        num_heads: H.
-        intermediate_dim: F.
-        num_decoder_layers: blocks in the decoder; as many as in the encoder by default.
-        head_dim: K; D / H by default.
-        dropout: rate after each sublayer, inside the feed-forward networks, of the attention
-            weights, and before and after each stack.
-        activation: of the feed-forward networks, or of their gates.
-        gated: gated feed-forward networks, as in version 1.1.
-        layer_norm_epsilon: of every normalisation.
-        num_buckets: of both position biases.
-        max_distance: where their last bucket begins.
-        tie_output: whether the logits are made with the embedding's table, or one of their own.
-        scale_output: whether features are divided by sqrt(D) before logits are made of them; by
-            default where the output is tied.
-        name: the model's name.
-        dtype: a dtype or dtype policy for every layer.
+        vocabulary_size: int, number of token ids of source and target (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of encoder blocks.
+        num_heads: int, number of attention heads (H).
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
+        head_dim: int, width of a head's queries and keys (K). Default: D / H.
+        dropout: float, dropout rate after each sublayer, inside the feed-forward networks, of the
+            attention weights, and before and after each stack.
+        activation: str or function, activation of the feed-forward networks, or of their gates.
+        gated: bool, gated feed-forward networks, as in version 1.1.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        num_buckets: int, number of buckets of both position biases.
+        max_distance: int, start of their last bucket.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        scale_output: bool, whether features are divided by sqrt(D) before the output layer.
+            Default: `tie_output`.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
-        A functional model of `source` (B, S) and `target` (B, T), int32, which gives logits
-        (B, T, V).
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range; `num_heads` does not divide `dim` and `head_dim` is
+            not given.
 
     Example:
 
@@ -137,7 +141,7 @@ def t5(
     }
 
     def parts(bias: RelativePositionBias, causal: bool) -> dict[str, Any]:
-        """The parts that the blocks of both stacks have."""
+        """The arguments shared by encoder and decoder blocks."""
         return {
             "self_attention": MultiHeadSelfAttention(
                 num_heads, causal=causal, position=bias, name="self_attention", **attention
@@ -168,7 +172,7 @@ def t5(
     embedding_dropout = Dropout(dropout, dtype=dtype, name="embedding_dropout")
 
     source = keras.Input((None,), dtype="int32", name="source")
-    # Not the embedding's mask, which would hide the target's first token, too.
+    # Not `mask_zero` of the shared embedding: it would also mask the target's start token.
     mask = ops.not_equal(source, 0)
     x, bias = embedding_dropout(embedding(source)), positions("encoder_positions")
     for i in range(num_layers):

@@ -19,7 +19,7 @@ from keras_tfm.layers import (
 from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
 from keras_tfm.models.model import Model
 
-# Table 3 of the paper. transformer(37000, **SIZES["base"]).
+# Table 3 of the paper. Use: transformer(37000, **SIZES["base"]).
 SIZES: dict[str, dict[str, Any]] = {
     "base": {
         "dim": 512, "num_layers": 6, "num_heads": 8, "intermediate_dim": 2048, "dropout": 0.1,
@@ -51,38 +51,43 @@ def transformer(
     name: str = "transformer",
     dtype: Any = None,
 ) -> Model:
-    """An encoder-decoder Transformer, from token ids to logits.
+    """The original encoder-decoder Transformer, from token ids to logits.
 
-    Id 0 is padding in both sequences. The decoder sees the target shifted: train it on
-    `target[:, :-1]` to predict `target[:, 1:]`.
+    Id 0 is padding in both sequences. For training, pass `target[:, :-1]` as the input and
+    `target[:, 1:]` as the labels.
 
     Args:
-        source_vocabulary_size: number of source ids.
-        target_vocabulary_size: number of target ids; as the source's by default.
-        dim: D.
-        num_layers: blocks in the encoder, and as many in the decoder.
-        num_heads: H.
-        intermediate_dim: F.
-        dropout: rate after each sublayer, after the sum of embedding and position, and of the
-            attention weights.
-        activation: of the feed-forward networks.
-        gated: whether they have a gate; with activation "silu" SwiGLU (arXiv:2002.05202).
-        position: a part of every self-attention, `RotaryEmbedding()` for instance, in the place of
-            the sinusoids that are added to the embeddings.
-        layer_norm_epsilon: of every normalisation.
-        normalize_first: pre-norm blocks.
-        final_norm: one more normalisation after each stack; as `normalize_first` by default
-            (the paper's post-norm model has none, `torch.nn.Transformer` always has them).
-        share_embeddings: one table for source, target and output, as in the paper; by default
-            where both vocabularies have one size. Otherwise source and target have a table each.
-            The output is tied to the target's in both cases and has no bias.
-        head_dim, value_dim, num_key_value_heads: as in `MultiHeadSelfAttention`.
-        name: the model's name.
-        dtype: a dtype or dtype policy for every layer.
+        source_vocabulary_size: int, number of source ids.
+        target_vocabulary_size: int, number of target ids (V). Default: `source_vocabulary_size`.
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks in the encoder, and in the decoder.
+        num_heads: int, number of attention heads (H).
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer, of the sum of embedding and position, and
+            of the attention weights.
+        activation: str or function, activation of the feed-forward networks.
+        gated: bool, gated feed-forward networks; SwiGLU with activation "silu" (arXiv:2002.05202).
+        position: position part of every self-attention, such as `RotaryEmbedding()`, used instead
+            of adding sinusoidal positions to the embeddings.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
+        final_norm: bool, one more normalisation after each stack. Default: `normalize_first`. The
+            paper's post-norm model has none; `torch.nn.Transformer` always has it.
+        share_embeddings: bool, one table for source, target and output, as in the paper. Default:
+            True if both vocabularies have the same size. Otherwise source and target have separate
+            tables. The output always shares the target's table and has no bias.
+        head_dim: int, width of a head's queries and keys (K). Default: D / H.
+        value_dim: int, width of a head's values. Default: `head_dim`.
+        num_key_value_heads: int, number of key and value heads (G). Must divide H. Default: H.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
-        A functional model of `source` (B, S) and `target` (B, T), int32, which gives logits
-        (B, T, V).
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range; `share_embeddings=True` with vocabularies of different
+            sizes; `num_heads` does not divide `dim` and `head_dim` is not given.
 
     Example:
 
@@ -100,8 +105,8 @@ def transformer(
         share_embeddings = source_vocabulary_size == target_vocabulary_size
     if share_embeddings and source_vocabulary_size != target_vocabulary_size:
         raise ValueError(
-            f"share_embeddings=True needs vocabularies of one size, got {source_vocabulary_size} "
-            f"and {target_vocabulary_size}"
+            "share_embeddings=True needs vocabularies of the same size, got "
+            f"{source_vocabulary_size} and {target_vocabulary_size}"
         )
     if final_norm is None:
         final_norm = normalize_first
@@ -114,7 +119,7 @@ def transformer(
     }
 
     def parts(causal: bool) -> dict[str, Any]:
-        """The parts that the blocks of both stacks have."""
+        """The arguments shared by encoder and decoder blocks."""
         return {
             "self_attention": MultiHeadSelfAttention(
                 num_heads, causal=causal, position=position, name="self_attention", **attention

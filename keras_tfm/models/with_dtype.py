@@ -1,4 +1,4 @@
-"""The same model in another precision."""
+"""Copies a model in another precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,24 +14,24 @@ FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
 
 
 def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
-    """A copy of a functional model that computes in another dtype, with the same weights.
+    """Copies a functional model with the same weights and another dtype policy.
 
-    What was trained in mixed precision has float32 weights, so nothing is lost by going on in
-    float32: on a processor without half precision, or for a comparison. `export_tflite` does it by
-    itself.
+    A model trained in mixed precision has float32 weights, so a float32 copy loses nothing. It is
+    useful on processors without half precision and for comparisons. `export_tflite` makes such a
+    copy itself.
 
     Args:
-        model: functional, with nested models if need be; it stays as it is.
-        dtype: a dtype or dtype policy, for every layer whose policy is of float32 or of half
-            precision. Layers of float64, of integers and of strings keep theirs, quantized ones
-            too, and what computes in a dtype by its code (`ops.cast(x, "float16")`).
+        model: functional model, possibly with nested models. It is not changed.
+        dtype: dtype or dtype policy for all layers with a float32 or half-precision policy. Layers
+            in float64, integers or strings and quantized layers keep their policy. A dtype that is
+            fixed in code, such as `ops.cast(x, "float16")`, stays too.
 
     Returns:
-        A model of the same layers' names and weights' values, not compiled.
+        A model with the same layer names and weights, not compiled.
 
     Raises:
         TypeError: the model is not functional.
-        ValueError: a layer cannot be made again from its `get_config()`, or has other weights then.
+        ValueError: a layer cannot be recreated from its `get_config()`, or its weights differ then.
 
     Example:
 
@@ -50,7 +50,7 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
 
     configs: dict[int, dict[str, Any]] = {}
 
-    def again(layer: Any) -> Any:
+    def recreated(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
         with _naming(layer, policy):
@@ -60,24 +60,24 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
             return type(layer).from_config(config)
 
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(wanted_policy)  # of models, and of layers that layers make
+    keras.config.set_dtype_policy(wanted_policy)  # for models, and layers created inside layers
     try:
-        # Of the same graph without what was compiled, which would be copied, too.
+        # The same graph without the compile state, which would be copied too.
         kind = Model if isinstance(model, Model) else keras.Model
         plain = kind(model.input, model.output, name=model.name)
-        # A part that several layers share, as the position bias of T5's blocks, is made once. All
-        # configurations come first: the second of a part marks that of the first.
+        # A part that several layers share, such as T5's position bias, is created only once. All
+        # configurations are read first: the second one of a shared part updates the first.
         with object_sharing_scope():
             for layer in _leaf_layers(plain):
                 with _naming(layer, policy):
                     configs[id(layer)] = layer.get_config()
-            copy = keras.models.clone_model(plain, clone_function=again, recursive=True)
+            copy = keras.models.clone_model(plain, clone_function=recreated, recursive=True)
     finally:
         keras.config.set_dtype_policy(before)
     found, wanted = ([f"{x.name} {tuple(x.shape)}" for x in m.weights] for m in (copy, model))
     if found != wanted:
         raise ValueError(
-            f"{model.name} cannot be made again in {_name(policy)} from its layers' get_config(): "
+            f"{model.name} cannot be recreated in {_name(policy)} from its layers' get_config(): "
             f"expected the weights {wanted}, got {found}"
         )
     for new, old in zip(copy.weights, model.weights, strict=True):
@@ -96,17 +96,17 @@ def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 @contextmanager
 def _naming(layer: keras.layers.Layer, policy: dict[str, Any]) -> Iterator[None]:
-    """Names the layer in every error."""
+    """Adds the layer's name to every error."""
     try:
         yield
     except Exception as error:
         raise ValueError(
-            f"{layer.name} cannot be made again in {_name(policy)} from its get_config(): {error}"
+            f"{layer.name} cannot be recreated in {_name(policy)} from its get_config(): {error}"
         ) from error
 
 
 def _replaced(config: Any, policy: dict[str, Any]) -> Any:
-    """A layer's configuration with another policy wherever one of floats stands."""
+    """A layer's configuration with every floating-point policy replaced."""
     if isinstance(config, dict):
         if config.get("class_name") == "DTypePolicy" and _name(config) in FLOATS:
             return policy
@@ -117,7 +117,7 @@ def _replaced(config: Any, policy: dict[str, Any]) -> Any:
 
 
 def _with_dtype_argument(config: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
-    """A marker's configuration whose model's argument `dtype` is the new policy, too."""
+    """A marker's configuration in which the model's argument `dtype` is the new policy too."""
     arguments = config["arguments"]
     if "dtype" not in arguments or arguments["dtype"] not in (None, *FLOATS):
         return config

@@ -1,4 +1,4 @@
-"""Text: vocabularies from texts, and batches of token ids by seed and step. Needs no Keras."""
+"""Text: trains vocabularies, and makes reproducible batches of token ids. Does not import Keras."""
 
 from keras_tfm.text.batches import Batches, Padding
 from keras_tfm.text.bucketed_batches import BucketedBatches

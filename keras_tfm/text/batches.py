@@ -1,4 +1,4 @@
-"""Batches by step: the base of the pipelines of this package."""
+"""The base of the data pipelines of this package."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +18,9 @@ class Padding(NamedTuple):
     """The share of padding in a number of batches.
 
     Attributes:
-        tokens: the number of positions that hold a token, over all inputs and labels.
-        positions: the number of all positions.
-        batches: the number of batches.
+        tokens: int, number of tokens in all inputs and labels.
+        positions: int, number of positions, tokens and padding.
+        batches: int, number of batches.
 
     Example:
 
@@ -48,14 +48,13 @@ class Padding(NamedTuple):
 
 
 class Batches(abc.ABC):
-    """Batches that are a function of the step: the base of `BucketedBatches` and `PackedBatches`.
+    """The base class of `BucketedBatches` and `PackedBatches`: each step has a fixed batch.
 
-    Step 0 is the first of the first epoch; steps are counted over all epochs, as the optimizer's
-    `iterations` are. A batch depends only on the seed and the step, so an interrupted run resumes
-    with `dataset(start=step)`.
+    Steps are counted from 0 over all epochs, like the optimizer's `iterations`. A batch depends
+    only on the seed and the step, so an interrupted run resumes with `dataset(start=step)`.
 
     Attributes:
-        steps: the number of batches in an epoch, the same in every epoch.
+        steps: int, number of batches in an epoch, the same in every epoch.
 
     A custom pipeline defines `steps` and `batch`:
 
@@ -76,15 +75,15 @@ class Batches(abc.ABC):
         """The batch of a step: inputs by name, or a tuple of inputs, labels and weights."""
 
     def dataset(self, start: int = 0, epochs: int | None = None) -> Any:
-        """The batches from step `start` on, as a `tf.data.Dataset`.
+        """The batches as a `tf.data.Dataset`, starting with step `start`.
 
         Args:
-            start: the first step; to resume training, the optimizer's `iterations`.
-            epochs: the number of epochs, including those before `start`; None: infinite, and
-                `model.fit` needs `steps_per_epoch=batches.steps`.
+            start: int, the first step; to resume training, the optimizer's `iterations`.
+            epochs: int, number of epochs, including those before `start`. None: infinite;
+                `model.fit` then needs `steps_per_epoch=batches.steps`.
 
         Returns:
-            A dataset in its final order: `model.fit(dataset, shuffle=False, ...)`.
+            A dataset that must not be shuffled: `model.fit(dataset, shuffle=False, ...)`.
 
         Raises:
             ValueError: `start` is negative or after the last step.
@@ -115,7 +114,7 @@ class Batches(abc.ABC):
         return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
 
     def map(self, function: Callable[[Any, int], Any]) -> "Batches":
-        """The batches changed by `function(batch, step)`, such as `MaskTokens`.
+        """Applies `function(batch, step)` to every batch, such as `MaskTokens`.
 
         >>> from keras_tfm.text import BucketedBatches
         >>> batches = BucketedBatches({"ids": [[3, 4]]}, boundaries=[2], batch_size=1)

@@ -11,40 +11,40 @@ from keras_tfm.text.rows import Rows
 
 
 class BucketedBatches(Batches):
-    """Batches of similar lengths, padded to a few fixed lengths, with a token budget each.
+    """Batches of examples of similar lengths, padded to a few fixed lengths, with a token budget.
 
     An example belongs to the first boundary that is at least as long as its longest part; a batch
     holds examples of one boundary. Each part of a batch is padded to the first boundary that fits
-    its longest row, but never beyond the longest row of that part in all data. So there are few
-    shapes: a compiler sees at most (boundaries + 1) lengths of each part.
+    its longest row, but not beyond the longest row of that part in all data. So a compiler sees few
+    shapes: at most (boundaries + 1) lengths of each part.
 
     Args:
-        inputs: the rows of each input by name: sequences of integers of any lengths, or `Rows`.
+        inputs: dict from an input's name to its rows: sequences of integers of any lengths, or
+            `Rows`.
         labels: the rows of labels, or None. Inputs and labels have the same number of rows; row i
             of each belongs to example i.
         boundaries: the lengths, ascending; no row may be longer than the last.
-        tokens: the budget: the number of rows of a batch times its boundary is at most this, so
-            batches of short rows have more rows, and every batch costs about the same.
-        batch_size: instead of `tokens`, the number of rows of every batch.
-        seed: seed of the order.
-        shuffle: whether every epoch has a new order of examples, and then of batches. Otherwise a
-            batch is emitted with its last example, and incomplete batches come at the end, as in
-            `tf.data.Dataset.bucket_by_sequence_length`.
-        drop_remainder: drops incomplete batches, at most one per boundary.
-        pad_id: the id that rows are padded with: the `mask_id` of the embedding, for labels the
-            `ignore_class` of the loss. One for all, or a dictionary by input, with "labels" for the
-            labels; 0 for parts that it does not name.
+        tokens: int, token budget: the number of rows of a batch times its boundary is up to this,
+            so batches of short rows have more rows, and all batches cost about the same.
+        batch_size: int, number of rows of every batch, instead of `tokens`.
+        seed: int, seed of the order.
+        shuffle: bool, whether every epoch has a new order of examples, and then of batches. If
+            False, a batch is emitted with its last example, and incomplete batches come at the end,
+            as in `tf.data.Dataset.bucket_by_sequence_length`.
+        drop_remainder: bool, whether to drop incomplete batches, up to one per boundary.
+        pad_id: int, the padding id: the `mask_id` of the embedding, for labels the `ignore_class`
+            of the loss. One id for all parts, or a dict by input, with "labels" for the labels and
+            0 for missing parts.
 
     Attributes:
-        steps: the number of batches in an epoch, the same in every epoch.
+        steps: int, number of batches in an epoch, the same in every epoch.
 
     Raises:
         ValueError: the numbers of rows differ, a row is longer than the last boundary, the budget
             is smaller than a boundary, or an argument is out of range.
         TypeError: a row holds other values than integers.
 
-    `dataset()` returns the batches for `model.fit`, `batch(step)` one of them, as in every
-    `Batches`:
+    `dataset()` returns the batches for `model.fit`, and `batch(step)` returns one of them:
 
     >>> from keras_tfm.text import BucketedBatches
     >>> rows = [[5], [6, 7, 8], [9], [3, 4]]

@@ -1,4 +1,4 @@
-"""Masked language modelling: hides tokens and makes the labels."""
+"""Masked language modelling: masks tokens and makes the labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,41 +9,42 @@ from keras_tfm.arguments import check_integer, check_rate
 
 
 class MaskTokens:
-    """Hides some tokens of each row, which the model predicts: for `Batches.map`.
+    """Masks some tokens of each row, which the model learns to predict. For `Batches.map`.
 
-    A share `rate` of each row's tokens is chosen, rounded, at least one. Of the chosen tokens, each
-    drawn independently, 80 % become `mask_id`, 10 % a random token that is not special, and 10 %
-    stay. "BERT" (arXiv:1810.04805), section 3.1. Special tokens and padding are never chosen and
-    never drawn.
+    The fraction `rate` of each row's tokens is chosen, rounded, at least one. Each chosen token
+    becomes `mask_id` with probability 80 %, a random token that is not special with 10 %, and stays
+    unchanged with 10 %. "BERT" (arXiv:1810.04805), section 3.1. Special tokens and padding are
+    never chosen, and are never used as random tokens.
 
     The choice depends only on `seed` and the step: it differs between epochs, and is the same after
     an interruption.
 
     Args:
-        vocabulary_size: V; tokens are drawn from 0 to V - 1.
-        mask_id: the id of the mask token. (The `mask_id` of an embedding is this class's `pad_id`.)
-        special_ids: tokens that are never chosen; `mask_id` and `pad_id` always are among them.
-        rate: the share of a row's other tokens that is chosen.
-        mask_share, random_share: the shares of the chosen tokens that become `mask_id` and a random
-            token.
-        pad_id: the id of padding; None if the rows have none.
-        ignore_id: the label of tokens that were not chosen, the `ignore_class` of the loss; by
-            default `pad_id`.
-        name: the input to change.
-        positions: whether to add the input "mask_positions" (B, M), the positions of the chosen
-            tokens in ascending order, and to return labels and weights of those alone, (B, M): for
-            `models.masked_language_model(model, positions=True)`. M is `rate` of T, rounded, at
-            least 1; rows with fewer chosen tokens are filled with position 0 of weight 0.
-        seed: seed of the choice.
+        vocabulary_size: int, number of token ids (V). Random tokens are drawn from 0 to V - 1.
+        mask_id: int, id of the mask token. (The `mask_id` of an embedding is `pad_id` here.)
+        special_ids: list of ids that are never chosen. `mask_id` and `pad_id` are always included.
+        rate: float, the fraction of a row's other tokens that is chosen.
+        mask_share: float, probability that a chosen token becomes `mask_id`.
+        random_share: float, probability that a chosen token becomes a random token.
+        pad_id: int, the padding id, or None if the rows have no padding.
+        ignore_id: int, label of the tokens that were not chosen, the `ignore_class` of the loss.
+            Default: `pad_id`.
+        name: str, name of the input to change.
+        positions: bool, whether to add the input "mask_positions" (B, M), the positions of the
+            chosen tokens in ascending order, and to return labels and weights for these positions
+            only, (B, M): for `models.masked_language_model(model, positions=True)`. M is `rate` of
+            T, rounded, at least 1. Rows with fewer chosen tokens are padded with position 0 and
+            weight 0.
+        seed: int, seed of the choice.
 
     Call arguments:
-        batch: inputs by name, or the input alone, (B, T), integers.
-        step: the step, counted over all epochs.
+        batch: dict of inputs, or only the input, integers (B, T).
+        step: int, the step, counted over all epochs.
 
     Returns:
         A tuple for `model.fit`: the inputs, labels (B, T) int32, and weights (B, T) float32, 1 for
-        chosen tokens and 0 elsewhere; (B, M) with `positions`. In a row of special tokens alone
-        none is chosen.
+        chosen tokens and 0 elsewhere; (B, M) with `positions`. In a row with only special tokens
+        no token is chosen.
 
     Raises:
         ValueError: an id or a share is out of range; all ids are special; a batch already has
@@ -113,7 +114,7 @@ class MaskTokens:
         self.positions = positions
 
     def __call__(self, batch: Any, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
-        """Inputs -> inputs with tokens hidden, labels, weights."""
+        """Inputs -> inputs with masked tokens, labels, weights."""
         if isinstance(batch, tuple):
             raise ValueError("a batch to mask must be inputs without labels, got a tuple")
         if self.positions and not isinstance(batch, dict):

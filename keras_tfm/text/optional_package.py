@@ -1,4 +1,4 @@
-"""Packages of the extra `text`, imported when they are needed."""
+"""Imports packages of the extra `text` when they are needed."""
 
 import importlib
 from typing import Any

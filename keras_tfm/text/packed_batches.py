@@ -18,39 +18,39 @@ from keras_tfm.text.batches import (
 
 
 class PackedBatches(Batches):
-    """Rows of a fixed length, each filled with whole examples: one shape, hardly any padding.
+    """Packs several whole examples into each row of a fixed length: one shape, little padding.
 
     Examples are packed once, the longest first, each into the fullest row that still fits it (best
-    fit decreasing); an epoch shuffles rows. No example is cut. With `segment_mask` no token attends
-    to another example, so each example gets the result that it has alone, if positions are relative
-    (`RotaryEmbedding`, `RelativePositionBias`, `ALiBi`, which depend on distances) or come from the
-    input `positions`, which counts from 0 in each example
-    (`keras.layers.Embedding(length, D)(positions)`). `PositionalEncoding` and `PositionEmbedding`
-    count from the start of the row and would give later examples other positions.
+    fit decreasing); every epoch shuffles the rows. No example is cut. With `segment_mask` tokens
+    attend only within their own example, so an example gives the same result as in a row of its
+    own, if positions are relative (`RotaryEmbedding`, `RelativePositionBias`, `ALiBi`) or come from
+    the input `positions`, which restarts at 0 in each example:
+    `PositionalEncoding()(x, positions=positions)`, and likewise `PositionEmbedding`. Without
+    `positions` these two layers count from the start of the row.
 
     Args:
-        inputs: the rows of each input by name, sequences of integers or `Rows`. All parts of an
-            example have one length.
+        inputs: dict from an input's name to its rows, sequences of integers or `Rows`. All parts of
+            an example have the same length.
         labels: the rows of labels, as long as the inputs, or None.
-        length: T, the length of packed rows.
-        batch_size: B, packed rows per batch; the last batch of an epoch may have fewer.
-        seed: seed of the order.
-        shuffle: whether every epoch has a new order of packed rows.
-        pad_id: the id that rows are padded with: the `mask_id` of the embedding, for labels the
-            `ignore_class` of the loss. One for all, or a dictionary by input, with "labels" for the
-            labels; 0 for parts that it does not name.
+        length: int, length of packed rows (T).
+        batch_size: int, packed rows per batch (B). The last batch of an epoch may have fewer.
+        seed: int, seed of the order.
+        shuffle: bool, whether every epoch has a new order of packed rows.
+        pad_id: int, the padding id: the `mask_id` of the embedding, for labels the `ignore_class`
+            of the loss. One id for all parts, or a dict by input, with "labels" for the labels and
+            0 for missing parts.
 
     Attributes:
-        steps: the number of batches in an epoch, the same in every epoch.
-        rows: the number of packed rows.
+        steps: int, number of batches in an epoch, the same in every epoch.
+        rows: int, number of packed rows.
 
     Raises:
         ValueError: the parts of an example differ in length, one is empty or longer than `length`,
             or an argument is out of range.
         TypeError: a row holds other values than integers.
 
-    A batch has two more inputs, (B, T) int32 each: `segments`, the number of the example within the
-    row, from 1, and 0 for padding; and `positions`, within the example.
+    A batch has two more inputs, both (B, T) int32: `segments`, the number of the example within the
+    row, from 1, and 0 for padding; and `positions`, the position within the example.
 
     >>> from keras_tfm.text import PackedBatches
     >>> rows = [[3, 4, 5], [6], [7, 8], [9, 9, 9]]
@@ -146,16 +146,17 @@ class PackedBatches(Batches):
 
 
 def segment_mask(segments: np.ndarray) -> np.ndarray:
-    """The block-diagonal `attention_mask` of packed rows: a token attends to its own example.
+    """The block-diagonal `attention_mask` of packed rows: tokens attend within their own example.
 
-    For arrays; inside a model use `layers.segment_mask`, which takes tensors.
+    For NumPy arrays. Inside a model use `layers.segment_mask`, which takes tensors.
 
     Args:
-        segments: (B, T), integers, from `PackedBatches`; 0 is padding.
+        segments: (B, T), integers, the example's number of each token, from `PackedBatches`; 0 =
+            padding.
 
     Returns:
-        (B, T, T), boolean, True = the query attends to the key. Padding attends to nothing, and
-        nothing attends to padding. Causal layers apply causality on top.
+        (B, T, T), boolean, True = the query sees the key. Padding sees nothing and is not seen.
+        Causal layers apply causality in addition.
 
     Example:
 

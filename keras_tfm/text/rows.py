@@ -6,16 +6,16 @@ import numpy as np
 
 
 class Rows:
-    """Rows of integers of different lengths: one flat array and where each row begins.
+    """Rows of integers of different lengths, as one flat array and the start of each row.
 
-    A list of lists takes ten times the memory of this.
+    A list of lists would take ten times the memory.
 
     Args:
         values: (N,), int32, all rows one after another.
-        starts: (R + 1,), int64, where each row begins, and N.
+        starts: (R + 1,), int64, the index of each row's first value, and N.
 
     Attributes:
-        lengths: (R,), of each row.
+        lengths: (R,), the length of each row.
 
     Example:
 
@@ -33,7 +33,7 @@ class Rows:
 
     @classmethod
     def of(cls, rows: "Rows | Iterable[Sequence[int] | np.ndarray]") -> "Rows":
-        """From sequences of integers; `Rows` are returned unchanged.
+        """Creates `Rows` from sequences of integers; `Rows` are returned unchanged.
 
         Raises:
             TypeError: a row holds other values than integers.
@@ -53,7 +53,7 @@ class Rows:
 
     @classmethod
     def of_padded(cls, array: np.ndarray, pad_id: int = 0) -> "Rows":
-        """From an array (R, T), without the `pad_id` at the end of each row.
+        """Creates `Rows` from an array (R, T), without the `pad_id` at the end of each row.
 
         >>> Rows.of_padded(np.array([[3, 0, 4, 0], [5, 0, 0, 0]])).lengths.tolist()
         [3, 1]
@@ -70,7 +70,7 @@ class Rows:
 
     def __getitem__(self, i: int) -> np.ndarray:
         if not -len(self) <= i < len(self):
-            raise IndexError(f"there is no row {i} of {len(self)}")
+            raise IndexError(f"row {i} is out of range for {len(self)} rows")
         i %= len(self)
         return self.values[self.starts[i] : self.starts[i + 1]]
 

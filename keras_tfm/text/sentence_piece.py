@@ -20,21 +20,21 @@ def train_sentence_piece(
     ends: bool = True,
     byte_fallback: bool = False,
 ) -> Any:
-    """Trains a SentencePiece model: pieces of text without a notion of words.
+    """Trains a SentencePiece tokenizer, which splits text into pieces without word boundaries.
 
     "SentencePiece" (arXiv:1808.06226); by default the unigram model of "Subword Regularization"
     (arXiv:1804.10959). It needs no spaces between words, as in Japanese or Thai. Texts are
     normalised (NFKC), and runs of spaces become one.
 
     Args:
-        texts: read once; an iterator of any length. Texts of more than 10,000 bytes are skipped.
-        vocabulary_size: the maximum number of tokens, including the special ones. Small texts give
+        texts: iterable of str, read once. Texts of more than 10,000 bytes are skipped.
+        vocabulary_size: int, maximum number of tokens, including the special ones. Small texts give
             fewer.
-        kind: "unigram", "bpe" or "char".
-        special_tokens: additional ones, such as "<mask>", with the ids from 4 on.
-        ends: whether encoding puts "<start>" and "<end>" around a text.
-        byte_fallback: whether characters that training did not see are encoded as bytes, 256
-            additional tokens, instead of "<unknown>".
+        kind: str, "unigram", "bpe" or "char".
+        special_tokens: list of more special tokens, such as "<mask>", with ids from 4.
+        ends: bool, whether encoding adds "<start>" and "<end>" around a text.
+        byte_fallback: bool, whether characters that did not occur in training are encoded as bytes
+            (256 more tokens) instead of "<unknown>".
 
     Returns:
         A `sentencepiece.SentencePieceProcessor` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and
@@ -43,7 +43,7 @@ def train_sentence_piece(
 
     Raises:
         ValueError: an unknown kind, or SentencePiece cannot train on these texts.
-        ModuleNotFoundError: without `sentencepiece`, of the extra `text`.
+        ModuleNotFoundError: `sentencepiece` (extra `text`) is not installed.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""A decoder's inputs and labels."""
+"""Decoder inputs and labels for teacher forcing."""
 
 from typing import Any
 
@@ -10,17 +10,18 @@ from keras_tfm.text.rows import Rows
 def teacher_forcing(
     source: Any, target: Any, names: tuple[str, str] = ("source", "target")
 ) -> tuple[dict[str, Rows], Rows]:
-    """Inputs and labels of an encoder-decoder, or of a decoder alone: the target, shifted by one.
+    """Makes inputs and labels of a decoder: the labels are the target shifted by one token.
 
-    The decoder reads the target without its last token, and predicts it without its first.
+    The decoder input is the target without its last token; the labels are the target without its
+    first token. For encoder-decoder and decoder-only models.
 
     Args:
-        source: rows of integers, or None for a decoder alone.
-        target: the same number of rows, each with its start and its end token.
-        names: the names of the model's two inputs; without a source only the second is used.
+        source: rows of integers, or None for a decoder-only model.
+        target: the same number of rows, each with its start and end token.
+        names: names of the model's two inputs; without a source only the second is used.
 
     Returns:
-        The inputs by name and the labels, `Rows` each: the arguments of `BucketedBatches` and of
+        A dict of the inputs and the labels, all as `Rows`: arguments of `BucketedBatches` and
         `PackedBatches`.
 
     Raises:

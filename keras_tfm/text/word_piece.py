@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary from texts, as a tokenizer whose decoding restores the text."""
+"""Trains a WordPiece tokenizer whose decoding restores the text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.text.optional_package import optional_package
 
 PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
-# The prefix of a piece inside a word: a character for private use. With the usual "##", a "##" in
-# the text would vanish.
+# The prefix of a piece inside a word: a private-use character. With the usual "##", decoding would
+# drop a "##" in the text.
 CONTINUED = "\ue000"
 # Stands for the space before a word, as in SentencePiece.
 SPACE = "\u2581"
-# Planes 15 and 16 of Unicode are for private use: two places for 60,000 characters.
+# Planes 15 and 16 of Unicode are for private use: two code points for each of 60,000 characters.
 PRIVATE = 0xF0000
 
 
@@ -23,21 +23,21 @@ def train_word_piece(
     ends: bool = True,
     min_frequency: int = 2,
 ) -> Any:
-    """Trains a WordPiece vocabulary; capitals and spaces are kept.
+    """Trains a WordPiece tokenizer that keeps capitals and spaces.
 
-    A word is split into the longest pieces in the vocabulary, from its start: "Google's Neural
-    Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation is a piece of its own.
-    Unlike BERT's, this tokenizer keeps spaces, as a mark at the start of a word, so decoding
-    returns the text in Unicode's composed form (NFC) with its runs of spaces, except one leading
-    space. A word with a character that training did not see becomes "<unknown>". The same texts
-    give the same vocabulary.
+    A word is split, from its start, into the longest pieces of the vocabulary: "Google's Neural
+    Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation marks are separate
+    pieces. Unlike BERT's tokenizer, this one keeps spaces, as a mark at the start of a word, so
+    decoding returns the text in Unicode's composed form (NFC), with runs of spaces, but without one
+    leading space. A word with a character that did not occur in training becomes "<unknown>". The
+    same texts give the same vocabulary.
 
     Args:
-        texts: read once; an iterator of any length.
-        vocabulary_size: the maximum number of tokens, including the special ones.
-        special_tokens: additional ones, such as "<mask>", with the ids from 4 on.
-        ends: whether encoding puts "<start>" and "<end>" around a text.
-        min_frequency: the minimum number of occurrences of a merged piece.
+        texts: iterable of str, read once.
+        vocabulary_size: int, maximum number of tokens, including the special ones.
+        special_tokens: list of more special tokens, such as "<mask>", with ids from 4.
+        ends: bool, whether encoding adds "<start>" and "<end>" around a text.
+        min_frequency: int, minimum number of occurrences of a merged piece.
 
     Returns:
         A `tokenizers.Tokenizer` with the ids 0 "<pad>", 1 "<start>", 2 "<end>" and 3 "<unknown>":
@@ -47,7 +47,7 @@ def train_word_piece(
     Raises:
         ValueError: there are no texts, or `vocabulary_size` is too small for all characters that
             occur.
-        ModuleNotFoundError: without `tokenizers`, of the extra `text`.
+        ModuleNotFoundError: `tokenizers` (extra `text`) is not installed.
 
     Example:
 
@@ -110,8 +110,8 @@ def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[s
     """The most frequent pieces, by merging the most frequent pair (arXiv:1508.07909).
 
     The WordPiece trainer of `tokenizers` is not deterministic: it numbers pieces in the order of a
-    hash table, and breaks ties by these numbers. So its BPE trainer is used: every character is
-    mapped to two characters for private use, one for the start of a word and one for elsewhere.
+    hash table and breaks ties by these numbers. So the BPE trainer is used: every character is
+    mapped to two private-use characters, one for the start of a word and one for other places.
     """
     package = optional_package("tokenizers")
     codes: dict[str, int] = {}

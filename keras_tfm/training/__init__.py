@@ -1,4 +1,4 @@
-"""Training: losses, metrics, schedules, callbacks, and the choice of devices."""
+"""Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy

@@ -1,4 +1,4 @@
-"""The position of `fit` in its data, and how to return to it."""
+"""Returns to a position in the data of `fit` when training resumes."""
 
 import warnings
 import zlib
@@ -19,20 +19,20 @@ def pass_epoch(data: Any, steps: int) -> None:
 
     Args:
         data: the `EpochIterator` of `fit`.
-        steps: the number of steps of the epoch.
+        steps: int, number of steps of the epoch.
     """
     whole = not restarts_each_epoch(data)
     with warnings.catch_warnings(), data.catch_stop_iteration():
-        warnings.simplefilter("ignore")  # that the data ended; fit has already warned
+        warnings.simplefilter("ignore")  # a warning that the data ended, which `fit` has given
         for step, (_, _, batches) in enumerate(data):
             if step == steps:
-                raise StopIteration  # as data of unknown length do at their end
+                raise StopIteration  # like data of unknown length at their end
             if whole or step == 0:
                 next(batches)
 
 
 def begin_epoch_at(data: Any, steps: int) -> None:
-    """Makes the next epoch of an `EpochIterator` begin after its first `steps` steps."""
+    """Makes the next epoch of an `EpochIterator` skip its first `steps` steps."""
 
     def rest(epoch: Iterator[Any]) -> Iterator[Any]:
         for _ in range(steps):

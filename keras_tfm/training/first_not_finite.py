@@ -16,14 +16,14 @@ Tensor = Any
 def first_not_finite(model: keras.Model, data: Any) -> str:
     """Describes the first value of a training step on `data` that is NaN or infinite.
 
-    It runs the step again, eagerly, with the current weights, and checks in this order: inputs,
+    It repeats the step eagerly with the current weights and checks in this order: inputs,
     labels, weights, the outputs of layers as they are computed (sublayers before the layer that
     contains them), the loss, and the gradients from the last weight to the first, as
     backpropagation computes them. Non-trainable variables are restored afterwards.
 
     Args:
-        model: compiled, on Keras's TensorFlow backend.
-        data: a batch as `train_step` takes it; under a strategy, a distributed batch.
+        model: compiled model, on Keras's TensorFlow backend.
+        data: the argument of `train_step`; under a strategy, a distributed batch.
     """
     values = model.distribute_strategy.experimental_local_results
     parts = len(values(keras.tree.flatten(data)[0]))
@@ -31,7 +31,7 @@ def first_not_finite(model: keras.Model, data: Any) -> str:
         _of_batch(model, keras.tree.map_structure(lambda x, i=i: values(x)[i], data))
         for i in range(parts)
     ]
-    return next((x for x in reasons if x), "all values are finite when the step is run again")
+    return next((x for x in reasons if x), "all values are finite when the step is repeated")
 
 
 def of_weights(model: keras.Model) -> str | None:
@@ -70,14 +70,14 @@ def _of_batch(model: keras.Model, data: Any) -> str | None:
             return f"the model's output has {found}, computed by an operation outside any layer"
         found = _described(loss)
         if found:
-            return f"the outputs of all layers are finite, the loss of them is {float(loss)}"
+            return f"the outputs of all layers are finite, but their loss is {float(loss)}"
         weights = model.trainable_variables
         for weight, gradient in reversed(
             list(zip(weights, tape.gradient(loss, [w.value for w in weights]), strict=True))
         ):
             found = None if gradient is None else _described(gradient)
             if found:
-                return f"all outputs are finite, the gradient of {weight.path} has {found}"
+                return f"all outputs are finite, but the gradient of {weight.path} has {found}"
     finally:
         for variable, value in kept:
             variable.assign(value)
@@ -102,7 +102,7 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
 
     layers = keras_internals.sublayers(model)
     for layer in layers:
-        # Not setattr: Keras's would track the function.
+        # Not setattr: Keras would track the function.
         object.__setattr__(layer, "call", watched(layer, layer.call))
     try:
         yield bad
@@ -118,7 +118,7 @@ def _described(values: Any, rows: bool = False) -> str | None:
             continue
         if "float" not in keras.backend.standardize_dtype(value.dtype):
             continue
-        # The product is a tensor also where `value` is a variable, on several replicas too.
+        # The product is always a tensor, even if `value` is a variable with several replicas.
         x = ops.convert_to_numpy(ops.cast(ops.multiply(value, 1), "float32"))
         nan, infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
         if nan or infinite:

@@ -1,4 +1,4 @@
-"""Scores of generated texts during training."""
+"""Scores generated texts during training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,40 +14,41 @@ class GenerationScores(keras.callbacks.Callback):
     """Generates texts for held-out rows at the end of an epoch, and scores them: BLEU and chrF.
 
     A loss measures the prediction of the next token after a correct prefix; these scores measure
-    whole answers. They go into the epoch's logs as `val_bleu` and `val_chrf` (0 to 100, over the
-    whole set), so `History` records them, and `EarlyStopping` and `ModelCheckpoint` can monitor
+    whole answers. They are added to the epoch's logs as `val_bleu` and `val_chrf` (0 to 100, over
+    the whole set), so `History` records them, and `EarlyStopping` and `ModelCheckpoint` can monitor
     them with `mode="max"` if they come after this callback in the list. BLEU (P02-1040) and chrF
-    (W15-3049) as computed by `sacrebleu` (arXiv:1804.08771).
+    (W15-3049) are computed by `sacrebleu` (arXiv:1804.08771).
 
-    A model that cannot be stepped raises when training begins, not at the end of an epoch. With
-    several workers, each generates, and the logs of all get the mean of their scores.
+    A model that cannot be stepped raises an error when training starts, not at the end of an epoch.
+    With several workers, each one generates, and all of them log the mean of their scores.
 
     Args:
-        inputs: what a `Generator` takes: the model's inputs by name, without the stepped one or
-            with prompts for it; or one array. Ids, one row per reference. Generation is faster if
-            rows of similar lengths are adjacent.
-        references: for each row a text, or a list of correct texts.
+        inputs: the inputs of a `Generator`, one row per reference: a dict of the model's inputs, in
+            which the stepped input is optional and holds prompts, or one array. Generation is
+            faster if rows of similar lengths are adjacent.
+        references: list with a text, or a list of correct texts, for each row.
         decode: converts ids to text: a function of one row's ids, or an object with `decode_batch`
             (Hugging Face `tokenizers`), `decode` (SentencePiece) or `detokenize` (keras-hub). It
             gets the generated ids without start token, prompt, end token and padding.
-        max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`; with
-            several hypotheses, the first is scored.
-        max_examples: int, scores only the first `max_examples` rows; None: all.
-        batch_size: int, the number of rows that are generated together.
+        max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`. If the
+            strategy returns several hypotheses, the first one is scored.
+        max_examples: int, number of rows that are scored, from the first. Default: all.
+        batch_size: int, number of rows that are generated together.
         every: int, generates at the end of every `every`-th epoch. The logs of other epochs have no
             scores.
-        metrics: objects of `sacrebleu`, or others with `corpus_score(texts, references)` that
-            returns something with a `score`; by default `{"bleu": BLEU(), "chrf": CHRF()}`. For
-            Chinese use `BLEU(tokenize="zh")`, for Japanese `BLEU(tokenize="ja-mecab")`.
-        prefix: the prefix of the names in the logs.
+        metrics: dict from names to `sacrebleu` metrics, or other objects with a method
+            `corpus_score(texts, references)` whose result has a `score`. Default:
+            `{"bleu": BLEU(), "chrf": CHRF()}`. For Chinese use `BLEU(tokenize="zh")`, for Japanese
+            `BLEU(tokenize="ja-mecab")`.
+        prefix: str, prefix of the names in the logs.
 
     Attributes:
-        texts: the generated texts of the last epoch that was scored.
+        texts: list of str, the generated texts of the last scored epoch.
 
     Raises:
-        ValueError: if the numbers of rows and references differ, or the model cannot be stepped.
-        TypeError: if `decode` is none of the above.
-        ModuleNotFoundError: if sacrebleu is missing; the message names the extra to install.
+        ValueError: the numbers of rows and references differ, or the model cannot be stepped.
+        TypeError: `decode` is none of the above.
+        ModuleNotFoundError: sacrebleu is not installed; the message names the extra to install.
 
     Example:
 
@@ -125,10 +126,10 @@ class GenerationScores(keras.callbacks.Callback):
             logs.update({f"{self.prefix}{name}": value for name, value in scores.items()})
 
     def score(self) -> dict[str, float]:
-        """The score of each metric, with the weights as they are now."""
+        """The score of each metric with the current weights."""
         self.texts = self._generated()
         most = max(map(len, self.references))
-        # As sacrebleu takes them: the first of every row, the second, ..., None where none is.
+        # For sacrebleu: a list of all first references, one of all second references, and so on.
         rows = self.references
         columns = [[row[i] if i < len(row) else None for row in rows] for i in range(most)]
         return {
@@ -144,7 +145,7 @@ class GenerationScores(keras.callbacks.Callback):
         pad_id = pad_ids(generator.model).get(generator.target, 0)
         for start in range(0, len(self.references), self.batch_size):
             end = min(start + self.batch_size, len(self.references))
-            # The last batch is filled with its last row: another size would be compiled again.
+            # The last batch repeats its last row: a new batch size would be compiled again.
             index = np.minimum(np.arange(start, start + self.batch_size), end - 1)
             batch = _taken(self.inputs, index)
             tokens = generator(batch).tokens[: end - start]

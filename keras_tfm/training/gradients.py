@@ -1,4 +1,4 @@
-"""Gradients, watched before the optimizer applies them."""
+"""Reads and checks gradients before the optimizer applies them."""
 
 from typing import Any
 
@@ -27,10 +27,10 @@ class GradientWatch:
     the norm is that of the whole batch, and `global_clipnorm` clips by it, as on one device.
 
     Attributes:
-        norm: a variable, the norm of the last step. Steps that a `LossScaleOptimizer` skips do not
+        norm: variable, the norm of the last step. Steps that a `LossScaleOptimizer` skips do not
             change it.
-        guard: whether to replace all gradients by zeros if any of them is not finite, so that a
-            bad step changes the weights only by momentum and weight decay.
+        guard: bool, whether to replace all gradients by zeros if any of them is not finite. Such a
+            step then changes the weights only by momentum and weight decay.
     """
 
     def __init__(self, model: keras.Model):

@@ -17,19 +17,22 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
     loss = -sum_v q(v) log softmax(logits)(v), q = y (1 - a) + a / V: "Rethinking the Inception
     Architecture" (arXiv:1512.00567), section 7, with a = 0.1 in "Attention Is All You Need"
     (arXiv:1706.03762), where it worsens perplexity and improves accuracy and BLEU. Computed in
-    float32. The mean is over the labels that are not ignored; where all are, the loss is 0.
+    float32. The mean is over the labels that are not ignored; if all are ignored, the loss is 0.
 
     Args:
-        label_smoothing: a, at least 0 and below 1.
-        ignore_class: a label that is ignored, or None. Labels outside 0..V - 1 other than this
-            one are not allowed.
-        reduction: by default the weighted mean, sum(weight loss) / sum(weight), where ignored
-            labels have weight 0.
+        label_smoothing: float, a, at least 0 and below 1.
+        ignore_class: int, a label that is ignored, or None. It may be outside 0 to V - 1, other
+            labels may not.
+        reduction: str, as in `keras.losses.Loss`. Default: the weighted mean,
+            sum(weight loss) / sum(weight), where ignored labels have weight 0.
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
         y_true: labels (B, T), integers.
-        y_pred: logits (B, T, V).
+        y_pred: logits (B, T, V), float.
+
+    Raises:
+        ValueError: `label_smoothing` is out of range.
 
     Example:
 
@@ -49,7 +52,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         name: str = "label_smoothed_cross_entropy",
         dtype: Any = None,
     ):
-        # Keras converts labels to this dtype, and half precision rounds ids from 257 on.
+        # Keras converts labels to this dtype; half precision would round ids above 256.
         dtype = keras.backend.result_type(dtype or keras.config.floatx(), "float32")
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         if not 0.0 <= label_smoothing < 1.0:
@@ -60,13 +63,13 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
     def __call__(
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
-        """The loss, weighted by `sample_weight` (B,) or (B, T); ignored labels have weight 0."""
+        """The loss, weighted by `sample_weight`, (B,) or (B, T); ignored labels have weight 0."""
         return super().__call__(
             y_true, y_pred, label_weights(y_true, self.ignore_class, sample_weight)
         )
 
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """The divisor of the mean: the sum of the weights of labels that the logits' mask keeps."""
+        """The divisor of the mean: the sum of the weights of unmasked labels."""
         mask = get_mask(y_pred)
         if self.reduction == "mean_with_sample_weight":
             weights = label_weights(y_true, self.ignore_class, sample_weight)

@@ -16,19 +16,19 @@ class TokenMean(keras.metrics.Mean):
     """A mean over all labels that are not ignored: sum(weight value) / sum(weight).
 
     Both sums run over all batches since the last reset. They are float64, except on JAX: a float32
-    count is rounded above 2^24 (17 million tokens). Under `tf.distribute` each replica has sums of
-    its own, which are added when the result is read, so the mean equals that of one device.
+    count is rounded above 2^24 (17 million tokens). Under `tf.distribute` each replica has its own
+    sums, which are added when the result is read, so the mean equals that of one device.
 
     Attributes:
-        count: the sum of the weights; without `sample_weight`, the number of labels.
+        count: variable, the sum of the weights; without `sample_weight`, the number of labels.
     """
 
     def __init__(self, ignore_class: int | None, name: str, dtype: Any = None):
-        own_dtype = dtype
+        given_dtype = dtype
         if dtype is None and keras.backend.backend() in ("tensorflow", "torch"):
             dtype = "float64"
         super().__init__(name=name, dtype=dtype)
-        self._own_dtype = own_dtype
+        self._given_dtype = given_dtype
         self.ignore_class = ignore_class
 
     @abstractmethod
@@ -44,15 +44,15 @@ class TokenMean(keras.metrics.Mean):
         mask = get_mask(y_pred)
         if mask is not None:
             weights = weights * ops.cast(mask, "float32")
-        # One axis: with two, Keras averages each row first, which gives labels in short rows more
-        # weight.
+        # Flattened: with two axes Keras averages each row first, which would give labels in short
+        # rows more weight.
         super().update_state(
             ops.reshape(self.of_each(labels, y_pred), (-1,)), ops.reshape(weights, (-1,))
         )
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        return {"name": self.name, "dtype": self._own_dtype, "ignore_class": self.ignore_class}
+        return {"name": self.name, "dtype": self._given_dtype, "ignore_class": self.ignore_class}
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -60,8 +60,8 @@ class MaskedAccuracy(TokenMean):
     """The fraction of labels that equal the argmax of their logits, without padding.
 
     Args:
-        ignore_class: a label that is ignored, or None.
-        name, dtype: as in `keras.metrics.Mean`; by default the sums are float64 (not on JAX), so
+        ignore_class: int, a label that is ignored, or None.
+        name, dtype: as in `keras.metrics.Mean`. By default the sums are float64 (except on JAX), so
             that large numbers of tokens are counted exactly.
 
     Call arguments:

@@ -18,7 +18,7 @@ class Perplexity(TokenMean):
     compared. Computed in float32, summed in float64.
 
     Args:
-        ignore_class: a label that is ignored, or None.
+        ignore_class: int, a label that is ignored, or None.
         name, dtype: as in `keras.metrics.Mean`.
 
     Call arguments:
@@ -26,7 +26,7 @@ class Perplexity(TokenMean):
         y_pred: logits (B, T, V). Masked positions are ignored, as in the loss.
         sample_weight: (B,), (B, 1) or (B, T), or None.
 
-    Without any labels the perplexity is 1.
+    Without labels the perplexity is 1.
 
     Example:
 

@@ -14,7 +14,7 @@ from keras_tfm.keras_internals import set_initial_epoch
 class Resume(keras.callbacks.Callback):
     """Saves the whole state of training and resumes from it, to bit-equal weights.
 
-    Give it to `fit`, and run the same program again after a crash, a `kill -9` or a full disk: it
+    Pass it to `fit`, and run the same program again after a crash, a `kill -9` or a full disk: it
     restores the newest complete checkpoint (model, optimizer, dropout seeds, metrics, history),
     skips the data that were already used, and continues. It writes a checkpoint at the end of each
     epoch, every `every_steps` steps and every `every_minutes` minutes, and at SIGTERM, after which
@@ -25,18 +25,18 @@ class Resume(keras.callbacks.Callback):
     same in each run (arrays and seeded `tf.data` shuffling are). Finished epochs are skipped by
     drawing one batch of each; with a Python generator or `steps_per_epoch`, by drawing all.
 
-    With several workers all of them must see the same folder; the first worker writes. The metrics
-    of the interrupted epoch are then averaged over its remaining steps; all else is exact.
+    Several workers must share one folder, to which the first worker writes. The metrics of the
+    interrupted epoch are then averaged over its remaining steps only; everything else is exact.
 
     The state of other callbacks (such as the patience of `EarlyStopping`) is not saved.
 
     Args:
-        directory: the folder of the checkpoints; created if missing.
-        every_steps: int, steps between two checkpoints; None: only at the end of each epoch.
-        every_minutes: float, minutes between two checkpoints; None: no limit.
-        keep: int, the number of checkpoints to keep.
-        configuration: settings of the program that must not change between runs, such as
-            `vars(arguments)`; JSON values. The model's layers, the loss, the optimizer, the number
+        directory: str or Path, the folder of the checkpoints. Created if it does not exist.
+        every_steps: int, steps between two checkpoints. Default: only at the end of each epoch.
+        every_minutes: float, minutes between two checkpoints. Default: no limit.
+        keep: int, number of checkpoints to keep.
+        configuration: dict of JSON values, settings of the program that must not change between
+            runs, such as `vars(arguments)`. The model's layers, the loss, the optimizer, the number
             of replicas and the first batch of the data are always compared.
 
     Raises:

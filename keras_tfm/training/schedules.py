@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step."""
+"""Learning rate schedules."""
 
 from typing import Any
 
@@ -15,9 +15,12 @@ class TransformerSchedule(keras.optimizers.schedules.LearningRateSchedule):
     is factor / sqrt(D warmup_steps).
 
     Args:
-        dim: D, the width of the model.
-        warmup_steps: steps until the peak.
-        factor: multiplies the rate.
+        dim: int, width of the model (D).
+        warmup_steps: int, number of steps until the peak.
+        factor: float, multiplies the learning rate.
+
+    Raises:
+        ValueError: `dim` or `warmup_steps` is below 1.
 
     Example:
 
@@ -52,18 +55,21 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """A linear warm-up, then a linear decay, as in BERT and most fine-tuning.
 
     After s steps, lr = peak s / warmup_steps until the peak, then
-    end + (peak - end) (total_steps - s) / (total_steps - warmup_steps), and end from `total_steps`
-    on. "BERT" (arXiv:1810.04805), appendix A.2; with end = 0 it equals
+    end + (peak - end) (total_steps - s) / (total_steps - warmup_steps), and `end` after
+    `total_steps`. "BERT" (arXiv:1810.04805), appendix A.2. With end = 0 it equals
     `get_linear_schedule_with_warmup` of transformers. With a warm-up the first rate is 0.
 
     For a cosine decay use Keras's
     `CosineDecay(0.0, total_steps - warmup_steps, warmup_target=peak, warmup_steps=warmup_steps)`.
 
     Args:
-        peak: the highest rate.
-        total_steps: int, the step from which on the rate is `end`.
-        warmup_steps: int, steps until the peak; with 0 the first rate is the peak.
-        end: the last rate.
+        peak: float, the highest learning rate.
+        total_steps: int, the step at which the learning rate reaches `end`.
+        warmup_steps: int, number of steps until the peak; 0: start at the peak.
+        end: float, the final learning rate.
+
+    Raises:
+        ValueError: `warmup_steps` is negative or not below `total_steps`.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The choice of training devices: one call returns the `tf.distribute` strategy."""
+"""Chooses the training devices: `distribution` returns a `tf.distribute` strategy."""
 
 import json
 import os
@@ -11,7 +11,7 @@ KINDS = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
 def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> Any:
-    """The strategy for training a `keras_tfm.Model`; create the model inside its `scope()`.
+    """Returns the strategy for training a `keras_tfm.Model`; create the model in its `scope()`.
 
     `fit` then splits each batch among the replicas: `batch_size` is the size of the whole batch.
     Losses are divided by the count of all replicas, so that the trained weights do not depend on
@@ -20,7 +20,7 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
     Args:
         kind:
             - "one": one device, the first GPU if there is one.
-            - "mirrored": all GPUs of this machine; without any, all logical CPUs.
+            - "mirrored": all GPUs of this machine, or all logical CPUs if there is no GPU.
             - "multi_worker": the processes listed in the environment variable TF_CONFIG, usually
               one per machine. Each of them runs the same program. Call this before any other
               TensorFlow function.
@@ -28,15 +28,16 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
               available.
             - "auto": "multi_worker" if TF_CONFIG lists several workers, else "tpu" if there is one,
               else "mirrored" if there are several GPUs, else "one".
-        devices: the device for "one", the devices for "mirrored", such as `["GPU:0", "GPU:2"]`.
-            Default: as above.
+        devices: list of str, the device for "one" or the devices for "mirrored", such as
+            `["GPU:0", "GPU:2"]`. Default: as above.
 
     Returns:
         A `tf.distribute.Strategy`.
 
     Raises:
-        ValueError: if the kind is unknown, or a device does not exist.
-        RuntimeError: if TensorFlow was initialized before "multi_worker" was called.
+        ValueError: the kind is unknown, or a device does not exist.
+        RuntimeError: TensorFlow was initialized before the call with "multi_worker", or the backend
+            is not TensorFlow.
 
     Example:
 
@@ -88,10 +89,12 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
 def is_chief(strategy: Any = None) -> bool:
     """Whether this process should write files, such as images and the exported model.
 
-    True except on workers other than the first under `MultiWorkerMirroredStrategy`.
+    False only on workers other than the first under `MultiWorkerMirroredStrategy`.
 
     Args:
-        strategy: the model's strategy; by default the one whose scope is open.
+        strategy: the model's strategy. Default: the one whose scope is open.
+
+    Example:
 
     >>> from keras_tfm import training
     >>> training.is_chief(training.distribution("one"))

@@ -30,18 +30,18 @@ class TensorBoard(keras.callbacks.TensorBoard):
     - `attention/<layer>`: an image of the layer's attention maps, one panel per head, if
       `attention_inputs` is given.
 
-    With several workers, each except the first writes into a folder of its own in `log_dir`:
+    With several workers, each one except the first writes to its own folder in `log_dir`:
     `worker_1`, ...
 
     Args:
         *args, **kwargs: as in `keras.callbacks.TensorBoard`.
-        attention_inputs: a batch of the model's inputs, whose first row is drawn. Needs matplotlib
-            (the extra `plots`).
+        attention_inputs: a batch of the model's inputs, whose first row is drawn. Requires
+            matplotlib (the extra `plots`).
         attention_freq: int, draws at the end of every `attention_freq`-th epoch.
 
     Raises:
-        ModuleNotFoundError: if tensorboard, or matplotlib for images, is missing; the message names
-            the extra to install.
+        ModuleNotFoundError: tensorboard, or matplotlib for images, is not installed; the message
+            names the extra to install.
 
     Example:
 

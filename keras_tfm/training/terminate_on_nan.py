@@ -15,26 +15,26 @@ from keras_tfm.training.gradients import GradientWatch
 class TerminateOnNaN(keras.callbacks.Callback):
     """Stops training at a loss that is NaN or infinite, and names the step and the layer.
 
-    On the TensorFlow backend
+    On the TensorFlow backend:
 
     - the bad step does not change the weights: if any gradient is not finite, all gradients are
-      replaced by zeros, on all replicas. Callbacks that save then save the weights before the step;
-    - the batch is kept and run again, layer by layer: the error names the first of the inputs,
+      replaced by zeros, on all replicas. Callbacks that save models save the weights before it;
+    - the batch is processed again, layer by layer: the error names the first of the inputs,
       labels, weights, layer outputs (innermost layers first) and gradients that is not finite.
 
     On other backends, and with `steps_per_execution` above 1, where the batch is not known, it
     names the first weight that is not finite.
 
     Args:
-        raise_error: whether to raise. If False, it prints the message and sets
+        raise_error: bool, whether to raise. If False, it prints the message and sets
             `model.stop_training`, so that `fit` calls `on_epoch_end` and `on_train_end` and
             returns.
 
     Attributes:
-        message: what was found, or None if the loss was always finite.
+        message: str, what was found, or None if the loss was always finite.
 
     Raises:
-        FloatingPointError: in `fit`, if the loss is NaN or infinite.
+        FloatingPointError: in `fit`, the loss is NaN or infinite.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: all variables, and the position in the data."""
+"""Checkpoints of the training state: all variables, and the position in the data."""
 
 import json
 import sys
@@ -20,10 +20,10 @@ class TrainingState:
 
     Args:
         model: a compiled `keras_tfm.Model`.
-        directory: the folder.
-        keep: the number of checkpoints to keep.
-        settings: what must be equal to resume, besides the model's own configuration.
-        first_batch: the checksum of the first batch of the data, or None.
+        directory: Path, the folder.
+        keep: int, number of checkpoints to keep.
+        settings: dict of settings that must be equal to resume, besides the model's configuration.
+        first_batch: str, checksum of the first batch of the data, or None.
     """
 
     def __init__(
@@ -73,9 +73,7 @@ class TrainingState:
         for path in reversed(paths):
             try:
                 notes = _read_whole(path)
-            except (
-                Exception
-            ) as error:  # any: TensorFlow raises a different one for each kind of damage
+            except Exception as error:  # TensorFlow raises a different type for each kind of damage
                 reason = str(error).splitlines()[0]
                 print(f"the checkpoint {path} is damaged and is skipped: {reason}", file=sys.stderr)
                 continue
@@ -185,7 +183,10 @@ def _read_whole(path: str) -> dict[str, Any]:
 
 
 def _configuration(model: keras.Model) -> dict[str, Any]:
-    """What determines the trained weights, without names, which a notebook numbers again."""
+    """The settings that determine the trained weights, without names.
+
+    Names get new numbers when a notebook cell runs again.
+    """
     compiled = model.get_compile_config()
     return {
         "layers": [_unnamed(_layer_config(layer)) for layer in model.layers],
@@ -222,7 +223,7 @@ def _unnamed(config: Any) -> Any:
 
 
 def _differences(saved: Any, now: Any, name: str = "") -> list[str]:
-    """A line for each difference of two nested values."""
+    """One line for each difference between two nested values."""
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = [*saved, *(key for key in now if key not in saved)]
         return [

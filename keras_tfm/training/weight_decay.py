@@ -24,12 +24,12 @@ def exclude_from_weight_decay(
 
     Args:
         optimizer: an optimizer with weight decay, or a `LossScaleOptimizer` around one.
-        model: the model that it trains; built.
-        embeddings: whether to exclude the tables of embeddings and positions too. BERT does not
-            (arXiv:1810.04805).
+        model: the model that it trains, already built.
+        embeddings: bool, whether to exclude the tables of embeddings and positions too. BERT does
+            not exclude them (arXiv:1810.04805).
 
     Returns:
-        The optimizer.
+        The same optimizer.
 
     Raises:
         ValueError: the optimizer has no weight decay, or the model has no weights yet.

@@ -171,7 +171,7 @@ def test_a_model_that_was_changed_is_not_saved(tmp_path):
 
 def test_a_checkpoint_in_several_files_is_not_mixed_with_one(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(FileExistsError, match="name another folder"):
+    with pytest.raises(FileExistsError, match="use another folder"):
         save_huggingface(loaded("gpt2"), tmp_path)
 
 
@@ -282,7 +282,7 @@ def test_the_architecture_may_be_named(tmp_path):
     """bert-base-uncased says BertForMaskedLM, and has the tensors of BertForPreTraining."""
     folder = copied(tmp_path, "bert_pretraining", {"architectures": ["BertForMaskedLM"]})
     with pytest.raises(
-        ValueError, match=r"alone: .*pooler.*; they match architecture='BertForPreTraining'"
+        ValueError, match=r"in the files: .*pooler.*; they match architecture='BertForPreTraining'"
     ):
         load_huggingface(folder)
     same("bert_pretraining", load_huggingface(folder, "BertForPreTraining"))
@@ -407,12 +407,12 @@ def test_fault_48_one_error_lists_what_is_missing_and_what_is_left_over(tmp_path
     with pytest.raises(ValueError) as error:
         load_huggingface(folder)
     assert str(error.value) == (
-        "the tensors are not those of BertForSequenceClassification; "
+        "the tensors do not match BertForSequenceClassification; "
         "missing in the files: bert.embeddings.LayerNorm.bias (15,); "
-        "in the files alone: extra.weight (2, 3); "
+        "only in the files: extra.weight (2, 3); "
         "of another shape: bert.pooler.dense.bias (the model has (15,), the file (7,)), "
         "classifier.bias (the model has (5,), the file (9,)); "
-        "of a dtype that is none of F64, F32, F16, BF16: classifier.weight (I64)"
+        "of a dtype other than F64, F32, F16, BF16: classifier.weight (I64)"
     )
 
 
@@ -426,7 +426,7 @@ def test_a_tensor_that_stands_there_twice_is_refused(tmp_path):
     def other(x):
         return {**x, "encoder.embed_tokens.weight": x["shared.weight"] + 1}
 
-    with pytest.raises(ValueError, match=r"in the files alone: encoder.embed_tokens.weight"):
+    with pytest.raises(ValueError, match=r"only in the files: encoder.embed_tokens.weight"):
         load_huggingface(rewritten(tmp_path, "t5", other))
 
 

@@ -77,8 +77,8 @@ def test_dropout_differs_between_replicas(results):
         ("steps_per_execution", "steps_per_execution must be 1 under MirroredStrategy, got 2"),
         ("small batch", "batch_size must be at least the number of replicas (2), got 1"),
         ("small dataset batch", "at least the number of replicas (2), got 1"),
-        ("outside", "must be made inside the scope of MirroredStrategy"),
-        ("a layer outside", "its variable outside/kernel was made outside"),
+        ("outside", "must be created inside the scope of MirroredStrategy"),
+        ("a layer outside", "its variable outside/kernel was created outside"),
         ("optimizer", "use model.compile"),
     ],
 )

@@ -225,7 +225,7 @@ def test_every_projection_starts_from_numbers_of_its_own():
             {"num_heads": 4, "num_key_value_heads": 0},
             r"num_key_value_heads must be at least 1, got 0",
         ),
-        ({"num_heads": 5}, r"num_heads \(5\) must divide dim \(6\), or head_dim be given"),
+        ({"num_heads": 5}, r"num_heads \(5\) must divide dim \(6\), unless head_dim is given"),
         ({"num_heads": 2, "head_dim": 0}, "head_dim must be at least 1, got 0"),
         ({"num_heads": 2, "value_dim": -1}, "value_dim must be at least 1, got -1"),
     ],

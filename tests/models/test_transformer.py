@@ -230,9 +230,9 @@ def test_the_inputs_are_named_integers_of_any_length():
         (
             (V, W),
             {"share_embeddings": True},
-            "share_embeddings=True needs vocabularies of one size, got 17 and 13",
+            "share_embeddings=True needs vocabularies of the same size, got 17 and 13",
         ),
-        ((V,), {"num_heads": 4}, r"num_heads \(4\) must divide dim \(6\), or head_dim be given"),
+        ((V,), {"num_heads": 4}, r"num_heads \(4\) must divide dim \(6\), unless head_dim is"),
         ((0,), {}, "vocabulary_size must be at least 1, got 0"),
     ],
 )

@@ -112,7 +112,7 @@ class Grows(keras.layers.Layer):
 def test_layers_that_cannot_be_made_again_are_named():
     x = keras.Input((2,))
     model = keras.Model(x, WithoutConfig(keras.ops.tanh, name="here", dtype="mixed_bfloat16")(x))
-    with pytest.raises(ValueError, match="here cannot be made again in float32 from its get_conf"):
+    with pytest.raises(ValueError, match="here cannot be recreated in float32 from its get_conf"):
         with_dtype(model, "float32")
     layer = Grows(name="grows")
     layer.extra = 1

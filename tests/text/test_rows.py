@@ -63,7 +63,7 @@ def test_too_long_for_its_place():
 
 
 def test_a_row_that_is_not_there():
-    with pytest.raises(IndexError, match=r"row 1 of 1"):
+    with pytest.raises(IndexError, match=r"row 1 is out of range for 1 rows"):
         Rows.of([[1]])[1]
 
 

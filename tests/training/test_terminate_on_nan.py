@@ -103,7 +103,7 @@ def test_gradients_are_named_where_all_outputs_are_finite():
         return keras.ops.mean(predicted) * keras.ops.where(true[0, 0] > 0, 1.0, np.nan)
 
     model.compile("sgd", loss)
-    with pytest.raises(FloatingPointError, match=r"step 1 .* the loss of them is nan"):
+    with pytest.raises(FloatingPointError, match=r"step 1 .* but their loss is nan"):
         model.fit(np.ones((1, 2)), np.zeros((1, 3)), callbacks=[TerminateOnNaN()], verbose=0)
     assert np.all(model.get_weights()[0] == 0.0)
     # The loss of 0 is finite, its gradient is not: the step is left out, and training goes on.

@@ -1,4 +1,4 @@
-"""How the next token is chosen: one strategy a file, each a small object of pure functions."""
+"""Strategies, which choose the next token: one per file, each a small object of pure functions."""
 
 from keras_tfm.generation.strategies.beam import Beam
 from keras_tfm.generation.strategies.context import Context

@@ -15,7 +15,7 @@ from keras_tfm.generation.strategies.task import Task
 
 Tensor = Any
 
-# Stands for a log-probability of -inf. Finite, so that sums and products of it are not NaN.
+# A log-probability of -inf, but finite, so that sums and products are not NaN.
 IMPOSSIBLE = -1e9
 
 
@@ -23,12 +23,12 @@ class BeamState(NamedTuple):
     """The state of a beam search with beam width n.
 
     Attributes:
-        position: () int32, the column of the tokens that are fed next.
+        position: () int32, the column of the next step's tokens.
         tokens: (B, n, T), int32, the open hypotheses, best first.
         token: (B, n), int32, their last tokens.
         open_scores: (B, n), float32, their log-probabilities.
-        ended_tokens: (B, n, T), int32, the best hypotheses that have ended, best first.
-        ended_scores: (B, n), float32, their scores, `IMPOSSIBLE` where fewer than n have ended.
+        ended_tokens: (B, n, T), int32, the best finished hypotheses, best first.
+        ended_scores: (B, n), float32, their scores; `IMPOSSIBLE` if fewer than n have finished.
     """
 
     position: Tensor
@@ -41,19 +41,26 @@ class BeamState(NamedTuple):
 
 @dataclass(frozen=True)
 class Beam(Strategy):
-    """Beam search: keeps the `size` most probable hypotheses, returns the best that ended.
+    """Beam search: keeps the `size` most probable hypotheses, and returns the best finished ones.
 
-    A hypothesis of n generated tokens, the end token included, has as score its log-probability
-    divided by ((5 + n) / 6)^length_penalty, as in "Google's Neural Machine Translation System"
-    (arXiv:1609.08144). It ends with an end token or at the maximum length. The search stops when
-    no open hypothesis can reach a better score than the worst of the `size` best that ended.
+    The score of a hypothesis with n generated tokens, including the end token, is its
+    log-probability divided by ((5 + n) / 6)^length_penalty, as in "Google's Neural Machine
+    Translation System" (arXiv:1609.08144). A hypothesis is finished at an end token or the maximum
+    length. The search stops when no open hypothesis can reach a better score than the worst of the
+    `size` best finished ones.
 
     Args:
-        size: the beam width.
-        length_penalty: the exponent, 0.6 in the original Transformer, or a function that takes n
-            (a float32 tensor) and returns the divisor.
-        hypotheses: the number of hypotheses returned. With 1, `tokens` is (B, T) and `scores` (B,);
-            with n > 1, (B, n, T) and (B, n), best first.
+        size: int, the beam width.
+        length_penalty: float, the exponent, 0.6 in the original Transformer; or a function of n (a
+            float32 tensor) that returns the divisor.
+        hypotheses: int, number of hypotheses returned. With 1, `tokens` is (B, T) and `scores`
+            (B,); with n > 1, (B, n, T) and (B, n), best first.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or `size` is above the vocabulary size.
+
+    Example:
 
     >>> from keras_tfm.generation import Beam
     >>> Beam(size=8, hypotheses=3)
@@ -105,10 +112,10 @@ class Beam(Strategy):
     def advance(
         self, task: Task, state: BeamState, logits: Tensor, features: Tensor | None
     ) -> tuple[BeamState, Tensor]:
-        """The best continuations of all open hypotheses; those that end are kept apart."""
+        """The best continuations of all open hypotheses; finished ones are stored separately."""
         batch, n, position = task.batch, self.size, state.position
         vocabulary = logits.shape[-1]
-        # Each hypothesis has at most one continuation per end token: n open ones are left.
+        # Each hypothesis has one continuation per end token, so at least n open ones are left.
         count = min((1 + len(task.end_ids)) * n, n * vocabulary)
         logits = ops.reshape(ops.cast(logits, "float32"), (batch, n, vocabulary))
         before = ops.expand_dims(state.open_scores, 2) - log_normalizer(logits)
@@ -144,10 +151,10 @@ class Beam(Strategy):
         return after, gather(parents, kept)
 
     def going(self, task: Task, state: BeamState) -> Tensor:
-        """Rows whose best open hypothesis may still beat the worst one that has ended: (B,)."""
+        """Rows whose best open hypothesis may still beat the worst finished one: (B,)."""
         best = state.open_scores[:, 0]
         now = state.position + 1 - task.first
-        # Divided by the smallest or the largest length that it can end with, whichever is better.
+        # Its score at the smallest or at the largest final length, whichever is better.
         attainable = ops.maximum(
             best / self._divisor(now), best / self._divisor(task.length - 1 - task.first)
         )
@@ -164,7 +171,7 @@ class Beam(Strategy):
         return {"tokens": tokens[:, : self.hypotheses], "scores": scores[:, : self.hypotheses]}
 
     def _divisor(self, length: Any) -> Tensor:
-        """What the log-probability of a hypothesis with `length` generated tokens is divided by."""
+        """The divisor of the log-probability of a hypothesis with `length` generated tokens."""
         length = ops.cast(length, "float32")
         if callable(self.length_penalty):
             return ops.cast(self.length_penalty(length), "float32")

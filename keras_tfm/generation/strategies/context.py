@@ -1,4 +1,4 @@
-"""What a strategy's `choose` may read besides the logits."""
+"""The inputs of a strategy's `choose` besides the logits."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,11 @@ class Context(NamedTuple):
     """The tokens so far, and a seed for this step.
 
     Attributes:
-        tokens: (B, T), int32, the prompt and the tokens generated so far. Read it where `written`
-            is True only; other columns are padding.
-        written: (B, T) or (1, T), boolean, the columns that hold a token.
-        position: int32, the column of the last token, the same in every row.
-        seed: (2,), int32, different at each step; None for strategies that do not draw.
+        tokens: (B, T), int32, the prompt and the tokens generated so far. Only columns in which
+            `written` is True are valid; the others are padding.
+        written: (B, T) or (1, T), boolean, True = the column holds a token.
+        position: () int32, the column of the last token, the same in all rows.
+        seed: (2,), int32, different in each step; None for strategies that do not sample.
 
     A strategy that never generates a token twice:
 

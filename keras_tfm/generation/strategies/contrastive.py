@@ -17,13 +17,13 @@ class ContrastiveState(NamedTuple):
     """The state of a contrastive search over k candidates.
 
     Attributes:
-        position: () int32, the column of the candidates that are fed next.
+        position: () int32, the column of the candidates.
         tokens: (B, T), int32, the tokens chosen so far, before that column.
-        token: (B, k), int32, the candidates.
+        token: (B, k), int32, the candidates, the next step's tokens.
         running: (B, 1), int32, 1 for rows that have not ended.
         scores: (B,), float32, the sum of the log-probabilities.
-        probabilities: (B, k), float32, of the candidates.
-        features: (B, T, D), float32, of the tokens, each of length 1.
+        probabilities: (B, k), float32, probabilities of the candidates.
+        features: (B, T, D), float32, features of the tokens, scaled to length 1.
     """
 
     position: Tensor
@@ -37,16 +37,22 @@ class ContrastiveState(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrastive(Strategy):
-    """Contrastive search: a probable token whose features differ from those of earlier tokens.
+    """Contrastive search: chooses probable tokens whose features differ from those of earlier ones.
 
-    Among the k most probable tokens v it takes the one with the largest
+    Among the k most probable tokens v it chooses the one with the largest
     (1 - alpha) p(v) - alpha max_j cos(h_v, h_j), where h are the inputs of the model's last layer
     and j runs over the tokens so far. "A Contrastive Framework for Neural Text Generation"
     (arXiv:2202.06417).
 
     Args:
-        top_k: k, the number of candidates.
-        alpha: the weight of the similarity, within 0 and 1; 0 is greedy search.
+        top_k: int, number of candidates (k).
+        alpha: float, weight of the similarity, within 0 and 1; 0 is greedy search.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or `top_k` is above the vocabulary size.
+
+    Example:
 
     >>> from keras_tfm.generation import Contrastive
     >>> Contrastive(top_k=5, alpha=0.6)
@@ -56,7 +62,7 @@ class Contrastive(Strategy):
     top_k: int = 4
     alpha: float = 0.6
     reads_features: ClassVar[bool] = True
-    lookahead: ClassVar[int] = 1  # the candidates are fed first; one is written a step later
+    lookahead: ClassVar[int] = 1  # candidates go through the model before one of them is chosen
     streams: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -96,7 +102,7 @@ class Contrastive(Strategy):
     def advance(
         self, task: Task, state: ContrastiveState, logits: Tensor, features: Tensor
     ) -> tuple[ContrastiveState, Tensor]:
-        """Writes the best candidate at the position that was fed, and finds the next candidates."""
+        """Writes the best candidate at `position`, and finds the candidates of the next one."""
         batch, k, position = task.batch, self.top_k, state.position
         new = ops.reshape(_normalized(features), (batch, k, features.shape[-1]))
         similarity = ops.matmul(new, ops.transpose(state.features, (0, 2, 1)))

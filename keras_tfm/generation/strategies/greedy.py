@@ -14,7 +14,9 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Greedy(Strategy):
-    """Takes the most probable token at each step.
+    """Greedy search: chooses the most probable token at each step.
+
+    Example:
 
     >>> import numpy as np
     >>> from keras_tfm.generation import Greedy

@@ -19,23 +19,31 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Sample(Strategy):
-    """Draws the next token from the model's distribution, filtered in the order given below.
+    """Samples the next token from the model's distribution, after filtering it.
+
+    The filters are applied in this order: repetition penalty, banned ids, temperature, top k,
+    top p, min p.
 
     Args:
-        temperature: logits are divided by it; below 1 it makes probable tokens more probable.
-        top_k: only the k most probable tokens may be drawn (arXiv:1805.04833).
-        top_p: only the smallest set of tokens whose probabilities sum to at least p may be drawn,
-            "nucleus sampling" (arXiv:1904.09751).
-        min_p: only tokens at least min_p times as probable as the most probable one
-            (arXiv:2407.01082).
-        repetition_penalty: logits of tokens that occur in the prompt or the output so far are
-            divided by it if positive, multiplied by it if negative (arXiv:1909.05858). Applied
-            first.
-        banned_ids: tokens that are never drawn.
-        seed: with an integer, each call draws the same tokens (others with `jit_compile=True` than
-            without); None: each call draws different ones.
+        temperature: float, divides the logits; below 1 it makes probable tokens more probable.
+        top_k: int, sample only from the k most probable tokens (arXiv:1805.04833).
+        top_p: float, sample only from the smallest set of tokens whose probabilities sum to at
+            least p, "nucleus sampling" (arXiv:1904.09751).
+        min_p: float, sample only from tokens at least min_p times as probable as the most probable
+            one (arXiv:2407.01082).
+        repetition_penalty: float, divides the positive logits and multiplies the negative logits of
+            tokens that occur in the prompt or the output so far (arXiv:1909.05858).
+        banned_ids: ids that are never sampled.
+        seed: int, for the same tokens in every call (`jit_compile=True` gives other tokens than
+            False). None: different tokens in every call.
 
-    Scores are log-probabilities of the model's own distribution, without the filters.
+    Scores are log-probabilities under the model's own distribution, without the filters.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range.
+
+    Example:
 
     >>> from keras_tfm.generation import Sample
     >>> Sample(temperature=0.7, top_p=0.9, seed=1).top_p
@@ -74,7 +82,7 @@ class Sample(Strategy):
             )
 
     def filter(self, logits: Tensor, context: Context) -> Tensor:
-        """Logits (B, V) -> logits of the distribution to draw from; -inf: never drawn."""
+        """Logits (B, V) -> filtered logits (B, V), -inf for tokens that are never sampled."""
         logits = ops.cast(logits, "float32")
         if self.repetition_penalty != 1.0:
             logits = filters.repetition_penalty(
@@ -95,5 +103,5 @@ class Sample(Strategy):
         """Logits (B, V) -> tokens (B,), int32."""
         logits = self.filter(logits, context)
         drawn = keras.random.categorical(logits, 1, seed=DrawnSeed(context.seed), dtype="int32")
-        # From NaN logits TensorFlow draws V, which is out of range; the loop then stops.
+        # For NaN logits TensorFlow returns V, which is out of range; the loop then stops.
         return ops.minimum(ops.squeeze(drawn, 1), logits.shape[-1] - 1)

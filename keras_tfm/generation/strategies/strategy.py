@@ -13,15 +13,15 @@ Tensor = Any
 
 
 class State(Protocol):
-    """What the loop reads of a strategy's state.
+    """The fields of a strategy's state that the loop reads.
 
     A state is a NamedTuple of tensors, which `keras.tree` flattens on every backend, so that it can
-    be a variable of `ops.while_loop`. An optional field is None from the first step to the last.
+    be a variable of `ops.while_loop`. An optional field must be None in all steps or in none.
     """
 
     @property
     def position(self) -> Tensor:
-        """() int32, the column of the token that the loop feeds next, the same in every row."""
+        """() int32, the column of the next step's tokens, the same in all rows."""
 
     @property
     def tokens(self) -> Tensor:
@@ -29,17 +29,17 @@ class State(Protocol):
 
     @property
     def token(self) -> Tensor:
-        """(B, width), int32: the tokens that the loop feeds next."""
+        """(B, width), int32: the model's input tokens in the next step."""
 
 
 class TokenState(NamedTuple):
-    """The state of a strategy that chooses one token a row and step.
+    """The state of a strategy that chooses one token per row and step.
 
     Attributes:
         position: () int32, see `State`.
         tokens: (B, T), int32.
         token: (B, 1), int32.
-        running: (B, 1), int32, 1 for rows that have not ended; None where no row can end early.
+        running: (B, 1), int32, 1 for rows that have not ended; None if no row can end early.
         scores: (B,), float32, the sum of the log-probabilities; None without `Task.score`.
     """
 
@@ -51,9 +51,9 @@ class TokenState(NamedTuple):
 
 
 class Strategy:
-    """The base of all strategies: `choose` returns one token per row and step.
+    """The base class of strategies: `choose` returns one token per row and step.
 
-    Your own strategy defines `choose`, a pure function of tensors that is compiled into the loop
+    A custom strategy defines `choose`, a pure function of tensors that is compiled into the loop
     and exported with it:
 
     >>> import numpy as np
@@ -65,8 +65,8 @@ class Strategy:
     >>> SecondBest().choose(np.array([[0.1, 0.7, 0.2]], "float32"), None).numpy().tolist()
     [2]
 
-    A search over several hypotheses defines these four methods instead, over a state of its own.
-    The loop calls them in this order:
+    A search over several hypotheses has its own state and defines these four methods instead. The
+    loop calls them in this order:
 
         state = strategy.start(task, tokens, features)
         while state.position < last and any(strategy.going(task, state)):
@@ -75,20 +75,20 @@ class Strategy:
         strategy.result(task, state)
     """
 
-    # The number of tokens that each step feeds per row: one for each hypothesis or candidate.
+    # The number of tokens per row in each step: one for each hypothesis or candidate.
     width: int = 1
     # Whether `start` and `advance` get the input of the model's last layer.
     reads_features: ClassVar[bool] = False
-    # The number of steps after the last column, for a strategy that feeds candidates first and
-    # writes one of them a step later.
+    # The number of steps after the last column, for a strategy that runs the model on candidates
+    # and chooses one of them a step later.
     lookahead: ClassVar[int] = 0
     # Whether written tokens are final, so that they can be streamed.
     streams: ClassVar[bool] = True
-    # Whether tokens are drawn at random, so that the loop needs a seed.
+    # Whether tokens are sampled, so that the loop needs a seed.
     draws: ClassVar[bool] = False
     # The number of hypotheses returned per row.
     hypotheses: int = 1
-    # The seed of strategies that draw; None: a different one for each call.
+    # The seed of strategies that sample; None: a different one for each call.
     seed: int | None = None
 
     def choose(self, logits: Tensor, context: Context) -> Tensor:
@@ -102,13 +102,13 @@ class Strategy:
         """The state before the first step.
 
         Args:
-            task: what is fixed.
+            task: `Task`, the constants of the loop.
             tokens: (B, T), int32, `task.sequences(prompt)`.
-            features: (B, P - 1, D), float, of the prompt without its last token; None unless
-                `reads_features`.
+            features: (B, P - 1, D), float, features of the prompt without its last token; None
+                unless `reads_features`.
 
         Returns:
-            A state whose `position` is `task.first` and whose `token` is the prompt's last one.
+            A state whose `position` is `task.first` and whose `token` is the prompt's last token.
         """
         return TokenState(
             position=ops.convert_to_tensor(task.first, dtype="int32"),
@@ -124,17 +124,17 @@ class Strategy:
         """Chooses the next tokens after the model has seen `state.token`.
 
         Args:
-            task: what is fixed.
-            state: what `start` or `advance` returned.
+            task: `Task`, the constants of the loop.
+            state: the state returned by `start` or `advance`.
             logits: (B * width, V), the model's output for `state.token`.
             features: (B * width, D), float; None unless `reads_features`.
 
         Returns:
-            The next state, whose `position` is one larger, and the parents: (B, width), int32,
-            the index (below `width`) of the fed token that each of the next tokens continues. None
-            if width is 1.
+            The next state, whose `position` is one larger, and the parents: (B, width), int32, the
+            index (below `width`) of the token of this step that each of the next tokens continues.
+            The parents are None if width is 1.
         """
-        before: TokenState = state  # subclasses declare states of their own
+        before: TokenState = state  # subclasses may have other states
         position = before.position
         seed = None if task.seed is None else task.seed + ops.stack([0, position])
         context = Context(before.tokens, task.written(position), position, seed)
@@ -145,7 +145,7 @@ class Strategy:
         if scores is not None:
             gained = _log_probabilities(logits, token)
             if running is not None:
-                # `where`, not a product: the -inf of a forbidden token times 0 is NaN.
+                # `where`, not a product: -inf (a forbidden token) times 0 is NaN.
                 gained = ops.where(ops.greater(running, 0), gained, 0.0)
             scores = scores + ops.squeeze(gained, 1)
         if running is not None:

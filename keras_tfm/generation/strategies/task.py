@@ -1,4 +1,4 @@
-"""What is fixed while a generation loop runs."""
+"""The constants of a generation loop."""
 
 from typing import Any, NamedTuple
 
@@ -11,16 +11,16 @@ class Task(NamedTuple):
     """The lengths, end tokens and seed of one run of the loop.
 
     Attributes:
-        batch: B, the number of rows.
-        length: T, the number of columns of the result, prompt and padding included.
-        first: the column of the last token of the prompt.
-        end_ids: tokens that end a row.
-        limit: (B,), int32, the number of columns that each row may fill, left padding included;
-            None: all T.
-        padding: (B,), int32, the number of padding columns before each row's prompt; None: none.
-        score: whether log-probabilities are summed.
-        seed: (2,), int32, for strategies that draw.
-        pad_id: the token of the columns after the end of a row.
+        batch: int or scalar tensor, number of rows (B).
+        length: int, number of columns of the result, including prompt and padding (T).
+        first: int, the column of the last token of the prompt.
+        end_ids: tuple of the tokens that end a row.
+        limit: (B,), int32, number of columns that each row may use, including left padding; None:
+            all T.
+        padding: (B,), int32, number of padding columns before each row's prompt, or None.
+        score: bool, whether log-probabilities are summed.
+        seed: (2,), int32, for strategies that sample, or None.
+        pad_id: int, the token of the columns after the end of a row.
 
     >>> from keras_tfm.generation.strategies import Task
     >>> task = Task(1, 4, 0, (7,), None, None, False, None)
@@ -59,14 +59,14 @@ class Task(NamedTuple):
         return written
 
     def is_end(self, tokens: Tensor) -> Tensor:
-        """Which tokens end a row: boolean, in the shape of `tokens`."""
+        """Which tokens end a row: boolean, with the shape of `tokens`."""
         ends = ops.zeros_like(tokens, dtype="bool")
         for end_id in self.end_ids:
             ends = ops.logical_or(ends, ops.equal(tokens, end_id))
         return ends
 
     def is_full(self, columns: Tensor) -> Tensor:
-        """Whether a row that fills this many columns is at its limit: boolean, (B,) or ()."""
+        """Whether a row that uses this many columns is at its limit: boolean, (B,) or ()."""
         limit = self.length if self.limit is None else ops.minimum(self.limit, self.length)
         return ops.greater_equal(columns, limit)
 
@@ -74,9 +74,9 @@ class Task(NamedTuple):
         """Which rows continue after `token`.
 
         Args:
-            running: (B, 1), int32, 1 for rows that had not ended before it.
-            token: (B, 1), int32.
-            columns: int32, the number of columns that rows fill with it.
+            running: (B, 1), int32, 1 for rows that had not ended before `token`.
+            token: (B, 1), int32, the new tokens.
+            columns: int32, number of columns that rows use, including `token`.
 
         Returns:
             (B, 1), int32, 1 for rows that have not ended, 0 for others.

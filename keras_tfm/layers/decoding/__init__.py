@@ -1,1 +1,1 @@
-"""Stepping: the scope that layers ask, the KV cache as a value, and who sees what."""
+"""Decoding step by step: the scope, the KV cache and the masks of a step."""

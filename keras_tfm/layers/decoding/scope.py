@@ -1,4 +1,4 @@
-"""The scope in which a model is stepped: a token at a time against a KV cache."""
+"""The scope of a decoding step: a few new tokens against a KV cache."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -19,12 +19,12 @@ _current: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", defa
 
 
 class Extended(NamedTuple):
-    """What the queries of a causal self-attention attend to in a step.
+    """What the queries of a causal self-attention attend to in one step.
 
     Attributes:
-        entry: the cache before the step; None where it is known to be empty.
-        visible: what the queries see of it and of the new keys; None where it is empty.
-        mask: (B, T), boolean, which of the new keys are real, or None for all.
+        entry: the layer's cache entry before the step; None if it is known to be empty.
+        visible: which cached and new keys the queries see; None if the cache is empty.
+        mask: (B, T), boolean, True = token, False = padding; None if all new keys are tokens.
     """
 
     entry: Entry | None
@@ -33,29 +33,29 @@ class Extended(NamedTuple):
 
 
 class DecodingScope:
-    """Makes every call of a model inside it one step of decoding.
+    """Turns every model call inside it into one decoding step.
 
-    Causal self-attention attends to what a cache holds and to the tokens it is given, whose keys
-    and values it adds to the cache at `position`. Cross-attention projects its context on the first
-    call and later reads only what it stored. Positional layers number from `position`. Nothing else
-    changes: the model is the one that was trained. Layers that do not depend on the stepped input,
-    an encoder for instance, are called once, outside: see `generation.SteppedModel`.
+    Causal self-attention attends to the KV cache and to the new tokens, and writes their keys and
+    values to the cache at `position`. Cross-attention projects its context in the first step and
+    reads the stored keys and values afterwards. Positional layers start at `position`. The model is
+    the trained one, unchanged. Layers that do not depend on the generated input, such as an
+    encoder, are called once, outside the scope: see `generation.SteppedModel`.
 
-    The KV cache is a value, not a state: it comes in as an argument and the updated one is read
-    from `scope.cache` afterwards. `decoding/cache.py` says what it holds.
+    The KV cache is a value, not a state: pass it in as an argument and read the updated one from
+    `scope.cache` afterwards. `decoding/cache.py` describes its contents.
 
     Args:
-        cache: what an earlier scope returned, or None for the first step, which must be at
+        cache: dict, `scope.cache` of the step before, or None in the first step, which must be at
             position 0.
-        position: the position of the first token given, an integer or an int32 scalar tensor.
-        length: the capacity, in positions, of the caches of causal self-attention. With `branches`
-            a cache has as many columns as `branches.positions`.
-        padding: (B,), int32, how many positions before a row's first token hold none, for rows of
-            different lengths that end together (left padding). No row attends to them, and
-            positional layers number from the row's first token.
-        branches: several hypotheses of each row at once.
-        xla: whether XLA compiles the steps: a first step stores transposed keys, with which its
-            products are faster.
+        position: int or int32 scalar tensor, position of the first new token.
+        length: int, capacity of the KV cache in positions. With `branches` the cache has one column
+            for each entry of `branches.positions` instead.
+        padding: (B,), int32, number of padding positions before each row's first token (left
+            padding: rows of different lengths end together). They are not attended to, and
+            positional layers start at each row's first token.
+        branches: `Branches`, several hypotheses of each row at once (beam search), or None.
+        xla: bool, whether XLA compiles the steps. The first step then stores transposed keys, which
+            XLA multiplies faster.
 
     Example:
 
@@ -103,14 +103,14 @@ class DecodingScope:
         self._written: Cache | None = None
         self._visible: dict[Any, Visible] = {}
         self._spans: dict[Any, Span] = {}
-        # By identity; each tensor is kept beside its cached twin, so that its id is not reused.
+        # By `id` of the mask; the mask is stored too, so that its id is not reused.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._context_masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._token: Token[DecodingScope | None] | None = None
 
     @staticmethod
     def current() -> "DecodingScope | None":
-        """The innermost scope that is open, or None."""
+        """The innermost open scope, or None."""
         return _current.get()
 
     def __enter__(self) -> "DecodingScope":
@@ -125,17 +125,17 @@ class DecodingScope:
 
     @property
     def cache(self) -> Cache:
-        """The cache after this step, the next scope's argument."""
+        """The cache after this step: the argument of the next scope."""
         if self._written is None:
             self._written = self._write(self._column())
         return self._written
 
     def cache_after(self, result: Tensor) -> Cache:
-        """The same cache, written when `result` (B, ...), ids that this step chose, is there.
+        """`cache`, written only after `result` is computed: (B, ...), the ids chosen in this step.
 
-        A compiler that may choose the order would copy a whole cache to read it after a write.
+        Otherwise a compiler may write first, and copy the whole cache for the reads that follow.
         """
-        # Ids, not logits: these may be no number where a row has ended, and 0 times that is none.
+        # Ids, not logits: logits of a finished row may be NaN, and 0 x NaN is NaN.
         nothing = ops.minimum(ops.reshape(result, (-1,))[0], 0)
         return self._write(self._column() + nothing)
 
@@ -152,23 +152,23 @@ class DecodingScope:
 
     @property
     def growing(self) -> list[str]:
-        """The entries to which every step adds, those of causal self-attention."""
+        """Names of the entries that grow with every step: those of causal self-attention."""
         return self._growing
 
     @property
     def initial_cache(self) -> Cache:
-        """The cache as it was before this step.
+        """The cache before this step.
 
-        On a first step: zeros for causal self-attention, the projections of the context for
-        cross-attention. A loop that starts from it feeds the first token itself.
+        In the first step: zeros for causal self-attention, the projected context for
+        cross-attention. A loop that starts from it still has to process the first token.
         """
         return self._before
 
     @property
     def new(self) -> Cache:
-        """What this step adds to the cache: entries of the tokens given, T columns.
+        """The entries that this step adds to the cache, with T columns, one per new token.
 
-        Those of cross-attention are here on the first step only.
+        Entries of cross-attention are included in the first step only.
         """
         return self._new
 
@@ -181,15 +181,15 @@ class DecodingScope:
         window: int | None = None,
         joined: bool = False,
     ) -> Extended:
-        """Adds new keys and values at `position`; returns what may be attended to.
+        """Adds new keys and values at `position`; returns what the queries attend to.
 
         Args:
-            name: the layer's name.
-            key: (B, G, T, K), of the tokens of this step.
-            value: (B, G, T, V).
-            mask: (B, T), boolean, which of them are real, or None.
-            window: of the layer, or None.
-            joined: whether the layer needs all new keys in a row, not each query its own alone.
+            name: str, the layer's name.
+            key: (B, G, T, K), keys of this step's tokens.
+            value: (B, G, T, V), values of this step's tokens.
+            mask: (B, T), boolean, True = token, False = padding, or None.
+            window: int, the layer's attention window, or None.
+            joined: bool, whether every query needs a column for each new key, not just its own.
         """
         length = key.shape[2] if isinstance(key.shape[2], int) else ops.shape(key)[2]
         self._check_capacity(length)
@@ -224,16 +224,16 @@ class DecodingScope:
             raise ValueError(f"{end} columns do not fit a cache of {self._capacity}")
 
     def _column(self) -> Any:
-        """Where in the caches the tokens of this step go."""
+        """The first cache column that this step writes."""
         return self.position if self.branches is None else _integer(self.branches.column)
 
     @property
     def _capacity(self) -> int:
-        """How many columns the caches have."""
+        """The number of columns of the cache."""
         return self.length if self.branches is None else self.branches.positions.shape[0]
 
     def _see(self, length: Any, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
-        """What the step's tokens see; made once for all layers that see the same."""
+        """What the step's tokens see; computed once and shared by layers with the same view."""
         key = (length if isinstance(length, int) else None, id(mask), window, joined)
         if key in self._visible and key[0] is not None:
             return self._visible[key]
@@ -253,11 +253,11 @@ class DecodingScope:
         return result
 
     def columns(self, length: Any) -> Span:
-        """Where `length` tokens of this step stand, padding counted."""
+        """The columns of `length` tokens of this step: positions that count the padding."""
         return self._span(length, None)
 
     def positions(self, length: Any) -> Span:
-        """The positions of `length` tokens of this step, from each row's first token on."""
+        """The positions of `length` tokens of this step, counted from each row's first token."""
         return self._span(length, self.padding)
 
     def _span(self, length: Any, padding: Tensor | None) -> Span:
@@ -269,12 +269,12 @@ class DecodingScope:
     def recall(
         self, name: str, mask: Tensor | None, project: Callable[[], tuple[Tensor, Tensor]]
     ) -> tuple[Entry, Tensor | None]:
-        """The keys, values and mask of a context: projected on the first step, read afterwards.
+        """Keys, values and mask of a context: projected in the first step, then read from cache.
 
         Args:
-            name: the layer's name.
-            mask: (B, S), boolean, which positions of the context are real, or None.
-            project: returns keys (B, G, S, K) and values (B, G, S, V); called on a first step only.
+            name: str, the layer's name.
+            mask: (B, S), boolean, True = token, False = padding, or None.
+            project: returns keys (B, G, S, K) and values (B, G, S, V); for the first step only.
         """
         entry = self._take(name)
         if entry is None:
@@ -288,11 +288,11 @@ class DecodingScope:
         return entry, cached
 
     def keep(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` makes on the first step, read from the cache on all others.
+        """The result of `make`, called in the first step and read from the cache afterwards.
 
         Args:
-            name: the layer's name.
-            make: returns a tensor that is the same in every step.
+            name: str, the layer's name.
+            make: function that returns a tensor that does not change between steps.
         """
         entry = self._take(name)
         if entry is None:
@@ -301,15 +301,15 @@ class DecodingScope:
         return entry["kept"]
 
     def upcoming(self, count: int) -> list[Entry]:
-        """The entries of the cache that the next calls will take; none in a first step."""
+        """The cache entries that the next `count` calls will read; none in the first step."""
         return list((self._given or {}).values())[len(self._before) :][:count]
 
     @contextmanager
     def substituted(self, entries: list[Entry]) -> Iterator[list[Any]]:
-        """Calls inside take these entries, and change nothing here.
+        """Calls inside read these entries instead and leave the scope unchanged.
 
-        Yields a list that holds, afterwards, what each call would have noted: its entry as it was
-        before, what it adds or None, and whether it adds at every step.
+        Yields a list that afterwards holds one tuple per call: its entry before the step, what it
+        adds (or None), and whether the entry grows with every step.
         """
         given, before, new, growing = self._given, self._before, self._new, self._growing
         if given is not None:
@@ -325,18 +325,18 @@ class DecodingScope:
             self._given, self._before, self._new, self._growing = given, before, new, growing
 
     def note(self, name: str, entry: Entry, new: Entry | None, grows: bool) -> None:
-        """What a call of the layer `name` would have noted."""
+        """Records an entry as a call of the layer `name` would."""
         stored = self._store(name, entry, new or {})
         if grows:
             self._growing.append(stored)
 
     def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
-        """Whether the call stores its mask; raises where the first step's calls did otherwise."""
+        """Whether this call stores its mask; raises unless the first step did the same."""
         owns = mask is not None and id(mask) not in masks
         if owns != ("mask" in entry):
             raise ValueError(
                 f"{name}: a mask must come with every step or with none; the first step "
-                + ("had one of its own, this one has not" if "mask" in entry else "had none")
+                + ("had one, this step has none" if "mask" in entry else "had none, this step has")
             )
         return owns
 
@@ -352,7 +352,7 @@ class DecodingScope:
         return self._given[entry_name]
 
     def _store(self, name: str, before: dict[str, Tensor], new: dict[str, Tensor]) -> str:
-        """Keeps an entry under the name that it returns."""
+        """Stores an entry and returns its name in the cache."""
         entry_name = self._entry_name(name)
         self._before[entry_name] = before
         if new:
@@ -364,7 +364,7 @@ class DecodingScope:
 
 
 def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
-    """Where the tokens of `x` (..., T, D) stand: as given, or as the scope says, or from 0 on.
+    """Positions of the tokens of `x` (..., T, D): those given, else the scope's, else 0 to T - 1.
 
     Returns:
         A `Span`, or int32 (..., T).
@@ -373,7 +373,7 @@ def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
 
 
 def columns_of(x: Tensor, positions: Tensor | None = None) -> Any:
-    """As `positions_of`, but padding before a row counts: for what compares two positions."""
+    """As `positions_of`, but counting left padding: for distances, which it does not change."""
     return _where(x, positions, DecodingScope.columns, coordinates=True)
 
 
@@ -392,7 +392,7 @@ def _where(
 
 
 def _integer(position: Any) -> Any:
-    """A Python integer where the value can be seen (NumPy's, an eager tensor)."""
+    """`position` as a Python integer if its value is known (NumPy, an eager tensor)."""
     try:
         return operator.index(position)
     except TypeError:

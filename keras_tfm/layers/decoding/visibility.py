@@ -1,4 +1,4 @@
-"""What the tokens of a step see: of the cache's columns, and of each other."""
+"""Which cached and new keys the tokens of a decoding step see."""
 
 from typing import Any, NamedTuple
 
@@ -11,17 +11,16 @@ Tensor = Any
 
 
 class Branches(NamedTuple):
-    """Several hypotheses of each row, of which a step feeds one token each, side by side.
+    """Several hypotheses of each row in one step, one token each (beam search).
 
-    A beam search continues its n best hypotheses. They share one cache, in which the n tokens of a
-    step lie side by side, and each attends to its own ancestors: nothing is copied when a
-    hypothesis is dropped and another continues twice. The tokens of a step are (B, n), all at the
-    scope's position.
+    The n hypotheses of a row share one cache: a step's n tokens occupy n adjacent columns, and each
+    hypothesis attends only to its own ancestors. Nothing is copied when one hypothesis is dropped
+    and another one continues twice. The tokens of a step are (B, n), all at the scope's position.
 
     Attributes:
-        ancestors: (B, n, S), boolean, which columns of the cache each hypothesis continues.
-        positions: (S,), int32, where the columns stand, in all rows.
-        column: where in the cache the step's tokens go, an integer or an int32 scalar tensor.
+        ancestors: (B, n, S), boolean, the cache columns that belong to each hypothesis.
+        positions: (S,), int32, the position of each column, the same in all rows.
+        column: int or int32 scalar tensor, the first cache column that the step writes.
     """
 
     ancestors: Tensor
@@ -30,17 +29,18 @@ class Branches(NamedTuple):
 
 
 class Visible(NamedTuple):
-    """What T queries of a step see of S cached keys and of N new ones: S + N columns of scores.
+    """What the T queries of a step see: S cached keys and N new keys, S + N columns of scores.
 
     Attributes:
-        own: whether each query sees the new key of its own token alone, which takes one column for
-            all of them, the last (N = 1); otherwise the queries see new keys up to their own.
+        own: bool. True: of the new keys, query t scores only key t, in one extra column (N = 1).
+            False: query t scores all new keys (N = T) and sees those up to its own.
         mask: (1 | B, T, S + N), boolean, True = attend.
-        penalty: (1 | B, 1, T, S + N), float32, added to the scores: the mask, made once for all
-            layers of a step.
-        some: (B, 1, T, 1), float32, 0 for queries that see nothing; None: each sees its own key.
-        positions: where queries and keys stand, padding counted.
-        masked_score: what is added to the score of a masked key.
+        penalty: (1 | B, 1, T, S + N), float32, the mask as a tensor that is added to the scores,
+            made once for all layers of a step.
+        some: (B, 1, T, 1), float32, 0 for queries that see no key, else 1; None if every query
+            sees its own key.
+        positions: `Positions` of queries and keys, counting the padding.
+        masked_score: float, added to the scores of masked keys.
     """
 
     own: bool
@@ -51,14 +51,14 @@ class Visible(NamedTuple):
     masked_score: float
 
     def also(self, attention_mask: Tensor | None) -> "Visible":
-        """Masked further by (B, T, S), over the positions of the cache."""
+        """Masked further by `attention_mask` (B, T, positions)."""
         if attention_mask is None:
             return self
         here = ops.take(attention_mask, as_tensor(self.positions.key), axis=-1)
         return self._replace(mask=ops.logical_and(self.mask, here)).made(sees_itself=False)
 
     def made(self, sees_itself: bool) -> "Visible":
-        """With the penalty of the mask, and what says which queries see nothing."""
+        """A copy with `penalty` and `some` computed from the mask."""
         seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
         some = None if sees_itself else ops.max(seen, axis=-1, keepdims=True)
         return self._replace(penalty=(seen - 1.0) * -self.masked_score, some=some)
@@ -75,24 +75,25 @@ def visible(
     own: bool,
     masked_score: float,
 ) -> Visible:
-    """What the tokens of a step see.
+    """Computes what the tokens of a step see.
 
     Args:
-        tokens: where the step's T tokens stand.
-        capacity: S, the columns of the cache. Those from the step's position on are empty or stale.
-        window: keys this far away or further are not seen.
-        branches: of a beam search, or None.
-        cached_mask: (B, S), boolean, which cached tokens are real, or None for all.
-        mask: (B, T), boolean, which tokens of the step are real, or None for all.
-        padding: (B,), int32, the columns before a row's first token, or None.
-        own: see `Visible`; T = 1, or all tokens stand together.
-        masked_score: what is added to the score of a masked key.
+        tokens: `Span`, positions of the step's T tokens.
+        capacity: int, number of cache columns (S). Columns from the step's position on are empty or
+            stale.
+        window: int, keys at this distance or further are not seen, or None.
+        branches: `Branches` of a beam search, or None.
+        cached_mask: (B, S), boolean, True = token, False = padding, or None: all are tokens.
+        mask: (B, T), boolean, likewise for the tokens of the step.
+        padding: (B,), int32, number of padding columns before each row's first token, or None.
+        own: bool, see `Visible`; requires T = 1 or tokens that share one position.
+        masked_score: float, added to the scores of masked keys.
     """
     if branches is None:
         columns = ops.arange(capacity, dtype="int32")
     else:
         columns = ops.convert_to_tensor(branches.positions)
-    # With `own` all tokens stand at one position.
+    # With `own` all tokens share one position.
     start = ops.cast(tokens.start, "int32")
     here = ops.reshape(start, (1,)) if own else tokens.tensor()
     keys = ops.concatenate([columns, here], axis=0)
@@ -120,19 +121,19 @@ def visible(
     elif new_real is not None:
         new = ops.logical_and(new, ops.expand_dims(new_real, 1))
     batch = 1 if cached.shape[0] == 1 and new.shape[0] == 1 else None
-    if batch is None:  # one of them may be the same for all rows
+    if batch is None:  # one of the two may still have a batch axis of 1
         size = ops.shape(new if cached.shape[0] == 1 else cached)[0]
         cached, new = (_of_rows(x, size) for x in (cached, new))
     both = ops.concatenate([cached, new], axis=-1)
     result = Visible(own, both, both, None, Positions(tokens, keys), masked_score)
-    # Of several tokens always with `some`: without it the TFLite converter moves a transposition of
-    # the heads out of a loop, and fails ("operand does not dominate this use").
+    # With several tokens always keep `some`: without it the TFLite converter hoists a transpose of
+    # the heads out of a loop and fails ("operand does not dominate this use").
     always = mask is None and padding is None and tokens.length == 1
     return result.made(sees_itself=isinstance(always, bool) and always)
 
 
 def _real(mask: Tensor | None, positions: Tensor, padding: Tensor | None) -> Tensor | None:
-    """Which keys are real, by their mask and by the padding: (B, S), or None for all."""
+    """Which keys are tokens according to mask and padding: (B, S), or None if all are."""
     if padding is None:
         return mask
     tokens = ops.greater_equal(ops.expand_dims(positions, 0), ops.expand_dims(padding, 1))
@@ -140,12 +141,12 @@ def _real(mask: Tensor | None, positions: Tensor, padding: Tensor | None) -> Ten
 
 
 def real_tokens(mask: Tensor | None, tokens: Span, padding: Tensor | None) -> Tensor | None:
-    """Which tokens of a step are real, by their mask and by the padding: (B, T), or None."""
+    """Which inputs of a step are tokens, not padding: (B, T), or None if all are."""
     return _real(mask, tokens.tensor(), padding)
 
 
 def _of_tokens(x: Tensor, length: Any) -> Tensor:
-    """(B, 1) -> (B, T), unless it is that already."""
+    """(B, 1) or (B, T) -> (B, T)."""
     return x if x.shape[1] == length else ops.tile(x, (1, length))
 
 

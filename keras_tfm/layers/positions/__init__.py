@@ -1,1 +1,1 @@
-"""Positions: layers that add them to their input, and parts that attention is given."""
+"""Positions: layers that add them to their input, and position parts of attention."""

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows with the distance."""
+"""ALiBi: a linear penalty on distances."""
 
 import math
 from typing import Any
@@ -18,11 +18,12 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class ALiBi(AttentionPosition):
-    """A penalty that grows with the distance, steeper in one head than in the next.
+    """Attention with linear biases: a penalty proportional to the distance, with a slope per head.
 
     score_ts - m_h |s - t|, m_h = 2^(-8 h / H) for h = 1 .. H: "Train Short, Test Long"
-    (arXiv:2108.12409). For an H that is no power of two, the slopes of the next lower power and
-    every other one of the next higher, as in the authors' code. Nothing is learned.
+    (arXiv:2108.12409). If H is not a power of two, the slopes are those of the next lower power,
+    followed by every other slope of the next higher power, as in the authors' code. There are no
+    weights.
 
     Example:
 
@@ -40,7 +41,7 @@ class ALiBi(AttentionPosition):
 
     @staticmethod
     def slopes(num_heads: int) -> np.ndarray:
-        """m_h for each head: (H,)."""
+        """The slope m_h of each head: (H,)."""
         lower = 2 ** int(math.log2(num_heads))
         slopes = 2.0 ** (-8.0 * np.arange(1, lower + 1) / lower)
         between = 2.0 ** (-8.0 * np.arange(1, 2 * lower + 1, 2) / (2 * lower))

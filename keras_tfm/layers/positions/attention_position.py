@@ -1,4 +1,4 @@
-"""What a part that is passed to attention as `position=` may do."""
+"""The interface of position parts, which are passed to attention as `position=`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,17 +11,17 @@ Tensor = Any
 
 
 class AttentionInputs(NamedTuple):
-    """What a position part is given at each call.
+    """The inputs of a position part in one call.
 
     Attributes:
-        query: (..., H, T, K), scaled as the products with the keys are.
-        positions: where the T queries and the S keys stand.
-        causal: whether keys after the query are masked.
-        keys: a function without arguments that returns the keys, (..., G, S, K). Of a step it joins
-            the cache and the new keys, which costs a copy: only parts with `reads_keys` call it.
-        project_query: the layer's own projection of queries, (..., N, D) -> (..., H, N, K).
-        project_key: the layer's own projection of keys, (..., N, D) -> (..., G, N, K).
-        scale: the factor by which `query` was multiplied.
+        query: (..., H, T, K), queries, already multiplied by `scale`.
+        positions: `Positions` of the T queries and the S keys.
+        causal: bool, whether keys after the query are masked.
+        keys: function without arguments that returns the keys (..., G, S, K). In a decoding step it
+            concatenates cached and new keys, which is a copy: only parts with `reads_keys` call it.
+        project_query: the layer's query projection, (..., N, D) -> (..., H, N, K).
+        project_key: the layer's key projection, (..., N, D) -> (..., G, N, K).
+        scale: float, the factor by which `query` was multiplied.
 
     Example:
 
@@ -43,11 +43,11 @@ class PositionTerms(NamedTuple):
     """What a position part adds to attention.
 
     Attributes:
-        scores: added to the scaled products of queries and keys, before the soft cap; broadcastable
-            to (..., H, T, S), or None.
-        bias: added after the soft cap; broadcastable to (..., H, T, S), or None.
-        values: from attention weights (..., H, T, S), what to add to the result (..., H, T, V), or
-            None.
+        scores: tensor added to the scaled products of queries and keys, before the soft cap;
+            broadcastable to (..., H, T, S), or None.
+        bias: tensor added after the soft cap; broadcastable to (..., H, T, S), or None.
+        values: function from the attention weights (..., H, T, S) to a tensor that is added to the
+            result (..., H, T, V), or None.
 
     Example:
 
@@ -62,14 +62,14 @@ class PositionTerms(NamedTuple):
 
 
 class AttentionPosition(keras.layers.Layer):
-    """The base of the parts that tell attention where queries and keys stand.
+    """The base class of position parts: they make attention depend on positions.
 
     `MultiHeadSelfAttention(position=...)` and `MultiHeadCrossAttention(position=...)` call the
-    methods below; a part overrides those it needs. It is given all that it may look at, in a step
-    of decoding too, and never asks a scope. One part may be given to several layers, which then
-    share its weights.
+    methods below; a subclass overrides those it needs. A part gets everything as arguments, in a
+    decoding step too, and must not read the `DecodingScope`. Several layers may share one part and
+    its weights.
 
-    Example, a part of one's own:
+    Example of a custom part:
 
     >>> import numpy as np
     >>> from keras import ops
@@ -83,35 +83,35 @@ class AttentionPosition(keras.layers.Layer):
     (1, 3, 4)
     """
 
-    # Whether `terms` calls `inputs.keys()`. Not an annotation alone: PyTorch's modules look for it.
+    # Whether `terms` calls `inputs.keys()`. Needs a value: PyTorch's modules look it up.
     reads_keys = False
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
-        """Creates the weights, for H heads of width K and values of width V."""
+        """Creates the weights for H heads with keys of width K and values of width V."""
         self.built = True
 
     def rotate(self, x: Tensor, positions: Any) -> Tensor:
-        """Queries, or keys before they are cached, by where they stand.
+        """Transforms queries, or keys before they are cached, by their positions.
 
         Args:
-            x: (..., H, T, K).
-            positions: of these T, as in `Positions`.
+            x: float tensor (..., H, T, K).
+            positions: positions of the T queries or keys, in the form of `Positions.query`.
 
         Returns:
-            (..., H, T, K).
+            Float tensor (..., H, T, K).
         """
         return x
 
     def terms(self, inputs: AttentionInputs) -> PositionTerms:
-        """What is added to scores and values."""
+        """Returns what is added to the scores and to the result."""
         return PositionTerms()
 
 
 def as_position(value: Any) -> AttentionPosition | None:
-    """A position part from a constructor's argument: the part, its configuration, or None.
+    """The position part for a constructor's argument: a part, its configuration, or None.
 
     Raises:
-        TypeError: another object.
+        TypeError: the argument is something else.
     """
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)
@@ -123,10 +123,10 @@ def as_position(value: Any) -> AttentionPosition | None:
 
 
 def serialize_position(position: AttentionPosition | None) -> dict[str, Any] | None:
-    """The configuration of a part, marked so that layers which share it share it when loaded.
+    """The configuration of a part, such that layers that share it still share it when loaded.
 
-    Keras marks an object at its second serialisation, and the configuration of the first, which it
-    has copied by then, stays without the mark: so each layer serialises it twice.
+    Keras marks an object as shared only when it is serialised for the second time, and does not
+    update the first configuration. So each layer serialises its part twice.
     """
     keras.saving.serialize_keras_object(position)
     return keras.saving.serialize_keras_object(position)

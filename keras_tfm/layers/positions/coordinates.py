@@ -1,4 +1,4 @@
-"""Where queries and keys stand: what a position part is given."""
+"""Positions of queries and keys, the input of position parts."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,13 +14,15 @@ class Span:
     """Consecutive positions: start, start + 1, ...
 
     Attributes:
-        start: the first, an integer or an int32 scalar tensor.
-        length: T, how many; a number or an int32 scalar tensor.
-        limit: no position is as large, where that is known: a table of `limit` rows has them all.
-        together: all T tokens stand at `start`, as the hypotheses of one beam search do.
-        padding: (B,), int32, how many of the positions before a row's first token hold none: the
-            row's own positions are that much smaller, and 0 where there is no token.
-        shared: results that the layers of one step share, by what made them.
+        start: int or int32 scalar tensor, the first position.
+        length: int or int32 scalar tensor, number of tokens (T).
+        limit: int, an upper bound (exclusive) of all positions, or None if unknown: a table of
+            `limit` rows covers them.
+        together: bool, all T tokens share the position `start`, like the hypotheses of one beam
+            search.
+        padding: (B,), int32, number of padding positions before each row's first token. A row's
+            positions are smaller by this number; padding itself gets position 0.
+        shared: dict, results that the layers of one step share.
     """
 
     start: Any
@@ -32,17 +34,17 @@ class Span:
 
     @property
     def is_static(self) -> bool:
-        """Whether the positions are known while the graph is made."""
+        """Whether the positions are known when the graph is made."""
         known = isinstance(self.start, int) and isinstance(self.length, int)
         return known and self.padding is None
 
     @property
     def count(self) -> Any:
-        """How many different positions there are."""
+        """The number of different positions."""
         return 1 if self.together else self.length
 
     def array(self) -> np.ndarray:
-        """(T,), int32, where `is_static`."""
+        """(T,), int32. Requires `is_static`."""
         if self.together:
             return np.full(self.length, self.start, "int32")
         return np.arange(self.start, self.start + self.length, dtype="int32")
@@ -58,16 +60,16 @@ class Span:
         return ops.maximum(positions - ops.expand_dims(self.padding, 1), 0)
 
     def part(self, rows: slice) -> "Span":
-        """Some of them, of a span with a known length."""
+        """The positions `rows` of a span with a known length."""
         first, last, _ = rows.indices(self.length)
         return Span(self.start + first, last - first, self.limit, self.together, self.padding)
 
 
 class Positions(NamedTuple):
-    """Where the queries and the keys of an attention stand.
+    """The positions of the queries and the keys of attention.
 
     Attributes:
-        query: a `Span`, or int32 (..., T), or of several coordinates (..., T, C).
+        query: a `Span`, or int32 (..., T), or (..., T, C) for C coordinates.
         key: a `Span`, or int32 (..., S), or (..., S, C).
     """
 
@@ -75,11 +77,11 @@ class Positions(NamedTuple):
     key: Any
 
     def part(self, rows: slice, columns: slice) -> "Positions":
-        """Of some queries and some keys."""
+        """The positions of some queries and some keys."""
         return Positions(_part(self.query, rows), _part(self.key, columns))
 
     def distances(self) -> Tensor:
-        """The key's position minus the query's: (..., T, S), int32; of one coordinate."""
+        """The key's position minus the query's: (..., T, S), int32. Requires one coordinate."""
         query, key = self.query, self.key
         if all(isinstance(x, Span) and x.is_static for x in (query, key)):
             return ops.convert_to_tensor(key.array() - query.array()[:, np.newaxis])
@@ -103,13 +105,18 @@ def as_tensor(positions: Any) -> Tensor:
 def check_positions(
     name: str, positions: Any, length: Any, leading: tuple[Any, ...], coordinates: bool
 ) -> Tensor:
-    """Positions that a caller gave, int32: (T,), or the input's leading axes and T.
+    """Checks the positions that a caller passed and casts them to int32.
 
-    With `coordinates` also those and C, of several coordinates.
+    Args:
+        name: str, the argument's name, for errors.
+        positions: integers (T,) or (*leading, T); with `coordinates` also (*leading, T, C).
+        length: int or scalar tensor, number of tokens (T).
+        leading: the input's axes before T.
+        coordinates: bool, whether several coordinates per token are allowed.
 
     Raises:
-        TypeError: they are not integers.
-        ValueError: another rank, or another number of positions than the input has.
+        TypeError: the positions are not integers.
+        ValueError: a shape that does not match the input.
     """
     positions = ops.convert_to_tensor(positions)
     if "int" not in str(positions.dtype):

@@ -1,4 +1,4 @@
-"""Learned positions."""
+"""Learned position embeddings."""
 
 from typing import Any
 
@@ -23,23 +23,25 @@ class PositionEmbedding(RematerializedLayer):
     (arXiv:1810.04805), GPT.
 
     Args:
-        max_length: how many positions the table holds. Longer inputs are an error.
-        initializer: of the table; normal with standard deviation 0.02 by default, as in BERT.
-        dropout: rate of the dropout of the sum.
+        max_length: int, number of positions in the table. Longer inputs are an error.
+        initializer: initializer of the table (max_length, D). Default: normal with standard
+            deviation 0.02, as in BERT.
+        dropout: float, dropout rate of the sum.
 
     Call arguments:
-        inputs: (..., T, D), T at most `max_length`.
-        positions: int32, (T,) or (B, T), where the tokens stand, as `text.PackedBatches` numbers
-            them; by default 0 to T - 1, inside a `DecodingScope` the scope's.
+        inputs: float tensor (..., T, D), with T up to `max_length`.
+        positions: int32, (T,) or (B, T), positions of the tokens, for instance those of
+            `text.PackedBatches`. Default: 0 to T - 1, or the scope's positions inside a
+            `DecodingScope`.
 
     Returns:
-        (..., T, D).
+        Float tensor (..., T, D).
 
     Raises:
-        TypeError: positions that are not integers.
-        ValueError: positions of another shape; more than the table holds, where the length is known
-            when the graph is made. Otherwise TensorFlow raises InvalidArgumentError, which names
-            both, on a CPU, and XLA gives NaN.
+        TypeError: `positions` are not integers.
+        ValueError: `positions` have the wrong shape, or T is known when the graph is made and above
+            `max_length`. If T is known only at run time, TensorFlow raises InvalidArgumentError on
+            a CPU, and XLA returns NaN.
 
     Example:
 
@@ -86,7 +88,7 @@ class PositionEmbedding(RematerializedLayer):
         return self.dropout_layer(inputs + rows, training=training)
 
     def _rows(self, table: Tensor, positions: Any) -> Tensor:
-        """The vectors of positions: (..., T, D), or (..., 1, D) of tokens that stand together."""
+        """The vectors of positions: (..., T, D), or (..., 1, D) if all tokens share one."""
         limit = None
         if isinstance(positions, Span):
             start, count, limit = positions.start, positions.count, positions.limit
@@ -97,14 +99,14 @@ class PositionEmbedding(RematerializedLayer):
                 return ops.slice(table, (start, 0), (count, table.shape[1]))
         index = positions = as_tensor(positions)
         if limit is not None:
-            # A row that has ended is stepped with the others, beyond the table: that is no error.
+            # A finished row is stepped along with the others, even past the table: not an error.
             index = ops.minimum(positions, self.max_length - 1)
-        # XLA clamps an index that is too large: NaN, not the last row in silence.
+        # XLA silently clamps an index that is too large: return NaN instead of the last row.
         beyond = ops.where(positions < self.max_length, 0.0, float("nan"))
         return ops.take(table, index, axis=0) + ops.expand_dims(ops.cast(beyond, table.dtype), -1)
 
     def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
-        """The input's."""
+        """The shape of the input."""
         return inputs_shape
 
     def get_config(self) -> dict[str, Any]:

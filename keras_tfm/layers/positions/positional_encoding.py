@@ -1,4 +1,4 @@
-"""Sinusoidal positions."""
+"""Sinusoidal positional encoding."""
 
 from typing import Any
 
@@ -18,32 +18,33 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class PositionalEncoding(RematerializedLayer):
-    """Adds sinusoidal positions to its input.
+    """Adds a sinusoidal positional encoding to its input.
 
-    y = x + PE, PE(p, 2i) = sin(p / w^(2i/D)), PE(p, 2i+1) = cos of the same angle, where w is
+    y = x + PE, PE(p, 2i) = sin(p / w^(2i/D)), PE(p, 2i+1) = cos(p / w^(2i/D)), where w is
     `max_wavelength`. "Attention Is All You Need" (arXiv:1706.03762), section 3.5. An odd D ends
-    in a sine. The layer adds, unlike `keras_hub.layers.SinePositionEncoding`, so that a padding
-    mask is kept.
+    with a sine. Unlike `keras_hub.layers.SinePositionEncoding` the layer returns the sum, so the
+    padding mask of its input is kept.
 
-    The encoding is computed from float64 tables, exact to float32 rounding, and rounded last
-    under mixed precision. Lengths that are known when the graph is made become constants. Others
-    use sin(a + b) = sin a cos b + cos a sin b on two tables, up to position 1,048,575.
+    The encoding is computed in float64, rounded to float32, and under mixed precision cast last. If
+    the length is known when the graph is made, it is a constant. Otherwise it is computed with
+    sin(a + b) = sin a cos b + cos a sin b from two tables, up to position 1,048,575.
 
     Args:
-        max_wavelength: w; the longest wavelength is 2 pi w.
-        dropout: rate of the dropout of the sum.
+        max_wavelength: float, w; the longest wavelength is 2 pi w.
+        dropout: float, dropout rate of the sum.
 
     Call arguments:
-        inputs: (..., T, D).
-        positions: int32, (T,) or (B, T), where the tokens stand, as `text.PackedBatches` numbers
-            them; by default 0 to T - 1, inside a `DecodingScope` the scope's.
+        inputs: float tensor (..., T, D).
+        positions: int32, (T,) or (B, T), positions of the tokens, for instance those of
+            `text.PackedBatches`. Default: 0 to T - 1, or the scope's positions inside a
+            `DecodingScope`.
 
     Returns:
-        (..., T, D).
+        Float tensor (..., T, D).
 
     Raises:
-        TypeError: positions that are not integers.
-        ValueError: positions of another shape.
+        TypeError: `positions` are not integers.
+        ValueError: `positions` have the wrong shape.
 
     Example:
 
@@ -80,7 +81,7 @@ class PositionalEncoding(RematerializedLayer):
         return self.dropout_layer(x, training=training)
 
     def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
-        """The input's."""
+        """The shape of the input."""
         return inputs_shape
 
     def get_config(self) -> dict[str, Any]:

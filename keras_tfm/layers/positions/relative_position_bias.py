@@ -24,21 +24,26 @@ BucketFunction = Callable[[np.ndarray, int, int, bool], np.ndarray]
 def t5_buckets(
     distances: np.ndarray, num_buckets: int, max_distance: int, causal: bool
 ) -> np.ndarray:
-    """T5's bucket of each distance: exact when near, logarithmic ranges further away.
+    """Assigns distances to buckets as in T5: exact when near, logarithmic ranges further away.
 
     "Exploring the Limits of Transfer Learning" (arXiv:1910.10683), section 2.1. Half of the buckets
-    hold one distance each, the others ranges that grow up to `max_distance`; the last holds all
-    beyond. Attention that is not causal has half of the buckets for keys before the query, and half
-    for keys after it. Computed in float32, as every T5 was trained.
+    hold one distance each, the others ranges that grow up to `max_distance`; the last one holds all
+    larger distances. Without causality, half of the buckets are for keys before the query and half
+    for keys after it. Computed in float32, like all released T5 models.
 
     Args:
         distances: integers of any shape, the key's position minus the query's.
-        num_buckets: at least 2, or 4 where attention is not causal.
-        max_distance: where the last bucket begins.
-        causal: whether keys after the query are masked.
+        num_buckets: int, number of buckets, at least 2, or 4 without causality.
+        max_distance: int, start of the last bucket.
+        causal: bool, whether keys after the query are masked.
 
     Returns:
-        int32, the same shape, from 0 to num_buckets - 1.
+        int32 array of the same shape, from 0 to num_buckets - 1.
+
+    Raises:
+        ValueError: too few buckets, or a `max_distance` that the exact buckets already cover.
+
+    Example:
 
     >>> import numpy as np
     >>> from keras_tfm.layers import t5_buckets
@@ -68,19 +73,21 @@ def t5_buckets(
 class RelativePositionBias(AttentionPosition):
     """A learned bias for each head and each bucket of distances, added to the scores.
 
-    score_ts + b_h[bucket(s - t)]: T5 (arXiv:1910.10683), section 2.1. T5 gives one part to all
-    layers of a stack, and does not scale its scores.
+    score_ts + b_h[bucket(s - t)]: T5 (arXiv:1910.10683), section 2.1. In T5 all layers of a stack
+    share one part, and scores are not scaled.
 
     Args:
         num_buckets: int, number of buckets.
-        max_distance: int, where the last bucket begins.
-        initializer: of the table (num_buckets, H).
-        bucket_function: from distances (NumPy integers), `num_buckets`, `max_distance` and whether
-            the attention is causal, to buckets; `t5_buckets` by default. One of your own is
-            registered with `keras.saving.register_keras_serializable` to be saved.
+        max_distance: int, start of the last bucket.
+        initializer: initializer of the table (num_buckets, H).
+        bucket_function: function of distances (NumPy integers), `num_buckets`, `max_distance` and
+            `causal` (bool) that returns buckets. Default: `t5_buckets`. Register your own with
+            `keras.saving.register_keras_serializable`, so that it can be saved.
 
     Raises:
-        ValueError: when the layer is called, buckets that `bucket_function` cannot divide.
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range; when the layer is called, numbers that
+            `bucket_function` rejects.
 
     Example:
 
@@ -131,7 +138,7 @@ class RelativePositionBias(AttentionPosition):
             )
 
     def terms(self, inputs: AttentionInputs) -> PositionTerms:
-        """(..., H, T, S)."""
+        """The bias (..., H, T, S)."""
         reach = self.max_distance
         buckets = ops.convert_to_tensor(self.buckets(np.arange(-reach, reach + 1), inputs.causal))
         distances = ops.clip(inputs.positions.distances(), -reach, reach) + reach
@@ -139,7 +146,7 @@ class RelativePositionBias(AttentionPosition):
         bias = ops.take(self.table, index, axis=0)
         rank = len(bias.shape)
         bias = ops.transpose(bias, (*range(rank - 3), rank - 1, rank - 3, rank - 2))
-        # The TFLite converter fails on one of three axes that two loops use.
+        # The TFLite converter fails on a 3D bias that two loops use.
         return PositionTerms(bias=bias if rank > 3 else ops.expand_dims(bias, 0))
 
     def buckets(self, distances: np.ndarray, causal: bool) -> np.ndarray:

@@ -26,9 +26,10 @@ class RelativePositionEmbedding(AttentionPosition):
     clipped to `max_distance`: Shaw et al. (arXiv:1803.02155). All heads share the vectors.
 
     Args:
-        max_distance: distances beyond count as this one.
-        values: whether values get vectors too.
-        initializer: of both tables (2 max_distance + 1, K).
+        max_distance: int, larger distances are clipped to this one.
+        values: bool, whether vectors are added to the values too.
+        initializer: initializer of both tables, (2 max_distance + 1, K) and
+            (2 max_distance + 1, V).
 
     Example:
 
@@ -85,14 +86,14 @@ class RelativePositionEmbedding(AttentionPosition):
         """(..., H, T, K), (..., T, S) -> (..., H, T, S)."""
         table = ops.cast(self.key_table, query.dtype)
         scores = ops.matmul(query, ops.transpose(table))  # (..., H, T, rows)
-        index = rows if len(rows.shape) == 2 else ops.expand_dims(rows, -3)  # all heads alike
+        index = rows if len(rows.shape) == 2 else ops.expand_dims(rows, -3)  # same for all heads
         index = ops.broadcast_to(index, (*ops.shape(query)[:-1], ops.shape(rows)[-1]))
         return ops.take_along_axis(scores, index, axis=-1)
 
     def _values(self, weights: Tensor, rows: Tensor) -> Tensor:
         """(..., H, T, S), (..., T, S) -> (..., H, T, V)."""
         vectors = ops.take(ops.cast(self.value_table, weights.dtype), rows, axis=0)
-        if len(rows.shape) > 2:  # each row has positions of its own
+        if len(rows.shape) > 2:  # positions differ by row
             return swap(ops.matmul(swap(weights, -3, -2), vectors), -3, -2)
         by_query = ops.moveaxis(weights, -2, 0)  # (T, ..., H, S)
         length, *others, keys = ops.shape(by_query)

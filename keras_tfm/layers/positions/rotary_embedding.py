@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embedding (RoPE)."""
 
 from typing import Any
 
@@ -17,20 +17,27 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class RotaryEmbedding(AttentionPosition):
-    """Rotates queries and keys by their positions, so that scores depend on distances alone.
+    """Rotary positions (RoPE): rotates queries and keys, so that scores depend on distances only.
 
-    (x_i, x_{i+K/2}) -> (x_i cos - x_{i+K/2} sin, x_{i+K/2} cos + x_i sin), angle p w^(-2i/K):
-    RoFormer (arXiv:2104.09864). Pass it as `MultiHeadSelfAttention(position=RotaryEmbedding())`.
-    Angles come from float64; the rotation is done in float32 and rounded last.
+    (x_i, x_{i+K/2}) -> (x_i cos - x_{i+K/2} sin, x_{i+K/2} cos + x_i sin), angle p w^(-2i/K) at
+    position p: RoFormer (arXiv:2104.09864). Pass it to attention:
+    `MultiHeadSelfAttention(position=RotaryEmbedding())`. Angles are computed in float64, the
+    rotation in float32, and the result is cast last.
 
     Args:
-        max_wavelength: w.
-        rotary_dim: how many of a head's K dimensions are rotated, the first; all by default
-            (GPT-J and GPT-NeoX rotate a part). Even.
-        interleaved: pair neighbours (x_2i, x_2i+1), as the paper and GPT-J do, rather than halves
-            (x_i, x_{i+K/2}), as Llama and GPT-NeoX do. Weights of one kind do not fit the other.
-        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for sequences longer than those
-            trained on.
+        max_wavelength: float, w.
+        rotary_dim: int, even, number of a head's K dimensions that are rotated, from the first.
+            Default: K. GPT-J and GPT-NeoX rotate only some.
+        interleaved: bool, pair neighbours (x_2i, x_2i+1) as in the paper and GPT-J, instead of
+            halves (x_i, x_{i+K/2}) as in Llama and GPT-NeoX. Weights trained with one kind do not
+            work with the other.
+        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for sequences longer than in
+            training. Default: none.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range; when the layer is built, an odd `rotary_dim` or one
+            above K.
 
     Example:
 
@@ -93,7 +100,7 @@ class RotaryEmbedding(AttentionPosition):
         return y if dim == head_dim else ops.concatenate([y, x[..., dim:]], axis=-1)
 
     def _sine_and_cosine(self, positions: Any, dim: int) -> tuple[Tensor, Tensor]:
-        """Each (T, dim / 2), or (..., 1, T, dim / 2) of positions that differ by row, float32."""
+        """Both float32 (T, dim / 2), or (..., 1, T, dim / 2) if positions differ by row."""
         shared = positions.shared if isinstance(positions, Span) else {}
         key = ("rotary", dim, self.max_wavelength, self.scaling)
         if key not in shared:
@@ -105,7 +112,7 @@ class RotaryEmbedding(AttentionPosition):
             if self.scaling is not None and self.scaling.magnitude != 1.0:
                 pairs = pairs * self.scaling.magnitude
             if len(pairs.shape) > 3:
-                pairs = ops.expand_dims(pairs, -4)  # all heads alike
+                pairs = ops.expand_dims(pairs, -4)  # same for all heads
             shared[key] = pairs[..., 0], pairs[..., 1]
         return shared[key]
 

@@ -1,4 +1,4 @@
-"""Three ways to stretch rotary positions to longer sequences."""
+"""Three ways to extend rotary positions to longer sequences."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -13,10 +13,10 @@ from keras_tfm.layers.positions.sinusoids import angular_frequencies
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """The base of the ways to stretch rotary positions to sequences longer than those trained on.
+    """Base class: extends rotary positions to sequences longer than in training.
 
     Args:
-        factor: how many times longer; at least 1.
+        factor: float, how many times longer, at least 1.
     """
 
     factor: float
@@ -32,7 +32,7 @@ class RotaryScaling:
 
     @property
     def magnitude(self) -> float:
-        """What queries and keys are multiplied by."""
+        """The factor of queries and keys."""
         return 1.0
 
     def get_config(self) -> dict[str, Any]:
@@ -41,14 +41,19 @@ class RotaryScaling:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "RotaryScaling":
-        """The inverse of `get_config`."""
+        """Creates the object from its `get_config()`."""
         return cls(**config)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
 @dataclass(frozen=True)
 class LinearScaling(RotaryScaling):
-    """Positions divided by `factor`: "position interpolation" (arXiv:2306.15595).
+    """Divides positions by `factor`: position interpolation (arXiv:2306.15595).
+
+    Args:
+        factor: float, how many times longer, at least 1.
+
+    Example:
 
     >>> from keras_tfm.layers import LinearScaling
     >>> LinearScaling(4.0).frequencies(4, 10000.0).tolist()
@@ -63,9 +68,14 @@ class LinearScaling(RotaryScaling):
 @keras.saving.register_keras_serializable("keras_tfm")
 @dataclass(frozen=True)
 class NTKScaling(RotaryScaling):
-    """A longer base: the slowest frequency is divided by `factor`, the fastest stays.
+    """A larger base: the slowest frequency is divided by `factor`, the fastest is kept.
 
     w' = w factor^(D / (D - 2)): "NTK-aware" interpolation, YaRN (arXiv:2309.00071), section 3.1.
+
+    Args:
+        factor: float, how many times longer, at least 1.
+
+    Example:
 
     >>> from keras_tfm.layers import NTKScaling
     >>> NTKScaling(4.0).frequencies(4, 10000.0).round(4).tolist()
@@ -74,7 +84,7 @@ class NTKScaling(RotaryScaling):
 
     def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
         """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
-        if dim == 2:  # one frequency, which is the fastest
+        if dim == 2:  # a single frequency, the fastest
             return angular_frequencies(dim, max_wavelength)
         return angular_frequencies(dim, max_wavelength * self.factor ** (dim / (dim - 2)))
 
@@ -82,11 +92,19 @@ class NTKScaling(RotaryScaling):
 @keras.saving.register_keras_serializable("keras_tfm")
 @dataclass(frozen=True)
 class YaRNScaling(RotaryScaling):
-    """Slow frequencies divided by `factor`, fast ones kept, a ramp between: arXiv:2309.00071.
+    """YaRN: divides slow frequencies by `factor`, keeps fast ones, with a ramp between.
 
-    A frequency that turns more than `beta_fast` times in `original_length` positions is kept, one
-    that turns less than `beta_slow` times is divided. Queries and keys are multiplied by
-    0.1 ln(factor) + 1, the temperature of equation 22.
+    A frequency with more than `beta_fast` turns in `original_length` positions is kept, one with
+    fewer than `beta_slow` turns is divided. Queries and keys are multiplied by 0.1 ln(factor) + 1,
+    the temperature of equation 22 of arXiv:2309.00071.
+
+    Args:
+        factor: float, how many times longer, at least 1.
+        original_length: int, sequence length in training.
+        beta_fast: float, number of turns from which a frequency is kept.
+        beta_slow: float, number of turns below which a frequency is divided by `factor`.
+
+    Example:
 
     >>> from keras_tfm.layers import YaRNScaling
     >>> YaRNScaling(4.0, original_length=64).frequencies(4, 10000.0).round(4).tolist()
@@ -112,7 +130,7 @@ class YaRNScaling(RotaryScaling):
         """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
 
         def index(turns: float) -> float:
-            """The pair that turns so often in the original length."""
+            """The (fractional) index of the frequency with `turns` turns in `original_length`."""
             wavelength = self.original_length / (turns * 2 * math.pi)
             return dim * math.log(wavelength) / (2 * math.log(max_wavelength))
 
@@ -124,5 +142,5 @@ class YaRNScaling(RotaryScaling):
 
     @property
     def magnitude(self) -> float:
-        """What queries and keys are multiplied by."""
+        """The factor of queries and keys."""
         return 0.1 * math.log(self.factor) + 1.0

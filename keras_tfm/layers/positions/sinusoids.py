@@ -1,4 +1,4 @@
-"""Sines and cosines of positions, exact to float32 rounding at any position."""
+"""Sines and cosines of positions, accurate to float32 rounding at any position."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from keras_tfm.layers.positions.coordinates import Span
 
 Tensor = Any
 
-# Positions that are known only at run time are written in this base, with two digits.
+# Positions known only at run time are split into two digits in this base, one table lookup each.
 _BASE = 1024
 
 
@@ -19,12 +19,12 @@ def angular_frequencies(dim: int, max_wavelength: float) -> np.ndarray:
 
 
 def sinusoids(positions: Any, frequencies: np.ndarray) -> Tensor:
-    """sin(p f), cos(p f): (..., T, F, 2), float32; of a span whose tokens stand together T is 1.
+    """sin(p f), cos(p f): (..., T, F, 2), float32; T is 1 for a span whose tokens share a position.
 
-    A float32 angle is off by 6e-3 at position 100,000, so no angle is ever made in float32.
-    Positions that are known when the graph is made become float64 constants, rounded. A span that
-    starts anywhere below a limit is a slice of such a constant. Others take two tables, joined by
-    sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
+    A float32 angle has an error of 6e-3 at position 100,000, so angles are never float32. For
+    positions known when the graph is made, the result is a constant computed in float64. For a span
+    with a known limit it is a slice of such a constant. Otherwise it is computed from two tables
+    with sin(a + b) = sin a cos b + cos a sin b, up to position 1,048,575.
 
     Args:
         positions: a `Span`, or int32 of any shape (..., T).

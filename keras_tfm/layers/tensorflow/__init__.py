@@ -1,1 +1,1 @@
-"""Gradients and kernels of TensorFlow alone; each has a portable twin, and a test of both."""
+"""TensorFlow-only gradients and kernels; each has a portable twin and a test that both agree."""

@@ -1,4 +1,4 @@
-"""Products of matrices with a bias, on TensorFlow, in the forms that oneDNN is fastest at."""
+"""x W + b on TensorFlow, in the form that is fastest in oneDNN."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ Tensor = Any
 
 
 def affine(x: Tensor, *weights: Tensor) -> Tensor:
-    """x W + b of (N, D), (D, F) and perhaps (F,), with its gradient in the fastest form."""
+    """x W + b with the fastest form of its gradient; x (N, D), W (D, F), b (F,) optional."""
 
     @tf.custom_gradient
     def function(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
         def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
             dim, units = kernel.shape
             if units > dim:
-                # oneDNN reads a wide kernel's rows slowly as columns. TensorFlow would join a plain
-                # transposition with the product again.
+                # oneDNN is slow with a wide transposed kernel, so transpose it first. The reshape
+                # keeps TensorFlow from fusing the transpose with the product again.
                 columns = tf.transpose(tf.reshape(kernel, (dim, 1, units)), (2, 1, 0))
                 of_x = upstream @ tf.reshape(columns, (units, dim))
             else:
@@ -24,7 +24,7 @@ def affine(x: Tensor, *weights: Tensor) -> Tensor:
             gradients = of_x, tf.matmul(x, upstream, transpose_a=True)
             if not bias:
                 return gradients
-            if upstream.dtype.size < 4:  # sums of half precision's numbers
+            if upstream.dtype.size < 4:  # a product would sum in half precision
                 return *gradients, tf.raw_ops.BiasAddGrad(out_backprop=upstream)
             ones = tf.ones((1, tf.shape(upstream)[0]), upstream.dtype)
             return *gradients, tf.reshape(ones @ upstream, (units,))
@@ -32,5 +32,5 @@ def affine(x: Tensor, *weights: Tensor) -> Tensor:
         y = x @ kernel
         return (tf.nn.bias_add(y, *bias) if bias else y), gradient
 
-    # Of a variable TensorFlow wants the gradient apart from the arguments'.
+    # Tensors: `custom_gradient` treats variables differently from its other arguments.
     return function(x, *(tf.convert_to_tensor(weight) for weight in weights))

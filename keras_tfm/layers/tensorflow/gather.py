@@ -1,4 +1,4 @@
-"""Lookups on TensorFlow: as few operations as they take, and by a name that a converter knows."""
+"""Embedding lookups on TensorFlow: one with few operations, one for the TFLite converter."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ Tensor = Any
 
 
 def gather(table: Tensor, ids: Tensor) -> Tensor:
-    """The rows of `table` (V, D) at integer `ids`, any shape: (*ids.shape, D).
+    """Looks up rows of `table` (V, D) by integer `ids` of any shape: (*ids.shape, D).
 
-    `ops.take` counts negative ids from the end, in three more operations a lookup and with a wrong
+    `ops.take` would count negative ids from the end: three more operations per lookup, and a wrong
     vector where an error is due.
     """
-    if ids.dtype not in (tf.int32, tf.int64):  # the only ones with a kernel everywhere
+    if ids.dtype not in (tf.int32, tf.int64):  # the only dtypes with a kernel on all devices
         ids = tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
     return tf.gather(table, ids)
 
 
 def named_gather(table: Tensor, ids: Tensor) -> Tensor:
-    """`gather` under a name by which the TFLite converter knows it.
+    """`gather` as a function that the TFLite converter turns into EMBEDDING_LOOKUP.
 
-    It becomes EMBEDDING_LOOKUP, which reads the table that the tied output holds, in int8 too; a
-    GATHER would get a copy of its own. Not for training: through a function the gradient is dense.
+    EMBEDDING_LOOKUP shares the table with a tied output, in int8 too; a GATHER would get its own
+    copy. Not for training: the gradient through a function is dense.
     """
     flat = tf.cast(tf.reshape(ids, (-1,)), tf.int32)
     rows = _embedding_matmul(tf.convert_to_tensor(table), flat)

@@ -1,4 +1,4 @@
-"""Dropout by hashing the index of each value, on TensorFlow: compiled by XLA into one pass."""
+"""Dropout on TensorFlow by hashing each value's index; XLA compiles it into one pass."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Tensor = Any
 
 @functools.cache
 def has_xla() -> bool:
-    """Whether this build of TensorFlow compiles for the devices at hand."""
+    """Whether this build of TensorFlow can compile with XLA for the available devices."""
     try:
         with tf.init_scope():
             tf.function(lambda x: x + 1.0, jit_compile=True)(tf.zeros(2))
@@ -21,13 +21,13 @@ def has_xla() -> bool:
 
 
 def hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
-    """Dropout of which a hash of each value's index and of the seed decides.
+    """Dropout in which a hash of each value's index and the seed decides what is dropped.
 
-    Compiled by XLA into one pass over `x`, and one over its gradient.
+    XLA compiles it into one pass over `x`, and one over its gradient.
 
     Args:
-        x: a float tensor of fewer than 2^32 values.
-        rate: within 0 and 1, both excluded.
+        x: float tensor with fewer than 2^32 values.
+        rate: float, dropout rate, 0 < rate < 1.
         seed: two integers.
     """
 
@@ -56,7 +56,7 @@ def _compiled(rate: float) -> Any:
         second = mix(first + unsigned(0x9E3779B9))
         index = tf.bitcast(tf.range(tf.size(x), dtype=tf.int32), tf.uint32)
         bits = mix(mix(index + first) ^ second)
-        # Compared as 31 bits: unsigned comparison is no vector instruction.
+        # Compared as 31 bits: there is no vector instruction for an unsigned comparison.
         bits = tf.bitcast(tf.bitwise.right_shift(bits, unsigned(1)), tf.int32)
         keep = tf.reshape(bits >= round(rate * 2**31), tf.shape(x))
         return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
@@ -67,7 +67,7 @@ def _compiled(rate: float) -> Any:
 @functools.cache
 def _softmax_gradient(rate: float) -> Any:
     def gradient(upstream: Tensor, weights: Tensor, total: Tensor, seed: Tensor) -> Tensor:
-        """Of scores, from that of their softmax after dropout: `dropped_softmax_sum`."""
+        """The scores' gradient from that of the dropped-out weights; see `dropped_softmax_sum`."""
         return weights * (tf.cast(_compiled(rate)(upstream, seed), weights.dtype) - total)
 
     return tf.function(gradient, jit_compile=True, autograph=False)
@@ -76,19 +76,19 @@ def _softmax_gradient(rate: float) -> Any:
 def dropped_softmax_sum(
     scores: Tensor, values: Tensor, rate: float, seed: Tensor, drop: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The softmax of scores (..., T, S), dropped out, times values (..., S, V): (..., T, V).
+    """dropout(softmax(scores)) values, for scores (..., T, S), values (..., S, V): (..., T, V).
 
-    The scores' gradient is one pass over them, compiled by XLA. With P = softmax(scores), D P what
-    dropout leaves of it and O = (D P) values, it is P * (D dO values^T - r), where r is the sum
-    over S of D P * dO values^T; and that is the sum over V of O * dO, which FlashAttention found
-    (arXiv:2205.14135, appendix B.2).
+    XLA compiles the scores' gradient into one pass. With P = softmax(scores), D P the weights after
+    dropout and O = (D P) values, it is P * (D dO values^T - r), where r is the sum over S of
+    D P * dO values^T. This equals the sum over V of O * dO (FlashAttention, arXiv:2205.14135,
+    appendix B.2).
 
     Args:
-        scores: float32.
-        values: any float.
-        rate: of `drop`.
-        seed: of `drop`, two integers.
-        drop: from weights to weights, the same each time.
+        scores: float32 tensor (..., T, S).
+        values: float tensor (..., S, V).
+        rate: float, dropout rate of `drop`.
+        seed: two integers, seed of `drop`.
+        drop: dropout function of the weights; must drop the same values at each call.
     """
 
     @tf.custom_gradient

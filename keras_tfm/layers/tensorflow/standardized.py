@@ -1,4 +1,4 @@
-"""Layer normalisation's gradient, written out for TensorFlow."""
+"""Layer normalisation on TensorFlow with an explicit gradient."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ Tensor = Any
 def standardized(x: Tensor, epsilon: float) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) over the last axis.
 
-    The gradient is written out, with half the passes over x of that which TensorFlow derives:
-    with y the result, s the deviation and g what comes from above, (g - mean(g) - y mean(g y)) / s.
+    The explicit gradient takes half as many passes over x as the derived one. With y the result, s
+    the standard deviation and g the upstream gradient, it is (g - mean(g) - y mean(g y)) / s.
     """
 
     @tf.custom_gradient
