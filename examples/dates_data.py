@@ -165,10 +165,10 @@ def tidy(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """What the model sees: tidy, compatibility forms resolved (NFKC), in small letters.
+    """The text that the model sees: tidy, in compatibility form (NFKC), in lower case.
 
-    Both Turkish i become i, so that "Kasım" meets "KASIM", and "Nisan" both "NİSAN" and "NISAN":
-    lower case without knowing the language cannot tell which i a capital I was.
+    Both Turkish letters i become "i", so that "Kasım" equals "KASIM", and "Nisan" equals "NİSAN"
+    and "NISAN": without the language, the lower case of a capital I is ambiguous.
     """
     return NORMALIZER.normalize_str(text)
 
@@ -503,10 +503,10 @@ START, END = 1, 2  # of the target
 
 @functools.cache
 def source_tokenizer() -> Tokenizer:
-    """A tag, "[de]", then the characters of the normalised text; the same every time.
+    """The tokenizer of a language tag, such as "[de]", and the characters of the normalised text.
 
-    Its ids: padding (0), unknown (1), "[any]" and a tag for every locale, the characters of the
-    trained formats.
+    Its ids are padding (0), unknown (1), "[any]", a tag for every locale, and the characters of the
+    training formats.
     """
     tags = [f"[{tag}]" for tag in (ANY, *LOCALES)]
     characters = sorted(_characters(training_formats()))
@@ -518,7 +518,7 @@ def source_tokenizer() -> Tokenizer:
 
 @functools.cache
 def target_tokenizer() -> Tokenizer:
-    """The start, the ten characters of an ISO date, the end; padding is 0."""
+    """The tokenizer of targets: start, the ten characters of an ISO date, end; padding is 0."""
     special = ["<padding>", "<start>", "<end>"]
     tokenizer = _of_characters([*special, *"-0123456789"], "<padding>")
     tokenizer.add_special_tokens(special)
@@ -537,7 +537,7 @@ def _of_characters(tokens: Sequence[str], unknown: str) -> Tokenizer:
 
 
 def question(text: str, tag: str = ANY) -> str:
-    """A text with its tag, as the source tokenizer reads it."""
+    """A text with its tag, the input of the source tokenizer."""
     if tag != ANY and tag not in LOCALES:
         raise ValueError(f"Expected tag to be one of {(ANY, *LOCALES)}, received {tag!r}.")
     return f"[{tag}]{text}"
@@ -546,7 +546,7 @@ def question(text: str, tag: str = ANY) -> str:
 def arrays(
     examples: Sequence[Example], length: int = SOURCE_LENGTH
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Source (N, length) and target (N, 12), int32, 0 behind the end."""
+    """Source (N, length) and target (N, 12), int32, padded with 0."""
     questions = [question(example.text, example.tag) for example in examples]
     sources = [row.ids for row in source_tokenizer().encode_batch(questions)]
     targets = [row.ids for row in target_tokenizer().encode_batch([x.iso for x in examples])]
@@ -571,7 +571,7 @@ def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 
 def check_against_babel(days_per_format: int = 40, seed: int = 0) -> int:
-    """Compares every format, in the plain style, with what Babel writes; returns how often."""
+    """Compares every format in the plain style with Babel; returns the number of comparisons."""
     chance = random.Random(seed)
     days = _days(held_out=False)
     every_month = [day for day in days if day.values["y"] == 2026 and day.values["d"] == 2]
@@ -596,10 +596,10 @@ def check_against_babel(days_per_format: int = 40, seed: int = 0) -> int:
 
 
 def readings(text: str, tag: str = ANY) -> set[str]:
-    """Every date that the text can mean, by regular expressions made from the patterns.
+    """All dates that the text can mean, with regular expressions made from the patterns.
 
-    It has only the patterns and the names in common with the generator, takes more than that
-    writes (any dot, comma or space dropped or added), and does not use the weekday.
+    It shares only the patterns and the names with the generator, accepts more than the generator
+    writes (any dot, comma or space dropped or added), and ignores the weekday.
     """
     found = set()
     for format, match in _fitting(text, tag, formats()):
@@ -619,7 +619,7 @@ def readings(text: str, tag: str = ANY) -> set[str]:
 
 
 def _fitting(text: str, tag: str, some: Iterable[Format]) -> list[tuple[Format, re.Match[str]]]:
-    """The formats, of the tag's locale or of all for "any", that the text can be in."""
+    """The formats of the tag's locale (for "any", of all locales) that match the text."""
     text = without_accents(normalise(text))
     candidates = (format for format in some if tag in (ANY, format.tag))
     matches = ((format, _expression(format).fullmatch(text)) for format in candidates)
