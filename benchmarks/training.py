@@ -145,7 +145,7 @@ def compare_replicas(rounds: int) -> None:
     for worker in workers.values():
         worker.end()
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    print("| | tokens/s | of 1 device |\n|---|---:|---:|")
+    print("| | tokens/s | relative to 1 device |\n|---|---:|---:|")
     for name, rate in medians.items():
         print(f"| {name} | {rate:.0f} | {rate / medians['1 device']:.2f} |")
 
