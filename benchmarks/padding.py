@@ -43,8 +43,8 @@ def main() -> None:
         f"any order, {rows} rows, padded to the longest": AnyOrder(inputs, labels, rows),
         "five boundaries: 8, 16, 32, 64, 96": bucketed([8, 16, 32, 64, longest]),
         f"{len(translation.BOUNDARIES)} boundaries: 4, 8, ... 32, 40, ... 96": corpus.training,
-        "German alone, packed into rows of 96": packed(inputs["target"], labels, 96),
-        "German alone, packed into rows of 512": packed(inputs["target"], labels, 512),
+        "German only, packed into rows of 96": packed(inputs["target"], labels, 96),
+        "German only, packed into rows of 512": packed(inputs["target"], labels, 512),
     }
     header = ("pipeline", "padding", "batches", "positions", "shapes")
     show(header, arguments.markdown)
