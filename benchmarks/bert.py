@@ -1,18 +1,19 @@
-"""BERT-base on one thread, in int8: keras_tfm, ONNX Runtime, and KerasHub as Keras exports it.
+"""BERT-base on one thread, float32 and int8: keras_tfm, ONNX Runtime, and KerasHub's export.
 
     pip install -e ".[benchmarks,checkpoints]" keras-hub transformers
     pip install torch onnx onnxscript onnxruntime
     python benchmarks/bert.py                # BERT-base; four minutes
-    python benchmarks/bert.py --size tiny    # whether all of it runs
+    python benchmarks/bert.py --size tiny    # a quick test that everything runs
 
-12 layers, D=768, H=12, F=3072, S=128, batch 1, no padding, two segments; features and the pooled
-token come out. The weights are random and the same for all: ours, saved as a Hugging Face folder,
-which `transformers` opens for ONNX and KerasHub opens itself. int8 is each engine's own dynamic
-quantisation; KerasHub's is Keras's `export(format="litert")` with the converter's default
-optimisation. In float32 all must agree within 1e-4 of the outputs' size (KerasHub, whose gelu is
-the approximate one, within 1e-3), or the run fails; "error" is the root mean square of what an
-engine is off from ours in float32, over that of the output. They take turns in one process, in a
-new order each round; a row is the median over rounds.
+12 layers, D=768, H=12, F=3072, S=128, batch 1, no padding, two segments. The outputs are the
+features and the pooled token. All engines have the same random weights: our model is saved as a
+Hugging Face folder, which `transformers` (for ONNX) and KerasHub load. int8 is each engine's own
+dynamic quantisation; for KerasHub, Keras's `export(format="litert")` with the converter's default
+optimisation. In float32 all outputs must agree within 1e-4 of the outputs' size (KerasHub, which
+uses the tanh approximation of gelu, within 1e-3), or the run fails. "error" is the root mean square
+difference from our float32 output, relative to that of the output. The engines take turns in one
+process, in a new order each round; a row is the median over rounds. "speedup" is the engine's time
+divided by ours at the same precision.
 """
 
 import argparse
@@ -31,14 +32,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 VOCABULARY, LENGTH = 30522, 128
-# KerasHub's BertBackbone has the gelu with tanh where BERT's checkpoints have the one with erf.
+# KerasHub's BertBackbone uses the tanh approximation of gelu; BERT's checkpoints use the exact one.
 TOLERANCES = {"KerasHub": 1e-3, "ONNX Runtime": 1e-4, "keras_tfm": 0.0}
 Call = Callable[[], np.ndarray]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="base", help="of keras_tfm.models.bert.SIZES")
+    parser.add_argument("--size", default="base", help="a key of keras_tfm.models.bert.SIZES")
     parser.add_argument("--rounds", type=int, default=30)
     arguments = parser.parse_args()
     rng = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def main() -> None:
         seconds: dict = {key: [] for key in calls}
         for _ in range(arguments.rounds):
             for key, call in random.sample(list(calls.items()), len(calls)):
-                call()  # warms up: another engine had the caches
+                call()  # warm-up: another engine has used the CPU caches
                 start = time.perf_counter()
                 call()
                 seconds[key].append(time.perf_counter() - start)
@@ -68,7 +69,7 @@ def report(arguments: argparse.Namespace, outputs: dict, seconds: dict, files: d
     expected = outputs["keras_tfm", "float32"]
     medians = {key: statistics.median(x) for key, x in seconds.items()}
     print(f"\nBERT-{arguments.size}, S={LENGTH}, one thread, {arguments.rounds} rounds")
-    print(f"{'':14}{'':9}{'ms':>8}{'ours is':>9}{'error':>9}{'MB':>8}")
+    print(f"{'':14}{'':9}{'ms':>8}{'speedup':>9}{'error':>9}{'MB':>8}")
     wrong = []
     for engine, precision in sorted(medians, key=lambda key: (key[1], medians[key])):
         off = outputs[engine, precision] - expected
@@ -87,7 +88,7 @@ def report(arguments: argparse.Namespace, outputs: dict, seconds: dict, files: d
         raise SystemExit("float32 outputs differ: " + "; ".join(wrong))
 
 
-# The contestants: files by engine and precision.
+# The contestants. Each returns its files by engine and precision.
 
 
 def ours(size: str, folder: Path) -> dict[tuple[str, str], Path]:
@@ -129,7 +130,7 @@ def onnx_runtime(size: str, folder: Path) -> dict[tuple[str, str], Path]:
             return self.model(tokens, attention_mask=mask, token_type_ids=segments)[:2]
 
     path, prepared = folder / "float32.onnx", folder / "prepared.onnx"
-    # Two tensors: of one given twice the exporter makes one input.
+    # Two tensors: the exporter would merge one tensor that is passed twice into one input.
     example = tuple(torch.ones((1, LENGTH), dtype=torch.int64) for _ in range(2))
     with torch.no_grad():
         torch.onnx.export(Features(), example, str(path), dynamo=True, external_data=False)
@@ -156,7 +157,7 @@ def keras_hub_exported(size: str, folder: Path) -> dict[tuple[str, str], Path]:
     return files
 
 
-# One call of each: the features of all tokens.
+# Running. Each returns a function that returns the features of all tokens.
 
 
 def run_litert(path: Path, tokens: np.ndarray, segments: np.ndarray) -> Call:
@@ -184,7 +185,7 @@ def run_onnx(path: Path, tokens: np.ndarray, segments: np.ndarray) -> Call:
 
 
 def features(outputs) -> np.ndarray:
-    """(1, S, D) of the two outputs."""
+    """The output (1, S, D) of the two outputs."""
     return next(x for x in outputs if x.ndim == 3)
 
 

@@ -134,7 +134,7 @@ def write_model(weights, path, *, num_heads, normalize_first, quantization=None,
     """Writes `weights` (see the module) as a CTranslate2 model to the new or empty folder `path`.
 
     quantization None stores float32; "int8" stores int8.  Either can be loaded under any compute
-    type: CTranslate2 converts on load.  `start_id` is the token that the decoder is fed first.
+    type: CTranslate2 converts on load.  `start_id` is the first decoder input.
     """
     encoder_norm, decoder_norm = weights["encoder_norm"], weights["decoder_norm"]
     if not normalize_first and (encoder_norm or decoder_norm):  # The specs have no place for them.

@@ -1,22 +1,22 @@
-"""An exported encoder on one thread against its peers; sizes, loading and memory of our files.
+"""An exported encoder on one thread against its peers; sizes, load times and memory of our files.
 
     pip install -e ".[benchmarks]" keras-hub torch onnx onnxscript onnxruntime
-    python benchmarks/export.py                      # four minutes; who is not installed is named
+    python benchmarks/export.py                      # four minutes; lists engines not installed
     python benchmarks/export.py --markdown --rounds 60 \\
         --python-executorch venv1/bin/python --python-litert-torch venv2/bin/python
-    python benchmarks/export.py --presets            # ours in every quantisation, a minute
+    python benchmarks/export.py --presets            # our file in every quantisation, a minute
 
-ExecuTorch (`pip install executorch torch`) and litert-torch (`pip install litert-torch`) pin
-versions of their own: each may have a Python of its own.
+ExecuTorch (`pip install executorch torch`) and litert-torch (`pip install litert-torch`) pin the
+versions of their dependencies, so each may be installed in a separate environment.
 
 4 layers, D=256, H=8, F=1024, post-norm, relu, S=128, batch 1; a float input (1, 128, 256). Every
 contestant has the same weights, and its float32 output must agree with a NumPy float64 reference
-within 1e-4, or the run fails; int8 is each engine's own dynamic quantisation of the weights, and
-"error" is the root mean square of what it is off, over that of the output. Each contestant runs in
-a process of its own, on one thread, and they take turns in a new order each round; a turn is the
-median of ten calls after one that warms up, a row the median of its turns. "ours is" is how many
-times as fast keras_tfm is at the same precision. CTranslate2 takes ids: it looks the rows of the
-input up in a table, which the others need not.
+within 1e-4, or the run fails. int8 is each engine's own dynamic quantisation of the weights, and
+"error" is the root mean square difference from the reference, relative to that of the output. Each
+contestant runs in a separate process, on one thread. They take turns in a new order each round; a
+turn is the median of ten calls after a warm-up, and a row is the median of its turns. "speedup" is
+the engine's time divided by ours at the same precision. CTranslate2 takes ids: it also looks up the
+rows of the input in a table, which the others do not.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import export_peers as peers
 import numpy as np
 
 TOLERANCE = 1e-4  # float32 sums in another order: 2e-6 was measured
-# What a contestant imports, and what to install where that fails.
+# The modules that a contestant imports, and the packages to install.
 NEEDS = {
     "keras_tfm": ("tensorflow ai_edge_litert", "keras-tfm[edge]"),
     "Keras export": ("keras_hub tensorflow ai_edge_litert", "keras-hub ai-edge-litert"),
@@ -52,11 +52,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--presets", action="store_true", help="ours alone, in every preset")
+    parser.add_argument("--presets", action="store_true", help="only keras_tfm, in every preset")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--python-executorch", default=sys.executable, help="ExecuTorch's Python")
     parser.add_argument("--python-litert-torch", default=sys.executable, help="litert-torch's")
-    parser.add_argument("--folder", type=Path, help="where to keep the files that were compared")
+    parser.add_argument("--folder", type=Path, help="keeps the compared files in this folder")
     arguments = parser.parse_args()
     pythons = {
         "ExecuTorch": arguments.python_executorch,
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def write_task(folder: Path) -> np.ndarray:
-    """The weights and the input; returns the output."""
+    """Writes the weights and the input; returns the expected output."""
     weights = peers.random_weights()
     shape = (1, peers.LENGTH, peers.DIM)
     x = np.random.default_rng(1).normal(size=shape).astype("float32")
@@ -89,11 +89,11 @@ def write_task(folder: Path) -> np.ndarray:
     return peers.reference(weights, x)
 
 
-# The referee.
+# The comparison.
 
 
 def build(names: list[str], folder: Path, pythons: dict[str, str]) -> dict[str, str]:
-    """Builds what the contestants run; why one could not."""
+    """Builds the contestants' files; returns the reason for each one that failed."""
     failures = {}
     for name in names:
         python = pythons.get(name, sys.executable)
@@ -111,7 +111,7 @@ def build(names: list[str], folder: Path, pythons: dict[str, str]) -> dict[str, 
 
 
 def lacking(python: str, modules: list[str]) -> str:
-    """Those of the modules that a Python has not got."""
+    """The modules that are not installed for a Python."""
     if python == sys.executable:
         return ", ".join(x for x in modules if importlib.util.find_spec(x) is None)
     code = (
@@ -124,16 +124,16 @@ def lacking(python: str, modules: list[str]) -> str:
 
 def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines or ["it said nothing"])[-1][:120]
+    return (lines or ["no output"])[-1][:120]
 
 
 class Worker:
-    """A contestant in a process of its own; it answers with the seconds of a call."""
+    """A contestant in a separate process; it answers with the seconds of a call."""
 
     def __init__(self, name: str, precision: str, folder: Path, python: str):
         self.seconds: list[float] = []
         self.failure = ""
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read when the process has ended)
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read after the process has ended)
         self.process = subprocess.Popen(
             [python, peers.__file__, "run", name, precision, str(folder)],
             stdin=subprocess.PIPE,
@@ -177,7 +177,7 @@ def race(names: list[str], folder: Path, pythons: dict[str, str], rounds: int) -
             workers[name, precision] = Worker(name, precision, folder, python)
     order = list(workers.values())
     for _ in range(rounds):
-        random.shuffle(order)  # so that nobody always follows the same one
+        random.shuffle(order)  # so that no contestant always runs after the same one
         for worker in order:
             worker.turn()
     for worker in order:
@@ -190,7 +190,7 @@ def print_race(workers: dict, failures: dict, expected, folder: Path, arguments)
     bar = "| " if arguments.markdown else ""
     print(f"\nencoder, one thread, {arguments.rounds} rounds")
     print(
-        f"{bar}{'':14}{bar}{'':8}{bar}{'ms':>8}{bar}{'ours is':>9}{bar}{'error':>9}"
+        f"{bar}{'':14}{bar}{'':8}{bar}{'ms':>8}{bar}{'speedup':>9}{bar}{'error':>9}"
         f"{bar}{'MB':>7}{bar}".rstrip()
     )
     if arguments.markdown:
@@ -221,7 +221,7 @@ def print_race(workers: dict, failures: dict, expected, folder: Path, arguments)
 
 def file_size(name: str, precision: str, folder: Path) -> str:
     path = folder / f"{name}-{precision}{peers.ENGINES[name][1]}"
-    # CTranslate2 has one file, in float32, and converts it when it is loaded.
+    # CTranslate2 has one float32 file and converts it when it loads it.
     return f"{path.stat().st_size / 1e6:.2f}" if path.is_file() else "-"
 
 
@@ -229,7 +229,7 @@ def file_size(name: str, precision: str, folder: Path) -> str:
 
 
 def print_presets(folder: Path, expected: np.ndarray, arguments) -> None:
-    """The encoder in every quantisation, one process, in turns."""
+    """Compares the encoder in every quantisation, taking turns in one process."""
     from keras_tfm.export import export_tflite
 
     weights, x = np.load(folder / "weights.npz"), np.load(folder / "x.npy")
@@ -269,7 +269,7 @@ def print_presets(folder: Path, expected: np.ndarray, arguments) -> None:
 
 
 def write_transformer(folder: Path) -> dict[tuple[str, str], Path]:
-    """The encoder-decoder of benchmarks/generation.py, its embedding shared and tied."""
+    """Exports the encoder-decoder of benchmarks/generation.py, with tied embeddings."""
     from keras_tfm.runtime import native_log
 
     with native_log.captured():
@@ -296,7 +296,7 @@ def write_transformer(folder: Path) -> dict[tuple[str, str], Path]:
 
 
 def load_and_memory(path: Path) -> dict[str, float]:
-    """In a fresh process: seconds until its tensors are allocated, and megabytes of memory."""
+    """Seconds until the tensors are allocated, and megabytes of memory, in a new process."""
     done = subprocess.run(
         [sys.executable, peers.__file__, "load", str(path)], capture_output=True, text=True
     )
@@ -307,7 +307,7 @@ def load_and_memory(path: Path) -> dict[str, float]:
 
 def print_files(files: dict[tuple[str, str], Path], markdown: bool) -> None:
     bar = "| " if markdown else ""
-    print("\nour files; memory is what the process grows by until after a first call, and its peak")
+    print("\nour files; memory: growth of the process by loading and one call, and its peak")
     print(
         f"{bar}{'':12}{bar}{'':8}{bar}{'MB':>8}{bar}{'of float32':>11}{bar}{'load ms':>9}"
         f"{bar}{'memory MB':>10}{bar}{'peak MB':>9}{bar}".rstrip()

@@ -1,12 +1,12 @@
 """The contestants of benchmarks/export.py: one encoder's weights, built and run by each engine.
 
-    python benchmarks/export_peers.py build ENGINE FOLDER           # what the engine runs
+    python benchmarks/export_peers.py build ENGINE FOLDER           # writes the engine's files
     python benchmarks/export_peers.py run ENGINE PRECISION FOLDER   # answers lines with seconds
     python benchmarks/export_peers.py load FILE                     # seconds and memory
 
-benchmarks/export.py starts these, each in a process of its own and some in another Python. Only
-keras_tfm's own contestant imports keras_tfm. FOLDER holds weights.npz and x.npy (1, S, D), which
-the referee wrote; kernels are (inputs, outputs), and head h owns columns h*D/H ... (h+1)*D/H - 1.
+benchmarks/export.py starts each of these in a separate process, some with another Python. Only the
+contestant "keras_tfm" imports keras_tfm. FOLDER holds weights.npz and x.npy (1, S, D), written by
+benchmarks/export.py; kernels are (inputs, outputs), and head h has columns h*D/H to (h+1)*D/H - 1.
 """
 
 import json
@@ -25,11 +25,11 @@ LAYERS, DIM, HEADS, INNER, LENGTH = 4, 256, 8, 1024, 128
 EPSILON = 1e-5
 PRECISIONS = ("float32", "int8")
 PARTS = ("query", "key", "value", "output", "inner", "outer")
-CALLS = 10  # in a turn; the answer is their median
+CALLS = 10  # per turn; the answer is their median
 
 
 def random_weights() -> dict[str, np.ndarray]:
-    """Kernels of the size that Glorot's initialisation gives; biases and norms off 0 and 1."""
+    """Kernels with Glorot's scale; biases around 0 and norms around 1."""
     generator = np.random.default_rng(0)
     widths = dict.fromkeys(PARTS, (DIM, DIM)) | {"inner": (DIM, INNER), "outer": (INNER, DIM)}
     weights = {}
@@ -45,7 +45,7 @@ def random_weights() -> dict[str, np.ndarray]:
 
 
 def reference(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """The encoder in NumPy's float64: (1, S, D) -> (1, S, D)."""
+    """The encoder in NumPy float64: (1, S, D) -> (1, S, D)."""
     w = {name: values.astype("float64") for name, values in weights.items()}
     x = x[0].astype("float64")
 
@@ -71,7 +71,7 @@ def reference(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     return x[None]
 
 
-# Building: what each engine runs, one file a precision.
+# Building: one file per precision for each engine.
 
 
 def keras_tfm_encoder(weights):
@@ -113,7 +113,7 @@ def build_keras_tfm(weights, folder: Path) -> None:
 
 
 def build_keras_hub(weights, folder: Path) -> None:
-    """Keras's own export, as documented; in int8 with the converter's default optimisation."""
+    """Keras's own export, as documented; int8 is the converter's default optimisation."""
     import keras
     import keras_hub
     import tensorflow as tf
@@ -143,7 +143,7 @@ def build_keras_hub(weights, folder: Path) -> None:
 def torch_encoder(weights):
     import torch
 
-    # The fused inference kernel of nn.TransformerEncoderLayer is one that no exporter knows.
+    # No exporter supports the fused inference kernel of nn.TransformerEncoderLayer.
     torch.backends.mha.set_fastpath_enabled(False)
     layer = torch.nn.TransformerEncoderLayer(
         DIM, HEADS, INNER, dropout=0.0, batch_first=True, layer_norm_eps=EPSILON
@@ -207,8 +207,8 @@ def build_executorch(weights, folder: Path) -> None:
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
         return torch.softmax(scores, dim=-1) @ value
 
-    # ExecuTorch writes PyTorch's own out with guards for rows without keys, which XNNPACK does not
-    # run: 28 pieces, and in int8 more than twice the time.
+    # ExecuTorch decomposes PyTorch's own attention with guards for rows without keys, which XNNPACK
+    # does not support: 28 partitions, and in int8 more than twice the time.
     torch.nn.functional.scaled_dot_product_attention = attention
     inputs = torch_inputs()
     for precision in PRECISIONS:
@@ -239,9 +239,9 @@ def build_litert_torch(weights, folder: Path) -> None:
 
 
 def build_ctranslate2(weights, folder: Path) -> None:
-    """An encoder whose embedding of id s is x[s], without positions: ids 0 ... S-1 are the input.
+    """An encoder whose embedding of id s is x[s], without positions: ids 0 to S - 1 are the input.
 
-    What it does beside the others' work is to look S rows up.
+    In contrast to the others it also looks up S rows.
     """
     from ctranslate2.converters import utils
     from ctranslate2.specs import common_spec, transformer_spec
@@ -279,7 +279,7 @@ def build_ctranslate2(weights, folder: Path) -> None:
     spec.save(str(path))
 
 
-# Running: x -> y of one call, one thread.
+# Running: each returns a function that computes y from x, on one thread.
 
 
 def run_litert(path: Path, x: np.ndarray):
@@ -323,7 +323,7 @@ def run_ctranslate2(path: Path, precision: str):
     return lambda: np.array(encoder.forward_batch(ids).last_hidden_state)
 
 
-# By name: how it is built, the ending of its files, and how one of them runs.
+# By name: the function that builds the files, their suffix, and the function that runs one.
 ENGINES = {
     "keras_tfm": (build_keras_tfm, ".tflite", run_litert),
     "Keras export": (build_keras_hub, ".tflite", run_litert),
@@ -339,7 +339,7 @@ def build(engine: str, folder: Path) -> None:
 
 
 def run(engine: str, precision: str, folder: Path) -> None:
-    """Writes y of a first call to a file, then answers each line with the seconds of a call."""
+    """Writes y of a first call to a file, then answers each input line with a call's seconds."""
     x = np.load(folder / "x.npy")
     _, ending, make = ENGINES[engine]
     if make is None:
@@ -350,7 +350,7 @@ def run(engine: str, precision: str, folder: Path) -> None:
     call()
     print("ready", flush=True)
     for _ in sys.stdin:
-        call()  # another process has had the caches
+        call()  # warm-up: another process has used the CPU caches
         seconds = []
         for _ in range(CALLS):
             start = time.perf_counter()
@@ -360,11 +360,11 @@ def run(engine: str, precision: str, folder: Path) -> None:
 
 
 def load(path: Path) -> None:
-    """Opens a file, allocates its tensors, calls it once: seconds of the first two, megabytes."""
+    """Loads a file, allocates its tensors, and calls it: seconds of the first two, megabytes."""
     from ai_edge_litert.interpreter import Interpreter
 
     def status(key: str) -> float:
-        # Not getrusage: its peak is that of the process which started this one, if that is more.
+        # Not getrusage: its peak includes that of the parent process.
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(float(x.split()[1]) for x in lines if x.startswith(key)) / 1e3
 

@@ -1,13 +1,13 @@
-"""Seconds from a loaded language model to its first token, to an export and to a step of `fit`.
+"""Seconds from a composed language model to its first answer, an export and a step of `fit`.
 
     python benchmarks/first_token.py                          # random weights, SmolLM2-135M's shape
     python benchmarks/first_token.py --folder SMOLLM2         # a Hugging Face folder of a Llama
     python benchmarks/first_token.py --stages generate,xla --layers 4 --markdown
-    PYTHONPATH=another/tree python benchmarks/first_token.py  # the same with another version
+    PYTHONPATH=another/tree python benchmarks/first_token.py  # with another version of keras_tfm
 
-Each stage runs in a process of its own, which composes the model again: CPU seconds (of all
-threads), wall seconds and the peak of memory (after the stage, the model included) are its own.
-Lengths are those of prototypes/smollm2: a prompt of 37 tokens, 24 new ones, caches of 96.
+Each stage runs in a new process, which composes the model again. It reports CPU seconds (of all
+threads), wall seconds and the peak memory (including the model). A prompt has 37 tokens, and 24 new
+tokens are generated; the exported file has max_length 96.
 """
 
 import argparse
@@ -40,12 +40,12 @@ SMOLLM2 = {
     "rms_norm_eps": 1e-5,
     "rope_parameters": {"rope_theta": 100000.0},
 }
-PROMPT, OTHER, NEW = 37, 45, 24  # both prompts are padded to 64
+PROMPT, OTHER, NEW = 37, 45, 24  # prompts of both lengths are padded to 64
 STAGES = ("generate", "xla", "function", "int8", "fit")
 
 
 def compose(config: dict[str, Any], num_layers: int) -> Any:
-    """The model, by hand: the one function that knows the blocks' arguments."""
+    """Composes SmolLM2 from layers."""
     import keras
 
     from keras_tfm import layers
@@ -81,7 +81,7 @@ def compose(config: dict[str, Any], num_layers: int) -> Any:
 
 
 def load(model: Any, folder: Path) -> None:
-    """The weights of a Hugging Face folder, fused as the layers here have them."""
+    """Loads the weights of a Hugging Face folder, fused as in our layers."""
     from safetensors.numpy import load_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -120,7 +120,7 @@ class Watch:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Adds a row for what happens inside."""
+        """Measures the code inside and adds a row."""
         profile = cProfile.Profile() if name == self._profiled else contextlib.nullcontext()
         wall, cpu = time.perf_counter(), time.process_time()
         with profile:
@@ -141,7 +141,7 @@ class Watch:
 def run(stage: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one stage, in this process."""
     import keras
-    import tensorflow  # noqa: F401  (not a part of the times)
+    import tensorflow  # noqa: F401  (imported here, so that it is not measured)
 
     import keras_tfm.export
     from keras_tfm.generation import Generator, generate
@@ -193,7 +193,7 @@ def run(stage: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def processor() -> str:
-    """What the times are of."""
+    """The name of the processor and its number of cores."""
     name = platform.processor()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -206,10 +206,10 @@ def processor() -> str:
 def main() -> None:
     """Runs the stages and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="of Hugging Face weights; random by default")
-    parser.add_argument("--layers", type=int, help="blocks; as many as the model has by default")
+    parser.add_argument("--folder", type=Path, help="Hugging Face folder; default: random weights")
+    parser.add_argument("--layers", type=int, help="number of blocks; default: the model's")
     parser.add_argument("--stages", default=",".join(STAGES))
-    parser.add_argument("--profile", help="the part to profile, as the table names it")
+    parser.add_argument("--profile", help="the part to profile, by its name in the table")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -4,13 +4,13 @@
     python benchmarks/generation.py                      # four minutes
     python benchmarks/generation.py --markdown           # the table for benchmarks/README.md
 
-4+4 layers, D=256, H=8, F=1024, V=8000 (tied embeddings), 32 source ids, 64 tokens, batch 1, random
-weights, and the same ones on both sides: float32 tokens must be equal, or the run fails. Greedy and
-with a beam of 4 the loop is inside our file; "by the host" is the same greedy search with the loop
-outside, over the file's "encode" and "decode". The contestants take turns, each round with another
-source, so that what else the machine does hits all of them; medians, and ratios of medians within
-this run. A time is of the whole call from ids to ids, the encoder included. In int8 CTranslate2
-quantises embeddings and output too, as we do.
+4+4 layers, D=256, H=8, F=1024, V=8000 (tied embeddings), 32 source ids, 64 tokens, batch 1. Both
+sides have the same random weights: float32 tokens must be equal, or the run fails. The loops of
+greedy search and of beam search (width 4) are inside our file; "host loop" is greedy search with
+the loop in Python, over the file's "encode" and "decode". The contestants take turns, each round
+with another source, so that other work on the machine affects all of them. Results are medians, and
+ratios of medians within one run. A time is that of a whole call, from ids to ids, including the
+encoder. In int8 CTranslate2 quantises embeddings and output too, as we do.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def make_contestants(folder: Path) -> dict:
                 (search, precision, "CTranslate2"): partial(by_peer, theirs),
             }
             if beam == 1:
-                contestants[search, precision, "by the host"] = partial(by_host, ours)
+                contestants[search, precision, "host loop"] = partial(by_host, ours)
     return contestants
 
 
@@ -101,7 +101,7 @@ def by_peer(decoder, ids) -> list[int]:
 
 
 def randomise(model) -> None:
-    """Biases and norms off 0 and 1, and a decoder strong enough not to repeat its input."""
+    """Moves biases and norms away from 0 and 1; scales the decoder so that tokens vary."""
     generator = np.random.default_rng(0)
     for variable in model.trainable_variables:
         values = variable.numpy()
@@ -121,7 +121,7 @@ def race(contestants: dict, rounds: int) -> dict:
         for name, run in contestants.items():
             start = time.perf_counter()
             tokens[name] = run(ids)
-            if round_number:  # the first warms up
+            if round_number:  # round 0 is the warm-up
                 seconds[name].append(time.perf_counter() - start)
         for search, precision, contestant in contestants:
             ours = tokens[search, precision, "keras_tfm"]
@@ -129,10 +129,10 @@ def race(contestants: dict, rounds: int) -> dict:
             agreed[search, precision, contestant].append(
                 ours == tokens[search, precision, contestant]
             )
-    for contestant in ("CTranslate2", "by the host"):
+    for contestant in ("CTranslate2", "host loop"):
         if not all(agreed["greedy", "float32", contestant]):
-            raise SystemExit(f"the greedy float32 tokens of {contestant} are not ours")
-    print(f"{len(different)} different tokens; rounds with the tokens of our loop in the file:")
+            raise SystemExit(f"the greedy float32 tokens of {contestant} differ from ours")
+    print(f"{len(different)} different tokens; rounds with the same tokens as our file's loop:")
     for name, same in agreed.items():
         if name[-1] != "keras_tfm":
             print(f"  {', '.join(name)}: {sum(same)} of {len(same)}")
@@ -141,10 +141,10 @@ def race(contestants: dict, rounds: int) -> dict:
 
 def print_results(seconds: dict, markdown: bool) -> None:
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    rows = [("", "keras_tfm", "CTranslate2", "ratio", "by the host", "ratio")]
+    rows = [("", "keras_tfm", "CTranslate2", "ratio", "host loop", "ratio")]
     for search, precision in dict.fromkeys(name[:2] for name in seconds):
         ours, theirs = (medians[search, precision, x] for x in ("keras_tfm", "CTranslate2"))
-        host = medians.get((search, precision, "by the host"))
+        host = medians.get((search, precision, "host loop"))
         row = [f"{search}, {precision}"]
         row += [f"{TOKENS / ours:.0f}", f"{TOKENS / theirs:.0f}", f"{theirs / ours:.2f}"]
         rows.append((*row, *([f"{TOKENS / host:.0f}", f"{host / ours:.2f}"] if host else "  ")))

@@ -1,10 +1,10 @@
 """`generation.Generator` in Keras against generation without caches, Hugging Face and CTranslate2.
 
     pip install -e ".[benchmarks]" torch==2.13.0 transformers
-    python benchmarks/generator.py --markdown       # eight minutes; those installed take part
+    python benchmarks/generator.py --markdown       # eight minutes; skips what is not installed
 
-float32, all cores, `jit_compile=True`, greedy unless it says beam; 4 layers (4+4 with an encoder),
-D=256, H=8, F=1024, V=8000. Contestants take turns within a row of a table; medians of the rounds.
+float32, all cores, `jit_compile=True`, greedy search unless stated otherwise; 4 layers (4+4 with an
+encoder), D=256, H=8, F=1024, V=8000. Contestants take turns within a row; medians of the rounds.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def growth(arguments) -> None:
-    """Decoder-only, batch 1: seconds by length, with caches and with a full pass a token."""
+    """Decoder-only, batch 1: seconds by length, with KV caches and with a full pass per token."""
     from keras_tfm.generation import Generator
 
     model = language_model(1024)
@@ -52,14 +52,14 @@ def growth(arguments) -> None:
         generator = Generator(model, max_length=tokens, jit_compile=True)
         prompt = rng.integers(1, VOCABULARY, (1, PROMPT))
         contestants = {"cached": lambda p=prompt, g=generator: g(p)}
-        if tokens <= 256:  # beyond, a minute a call
+        if tokens <= 256:  # longer ones take a minute per call
             contestants["uncached"] = lambda p=prompt, n=tokens: uncached(model, p, n)
         rows.append((str(tokens), race(contestants, arguments.rounds)))
-    show("tokens, prompt included", ("cached", "uncached"), rows, arguments.markdown)
+    show("tokens, including the prompt", ("cached", "uncached"), rows, arguments.markdown)
 
 
 def uncached(model, prompt, length: int):
-    """A full pass over all tokens for each new one; padded to one shape, compiled once."""
+    """A full pass over all tokens for each new token, compiled once with an unknown length."""
     import tensorflow as tf
 
     if not hasattr(uncached, "run"):
@@ -173,7 +173,7 @@ def language_model(max_length: int):
 
 def race(contestants: dict, rounds: int) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 2):  # two to compile and warm up
+    for number in range(rounds + 2):  # the first two compile and warm up
         for name, run in contestants.items():
             start = time.perf_counter()
             run()

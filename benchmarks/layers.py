@@ -1,7 +1,7 @@
-"""A stack of encoder blocks against its peers: training step and inference, on this machine.
+"""A stack of encoder blocks against its peers: training step and inference.
 
     pip install -e ".[benchmarks]"
-    python benchmarks/layers.py                     # ten minutes; those installed take part
+    python benchmarks/layers.py                     # ten minutes; skips what is not installed
     python benchmarks/layers.py --markdown --rounds 20
     python benchmarks/layers.py --memory            # peak memory of one block at 2k .. 16k
 
@@ -9,10 +9,11 @@
 (B=32, S=128) and (B=8, S=512). Contestants: keras_tfm `TransformerEncoderBlock`; KerasHub
 `TransformerEncoder`; `keras.layers.MultiHeadAttention` with Dense, Dropout and LayerNormalization;
 PyTorch `nn.TransformerEncoder`, eager and compiled. Keras contestants run with and without
-`jit_compile`, and the better one counts. Each runs in a process of its own and they take turns, a
-step at a time, so that what else the machine does hits all of them; medians, and ratios of medians
-within this run. "of sgemm" is the rate of the step's matrix products (3 times the forward ones in
-training) over that of a 2048 x 2048 float32 product, measured in the same rounds.
+`jit_compile`, and the faster one counts. Each contestant runs in a separate process. They take
+turns, one step at a time, so that other work on the machine affects all of them. Results are
+medians, and ratios of medians within one run. "speedup" is the contestant's time divided by ours.
+"of sgemm" is the rate of the step's matrix products (in training 3 times the forward ones) divided
+by that of a 2048 x 2048 float32 product, measured in the same rounds.
 
 On a GPU: KERAS_BACKEND=jax (or torch) and --dtype mixed_bfloat16.
 """
@@ -66,14 +67,14 @@ def contestants() -> list[str]:
     return names
 
 
-# The referee.
+# The comparison.
 
 
 class Worker:
-    """A contestant in a process of its own; it runs a step each time it is asked."""
+    """A contestant in a separate process, which runs one step on request."""
 
     def __init__(self, **job):
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process)
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", json.dumps(job)],
             stdin=subprocess.PIPE,
@@ -105,12 +106,12 @@ def table(names: list[str], task: str, batch: int, length: int, arguments) -> No
     workers["sgemm", False] = Worker(
         name="sgemm", task=task, batch=batch, length=length, jit=False, dtype=arguments.dtype
     )
-    for worker in workers.values():  # compile and warm up, one after the other
+    for worker in workers.values():  # compile and warm up
         worker.step()
         worker.step()
     order = list(workers.values())
     for _ in range(arguments.rounds):
-        random.shuffle(order)  # so that nobody always follows the same one's caches and threads
+        random.shuffle(order)  # so that no contestant always runs after the same one
         for worker in order:
             worker.seconds.append(worker.step())
     for worker in workers.values():
@@ -127,7 +128,7 @@ def table(names: list[str], task: str, batch: int, length: int, arguments) -> No
     ours = best.get("keras_tfm", next(iter(best.values())))[0]
     bar = "| " if arguments.markdown else ""
     print(f"\n{task}, B={batch}, S={length}, {arguments.dtype}; sgemm {sgemm / 1e9:.0f} GFLOP/s")
-    print(f"{bar}{'':16}{bar}{'jit':>6}{bar}{'ms':>9}{bar}{'of sgemm':>9}{bar}{'ours is':>9}{bar}")
+    print(f"{bar}{'':16}{bar}{'jit':>6}{bar}{'ms':>9}{bar}{'of sgemm':>9}{bar}{'speedup':>9}{bar}")
     if arguments.markdown:
         print("|---|---|---:|---:|---:|")
     for name, (seconds, jit) in sorted(best.items(), key=lambda item: item[1][0]):
@@ -139,7 +140,7 @@ def table(names: list[str], task: str, batch: int, length: int, arguments) -> No
 
 
 def step_flops(batch: int, length: int) -> float:
-    """Of the matrix products of one forward pass."""
+    """The number of operations of the matrix products of one forward pass."""
     projections = 2 * (4 * DIM**2 + 2 * DIM * INNER)
     return LAYERS * batch * length * (projections + 4 * length * DIM)
 
@@ -170,7 +171,7 @@ def work(job: dict) -> None:
 
 
 def make_sgemm(job: dict):
-    """The fastest of what is installed: PyTorch's or TensorFlow's product."""
+    """The fastest matrix product installed: PyTorch's or TensorFlow's."""
     import numpy as np
 
     a = np.random.default_rng(0).normal(size=(2048, 2048)).astype("float32")

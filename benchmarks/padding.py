@@ -1,11 +1,11 @@
-"""How much of a batch is padding: none of a pipeline's work, without buckets, with them, packed.
+"""The share of padding in batches: fixed length, random order, length buckets, and packing.
 
     pip install -e ".[examples]"
     python benchmarks/padding.py --markdown      # half a minute; nothing is trained
 
-The pairs of examples/translation.py, English to German, as it trains on them. "positions" are those
-of source, target and labels of an epoch, and what a model computes grows with them; "shapes" is how
-many a compiler sees.
+The training pairs of examples/translation.py, English to German. "positions" is the number of
+positions of source, target and labels in an epoch, to which the cost of training is proportional;
+"shapes" is the number of shapes that a compiler sees.
 """
 
 import argparse
@@ -43,8 +43,8 @@ def main() -> None:
         f"any order, {rows} rows, padded to the longest": AnyOrder(inputs, labels, rows),
         "five boundaries: 8, 16, 32, 64, 96": bucketed([8, 16, 32, 64, longest]),
         f"{len(translation.BOUNDARIES)} boundaries: 4, 8, ... 32, 40, ... 96": corpus.training,
-        "German alone, packed into rows of 96": packed(inputs["target"], labels, 96),
-        "German alone, packed into rows of 512": packed(inputs["target"], labels, 512),
+        "German only, packed into rows of 96": packed(inputs["target"], labels, 96),
+        "German only, packed into rows of 512": packed(inputs["target"], labels, 512),
     }
     header = ("pipeline", "padding", "batches", "positions", "shapes")
     show(header, arguments.markdown)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 class AnyOrder(text.Batches):
-    """What there is without a pipeline: examples in a random order, so many a batch."""
+    """Batches without buckets: `rows` examples each, in random order."""
 
     def __init__(self, inputs, labels, rows: int):
         self.parts = {**inputs, "labels": labels}
@@ -85,7 +85,7 @@ def packed(inputs, labels, length: int) -> text.PackedBatches:
 
 
 def shapes(batches) -> set:
-    """Of the batches of an epoch, whatever their number of rows."""
+    """The lengths of the batches of an epoch, ignoring the number of rows."""
     found = set()
     for step in range(batches.steps):
         batch = batches.batch(step)

@@ -1,4 +1,4 @@
-"""Whole trainings: what more replicas cost, and who reaches a validation loss first.
+"""Whole training runs: the cost of replicas, and the time to a validation loss.
 
     pip install -e ".[benchmarks,examples]" keras-hub && pip install torch==2.13.0
     python benchmarks/training.py --replicas      # 1 device, 2 logical ones, 2 processes: 3 minutes
@@ -6,10 +6,10 @@
 
 The model of examples/dates.py: D=128, 2+2 layers, 4 heads, F=512, pre-norm, no dropout, Adam with
 warm-up and cosine decay, batches of 64 dates. The contestants of `--loss`: keras_tfm; the same
-composed of KerasHub's `TransformerEncoder` and `TransformerDecoder`; PyTorch's `nn.Transformer`,
-eager and compiled. Each runs in a process of its own; they take turns, 50 steps at a time, on the
-same batches in the same order, and the clock runs in training only. With `--replicas` the turns are
-20 steps, by as many threads together as there are cores.
+model made of KerasHub's `TransformerEncoder` and `TransformerDecoder`; PyTorch's `nn.Transformer`,
+eager and compiled. Each contestant runs in a separate process. They take turns of 50 steps on the
+same batches in the same order, and only training is timed. With `--replicas` a turn has 20 steps,
+and all replicas together use as many threads as there are cores.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--replicas", action="store_true")
     parser.add_argument("--loss", type=float, help="the validation loss to reach")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--turn", type=int, default=50, help="steps of a turn with --loss")
+    parser.add_argument("--turn", type=int, default=50, help="steps per turn with --loss")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 class Worker:
-    """A contestant in processes of its own, which takes so many steps when it is asked."""
+    """A contestant in one or more separate processes, which runs training steps on request."""
 
     def __init__(self, name: str, processes: int = 1):
         from launch import free_ports, tf_config
@@ -75,7 +75,7 @@ class Worker:
         ]
 
     def steps(self, count: int) -> dict:
-        """What the first process says of `count` steps."""
+        """Runs `count` steps; returns the report of the first process."""
         for process in self.processes:
             process.stdin.write(f"{count}\n")
             process.stdin.flush()
@@ -103,18 +103,18 @@ def race(arguments) -> None:
         running = [name for name in names if name not in reached]
         random.shuffle(running)
         for name in running:
-            said = workers[name].steps(arguments.turn)
-            seconds[name] += said["seconds"]
-            tokens[name] += said["tokens"]
-            losses[name] = said["loss"]
-            if said["loss"] <= arguments.loss:
+            report = workers[name].steps(arguments.turn)
+            seconds[name] += report["seconds"]
+            tokens[name] += report["tokens"]
+            losses[name] = report["loss"]
+            if report["loss"] <= arguments.loss:
                 reached[name] = done + arguments.turn
         done += arguments.turn
         print(f"step {done}: " + ", ".join(f"{n} {losses[n]:.3f}" for n in names), flush=True)
     for worker in workers.values():
         worker.end()
     ours = seconds.get("keras_tfm", float("nan"))
-    print(f"\n| to a validation loss of {arguments.loss} | steps | seconds | ours is | tokens/s |")
+    print(f"\n| to a validation loss of {arguments.loss} | steps | seconds | speedup | tokens/s |")
     print("|---|---:|---:|---:|---:|")
     for name in sorted(names, key=lambda name: seconds[name]):
         steps = reached.get(name, f"not in {done}: {losses[name]:.3f}")
@@ -140,17 +140,17 @@ def compare_replicas(rounds: int) -> None:
     rates: dict[str, list[float]] = {name: [] for name in REPLICAS}
     for _ in range(rounds):
         for name in random.sample(REPLICAS, len(REPLICAS)):
-            said = workers[name].steps(20)
-            rates[name].append(said["tokens"] / said["seconds"])
+            report = workers[name].steps(20)
+            rates[name].append(report["tokens"] / report["seconds"])
     for worker in workers.values():
         worker.end()
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    print("| | tokens/s | of 1 device |\n|---|---:|---:|")
+    print("| | tokens/s | relative to 1 device |\n|---|---:|---:|")
     for name, rate in medians.items():
         print(f"| {name} | {rate:.0f} | {rate / medians['1 device']:.2f} |")
 
 
-# What a contestant does.
+# The contestants.
 
 
 def work(name: str) -> None:
@@ -159,7 +159,7 @@ def work(name: str) -> None:
     batches = iter(training_batches())
     for line in sys.stdin:
         start = time.perf_counter()
-        # A count of 0 compiles: by a step on a batch whose gradient is not applied.
+        # With a count of 0 nothing is trained: the model is already built and compiled.
         tokens = sum(step(*next(batches)) for _ in range(int(line)))
         seconds = time.perf_counter() - start
         loss = validation_loss()
@@ -167,7 +167,7 @@ def work(name: str) -> None:
 
 
 def training_batches():
-    """(source (B, 40), target (B, 11), labels (B, 11)) as NumPy arrays, the same for all."""
+    """(source (B, 40), target (B, 11), labels (B, 11)), NumPy arrays, the same for everyone."""
     import dates_data as data
     import numpy as np
 
@@ -192,7 +192,7 @@ def vocabularies() -> tuple[int, int]:
 
 
 def make_keras(name: str):
-    """A step of `model.fit` and the validation loss, of keras_tfm or KerasHub."""
+    """A step of `model.fit` and a function for the validation loss, for keras_tfm or KerasHub."""
     from keras_tfm import models, training
 
     replicas = {"2 logical devices": "mirrored", "2 processes": "multi_worker"}.get(name)
@@ -245,7 +245,7 @@ def make_keras(name: str):
             return_dict=True,
         )["loss"]
 
-    # Compiles; the weights and the optimizer are set back.
+    # One step to compile; then the weights and the optimizer are restored.
     before = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
     step(source[:BATCH], target[:BATCH], labels[:BATCH])
     for variable, value in zip((*model.variables, *model.optimizer.variables), before, strict=True):
@@ -254,7 +254,7 @@ def make_keras(name: str):
 
 
 def fit_step(model):
-    """A step through `fit`'s own distributed iterator, one batch after the other."""
+    """A step on the next batch of a distributed iterator, like that of `fit`."""
     import tensorflow as tf
 
     def generate():
@@ -280,7 +280,10 @@ def fit_step(model):
 
 
 def keras_hub_model(source_size: int, target_size: int):
-    """The same, of KerasHub's layers; each gets the padding masks, which its positions lose."""
+    """The same model made of KerasHub's layers.
+
+    Each block gets its padding masks as arguments, because the position layer drops them.
+    """
     import keras
     import keras_hub
     from keras_hub.layers import ReversibleEmbedding, SinePositionEncoding
@@ -323,7 +326,7 @@ def keras_hub_model(source_size: int, target_size: int):
 
 
 def make_torch(name: str):
-    """A step and the validation loss of PyTorch's nn.Transformer with tied output."""
+    """A step and a function for the validation loss, for PyTorch's nn.Transformer, tied output."""
     import math
 
     import torch

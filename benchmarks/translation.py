@@ -1,19 +1,19 @@
 """The translator of examples/translation.py against `torch.nn.Transformer`, both trained here.
 
     pip install -e ".[examples]" torch==2.13.0
-    python examples/translation.py                # ours
-    python benchmarks/translation.py --train      # torch's, as long again or longer
+    python examples/translation.py                # trains our model
+    python benchmarks/translation.py --train      # trains PyTorch's, at least as long
     python benchmarks/translation.py --steps 40   # both without dropout: a minute
-    python benchmarks/translation.py --markdown   # tokens a second, BLEU, chrF: ten minutes
+    python benchmarks/translation.py --markdown   # tokens per second, BLEU, chrF: ten minutes
 
-Both have the same vocabulary and size, and see the same batches in the same order, with the same
-learning rates, label smoothing, rates of dropout and clipping. The example's positions are rotary,
-which `torch.nn.Transformer` does not offer: it adds the paper's sinusoids. So does ours in --steps,
-beside the example's in tokens a second, and in the scores of a folder where the example was trained
-with --sinusoids: then both begin with the same weights, and only layers, gradients, optimizer and
-the random numbers of dropout are left to differ. What torch learned is copied into a Keras model,
-so that one beam search and one set of sentences score both. How fast each trains is measured in
-turns, in one process, with all cores.
+Both models have the same vocabulary and size, and are trained on the same batches in the same
+order, with the same learning rates, label smoothing, dropout rates and clipping. The example has
+rotary positions, which `torch.nn.Transformer` does not offer: it gets the paper's sinusoids. For a
+like-for-like comparison our model has sinusoids, too: in --steps, in a second row of tokens per
+second, and in the scores of a folder where the example was trained with --sinusoids. Both models
+then start with the same weights, and differ only in layers, gradients, optimizer and the random
+numbers of dropout. PyTorch's weights are copied into a Keras model, so that the same beam search
+and sentences score both. Training speed is measured in turns, in one process, with all cores.
 """
 
 import argparse
@@ -40,7 +40,7 @@ import translation_data as data  # noqa: E402
 
 
 class Reference(nn.Module):
-    """`torch.nn.Transformer` with what it leaves out: embeddings, positions, logits."""
+    """`torch.nn.Transformer` with embeddings, positions and logits."""
 
     def __init__(self, vocabulary_size, dim, num_layers, num_heads, intermediate_dim, dropout):
         super().__init__()
@@ -57,7 +57,7 @@ class Reference(nn.Module):
             batch_first=True,
         )
         for layer in (*self.transformer.encoder.layers, *self.transformer.decoder.layers):
-            layer.dropout.p = 0.0  # inside the feed-forward network, where the example has none
+            layer.dropout.p = 0.0  # the example has no dropout inside the feed-forward network
         positions = torch.arange(512.0)[:, None]
         angles = positions * torch.exp(torch.arange(0, dim, 2) * (-math.log(10_000.0) / dim))
         table = torch.stack([torch.sin(angles), torch.cos(angles)], dim=-1).reshape(512, dim)
@@ -84,7 +84,7 @@ class Reference(nn.Module):
 
 
 def from_keras(reference, model) -> None:
-    """Gives torch's model the weights of ours."""
+    """Copies the weights of our model to PyTorch's."""
     weights = keras_weights.transformer_weights(model)
     state = {"embedding.weight": weights["target_embedding"]}
     for stack in ("encoder", "decoder"):
@@ -96,7 +96,7 @@ def from_keras(reference, model) -> None:
 
 
 def torch_block(block, name):
-    """Of an encoder or decoder layer, by torch's names; tests/torch_weights.py has the way back."""
+    """The state of an encoder or decoder layer; tests/torch_weights.py has the inverse."""
     numbers = {"self_attention": 1, "feed_forward": 2}
     state = torch_attention(block["self_attention"], f"{name}.self_attn")
     if "cross_attention" in block:
@@ -125,7 +125,7 @@ def torch_norm(weights, name):
 
 
 def into_keras(parameters, model) -> None:
-    """Gives our model the weights of torch's."""
+    """Copies the weights of PyTorch's model to ours."""
     parameters = {name.removeprefix("transformer."): x for name, x in parameters.items()}
     model.get_layer("embedding").embeddings.assign(parameters["embedding.weight"])
     for layer in model.layers:
@@ -140,7 +140,7 @@ def into_keras(parameters, model) -> None:
 
 
 class Trainer:
-    """torch's model and one step of its training."""
+    """PyTorch's model and its training step."""
 
     def __init__(self, model):
         size = {name: value for name, value in translation.SIZE.items() if name != "dropout"}
@@ -177,7 +177,7 @@ class Trainer:
 
 
 def train(corpus, model, epochs: int, folder: Path, seed: int) -> None:
-    """As long as ours; the weights are written after every epoch."""
+    """Trains as many steps as ours; saves the weights after every epoch."""
     torch.manual_seed(seed)
     trainer = Trainer(model)
     start = time.perf_counter()
@@ -195,7 +195,7 @@ def train(corpus, model, epochs: int, folder: Path, seed: int) -> None:
 
 
 def compare_steps(corpus, model, steps: int) -> None:
-    """Both are trained for some steps without dropout, in which nothing is left to chance."""
+    """Trains both models for some steps without dropout, and compares losses and embeddings."""
     trainer = Trainer(model)
     for step in range(steps):
         batch = corpus.training.batch(step)
@@ -206,19 +206,19 @@ def compare_steps(corpus, model, steps: int) -> None:
     ours = np.asarray(keras_weights.transformer_weights(model)["target_embedding"])
     theirs = trainer.reference.embedding.weight.detach().numpy()
     print(
-        f"the embeddings differ by {np.abs(ours - theirs).max():.1e} at most, "
-        f"their largest number is {np.abs(ours).max():.2f}"
+        f"the embeddings differ by up to {np.abs(ours - theirs).max():.1e}, "
+        f"their largest value is {np.abs(ours).max():.2f}"
     )
 
 
 def speed(corpus, models: dict, rounds: int, markdown: bool, steps: int = 20) -> None:
-    """Tokens of the target a second in training: the medians of rounds in turns."""
+    """Target tokens per second in training: medians of rounds in which the models take turns."""
     contestants = {name: model.train_on_batch for name, model in models.items()}
     contestants["torch.nn.Transformer"] = Trainer(models["keras_tfm, sinusoids"]).train
     batches = [corpus.training.batch(step) for step in range(steps)]
     tokens = sum(np.count_nonzero(labels) for _, labels in batches)
     rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(1 + rounds):  # the first warms up
+    for _ in range(1 + rounds):  # the first round is the warm-up
         for name, step in contestants.items():
             start = time.perf_counter()
             for inputs, labels in batches:
@@ -234,7 +234,7 @@ def speed(corpus, models: dict, rounds: int, markdown: bool, steps: int = 20) ->
 
 
 def scores(corpus, model, folder: Path) -> None:
-    """One beam search over both models' weights."""
+    """Scores both models with the same beam search."""
     import keras_tfm
 
     test = corpus.test()
@@ -260,7 +260,7 @@ def scores(corpus, model, folder: Path) -> None:
 
 
 def bootstrapped(answers: dict[str, list[str]], targets: list[str], chosen: list[int]) -> str:
-    """Whether a difference is more than the draw of the sentences; sacrebleu's test."""
+    """sacrebleu's paired bootstrap test: is the difference significant?"""
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest
 
@@ -277,12 +277,12 @@ def bootstrapped(answers: dict[str, list[str]], targets: list[str], chosen: list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--train", action="store_true", help="trains torch's model")
-    parser.add_argument("--score", action="store_true", help="BLEU alone, no speed")
-    parser.add_argument("--steps", type=int, help="compares so many steps without dropout")
+    parser.add_argument("--train", action="store_true", help="trains PyTorch's model")
+    parser.add_argument("--score", action="store_true", help="only BLEU, no speed")
+    parser.add_argument("--steps", type=int, help="compares this many steps without dropout")
     parser.add_argument("--epochs", type=int, default=translation.EPOCHS)
     parser.add_argument("--folder", type=Path, default=translation.FOLDER)
-    parser.add_argument("--seed", type=int, default=0, help="of first weights and dropout")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and dropout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()

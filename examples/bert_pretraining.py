@@ -1,18 +1,18 @@
-"""BERT from nothing: masked language model and next sentence, on the pages of a manual.
+"""BERT pretrained from scratch on a manual: masked language model and next sentence prediction.
 
     pip install -e ".[examples]"
-    python examples/bert_pretraining.py        # fetches, trains, scores
-    python examples/text_classification.py     # then: what the encoder is good for
+    python examples/bert_pretraining.py        # downloads, trains, evaluates
+    python examples/text_classification.py     # then: fine-tunes the encoder
 
-Interrupted, the same command goes on from the last checkpoint.
+If it is interrupted, the same command continues from the last checkpoint.
 
-Data: LibreOffice's help in English (examples/help_data.py), 39,000 paragraphs; a tenth of the pages
-are held out, here and in text_classification.py the same. BERT-tiny (2 layers of 128) with a
-WordPiece vocabulary of 6,000, trained on the same pages.
-Minutes: 19 on 2 CPU cores of a shared machine, and 16 of text_classification.py. Expected of the
-held-out pages: 15.7 % of the hidden pieces are found, loss 5.47 (5.9 % and 6.66 by how often each
-occurs), and in 93.8 % of the pairs whether the second passage follows. So small a training teaches
-words and topics, and hardly yet their order; what that is worth, text_classification.py tells.
+Data: LibreOffice's help in English (examples/help_data.py), 39,000 paragraphs. A tenth of the pages
+is held out, the same pages as in text_classification.py. The model is BERT-tiny (2 layers of width
+128) with a WordPiece vocabulary of 6,000, trained on the same pages.
+Minutes: 19 on 2 CPU cores of a shared machine, and 16 for text_classification.py. Expected on the
+held-out pages: accuracy 15.7 % and loss 5.47 on masked pieces (5.9 % and 6.66 with unigram
+frequencies), and accuracy 93.8 % for the next sentence. Such a short training teaches words and
+topics, but hardly word order; text_classification.py shows what this is good for.
 """
 
 import argparse
@@ -32,23 +32,23 @@ from keras_tfm.runtime import native_log
 FOLDER = Path("artifacts/bert")
 SIZE, SMOKE = "tiny", {"dim": 32, "num_layers": 2, "num_heads": 2, "intermediate_dim": 64}
 VOCABULARY, SMOKE_VOCABULARY = 6_000, 1_000
-PADDING, START, END, UNKNOWN, MASK = range(5)  # as text.train_word_piece numbers them
-LONGEST = 128  # pieces of a row: a start, a passage, an end, another, an end
+PADDING, START, END, UNKNOWN, MASK = range(5)  # the ids of text.train_word_piece
+LONGEST = 128  # pieces per row: start, passage, end, passage, end
 PASSAGE = (LONGEST - 3) // 2
 BOUNDARIES = [PASSAGE // 2, 3 * PASSAGE // 4, PASSAGE]
-BATCH = 32  # pairs, of the longest passages
+BATCH = 32  # pairs per batch, for the longest passages
 EPOCHS = 20
-PEAK, WARMUP = 2e-3, 0.05  # of the learning rate; the share of steps that leads up to it
+PEAK, WARMUP = 2e-3, 0.05  # peak learning rate; the share of warm-up steps
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where all is written")
-    parser.add_argument("--epochs", type=int, help=f"{EPOCHS} by default")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
+    parser.add_argument("--epochs", type=int, help=f"default: {EPOCHS}")
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a minute, on docstrings of Python, to see that all runs",
+        help="a short test run on docstrings of Python, one minute",
     )
     arguments = parser.parse_args()
     if arguments.epochs is None:
@@ -61,7 +61,7 @@ def main() -> None:
     )
     model = train(corpus, arguments)
     print_scores(corpus, model)
-    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
+    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
 
 
 def paragraphs(smoke: bool) -> help_data.Parts:
@@ -69,12 +69,12 @@ def paragraphs(smoke: bool) -> help_data.Parts:
 
 
 class Corpus:
-    """The tokenizer, and passages that follow one another, as batches.
+    """The tokenizer, and batches of pairs of passages.
 
     Attributes:
-        tokenizer: of capitals, spaces and all.
-        training, test: batches as BERT is trained on them.
-        counts: how often each piece occurs in training.
+        tokenizer: a WordPiece tokenizer that keeps capitals and spaces.
+        training, test: batches for BERT's pretraining.
+        counts: number of occurrences of each piece in training.
     """
 
     def __init__(self, parts: help_data.Parts, vocabulary_size: int):
@@ -123,15 +123,15 @@ class Corpus:
 
 
 def passages(page: list[list[int]]) -> list[np.ndarray]:
-    """A page in passages of about the same length, as long as may be, two at least."""
+    """Splits a page into at least two passages of about the same length, up to PASSAGE."""
     ids = np.concatenate(page)
     return np.array_split(ids, max(2, -(-len(ids) // PASSAGE)))
 
 
 def pretraining_batch(batch: dict, step: int, mask) -> tuple:
-    """Pairs of passages -> what BERT is trained on: section 3.1 of arXiv:1810.04805.
+    """Pairs of passages -> inputs, labels and weights for BERT (arXiv:1810.04805, section 3.1).
 
-    Half the passages are followed by one that belongs elsewhere in the batch: their label is 1.
+    Half of the second passages are swapped within the batch; their label is 1.
     """
     first, second = batch["first"], batch["second"]
     moved = np.flatnonzero(np.random.default_rng([1, step]).random(len(first)) < 0.5)
@@ -173,14 +173,14 @@ def train(corpus: Corpus, arguments: argparse.Namespace):
     model.compile(
         exclude_from_weight_decay(optimizer, model),
         loss={
-            # A mean over what was hidden, whatever the rows hold.
+            # The mean is over all masked tokens, not over rows.
             "tokens": cross_entropy(from_logits=True, reduction="mean_with_sample_weight"),
             "next_sentence": cross_entropy(from_logits=True),
         },
         weighted_metrics={"tokens": ["accuracy"], "next_sentence": ["accuracy"]},
     )
     print(
-        f"{corpus.training.steps:,} batches of {BATCH} pairs or more an epoch; training "
+        f"{corpus.training.steps:,} batches of {BATCH} or more pairs per epoch; training "
         f"{model.count_params():,} parameters for {arguments.epochs} epochs"
     )
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def new_encoder(vocabulary_size: int, smoke: bool, segments: bool = True):
 
 
 def print_scores(corpus: Corpus, model) -> None:
-    """Of the held-out pages, beside what is right most often whatever the text."""
+    """Scores on the held-out pages, and those of a unigram baseline."""
     losses, right, follows, constant, ignorant = [], [], [], [], []
     probabilities = (corpus.counts + 1) / (corpus.counts + 1).sum()
     for step in range(corpus.test.steps):
@@ -228,9 +228,9 @@ def print_scores(corpus: Corpus, model) -> None:
         constant += list(-np.log(probabilities[answers]))
         ignorant += list(answers == probabilities.argmax())
         follows += list(logits["next_sentence"].argmax(axis=1) == labels["next_sentence"])
-    print(f"\n{len(right):,} hidden pieces and {len(follows):,} pairs of pages that were held out")
+    print(f"\n{len(right):,} masked pieces and {len(follows):,} pairs of held-out pages")
     print(f"{'':24}{'loss':>8}{'accuracy':>12}{'next sentence':>18}")
-    unigrams = "how often each occurs"
+    unigrams = "unigram frequencies"
     print(f"{'BERT':24}{np.mean(losses):>8.2f}{np.mean(right):>12.1%}{np.mean(follows):>18.1%}")
     print(f"{unigrams:24}{np.mean(constant):>8.2f}{np.mean(ignorant):>12.1%}{0.5:>18.1%}")
 

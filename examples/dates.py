@@ -1,14 +1,14 @@
-"""The main job: read a date as people write it, in 29 languages, and answer ISO 8601.
+"""Dates as people write them, in 29 languages, to ISO 8601.
 
     pip install -e ".[examples]"
-    python examples/dates.py                              # trains, exports, evaluates: one table
+    python examples/dates.py                              # trains, exports, evaluates
     python examples/dates.py --ask "3 de marzo de 2026"   # answers with the exported int8 file
     python examples/dates.py --ask "03/04/26" --tag en_GB
     python examples/dates.py --dtype mixed_bfloat16       # half precision; the files stay float32
 
 Data: Babel's CLDR patterns, drawn at random (examples/dates_data.py); nothing is downloaded.
-Minutes: 3 to 5 on 2 CPU cores. Expected: 99.6 % exact match on dates never seen in training, 97.5 %
-on formats never seen, the same in LiteRT in float32 and, within half a point, in int8.
+Minutes: 3 to 5 on 2 CPU cores. Expected: 99.6 % exact match on unseen dates, 97.5 % on unseen
+formats; the same in LiteRT in float32, and within half a point in int8.
 """
 
 import argparse
@@ -29,17 +29,17 @@ FOLDER = Path("artifacts/dates")
 SIZE = {"dim": 128, "num_layers": 2, "num_heads": 4, "intermediate_dim": 512}
 SMOKE = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
-# What a full run should reach, printed beside what it did.
+# The expected scores of a full run, printed with the scores.
 NEEDED = "needed: 98 % on unseen dates; int8 within 0.5 points; float32 answers as Keras's: 99.9 %"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Reads dates in 29 languages; see the file.")
-    parser.add_argument("--ask", metavar="TEXT", help="a date to read; trains first if need be")
+    parser.add_argument("--ask", metavar="TEXT", help="a date to read; trains first if necessary")
     parser.add_argument("--tag", default=data.ANY, help="its language or locale: de, en_GB, ...")
-    parser.add_argument("--examples", type=int, default=160_000, help="how many to train on")
-    parser.add_argument("--dtype", default="float32", choices=POLICIES, help="what it computes in")
-    parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
+    parser.add_argument("--examples", type=int, default=160_000, help="number of training examples")
+    parser.add_argument("--dtype", default="float32", choices=POLICIES, help="dtype policy")
+    parser.add_argument("--smoke", action="store_true", help="a short test run, one minute")
     arguments = parser.parse_args()
     if arguments.tag not in (data.ANY, *data.LOCALES):
         parser.error(f"--tag must be one of {data.ANY}, {', '.join(data.LOCALES)}")
@@ -120,20 +120,17 @@ def train_and_export(count: int, smoke: bool, dtype: str = "float32") -> None:
     tests = [data.test_dates(), data.test_formats()]
     if smoke:
         tests = [test[:100] for test in tests]
-    print(f"reading {sum(map(len, tests)):,} dates in Keras, and one by one in both files\n")
+    print(f"reading {sum(map(len, tests)):,} dates in Keras, and one by one with both files\n")
     contestants = {"Keras": (in_keras, None)}
     for name in ("float32", "int8"):
         path = FOLDER / f"{name}.tflite"
         contestants[f"TFLite {name}"] = (runtime.load(path).generate_text, path)
     print_table(contestants, tests)
-    print(f"\n{NEEDED}\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
+    print(f"\n{NEEDED}\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
 
 
 def batches_of(sources: np.ndarray, targets: np.ndarray, batch_size: int):
-    """Batches of similar lengths, padded no further than needed, and how many there are.
-
-    The decoder sees the target without its last token and predicts it without its first.
-    """
+    """Batches of similar lengths with little padding, and the number of batches."""
     from keras_tfm import text
 
     inputs, labels = text.teacher_forcing(
@@ -172,7 +169,7 @@ def print_table(contestants: dict, tests: list) -> None:
 
 
 def time_one(read, texts: list[str], repeats: int = 100) -> float:
-    """The median seconds of an answer to one question."""
+    """The median seconds per answer, one question at a time."""
     seconds = []
     for text in texts[:repeats]:
         start = time.perf_counter()
@@ -182,7 +179,7 @@ def time_one(read, texts: list[str], repeats: int = 100) -> float:
 
 
 def ask(text: str, tag: str) -> None:
-    """Reads one date with the exported int8 file alone: numpy, LiteRT and tokenizers, no Keras."""
+    """Reads one date with the exported int8 file: needs numpy, LiteRT and tokenizers, no Keras."""
     model = runtime.load(FOLDER / "int8.tflite")
     print(f"{text} [{tag}] -> {model.generate_text(data.question(text, tag))}")
 

@@ -1,26 +1,26 @@
 """Data of examples/dates.py: a date as people write it, and the same date in ISO 8601.
 
-    python examples/dates_data.py          # prints what there is and checks it, 10 seconds
+    python examples/dates_data.py          # prints statistics and checks the data, 10 seconds
 
-The formats are those of the CLDR as Babel ships it: full, long, medium and short of every locale,
-its skeletons that hold year, month and day, and ISO 8601. Where a locale has "E, d MMM y" but does
-not list "E, d MMMM y" or "EEEE, d MMM y", the name is widened, as Unicode TS 35 tells a program to
-do. Small human variations go on top: see `Style`.
+The formats are those of the CLDR in Babel: full, long, medium and short of every locale, its
+skeletons with year, month and day, and ISO 8601. If a locale has "E, d MMM y" but does not list
+"E, d MMMM y" or "EEEE, d MMM y", the name is widened, as specified in Unicode TS 35. Small human
+variations are added: see `Style`.
 
-- Dates run from 1950-01-01 to 2049-12-31; a year of two digits is the one in that window.
-- Babel 2.16 and 2.18 differ by a few names and formats, and so do tokenizers made with them.
-- An example names its locale ("en_US": 03/04/26 is March 4), or "any" where the text says it all:
-  a month by name that means the same month in all the locales ("lis" is November in Poland, October
-  in Croatia), or year, month, day in this order with four digits to the year.
-- No text has two readings. `check_unambiguous` reads texts back without the generator and without
-  looking at the weekday, so the best possible score on both test sets is 100 %.
-- `test_dates`: a tenth of all days, never trained on in any format, in formats that were.
-- `test_formats`: about 8 % of the formats, never trained on, on the days of `test_dates`. The two
-  sets thus differ in one thing only, and no test pair can have been seen.
-  A format is held out for all the locales of a language together, and with all that differs from
-  it by variations only ("d/M/yy", "dd/MM/y"); another language may well write as it does (Danish,
-  Norwegian). Its order of the fields, its names and its characters are always seen elsewhere in
-  its locale: what is new is how they are put together.
+- Dates are from 1950-01-01 to 2049-12-31; a year with two digits is the one in this range.
+- Babel 2.16 and 2.18 differ in a few names and formats, and so do tokenizers made with them.
+- An example names its locale ("en_US": 03/04/26 is March 4), or "any" if the text is unambiguous:
+  a month name that means the same month in all locales ("lis" is November in Poland, October in
+  Croatia), or year, month, day in this order with a four-digit year.
+- No text is ambiguous. `check_unambiguous` parses texts without the generator and without the
+  weekday, so the best possible score on both test sets is 100 %.
+- `test_dates`: a tenth of all days, which are in no training example, in training formats.
+- `test_formats`: about 8 % of the formats, which are in no training example, on the days of
+  `test_dates`. So the two sets differ in one respect only, and no test pair is in training.
+  A format is held out for all locales of a language, together with all formats that differ from it
+  only by variations ("d/M/yy", "dd/MM/y"). Another language may have the same format (Danish,
+  Norwegian). The order of its fields, its names and its characters always occur in other formats of
+  its locale: only their combination is new.
 """
 
 import functools
@@ -41,7 +41,7 @@ from babel import Locale
 from babel.dates import format_date, format_skeleton, tokenize_pattern
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-# A region is named where the language's locales differ; "de" is CLDR's default for German.
+# With a region if the language has several locales; "de" is CLDR's default for German.
 LOCALES = (
     *("ar_EG", "bg", "cs", "da", "de", "el", "en_GB", "en_US", "es", "es_MX", "fi"),
     *("fr", "fr_CA", "he", "hi", "hr", "hu", "id", "it", "ja", "ko", "nb", "nl"),
@@ -52,7 +52,7 @@ FIRST, LAST = date(1950, 1, 1), date(2049, 12, 31)
 SOURCE_LENGTH = 40  # tag and characters; `check_length` compares it with the longest text
 TARGET_LENGTH = 12  # start, ten characters, end
 
-# Written before a date that does not begin with its weekday.
+# Written before a date that does not start with its weekday.
 LEADS = {
     "cs": "dne",
     "da": "den",
@@ -96,7 +96,7 @@ class Day(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One of the year, month, day, weekday (symbols y, M, d, E) and how every value is written."""
+    """Year, month, day or weekday (symbols y, M, d, E), and the text of each value."""
 
     symbol: str
     table: Mapping[int, str]
@@ -106,7 +106,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Format:
-    """One way to write a date in one locale; `name` is CLDR's, `parts` its pattern taken apart."""
+    """A date format of a locale; `name` is CLDR's name, `parts` are the parts of its pattern."""
 
     tag: str
     name: str
@@ -131,7 +131,7 @@ class Format:
 
     @property
     def kind(self) -> str:
-        """The pattern without all that variations change; equal kinds are held out together."""
+        """The pattern without what variations change; formats of one kind are held out together."""
         named = self.month_by_name
         text = self.language
         for part in self.parts:
@@ -143,9 +143,9 @@ class Format:
 
 
 class Style(NamedTuple):
-    """The variations of one text; the defaults write what Babel writes."""
+    """The variations of one text; with the defaults it is Babel's text."""
 
-    digits: int = 0  # of the day and the month, if not as in the pattern
+    digits: int = 0  # of the day and the month; 0: as in the pattern
     year_digits: int = 0
     lead: bool = False  # "le 3 janv. 1999"
     ordinal: bool = False  # "March 5th", "1er mars"
@@ -160,15 +160,15 @@ AS_IN_BABEL = Style()
 
 
 def tidy(text: str) -> str:
-    """Plain spaces, dashes, apostrophes and digits, no direction marks, letters composed (NFC)."""
+    """Replaces spaces, dashes, apostrophes and digits by plain ones; composed letters (NFC)."""
     return unicodedata.normalize("NFC", text.translate(PLAIN_CHARACTERS))
 
 
 def normalise(text: str) -> str:
-    """What the model sees: tidy, compatibility forms resolved (NFKC), in small letters.
+    """The text that the model sees: tidy, in compatibility form (NFKC), in lower case.
 
-    Both Turkish i become i, so that "Kasım" meets "KASIM", and "Nisan" both "NİSAN" and "NISAN":
-    lower case without knowing the language cannot tell which i a capital I was.
+    Both Turkish letters i become "i", so that "Kasım" equals "KASIM", and "Nisan" equals "NİSAN"
+    and "NISAN": without the language, the lower case of a capital I is ambiguous.
     """
     return NORMALIZER.normalize_str(text)
 
@@ -187,7 +187,7 @@ PLAIN_CHARACTERS: dict[int, str | None] = {
 
 
 def _normalizer() -> normalizers.Normalizer:
-    """`normalise` as the tokenizer in the exported file does it."""
+    """`normalise` in the form of the tokenizer in the exported file."""
     replaced = defaultdict(str)
     for code, plain in PLAIN_CHARACTERS.items():
         replaced[plain or ""] += chr(code)
@@ -212,7 +212,7 @@ NORMALIZER = _normalizer()
 
 @functools.lru_cache(100_000)
 def without_accents(text: str) -> str:
-    """Latin and Greek letters without their marks; й and и are different letters and stay."""
+    """Removes marks of Latin and Greek letters; й and и are different letters and are kept."""
     kept = ""
     for char in unicodedata.normalize("NFD", text):
         if not ("\u0300" <= char <= "\u036f" and kept and kept[-1] < "\u0400"):
@@ -221,7 +221,7 @@ def without_accents(text: str) -> str:
 
 
 def stable_hash(text: str) -> int:
-    """The same on every machine and in every run, unlike `hash`."""
+    """A hash that is the same on every machine and in every run, unlike `hash`."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
@@ -256,7 +256,7 @@ def _format(tag: str, name: str, pattern: str) -> Format:
 
 
 def _patterns(tag: str) -> dict[str, str]:
-    """The locale's patterns by their CLDR name, or by the skeleton that widening makes."""
+    """The locale's patterns by their CLDR name, or by the widened skeleton."""
     locale = Locale.parse(tag)
     lengths = ("full", "long", "medium", "short")
     patterns = {name: locale.date_formats[name].pattern for name in lengths}
@@ -274,7 +274,7 @@ def _patterns(tag: str) -> dict[str, str]:
 
 
 def _widen(pattern: str, letters: str) -> str:
-    """Abbreviated months (M) or weekdays (E) in full."""
+    """Replaces abbreviated months (M) or weekdays (E) in a pattern by full names."""
     short = {"M": "(?<!M)MMM(?!M)", "E": "(?<!E)E{1,3}(?!E)"}
     for letter in letters:
         pattern = re.sub(short[letter], 4 * letter, pattern)
@@ -283,7 +283,7 @@ def _widen(pattern: str, letters: str) -> str:
 
 @functools.cache
 def formats() -> tuple[Format, ...]:
-    """All formats of all locales, each pattern once a locale."""
+    """All formats of all locales, without duplicate patterns of a locale."""
     found = []
     for tag in LOCALES:
         first_names: dict[str, str] = {}
@@ -295,7 +295,7 @@ def formats() -> tuple[Format, ...]:
 
 @functools.cache
 def held_out_formats() -> tuple[Format, ...]:
-    """About 8 %, kind by kind in the order of a stable hash, as far as the rest can teach them."""
+    """About 8 % of the formats, chosen by kind with a stable hash, if the rest covers them."""
     kinds = defaultdict(list)
     for format in formats():
         kinds[format.kind].append(format)
@@ -315,7 +315,7 @@ def training_formats() -> tuple[Format, ...]:
 
 
 def _taught_by(format: Format, rest: Iterable[Format]) -> bool:
-    """Whether the order, the names and the characters of a format are in its locale's others."""
+    """Whether other formats of the locale have the order, names and characters of a format."""
     same = [other for other in rest if other.tag == format.tag and other.name != "iso"]
     named = [field for field in format.fields.values() if field.named]
     return (
@@ -327,7 +327,7 @@ def _taught_by(format: Format, rest: Iterable[Format]) -> bool:
 
 
 def _characters(some: Iterable[Format]) -> set[str]:
-    """Every character that a text in these formats can have, after `normalise`."""
+    """All characters that texts in these formats can have after `normalise`."""
     pieces = set()
     for format in some:
         pieces |= {LEADS.get(format.language, ""), *ORDINALS.get(format.language, {}).values()}
@@ -342,7 +342,7 @@ def _characters(some: Iterable[Format]) -> set[str]:
 
 @functools.cache
 def _month_readings() -> dict[str, set[tuple[int, bool]]]:
-    """For every month name of all locales: which months it means, whether the year precedes it."""
+    """For every month name of all locales: its months, and whether the year comes first."""
     readings = defaultdict(set)
     for format in formats():
         if format.month_by_name:
@@ -363,7 +363,7 @@ def _tagless_months(format: Format, year_digits: int) -> frozenset[int]:
     tagless = set()
     for number, name in format.fields["M"].table.items():
         readings = _month_readings()[_month_key(name)]
-        # "26 jan 05" is 2026 in Hungarian and 2005 in English: two digits take part in the order.
+        # "26 jan 05" is 2026 in Hungarian and 2005 in English: a two-digit year needs the order.
         if len({reading[0] for reading in readings}) == 1 and (
             year_digits == 4 or len(readings) == 1
         ):
@@ -373,7 +373,7 @@ def _tagless_months(format: Format, year_digits: int) -> frozenset[int]:
 
 @functools.cache
 def _styled(format: Format, style: Style) -> tuple[tuple[str | Field, ...], frozenset[int]]:
-    """The parts of a format in a style, and the months in which it needs no tag."""
+    """The parts of a format in a style, and the months in which it needs no language tag."""
     parts = [_styled_part(part, format, style) for part in format.parts]
     if not style.dots and isinstance(parts[-1], str):
         parts[-1] = parts[-1].rstrip(".")
@@ -435,7 +435,7 @@ def _random_style(format: Format, chance: random.Random) -> Style:
 
 
 def random_example(format: Format, day: Day, chance: random.Random) -> Example:
-    """The day in a random style and letter case; the tag left out half the time if not needed."""
+    """The day in a random style and letter case; without the tag in half the cases, if possible."""
     style = _random_style(format, chance)
     text = write(format, day, style)
     case = chance.random()
@@ -457,7 +457,7 @@ def _days(held_out: bool) -> tuple[Day, ...]:
 
 
 def _examples(seed: int, days: Sequence[Day], choices: Iterable[Format]) -> Iterator[Example]:
-    """Without end: a locale, then one of its formats, then the day, each uniform."""
+    """Endless examples: the locale, one of its formats and the day are drawn uniformly."""
     chance = random.Random(seed)
     by_tag = defaultdict(list)
     for format in choices:
@@ -469,12 +469,12 @@ def _examples(seed: int, days: Sequence[Day], choices: Iterable[Format]) -> Iter
 
 
 def training_examples(count: int, seed: int = 0) -> list[Example]:
-    """Trained days in trained formats."""
+    """Training days in training formats."""
     return list(islice(_examples(seed, _days(held_out=False), training_formats()), count))
 
 
 def test_dates(count: int = 2000, seed: int = 1001) -> list[Example]:
-    """Held-out days in trained formats."""
+    """Held-out days in training formats."""
     return list(islice(_examples(seed, _days(held_out=True), training_formats()), count))
 
 
@@ -503,10 +503,10 @@ START, END = 1, 2  # of the target
 
 @functools.cache
 def source_tokenizer() -> Tokenizer:
-    """A tag, "[de]", then the characters of the normalised text; the same every time.
+    """The tokenizer of a language tag, such as "[de]", and the characters of the normalised text.
 
-    Its ids: padding (0), unknown (1), "[any]" and a tag for every locale, the characters of the
-    trained formats.
+    Its ids are padding (0), unknown (1), "[any]", a tag for every locale, and the characters of the
+    training formats.
     """
     tags = [f"[{tag}]" for tag in (ANY, *LOCALES)]
     characters = sorted(_characters(training_formats()))
@@ -518,7 +518,7 @@ def source_tokenizer() -> Tokenizer:
 
 @functools.cache
 def target_tokenizer() -> Tokenizer:
-    """The start, the ten characters of an ISO date, the end; padding is 0."""
+    """The tokenizer of targets: start, the ten characters of an ISO date, end; padding is 0."""
     special = ["<padding>", "<start>", "<end>"]
     tokenizer = _of_characters([*special, *"-0123456789"], "<padding>")
     tokenizer.add_special_tokens(special)
@@ -537,7 +537,7 @@ def _of_characters(tokens: Sequence[str], unknown: str) -> Tokenizer:
 
 
 def question(text: str, tag: str = ANY) -> str:
-    """A text with its tag, as the source tokenizer reads it."""
+    """A text with its tag, the input of the source tokenizer."""
     if tag != ANY and tag not in LOCALES:
         raise ValueError(f"Expected tag to be one of {(ANY, *LOCALES)}, received {tag!r}.")
     return f"[{tag}]{text}"
@@ -546,7 +546,7 @@ def question(text: str, tag: str = ANY) -> str:
 def arrays(
     examples: Sequence[Example], length: int = SOURCE_LENGTH
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Source (N, length) and target (N, 12), int32, 0 behind the end."""
+    """Source (N, length) and target (N, 12), int32, padded with 0."""
     questions = [question(example.text, example.tag) for example in examples]
     sources = [row.ids for row in source_tokenizer().encode_batch(questions)]
     targets = [row.ids for row in target_tokenizer().encode_batch([x.iso for x in examples])]
@@ -571,7 +571,7 @@ def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 
 def check_against_babel(days_per_format: int = 40, seed: int = 0) -> int:
-    """Compares every format, in the plain style, with what Babel writes; returns how often."""
+    """Compares every format in the plain style with Babel; returns the number of comparisons."""
     chance = random.Random(seed)
     days = _days(held_out=False)
     every_month = [day for day in days if day.values["y"] == 2026 and day.values["d"] == 2]
@@ -596,10 +596,10 @@ def check_against_babel(days_per_format: int = 40, seed: int = 0) -> int:
 
 
 def readings(text: str, tag: str = ANY) -> set[str]:
-    """Every date that the text can mean, by regular expressions made from the patterns.
+    """All dates that the text can mean, with regular expressions made from the patterns.
 
-    It has only the patterns and the names in common with the generator, takes more than that
-    writes (any dot, comma or space dropped or added), and does not use the weekday.
+    It shares only the patterns and the names with the generator, accepts more than the generator
+    writes (any dot, comma or space dropped or added), and ignores the weekday.
     """
     found = set()
     for format, match in _fitting(text, tag, formats()):
@@ -619,7 +619,7 @@ def readings(text: str, tag: str = ANY) -> set[str]:
 
 
 def _fitting(text: str, tag: str, some: Iterable[Format]) -> list[tuple[Format, re.Match[str]]]:
-    """The formats, of the tag's locale or of all for "any", that the text can be in."""
+    """The formats of the tag's locale (for "any", of all locales) that match the text."""
     text = without_accents(normalise(text))
     candidates = (format for format in some if tag in (ANY, format.tag))
     matches = ((format, _expression(format).fullmatch(text)) for format in candidates)

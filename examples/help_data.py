@@ -1,10 +1,10 @@
 """Paragraphs of LibreOffice's help, for bert_pretraining.py and text_classification.py.
 
-    python examples/help_data.py        # fetches, parses, prints what there is, 20 seconds
+    python examples/help_data.py        # downloads, parses, prints statistics; 20 seconds
 
-The English pages of examples/translation_data.py, fetched as there. Two things are known of their
-paragraphs, and both were set by those who wrote them: the application that a page is about, which
-is its folder, and which words are what one reads on the screen, what one types, or a key.
+The English pages of examples/translation_data.py. Their paragraphs have two kinds of labels, both
+set by the authors: the application that a page is about (its folder), and which words are screen
+texts, typed input, or keys.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import translation_data as data
 
-# A paragraph of the folder "shared" is about all of them.
+# A paragraph of the folder "shared" is about all applications.
 APPLICATIONS = {
     "sbasic": "Basic",
     "scalc": "Calc",
@@ -35,20 +35,20 @@ KINDS = {
     "input": "code",
     "keycode": "key",
 }
-# Of a thousand pages so many are held out, for choices and for the score.
+# The number of pages per thousand that are held out for validation and for the test.
 VALIDATION, TEST = 40, 100
-# Packages of Python's standard library, for a trial without a network.
+# Packages of Python's standard library, for a test run without a network.
 PACKAGES = ("asyncio", "email", "logging", "multiprocessing", "unittest", "xml")
 
 
 class Paragraph(NamedTuple):
-    """A paragraph and what is known of it.
+    """A paragraph and its labels.
 
     Attributes:
-        words: what stands between spaces.
-        kinds: of each word: "screen", "code", "key", or "" where nothing is marked.
-        subject: the application, or "" if the page is about all of them.
-        document: the page.
+        words: the words, separated by spaces in the text.
+        kinds: for each word "screen", "code", "key", or "" if it is not marked.
+        subject: str, the application, or "" if the page is about all of them.
+        document: str, the page.
     """
 
     words: tuple[str, ...]
@@ -62,7 +62,7 @@ class Paragraph(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Paragraphs in the order of their pages, by what they are for; a page is in one part."""
+    """Paragraphs for training, validation and test, in page order; a page is in one part only."""
 
     training: list[Paragraph]
     validation: list[Paragraph]
@@ -70,7 +70,7 @@ class Parts(NamedTuple):
 
 
 def help_pages(folder: Path = data.FOLDER) -> list[Paragraph]:
-    """All paragraphs of the help, in their order; each is at home in one page."""
+    """All paragraphs of the help in page order; each belongs to one page."""
     found: dict[str, Paragraph] = {}
     with tempfile.TemporaryDirectory() as temporary:
         root = data.unpacked("en-US", Path(temporary), folder)
@@ -82,7 +82,7 @@ def help_pages(folder: Path = data.FOLDER) -> list[Paragraph]:
                     continue
                 kinds = tuple(KINDS.get(name, "") for name in classes)
                 paragraph = Paragraph(tuple(text.split()), kinds, subject, document)
-                # Pages contain paragraphs of others, mostly of "shared", which are theirs.
+                # Pages include paragraphs of other pages, mostly of "shared": skip these.
                 known = found.setdefault(f"{key} {text}", paragraph)
                 if known.subject != subject:
                     found[f"{key} {text}"] = known._replace(subject="")
@@ -90,7 +90,7 @@ def help_pages(folder: Path = data.FOLDER) -> list[Paragraph]:
 
 
 def docstrings() -> list[Paragraph]:
-    """What some packages of Python say of themselves; the names that they define are "code"."""
+    """Docstrings of some Python packages as paragraphs; the names that they define are "code"."""
     root = Path(sysconfig.get_path("stdlib"))
     result = []
     for package in PACKAGES:
@@ -116,7 +116,7 @@ Documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def split(paragraphs: list[Paragraph]) -> Parts:
-    """Paragraphs by page, as `translation_data.split` does with pairs."""
+    """Splits paragraphs by page, as `translation_data.split` does with pairs."""
     parts = Parts([], [], [])
     for paragraph in paragraphs:
         parts[data.part_of(paragraph.document, VALIDATION, TEST)].append(paragraph)
@@ -124,9 +124,9 @@ def split(paragraphs: list[Paragraph]) -> Parts:
 
 
 def once(parts: Parts) -> Parts:
-    """Those of three words or more, each text once: the first time it occurs.
+    """Paragraphs with three or more words; of equal texts only the first.
 
-    A manual repeats itself: what is to be scored, or chosen by, has no text that is in training.
+    A manual repeats itself. After this, no text of validation or test is in training.
     """
     seen: set[str] = set()
     result = Parts([], [], [])

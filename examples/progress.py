@@ -1,4 +1,4 @@
-"""Lines of progress of the long trainings among the examples."""
+"""Progress lines for the examples with long training."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,10 @@ from typing import Any
 
 
 def every(count: int) -> Callable[[int, Any], None]:
-    """Prints a line each so many batches, for `LambdaCallback(on_train_batch_end=)`.
+    """Prints a line every `count` batches, for `LambdaCallback(on_train_batch_end=...)`.
 
-    Keras's own lines are of an epoch; what stands in these is the mean of the epoch so far.
+    With `verbose=2` Keras prints one line per epoch only. The values are means over the epoch so
+    far.
     """
     start, steps = time.perf_counter(), 0
 

@@ -1,16 +1,15 @@
-"""What a pretrained encoder is good for: a text's subject and its words' kinds, in LiteRT at last.
+"""Fine-tunes BERT to classify texts and words, and exports int8 files for LiteRT.
 
     pip install -e ".[examples]"
     python examples/bert_pretraining.py        # first: the encoder
-    python examples/text_classification.py     # trains, compares, exports: one table
+    python examples/text_classification.py     # trains, compares, exports
     python examples/text_classification.py --ask "Choose Insert - Chart to open the dialog."
 
-Data: LibreOffice's help in English (examples/help_data.py), with labels of those who wrote it.
-"subject": which of eight applications a paragraph is about. "words": which of its words are what
-one reads on the screen, code, or a key; the score is F1 over these words. The encoder of
-bert_pretraining.py, which saw none of the pages that are scored, stands beside the same from random
-weights, and beside logistic regression over TF-IDF: of words and pairs of words, and for a word's
-kind of its spelling and its neighbours.
+Data: LibreOffice's help in English (examples/help_data.py), labelled by its authors. "subject":
+which of eight applications a paragraph is about (accuracy). "words": which of its words are screen
+texts, code or keys (F1 over these words). The pretrained encoder of bert_pretraining.py, which has
+not seen the test pages, is compared with the same encoder from random weights, and with logistic
+regression on TF-IDF features: words and pairs of words, or for words their spelling and neighbours.
 Minutes: 16 on 2 CPU cores. Expected, on 1,782 and 2,681 paragraphs:
 
               paragraphs    TF-IDF    random  pretrained
@@ -19,7 +18,7 @@ subject           15,946     76.4%     73.6%       76.6%
 words              1,000     70.4%     62.0%       67.3%
 words             24,042     79.2%     78.2%       80.0%
 
-              Keras, float32  TFLite, int8      MB   ms a text
+              Keras, float32  TFLite, int8      MB ms per text
 subject               76.60%        76.71%    1.57        0.41
 words                 80.02%        80.02%    1.55        0.41
 """
@@ -41,23 +40,23 @@ from help_data import Paragraph
 from keras_tfm.runtime import native_log
 
 LONGEST = bert_pretraining.LONGEST
-LENGTHS = [32, 64, LONGEST]  # of a text in the exported file
+LENGTHS = [32, 64, LONGEST]  # input lengths of the exported file
 BOUNDARIES = [16, 32, 48, 64, 96, LONGEST]
-TOKENS = 1_024  # of a batch, padding included
-IGNORED = -1  # the label of a piece that does not begin a word
+TOKENS = 1_024  # per batch, including padding
+IGNORED = -1  # the label of a piece that is not the first of its word
 PEAK = 5e-4
-EPOCHS = {1_000: 15, None: 5}  # by the number of paragraphs to learn from; None: all
+EPOCHS = {1_000: 15, None: 5}  # by the number of training paragraphs; None: all
 SMOKE_EPOCHS = {300: 1}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ask", metavar="TEXT", help="a text to classify, after the training")
+    parser.add_argument("--ask", metavar="TEXT", help="a text to classify; trains first if needed")
     parser.add_argument("--folder", type=Path, default=bert_pretraining.FOLDER)
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="a minute, on docstrings of Python, to see that all runs",
+        help="a short test run on docstrings of Python, one minute",
     )
     arguments = parser.parse_args()
     files = {task: arguments.folder / f"{task}.tflite" for task in ("subject", "words")}
@@ -67,13 +66,13 @@ def main() -> None:
             parser.error(f"{encoder} is missing: run examples/bert_pretraining.py first")
         start = time.perf_counter()
         compare(bert_pretraining.paragraphs(arguments.smoke), files, arguments)
-        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
     if arguments.ask:
         answer(arguments.ask, files)
 
 
 class Task(NamedTuple):
-    """What is to be found out, and the paragraphs that say it."""
+    """A classification task: its classes and data."""
 
     name: str
     classes: list[str]
@@ -84,13 +83,13 @@ class Task(NamedTuple):
         return self.name == "words"
 
     def labels(self, some: list[Paragraph]) -> list[str]:
-        """Of each paragraph, or of each of their words, all in a row."""
+        """The labels of the paragraphs, or of all their words in one list."""
         if self.of_words:
             return [kind for paragraph in some for kind in paragraph.kinds]
         return [paragraph.subject for paragraph in some]
 
     def score(self, answers: list[str], some: list[Paragraph]) -> float:
-        """Accuracy of subjects; F1, all kinds together, of the words that are not plain."""
+        """Accuracy for subjects; micro-averaged F1 for words that have a kind."""
         labels = self.labels(some)
         if self.of_words:
             from sklearn.metrics import f1_score
@@ -101,7 +100,7 @@ class Task(NamedTuple):
 
 
 def tasks(parts: help_data.Parts, tokenizer) -> list[Task]:
-    """Both, without the paragraphs that are too long for the file."""
+    """Both tasks, without paragraphs that are too long for the file."""
 
     def short(some: list[Paragraph]) -> list[Paragraph]:
         encoded = tokenizer.encode_batch([paragraph.text for paragraph in some])
@@ -115,7 +114,7 @@ def tasks(parts: help_data.Parts, tokenizer) -> list[Task]:
 
 
 def compare(parts: help_data.Parts, files: dict[str, Path], arguments: argparse.Namespace) -> None:
-    """Trains each task from each beginning, and prints the table."""
+    """Trains each task from random and pretrained weights, and prints the table."""
     from tokenizers import Tokenizer
 
     with native_log.captured():
@@ -128,30 +127,30 @@ def compare(parts: help_data.Parts, files: dict[str, Path], arguments: argparse.
     for task in tasks(parts, tokenizer):
         print(
             f"{task.name}: {', '.join(kind or 'plain' for kind in task.classes)}; "
-            f"{len(task.parts.training):,} paragraphs to learn from, "
-            f"{len(task.parts.validation):,} to choose by, {len(task.parts.test):,} to score on"
+            f"{len(task.parts.training):,} paragraphs for training, "
+            f"{len(task.parts.validation):,} for validation, {len(task.parts.test):,} for the test"
         )
         order = np.random.default_rng(0).permutation(len(task.parts.training))
         for count, epochs in (SMOKE_EPOCHS if arguments.smoke else EPOCHS).items():
             some = [task.parts.training[i] for i in order[:count]]
             scores = {"TF-IDF": task.score(regression(task, some), task.parts.test)}
-            for beginning in ("random", "pretrained"):
+            for weights in ("random", "pretrained"):
                 keras.utils.set_random_seed(0)
-                model = classifier(pretrained, task, beginning == "random", arguments.smoke)
-                name = f"{task.name}, {len(some):,} paragraphs, {beginning} weights"
+                model = classifier(pretrained, task, weights == "random", arguments.smoke)
+                name = f"{task.name}, {len(some):,} paragraphs, {weights} weights"
                 fit(model, task, some, tokenizer, epochs, name)
                 found = predicted(model, task, task.parts.test, tokenizer)
-                scores[beginning] = task.score(found, task.parts.test)
+                scores[weights] = task.score(found, task.parts.test)
             rows.append((task.name, len(some), scores))
             print_table(rows[-1:])
-        # The last model is the pretrained one with the most labels.
+        # The last model is the one with pretrained weights and all labels.
         after, size, ms = export(model, task, files[task.name], tokenizer)
         exported.append(
             f"{task.name:12}{scores['pretrained']:>16.2%}{after:>14.2%}{size:>8.2f}{ms:>12.2f}"
         )
     print()
     print_table(rows)
-    print(f"\n{'':12}{'Keras, float32':>16}{'TFLite, int8':>14}{'MB':>8}{'ms a text':>12}")
+    print(f"\n{'':12}{'Keras, float32':>16}{'TFLite, int8':>14}{'MB':>8}{'ms per text':>12}")
     print("\n".join(exported))
 
 
@@ -165,7 +164,7 @@ def print_table(rows: list) -> None:
 
 
 def regression(task: Task, some: list[Paragraph]) -> list[str]:
-    """The answers of logistic regression over TF-IDF."""
+    """The predictions of logistic regression on TF-IDF features."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -186,7 +185,7 @@ def texts(some: list[Paragraph]) -> list[str]:
 
 
 def word_features(some: list[Paragraph]) -> list[list[str]]:
-    """Of each word its spelling, its form, and two neighbours on each side."""
+    """Features of each word: its spelling, its form, and two neighbours on each side."""
     result = []
     for paragraph in some:
         words = ["", "", *paragraph.words, "", ""]
@@ -209,7 +208,7 @@ def word_features(some: list[Paragraph]) -> list[list[str]]:
 
 
 def classifier(pretrained, task: Task, fresh: bool, smoke: bool):
-    """The encoder, of one text at a time, with the task's head."""
+    """The encoder for single texts, with the task's head."""
     from keras_tfm import models
 
     size = pretrained.get_layer("embedding").vocabulary_size
@@ -223,7 +222,7 @@ def classifier(pretrained, task: Task, fresh: bool, smoke: bool):
 
 
 def fit(model, task: Task, some: list[Paragraph], tokenizer, epochs: int, name: str) -> None:
-    """Trains; the weights of the epoch that did best on the pages to choose by are kept."""
+    """Trains, and keeps the weights of the epoch with the best validation score."""
     import keras
 
     from keras_tfm.training import (
@@ -269,7 +268,7 @@ def fit(model, task: Task, some: list[Paragraph], tokenizer, epochs: int, name: 
 
 
 def labelled_batches(task: Task, some: list[Paragraph], tokenizer):
-    """Ids and labels: one a paragraph, or one for the first piece of each word."""
+    """Batches of ids and labels: one label per paragraph, or for the first piece of each word."""
     from keras_tfm import text
 
     encoded = encodings(some, tokenizer)
@@ -281,18 +280,18 @@ def labelled_batches(task: Task, some: list[Paragraph], tokenizer):
         ]
     else:
         labels = [[numbers[paragraph.subject]] for paragraph in some]
-    # Rows are padded with 0, which is a class: the classes are counted from 1 until then.
+    # Rows are padded with 0, which is a class, so classes are counted from 1 while batching.
     batches = text.BucketedBatches(
         {"tokens": [x.ids for x in encoded], "labels": [[x + 1 for x in row] for row in labels]},
         boundaries=BOUNDARIES,
         tokens=TOKENS,
     )
 
-    def parted(batch: dict, _: int) -> tuple:
+    def divided(batch: dict, _: int) -> tuple:
         labels = batch["labels"] - 1
         return {"tokens": batch["tokens"]}, labels if task.of_words else labels[:, 0]
 
-    return batches.map(parted)
+    return batches.map(divided)
 
 
 def encodings(some: list[Paragraph], tokenizer) -> list:
@@ -302,7 +301,7 @@ def encodings(some: list[Paragraph], tokenizer) -> list:
 
 
 def first_pieces(encoding) -> list[int | None]:
-    """For each piece the number of the word that it begins."""
+    """For each piece that is the first of a word, the word's number; None for other pieces."""
     words = encoding.word_ids
     return [
         word if word is not None and word != before else None
@@ -311,13 +310,13 @@ def first_pieces(encoding) -> list[int | None]:
 
 
 def predicted(model, task: Task, some: list[Paragraph], tokenizer, rows: int = 64) -> list[str]:
-    """The classes of paragraphs or of their words, by a Keras model, in batches of like lengths."""
+    """A Keras model's predictions for paragraphs or words, in batches of similar lengths."""
     encoded = encodings(some, tokenizer)
     order = sorted(range(len(some)), key=lambda i: len(encoded[i]))
     answers: list[list[str]] = [[] for _ in some]
     for first in range(0, len(order), rows):
         chosen = order[first : first + rows]
-        # Few shapes: each is compiled once.
+        # Few shapes, since each one is compiled.
         length = next(n for n in LENGTHS if n >= len(encoded[chosen[-1]]))
         ids = np.zeros((rows, length), "int32")
         for row, i in zip(ids, chosen, strict=False):
@@ -329,7 +328,7 @@ def predicted(model, task: Task, some: list[Paragraph], tokenizer, rows: int = 6
 
 
 def classes_of(task: Task, logits: np.ndarray, encoding) -> list[str]:
-    """From the logits of a paragraph, or of its pieces."""
+    """The classes for the logits of a paragraph, or of its pieces."""
     best = np.atleast_1d(logits.argmax(axis=-1))
     if task.of_words:
         best = [
@@ -342,10 +341,10 @@ def classes_of(task: Task, logits: np.ndarray, encoding) -> list[str]:
 
 
 def export(model, task: Task, path: Path, tokenizer) -> tuple[float, float, float]:
-    """Writes the file, and scores it on the whole test set, a text at a time, as a device has it.
+    """Exports the model and evaluates the file on the test set, one text at a time.
 
     Returns:
-        The score, megabytes, and milliseconds a text.
+        The score, megabytes, and milliseconds per text.
     """
     from keras_tfm import runtime
     from keras_tfm.export import export_tflite
@@ -364,13 +363,13 @@ def export(model, task: Task, path: Path, tokenizer) -> tuple[float, float, floa
 
 
 def logits_of(loaded, text: str) -> np.ndarray:
-    """Of the text, or of its pieces."""
+    """The logits of a text, or of its pieces."""
     (logits,) = loaded.predict_text([text]).values()
     return logits[0]
 
 
 def answer(text: str, files: dict[str, Path]) -> None:
-    """Prints what the files say of a text: the tokenizer is in them, too."""
+    """Prints the classes of a text and its words, with the exported files."""
     from tokenizers import Tokenizer
 
     from keras_tfm import runtime

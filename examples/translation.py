@@ -1,20 +1,20 @@
-"""English to German: a translator from pairs of texts to one .tflite file, and its BLEU.
+"""English to German: trains a translator on pairs of texts, and exports it to one .tflite file.
 
     pip install -e ".[examples]"
-    python examples/translation.py                # fetches, trains, exports, scores: one table
+    python examples/translation.py                # downloads, trains, exports, evaluates
     python examples/translation.py --ask "Choose a color for the border."
     python examples/translation.py --pairs mine.tsv     # source<TAB>target[<TAB>document]
-    python examples/translation.py --score        # scores again what was trained before
+    python examples/translation.py --score        # evaluates a model trained before
 
-Interrupted, the same command goes on from the last checkpoint.
+If it is interrupted, the same command continues from the last checkpoint.
 
 Data: LibreOffice's help, 33,000 pairs of paragraphs in 2,500 pages (examples/translation_data.py);
-5 MB are fetched with `apt-get download`, without root. 133 pages are held out. A manual repeats
-itself, so "unseen" are those of their paragraphs whose English text is nowhere in training.
+5 MB are downloaded with `apt-get download`, without root. 133 pages are held out. A manual repeats
+itself, so "unseen" are the held-out paragraphs whose English text does not occur in training.
 Minutes: 43 of training on one core, 4 of export and scores. Expected, with a beam of 4: BLEU about
 41.1 and chrF 65.1, unseen 35.3 and 61.0; in LiteRT in int8 41.0 and 65.0, unseen 35.4 and 60.9.
-With --seed 1 and 2, BLEU 41.4 and 41.7, unseen 35.6 and 36.1. Positions are rotary; with
---sinusoids, added to the embeddings as in the paper, three seeds had 35.5 to 37.1, unseen 29.3 to
+With --seed 1 and 2, BLEU 41.4 and 41.7, unseen 35.6 and 36.1. Positions are rotary. With
+--sinusoids, sinusoidal positions as in the paper, three seeds had 35.5 to 37.1, unseen 29.3 to
 31.2.
 """
 
@@ -36,12 +36,12 @@ FOLDER = Path("artifacts/translation")
 SIZE = {"dim": 192, "num_layers": 3, "num_heads": 4, "intermediate_dim": 768, "dropout": 0.1}
 SMOKE = {"dim": 32, "num_layers": 1, "num_heads": 2, "intermediate_dim": 64, "dropout": 0.1}
 VOCABULARY, SMOKE_VOCABULARY = 6_000, 600
-PADDING, START, END = 0, 1, 2  # as text.train_word_piece numbers them
-LONGEST = 96  # pieces of a source or a target; longer pairs are left out
+PADDING, START, END = 0, 1, 2  # the ids of text.train_word_piece
+LONGEST = 96  # pieces per source or target; longer pairs are left out
 BOUNDARIES = (*range(4, 32, 4), *range(32, 64, 8), 64, 80, LONGEST)
-LENGTHS = [16, 32, 64, LONGEST]  # of the source in the exported file
+LENGTHS = [16, 32, 64, LONGEST]  # source lengths of the exported file
 BEAM = 4
-TOKENS = 1_536  # of source and of target in a batch, padding included
+TOKENS = 1_536  # per batch, of source and of target each, including padding
 EPOCHS = 11
 PEAK, WARMUP = 1.5e-3, 600
 
@@ -49,22 +49,22 @@ PEAK, WARMUP = 1.5e-3, 600
 def main() -> None:
     parser = argparse.ArgumentParser(description="Translates English to German; see the file.")
     parser.add_argument(
-        "--ask", metavar="TEXT", help="a text to translate; trains first if need be"
+        "--ask", metavar="TEXT", help="a text to translate; trains first if necessary"
     )
     parser.add_argument(
         "--pairs", type=Path, metavar="FILE", help="source<TAB>target[<TAB>document]"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where all is written")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--seed", type=int, default=0, help="of first weights and dropout")
+    parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and dropout")
     parser.add_argument(
-        "--sinusoids", action="store_true", help="positions as in the paper: 4 points of BLEU less"
+        "--sinusoids", action="store_true", help="sinusoidal positions: 4 BLEU points less"
     )
     parser.add_argument(
-        "--score", action="store_true", help="scores what was trained before, with the same pairs"
+        "--score", action="store_true", help="evaluates a model trained before on the same pairs"
     )
     parser.add_argument(
-        "--smoke", action="store_true", help="a minute, on names from Babel, to see that all runs"
+        "--smoke", action="store_true", help="a short test run on names from Babel, one minute"
     )
     arguments = parser.parse_args()
     if arguments.epochs < 1:
@@ -81,7 +81,7 @@ def main() -> None:
         if not arguments.score:
             train(corpus, arguments)
         score(corpus, arguments)
-        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in all")
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
     if arguments.ask:
         print(runtime.load(file).generate_text(arguments.ask))
 
@@ -148,7 +148,7 @@ def score(corpus: "Corpus", arguments) -> None:
         end_id=END,
         strategy=Beam(BEAM),
         tokenizer=corpus.tokenizer,
-        # Ids at random are no sentences, and the answers to them are close calls.
+        # Real sentences: with random ids the best tokens are often nearly tied.
         verify_inputs={"source": corpus.short_sources(rows=4)},
     )
     print(report)
@@ -157,7 +157,7 @@ def score(corpus: "Corpus", arguments) -> None:
     if not test:
         sys.exit("none of the pairs was held out: there are too few documents")
     sources = [pair.source for pair in test]
-    print(f"translating {len(test):,} of {len(corpus.parts.test):,} pairs of documents held out")
+    print(f"translating {len(test):,} of {len(corpus.parts.test):,} held-out pairs")
     print_table(
         {
             "Keras, float32": translate(model, corpus.tokenizer, sources),
@@ -169,7 +169,7 @@ def score(corpus: "Corpus", arguments) -> None:
 
 
 def translate(model, tokenizer, texts: list[str], rows: int = 64) -> list[str]:
-    """The translations of texts, in Keras, in batches of similar lengths."""
+    """Translates texts in Keras, in batches of similar lengths."""
     import numpy as np
 
     from keras_tfm.generation import Beam, Generator
@@ -188,7 +188,7 @@ def translate(model, tokenizer, texts: list[str], rows: int = 64) -> list[str]:
 
 
 def one_by_one(model, texts: list[str]) -> list[str]:
-    """The translations of texts, with a file, as a device has them: one at a time."""
+    """Translates texts with the exported file, one at a time, as on a device."""
     start, result = time.perf_counter(), []
     for number, text in enumerate(texts, 1):
         result.append(model.generate_text(text))
@@ -198,9 +198,9 @@ def one_by_one(model, texts: list[str]) -> list[str]:
 
 
 def print_table(answers: dict[str, list[str]], test: list, seen: set[str]) -> None:
-    """BLEU and chrF on all pairs, and on those whose source was never seen in training.
+    """BLEU and chrF on all pairs, and on those whose source does not occur in training.
 
-    Manuals repeat themselves, and so do documents that were held out.
+    Manuals repeat themselves, held-out pages too.
     """
     from sacrebleu.metrics import BLEU, CHRF
 
@@ -224,11 +224,11 @@ def print_table(answers: dict[str, list[str]], test: list, seen: set[str]) -> No
 
 
 def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0, rotary: bool = True):
-    """The model, compiled for so many steps.
+    """Builds and compiles the model for a number of steps.
 
     Args:
-        seed: decides first weights and dropout.
-        rotary: positions turn queries and keys; else sinusoids are added to embeddings.
+        seed: int, seed of initial weights and dropout.
+        rotary: bool, rotary positions; else sinusoidal positions.
     """
     import keras
 
@@ -258,11 +258,11 @@ def build(corpus: "Corpus", smoke: bool, steps: int, seed: int = 0, rotary: bool
 
 
 class Corpus:
-    """The tokenizer, trained or read from a file, and each part as texts and as batches.
+    """The tokenizer, trained or read from a file, and the data as texts and as batches.
 
     Attributes:
-        parts: pairs of texts to train on, to choose by and to score on.
-        tokenizer: one for both languages: names and terms are often the same.
+        parts: pairs of texts for training, validation and test.
+        tokenizer: one for both languages, since names and terms are often the same.
         training, validation: batches of ids.
     """
 
@@ -284,7 +284,7 @@ class Corpus:
         self.validation = self._batches(self.parts.validation, shuffle=False)
 
     def test(self) -> list:
-        """The pairs to score on: all whose source is not too long for the file."""
+        """The test pairs whose source is not too long for the file."""
         encoded = self.tokenizer.encode_batch([pair.source for pair in self.parts.test])
         return [
             pair
@@ -293,14 +293,14 @@ class Corpus:
         ]
 
     def short_sources(self, rows: int):
-        """Some sources that every signature of the file takes: (rows, S), padded."""
+        """Sources short enough for every signature of the file: (rows, S), padded."""
         found = [
             i for i, n in enumerate(self.validation.inputs["source"].lengths) if n <= LENGTHS[0]
         ]
         return self.validation.inputs["source"].padded(found[:rows], LENGTHS[0])
 
     def _batches(self, pairs: list, shuffle: bool = True):
-        """Batches of the pairs that are not too long, shifted for teacher forcing."""
+        """Batches for teacher forcing, without pairs that are too long."""
         from keras_tfm import text
 
         sources = [x.ids for x in self.tokenizer.encode_batch([pair.source for pair in pairs])]

@@ -1,14 +1,14 @@
-"""Data of examples/translation.py: sentences of LibreOffice's help in English and in German.
+"""Data of examples/translation.py: paragraphs of LibreOffice's help in English and German.
 
-    python examples/translation_data.py        # fetches, aligns, prints what there is, 20 seconds
+    python examples/translation_data.py        # downloads, aligns, prints statistics; 20 seconds
 
 The help is in the packages libreoffice-help-en-us and libreoffice-help-de of Debian and Ubuntu
 (MPL-2.0, 5 MB), which `apt-get download` fetches without root. Its pages are HTML, and a paragraph
-has the same id in every language: no aligner has to guess. Texts are kept in artifacts/ and never
-committed.
+has the same id in every language, so no alignment is needed. Texts are stored in artifacts/ and
+never committed.
 
-Any other pairs do as well: a file of lines `source<TAB>target`, with a third column that names the
-document where there are documents.
+Other pairs can be used too: a file with lines `source<TAB>target`, and optionally a third column
+with the name of the document.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from typing import NamedTuple
 FOLDER = Path("artifacts/translation")
 PACKAGES = {"en-US": "libreoffice-help-en-us", "de": "libreoffice-help-de"}
 PARAGRAPH = re.compile(r"(par|hd)_id[0-9N_]*")
-# Of a thousand documents so many are held out, for choices and for the score.
+# The number of documents per thousand that are held out for validation and for the test.
 VALIDATION, TEST = 20, 50
 
 
 class Pair(NamedTuple):
-    """A paragraph in two languages, and the document it is from."""
+    """A paragraph in two languages, and its document."""
 
     source: str
     target: str
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Pairs by what they are for; no document is in two of them."""
+    """Pairs for training, validation and test; each document is in one part only."""
 
     training: list[Pair]
     validation: list[Pair]
@@ -45,12 +45,12 @@ class Parts(NamedTuple):
 
 
 class Paragraph(NamedTuple):
-    """The text of a paragraph, and what kind of text stands where.
+    """The text of a paragraph, and the kind of each word.
 
     Attributes:
-        text: with single spaces.
-        kinds: for each word of the text, between spaces, the class that its first character has in
-            the page: "emph", "menuitem", "literal", "input", "keycode", "widget", or "".
+        text: str, with single spaces.
+        kinds: for each word of the text, the class of its first character in the page: "emph",
+            "menuitem", "literal", "input", "keycode", "widget", or "".
     """
 
     text: str
@@ -66,7 +66,7 @@ class _Paragraphs(HTMLParser):
         self._id = ""
         self._tag = ""
         self._pieces: list[tuple[str, str]] = []  # text and its class
-        self._spans: list[str] = []  # the classes of those that are open
+        self._spans: list[str] = []  # the classes of the open spans
 
     def handle_starttag(self, tag: str, attributes: list) -> None:
         given = dict(attributes)
@@ -96,7 +96,7 @@ class _Paragraphs(HTMLParser):
 
 
 def fetch(folder: Path = FOLDER) -> Path:
-    """The file of aligned pairs, made if it is not there: `source<TAB>target<TAB>document`."""
+    """The file of aligned pairs, created if missing: `source<TAB>target<TAB>document`."""
     path = folder / "pairs.tsv"
     if path.exists():
         return path
@@ -110,7 +110,7 @@ def fetch(folder: Path = FOLDER) -> Path:
 
 
 def unpacked(language: str, temporary: Path, folder: Path = FOLDER) -> Path:
-    """The pages of a language, in a folder in `temporary`; the package is fetched to `folder`."""
+    """A folder in `temporary` with the pages of a language; downloads the package to `folder`."""
     package = PACKAGES[language]
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -127,7 +127,7 @@ def unpacked(language: str, temporary: Path, folder: Path = FOLDER) -> Path:
 
 
 def aligned(source: Path, target: Path) -> list[Pair]:
-    """The paragraphs that both folders of pages have; untranslated ones are left out."""
+    """The paragraphs that are in both folders; untranslated ones are left out."""
     pairs = []
     for page in sorted(source.rglob("*.html")):
         document = page.relative_to(source).as_posix()
@@ -149,7 +149,7 @@ def paragraphs(page: Path) -> dict[str, Paragraph]:
 
 
 def read(path: Path) -> list[Pair]:
-    """The pairs of a file of lines `source<TAB>target`, or with a third column, the document."""
+    """Reads a file of lines `source<TAB>target`, with the document as an optional third column."""
     pairs = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         columns = [" ".join(column.split()) for column in line.split("\t")]
@@ -158,15 +158,15 @@ def read(path: Path) -> list[Pair]:
                 f"{path}, line {number}: expected source<TAB>target or "
                 f"source<TAB>target<TAB>document, got {line[:60]!r}"
             )
-        # Without documents each source is its own: equal sources stay on one side.
+        # Without documents the source is used: equal sources are then in the same part.
         pairs.append(Pair(columns[0], columns[1], columns[-1 if len(columns) == 3 else 0]))
     return pairs
 
 
 def names() -> list[Pair]:
-    """What countries, languages and currencies are called in English and German: CLDR's, by Babel.
+    """Names of countries, languages and currencies in English and German, from Babel's CLDR.
 
-    Two thousand pairs that are there without a network, for a trial of the program.
+    Two thousand pairs for a test run without a network.
     """
     from babel import Locale
 
@@ -181,9 +181,9 @@ def names() -> list[Pair]:
 
 
 def split(pairs: Iterable[Pair]) -> Parts:
-    """Pairs by document: by a hash of its name, so that more pairs move none to another part.
+    """Splits pairs by document, with a hash of its name, so that new pairs do not move others.
 
-    A pair that occurs more than once, in one document or several, stays once in each part.
+    A pair that occurs several times is kept once in each part.
     """
     parts = Parts([], [], [])
     for pair in dict.fromkeys(pairs):
@@ -192,7 +192,7 @@ def split(pairs: Iterable[Pair]) -> Parts:
 
 
 def part_of(document: str, validation: int = VALIDATION, test: int = TEST) -> int:
-    """0 to train on, 1 to choose by, 2 to score on: an index of `Parts`."""
+    """An index of `Parts`: 0 = training, 1 = validation, 2 = test."""
     digest = hashlib.sha256(document.encode()).digest()
     place = int.from_bytes(digest[:8], "big") % 1000
     return 2 if place < test else 1 if place < test + validation else 0

@@ -2,9 +2,10 @@
 
     python examples/multi_worker/launch.py --workers 2 python examples/multi_worker/train.py
 
-Worker 0 prints as it would alone, the others behind "[1] ", "[2] ". When one fails, the others get
-a minute to notice, then they are ended; the status is that of the first that failed. Ctrl-C and
-SIGTERM reach all. On several machines no launcher is needed: README.md beside this file.
+The lines of worker 0 are printed unchanged, those of others with the prefix "[1] ", "[2] ". If one
+worker fails, the others are terminated after a minute; the exit status is that of the first one
+that failed. Ctrl-C and SIGTERM are passed to all. On several machines no launcher is needed: see
+README.md in this folder.
 """
 
 import argparse
@@ -18,12 +19,12 @@ import sys
 import threading
 import time
 
-PATIENCE = 60.0  # seconds that the others get
+PATIENCE = 60.0  # seconds that the others get after a failure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Starts workers on this machine; see the file.")
-    parser.add_argument("--workers", type=int, default=2, help="how many")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments")
     arguments = parser.parse_args()
     if arguments.workers < 1 or not arguments.command:
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def launch(command: list[str], count: int, environment: dict[str, str] | None = None) -> int:
-    """Runs `count` workers to their end: 0, or the status of the first that failed."""
+    """Runs `count` workers until they end; returns 0, or the status of the first that failed."""
     addresses = [f"localhost:{port}" for port in free_ports(count)]
     workers = [
         subprocess.Popen(
@@ -71,7 +72,7 @@ def launch(command: list[str], count: int, environment: dict[str, str] | None = 
 
 
 def wait(workers: list[subprocess.Popen]) -> int:
-    """Waits for all; once one has failed, no longer than PATIENCE for the others."""
+    """Waits for all workers, but after a failure only up to PATIENCE seconds."""
     failed: int | None = None
     deadline = float("inf")
     while any(worker.poll() is None for worker in workers):
@@ -86,11 +87,11 @@ def wait(workers: list[subprocess.Popen]) -> int:
         time.sleep(0.1)
     statuses = [worker.returncode for worker in workers]
     status = failed if failed is not None else next((s for s in statuses if s), 0)
-    return 128 - status if status < 0 else status  # as a shell tells of signals
+    return 128 - status if status < 0 else status  # a shell's exit status for signals
 
 
 def tf_config(addresses: list[str], index: int) -> str:
-    """What worker `index` is told: who all are, and which one it is."""
+    """The TF_CONFIG of worker `index`: the addresses of all workers, and its own index."""
     return json.dumps(
         {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     )

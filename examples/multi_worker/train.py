@@ -1,12 +1,12 @@
-"""Learns to read dates, as examples/dates.py, on any number of machines, and goes on if restarted.
+"""Trains the model of examples/dates.py on any number of machines; resumes after a restart.
 
     pip install -e ".[examples]"
     python examples/multi_worker/launch.py --workers 2 python examples/multi_worker/train.py
-    python examples/multi_worker/train.py            # the same, alone: the same losses
+    python examples/multi_worker/train.py            # one worker: the same losses
 
-Data: Babel's CLDR patterns (examples/dates_data.py). Minutes: 3 on 2 CPU cores, 2 workers on them.
+Data: Babel's CLDR patterns (examples/dates_data.py). Minutes: 3 with 2 workers on 2 CPU cores.
 Expected: 97.6 % of the tokens of unseen dates. Kill a worker: the others end within a minute, and
-the same command goes on from the last checkpoint in artifacts/multi_worker.
+the same command continues from the last checkpoint in artifacts/multi_worker.
 """
 
 import argparse
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from keras_tfm import training
 
-strategy = training.distribution()  # the workers of TF_CONFIG: before anything else of TensorFlow
+strategy = training.distribution()  # must be the first call to TensorFlow
 
 import dates_data as data  # noqa: E402
 import keras  # noqa: E402
@@ -31,9 +31,9 @@ FOLDER = Path("artifacts/multi_worker")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Trains on several machines; see the file.")
-    parser.add_argument("--examples", type=int, default=40_000, help="how many to train on")
+    parser.add_argument("--examples", type=int, default=40_000, help="number of training examples")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="one that all workers see")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="shared by all workers")
     arguments = parser.parse_args()
 
     keras.utils.set_random_seed(0)
@@ -63,7 +63,7 @@ def main() -> None:
         print(f"{strategy.num_replicas_in_sync} replicas, {model.count_params():,} parameters")
     model.fit(
         *inputs_and_labels(data.training_examples(arguments.examples)),
-        batch_size=128,  # of all workers together
+        batch_size=128,  # for all workers together
         epochs=arguments.epochs,
         validation_data=inputs_and_labels(data.test_dates()[:1_000]),
         verbose=2 if chief else 0,

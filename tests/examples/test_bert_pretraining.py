@@ -102,6 +102,6 @@ def test_a_small_run_from_nothing_to_files_that_answer(tmp_path):
         text=True,
     )
     assert "run examples/bert_pretraining.py first" in early.stderr and early.returncode == 2
-    assert "how often each occurs" in run(ROOT / "examples/bert_pretraining.py")
+    assert "unigram frequencies" in run(ROOT / "examples/bert_pretraining.py")
     said = run(ROOT / "examples/text_classification.py", "--ask", question)
     assert "TFLite, int8" in said and "subject: " in said and question in said

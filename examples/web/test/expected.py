@@ -1,9 +1,9 @@
-"""What Python answers with the same files, for page.test.js to compare with.
+"""Python's answers with the same files, which page.test.js compares with the browser's.
 
     python examples/web/test/expected.py FOLDER OUTPUT.json [DATES]
 
-FOLDER holds float32.tflite and int8.tflite as examples/dates.py writes them, and others like them.
-They are asked DATES dates, 150 by default, and a third as many in formats that were held out.
+FOLDER holds float32.tflite and int8.tflite of examples/dates.py, and similar files. They are asked
+DATES dates (default 150), and a third as many dates in held-out formats.
 """
 
 import json
@@ -18,7 +18,7 @@ import dates_data as data
 
 from keras_tfm import runtime
 
-# What people type and Babel does not write: other digits, spaces, dashes, capitals.
+# Variants that people type and Babel does not write: other digits, spaces, dashes, capitals.
 TYPED = (
     ("  3 de   marzo de 2026 ", "es"),
     ("٣ مارس ٢٠٢٦", "ar_EG"),
@@ -53,7 +53,7 @@ def main() -> None:
             start = time.perf_counter()
             tokens.append(model.generate(row).tokens)
             seconds.append(time.perf_counter() - start)
-        # Of a beam search the best.
+        # The best hypothesis of a beam search.
         tokens = np.concatenate(tokens) if tokens[0].ndim == 2 else np.concatenate(tokens)[:, 0]
         result["tokens"][name] = [row.tolist() for row in tokens]
         answers = model.generate_text(texts)
