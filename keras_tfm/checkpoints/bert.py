@@ -7,14 +7,14 @@ from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
-from keras_tfm.models.identity import pooled_of
 
 _ATTENTION = "encoder.layer.{i}.attention"
 _QKV = tuple(f"{_ATTENTION}.self.{x}" for x in ("query", "key", "value"))
 _LAYER = "encoder.layer.{i}"
 
 
-TABLE = (
+# The rows of the encoder, which RoBERTa and ELECTRA share.
+ENCODER = (
     Row("embedding/embeddings", ("embeddings.word_embeddings.weight",)),
     Row("segment_embedding/segments", ("embeddings.token_type_embeddings.weight",)),
     Row("positions/positions", ("embeddings.position_embeddings.weight",)),
@@ -25,6 +25,9 @@ TABLE = (
     *dense("encoder_{i}/feed_forward/inner", f"{_LAYER}.intermediate.dense"),
     *dense("encoder_{i}/feed_forward/outer", f"{_LAYER}.output.dense"),
     *norm("encoder_{i}/feed_forward_residual/norm", f"{_LAYER}.output.LayerNorm"),
+)
+TABLE = (
+    *ENCODER,
     *dense("pooler", "pooler.dense"),
     *dense("transform", "cls.predictions.transform.dense", head=True),
     *norm("transform_norm", "cls.predictions.transform.LayerNorm", head=True),
@@ -35,13 +38,14 @@ TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def encoder_arguments(config: Config, pad_id: int = 0) -> dict[str, Any]:
+    """The builder's arguments that BERT and its successors have in common."""
     config.only(
         position_embedding_type="absolute",
         is_decoder=False,
         add_cross_attention=False,
         pruned_heads={},
-        pad_token_id=0,
+        pad_token_id=pad_id,
         tie_word_embeddings=True,
     )
     return {
@@ -59,7 +63,14 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _classifier_dropout(config: Config) -> Any:
+def _arguments(config: Config, named: Named) -> dict[str, Any]:
+    # Files of a head without a pooler say nothing about it.
+    known = ("pooler.", _MASKED, _NEXT, "classifier.", "qa_outputs.")
+    return {**encoder_arguments(config), "pooler": any(named.begins(x) for x in known)}
+
+
+def classifier_dropout(config: Config) -> Any:
+    """The dropout rate of a classifier; None for the encoder's."""
     return config.number("classifier_dropout", None, 1)
 
 
@@ -85,14 +96,14 @@ ARCHITECTURES = {
     ),
     "BertForSequenceClassification": Architecture(
         lambda model, config: models.sequence_classifier(
-            model, config.num_labels, _classifier_dropout(config)
+            model, config.num_labels, classifier_dropout(config)
         ),
         "sequence_classifier",
         prefixes=("pooler.", "classifier."),
     ),
     "BertForTokenClassification": Architecture(
         lambda model, config: models.token_classifier(
-            model, config.num_labels, _classifier_dropout(config)
+            model, config.num_labels, classifier_dropout(config)
         ),
         "token_classifier",
         prefixes=("classifier.",),
@@ -105,12 +116,8 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
-    if model.head is None and pooled_of(model) is None:
-        raise ValueError(
-            f"{model.name} has neither a pooler nor a head, and every BERT checkpoint has one: "
-            "expected a model made by models.bert or by a head of keras_tfm.models"
-        )
+def encoder_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    """The fields of `config.json` that BERT and its successors have in common."""
     given = model.arguments
     attention = given["attention_dropout"]
     fields: dict[str, Any] = {
@@ -123,7 +130,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
         "hidden_dropout_prob": given["dropout"],
         "attention_probs_dropout_prob": given["dropout"] if attention is None else attention,
         "max_position_embeddings": given["max_length"],
-        "type_vocab_size": given["num_segments"],
+        "type_vocab_size": given.get("num_segments", 0),
         "layer_norm_eps": given["layer_norm_epsilon"],
         "pad_token_id": 0,
         "tie_word_embeddings": True,
@@ -141,7 +148,7 @@ BERT = Family(
     builder=models.bert,
     table=lambda model: TABLE,
     arguments=_arguments,
-    fields=_fields,
+    fields=encoder_fields,
     architectures=ARCHITECTURES,
     names=Names(
         prefix="bert.",

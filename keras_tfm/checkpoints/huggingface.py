@@ -10,11 +10,15 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.checkpoints.albert import ALBERT
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.distilbert import DISTILBERT
+from keras_tfm.checkpoints.electra import ELECTRA
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.gpt import GPT1, GPT2
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.roberta import ROBERTA, XLM_ROBERTA
 from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.t5 import T5
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
@@ -22,7 +26,10 @@ from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.models import Model
 from keras_tfm.models.identity import is_functional
 
-FAMILIES: dict[str, Family] = {x.model_type: x for x in (BERT, GPT1, GPT2, T5)}
+FAMILIES: dict[str, Family] = {
+    x.model_type: x
+    for x in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, GPT1, GPT2, T5)
+}
 # Relative tolerance: a rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
 
@@ -37,14 +44,16 @@ def load_huggingface(
     half precision become float32.
 
     Args:
-        folder: str or Path, the folder of a model of type "bert", "gpt2", "openai-gpt" or "t5".
+        folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
+            "distilbert", "electra", "albert", "gpt2", "openai-gpt" or "t5".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
-            one that matches the tensors. Supported for BERT: "BertModel", "BertForMaskedLM",
-            "BertForPreTraining", "BertForNextSentencePrediction", "BertForSequenceClassification",
-            "BertForTokenClassification" and "BertForQuestionAnswering". For GPT: "GPT2LMHeadModel",
-            "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel". For T5:
-            "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
-        options: arguments of `models.bert`, `models.gpt` or `models.t5` that override the
+            one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
+            "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
+            "BertForQuestionAnswering"; "BertForPreTraining", "AlbertForPreTraining",
+            "BertForNextSentencePrediction", and ELECTRA's discriminator "ElectraForPreTraining".
+            For GPT: "GPT2LMHeadModel", "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel".
+            For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
+        options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
     Returns:
@@ -136,8 +145,8 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
     The files are first written to a temporary folder, loaded and compared with the model.
 
     Args:
-        model: a float32 model made by `models.bert`, `models.gpt` or `models.t5`, with or without a
-            head of `keras_tfm.models`.
+        model: a float32 model made by a builder of `keras_tfm.models` for one of these families,
+            with or without a head of `keras_tfm.models`.
         folder: str or Path. Created if it does not exist; existing files of these two names are
             replaced.
 
@@ -192,8 +201,9 @@ def _known(model: keras.Model) -> tuple[Family, Model]:
     for family in FAMILIES.values():
         if family.builder.__name__ == name and family.is_of(model):
             return family, model
+    names = dict.fromkeys(family.builder.__name__ for family in FAMILIES.values())
     raise ValueError(
-        "expected a model of models.bert, models.gpt or models.t5, "
+        f"expected a model of models.{', models.'.join(names)}, "
         f"got {model.name!r}, " + ("composed by hand" if name is None else f"of models.{name}")
     )
 
@@ -204,7 +214,7 @@ def _compare(model: Model, again: keras.Model) -> None:
     given = model.arguments
     length = min(9, given.get("max_length", 9))
     ids = rng.integers(0, given["vocabulary_size"], (2, 3, length), "int32")
-    ids[:, 1, length // 2 :] = 0
+    ids[:, 1, length // 2 :] = given.get("pad_id", 0)
     segments = np.zeros_like(ids[0])
     if any(x.name == "segments" for x in model.inputs):
         segments = rng.integers(0, given["num_segments"], segments.shape, "int32")

@@ -1,6 +1,9 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
+from keras_tfm.models.albert import albert
 from keras_tfm.models.bert import bert
+from keras_tfm.models.distilbert import distilbert
+from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
 from keras_tfm.models.gpt import gpt
 from keras_tfm.models.heads import (
@@ -14,20 +17,26 @@ from keras_tfm.models.heads import (
 )
 from keras_tfm.models.identity import describe
 from keras_tfm.models.model import Model
+from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
 from keras_tfm.models.with_dtype import with_dtype
 
 __all__ = [
     "Model",
+    "albert",
     "backbone",
     "bert",
     "describe",
+    "distilbert",
+    "electra",
     "encoder",
     "gpt",
     "masked_language_model",
     "next_sentence",
     "question_answering",
+    "replaced_token_detection",
+    "roberta",
     "sentence_embedding",
     "sequence_classifier",
     "t5",

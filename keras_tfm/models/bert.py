@@ -2,18 +2,7 @@
 
 from typing import Any
 
-import keras
-
-from keras_tfm.layers import (
-    Dropout,
-    LayerNormalization,
-    MultiHeadSelfAttention,
-    PositionEmbedding,
-    SegmentEmbedding,
-    TokenEmbedding,
-    TransformerEncoderBlock,
-)
-from keras_tfm.models.identity import FeaturesMarker, PooledMarker
+from keras_tfm.models.bidirectional_encoder import bidirectional_encoder
 from keras_tfm.models.model import Model
 
 # "base" and "large": section 3 of the paper. The others: table 1 of "Well-Read Students Learn
@@ -42,6 +31,7 @@ def bert(
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
+    pooler: bool = True,
     name: str = "bert",
     dtype: Any = None,
 ) -> Model:
@@ -64,13 +54,14 @@ def bert(
         num_segments: int, number of segments (token types).
         segments: bool, whether the model has the input `segments`. Without it all tokens belong to
             segment 0, for single texts. The weights are the same in both cases.
+        pooler: bool, whether the model has the output "pooled".
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     Returns:
         A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both
         int32, to a dict of "features" (B, T, D) and "pooled" (B, D): a dense layer with tanh on the
-        first token's features.
+        first token's features. Without a pooler, the output is the features alone.
 
     Raises:
         ValueError: an argument out of range, or `num_heads` does not divide `dim`.
@@ -84,55 +75,4 @@ def bert(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
-    arguments = dict(locals())
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    initializer = keras.initializers.TruncatedNormal(stddev=0.02)
-    tokens = keras.Input((None,), dtype="int32", name="tokens")
-    inputs = {"tokens": tokens}
-    x = TokenEmbedding(
-        vocabulary_size,
-        dim,
-        mask_zero=True,
-        embeddings_initializer=initializer,
-        dtype=dtype,
-        name="embedding",
-    )(tokens)
-    segment_embedding = SegmentEmbedding(num_segments, dtype=dtype, name="segment_embedding")
-    if segments:
-        inputs["segments"] = keras.Input((None,), dtype="int32", name="segments")
-    x = segment_embedding(x, inputs.get("segments"))
-    x = PositionEmbedding(max_length, dtype=dtype, name="positions")(x)
-    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="embedding_norm")(x)
-    x = Dropout(dropout, dtype=dtype, name="embedding_dropout")(x)
-    for i in range(num_layers):
-        attention = MultiHeadSelfAttention(
-            num_heads,
-            dropout=dropout if attention_dropout is None else attention_dropout,
-            kernel_initializer=initializer,
-            dtype=dtype,
-            name="self_attention",
-        )
-        x = TransformerEncoderBlock(
-            intermediate_dim,
-            self_attention=attention,
-            dropout=dropout,
-            activation=activation,
-            layer_norm_epsilon=layer_norm_epsilon,
-            kernel_initializer=initializer,
-            dtype=dtype,
-            name=f"encoder_{i}",
-        )(x)
-    x = FeaturesMarker(
-        "bert",
-        arguments,
-        embedding="embedding",
-        blocks=[f"encoder_{i}" for i in range(num_layers)],
-        dtype=dtype,
-        name="features_marker",
-    )(x)
-    pooler = keras.layers.Dense(
-        dim, activation="tanh", kernel_initializer=initializer, dtype=dtype, name="pooler"
-    )
-    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(pooler(x[:, 0]))
-    return Model(inputs, {"features": x, "pooled": pooled}, name=name)
+    return bidirectional_encoder("bert", locals(), segments=segments, pooler=pooler)

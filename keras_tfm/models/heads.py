@@ -120,7 +120,7 @@ def masked_language_model(
     x = base.mark("masked_language_model", locals(), base.features)
     table = base.embedding(embedding)
     dense = base.dense(
-        x.shape[-1], "transform", activation=base.argument("activation", activation, "gelu")
+        table.dim, "transform", activation=base.argument("activation", activation, "gelu")
     )
     norm = LayerNormalization(
         epsilon=base.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12),
@@ -317,7 +317,9 @@ class HeadBase:
     def pooled(self) -> Tensor:
         """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
         if self._pooled is None:
-            x = self.dense(self.features.shape[-1], "pooler", "tanh")(self.features[:, 0])
+            activation = self.argument("pooler_activation", None, "tanh")
+            dense = self.dense(self.features.shape[-1], "pooler", activation)
+            x = dense(self.features[:, 0])
             marker = identity.PooledMarker(
                 dtype=self.dtype, name=_unused(self.model, "pooled_marker")
             )

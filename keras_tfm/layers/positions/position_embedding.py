@@ -24,9 +24,11 @@ class PositionEmbedding(RematerializedLayer):
 
     Args:
         max_length: int, number of positions in the table. Longer inputs are an error.
-        initializer: initializer of the table (max_length, D). Default: normal with standard
-            deviation 0.02, as in BERT.
+        initializer: initializer of the table (offset + max_length, D). Default: normal with
+            standard deviation 0.02, as in BERT.
         dropout: float, dropout rate of the sum.
+        offset: int, number of rows before that of position 0, as in the checkpoints of RoBERTa and
+            BART. They are part of the table, and unused.
 
     Call arguments:
         inputs: float tensor (..., T, D), with T up to `max_length`.
@@ -52,11 +54,18 @@ class PositionEmbedding(RematerializedLayer):
     """
 
     def __init__(
-        self, max_length: int, initializer: Any = None, dropout: float = 0.0, **kwargs: Any
+        self,
+        max_length: int,
+        initializer: Any = None,
+        dropout: float = 0.0,
+        offset: int = 0,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_integer("max_length", max_length)
+        check_integer("offset", offset, minimum=0)
         self.max_length = max_length
+        self.offset = offset
         if initializer is None:
             initializer = keras.initializers.RandomNormal(stddev=0.02)
         self.initializer = as_initializer("initializer", initializer)
@@ -69,7 +78,7 @@ class PositionEmbedding(RematerializedLayer):
         check_sequence(self, "inputs", inputs_shape)
         self.positions = self.add_weight(
             name="positions",
-            shape=(self.max_length, inputs_shape[-1]),
+            shape=(self.offset + self.max_length, inputs_shape[-1]),
             initializer=self.initializer,
         )
         self.built = True
@@ -83,7 +92,7 @@ class PositionEmbedding(RematerializedLayer):
             raise ValueError(
                 f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
             )
-        table = ops.cast(self.positions, inputs.dtype)
+        table = ops.cast(self.positions[self.offset :], inputs.dtype)
         rows = self._rows(table, positions_of(inputs, positions))
         return self.dropout_layer(inputs + rows, training=training)
 
@@ -116,4 +125,5 @@ class PositionEmbedding(RematerializedLayer):
             "max_length": self.max_length,
             "initializer": keras.initializers.serialize(self.initializer),
             "dropout": self.dropout,
+            "offset": self.offset,
         }

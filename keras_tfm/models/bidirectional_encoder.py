@@ -1,0 +1,113 @@
+"""The encoder that BERT and its successors share: embeddings, post-norm blocks, pooler."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_tfm.layers import (
+    Dropout,
+    LayerNormalization,
+    MultiHeadSelfAttention,
+    PositionEmbedding,
+    SegmentEmbedding,
+    TokenEmbedding,
+    TransformerEncoderBlock,
+)
+from keras_tfm.models.identity import FeaturesMarker, PooledMarker
+from keras_tfm.models.model import Model
+
+
+def bidirectional_encoder(
+    family: str,
+    given: Mapping[str, Any],
+    pad_id: int = 0,
+    position_offset: int = 0,
+    segments: bool = False,
+    shared_block: bool = False,
+    pooler: bool = False,
+) -> Model:
+    """Builds the encoder of a family from its builder's arguments.
+
+    Args:
+        family: str, name of the builder.
+        given: the builder's arguments by name: `vocabulary_size`, `dim`, `num_layers`, `num_heads`,
+            `intermediate_dim`, `dropout`, `attention_dropout`, `activation`, `layer_norm_epsilon`,
+            `max_length`, `name` and `dtype`; optionally `embedding_dim` and `num_segments`, 0 for
+            no segments.
+        pad_id: int, id of padding tokens.
+        position_offset: int, row of the position table for the first position.
+        segments: bool, whether the model has the input `segments`.
+        shared_block: bool, whether all blocks share the weights of one, as in ALBERT.
+        pooler: bool, whether there is an output "pooled".
+
+    Returns:
+        The model: features (B, T, D), or with a pooler "features" and "pooled".
+    """
+    dim, dtype = given["dim"], given["dtype"]
+    embedding_dim = given.get("embedding_dim") or dim
+    num_segments = given.get("num_segments", 0)
+    if given["num_layers"] < 1:
+        raise ValueError(f"num_layers must be at least 1, got {given['num_layers']}")
+    initializer = keras.initializers.TruncatedNormal(stddev=0.02)
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    inputs = {"tokens": tokens}
+    x = TokenEmbedding(
+        given["vocabulary_size"],
+        embedding_dim,
+        mask_id=pad_id,
+        embeddings_initializer=initializer,
+        dtype=dtype,
+        name="embedding",
+    )(tokens)
+    if segments:
+        inputs["segments"] = keras.Input((None,), dtype="int32", name="segments")
+    if num_segments:
+        table = SegmentEmbedding(num_segments, dtype=dtype, name="segment_embedding")
+        x = table(x, inputs.get("segments"))
+    x = PositionEmbedding(
+        given["max_length"], offset=position_offset, dtype=dtype, name="positions"
+    )(x)
+    epsilon = given["layer_norm_epsilon"]
+    x = LayerNormalization(epsilon=epsilon, dtype=dtype, name="embedding_norm")(x)
+    x = Dropout(given["dropout"], dtype=dtype, name="embedding_dropout")(x)
+    if shared_block or embedding_dim != dim:
+        x = keras.layers.Dense(
+            dim, kernel_initializer=initializer, dtype=dtype, name="embedding_projection"
+        )(x)
+    names = ["encoder"] if shared_block else [f"encoder_{i}" for i in range(given["num_layers"])]
+    blocks = [_block(given, initializer, name) for name in names]
+    for i in range(given["num_layers"]):
+        x = blocks[i % len(blocks)](x)
+    x = FeaturesMarker(
+        family, given, embedding="embedding", blocks=names, dtype=dtype, name="features_marker"
+    )(x)
+    if not pooler:
+        return Model(inputs, x, name=given["name"])
+    dense = keras.layers.Dense(
+        dim, activation="tanh", kernel_initializer=initializer, dtype=dtype, name="pooler"
+    )
+    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(x[:, 0]))
+    return Model(inputs, {"features": x, "pooled": pooled}, name=given["name"])
+
+
+def _block(given: Mapping[str, Any], initializer: Any, name: str) -> TransformerEncoderBlock:
+    """One post-norm block with the arguments of the builder."""
+    attention_dropout = given["attention_dropout"]
+    attention = MultiHeadSelfAttention(
+        given["num_heads"],
+        dropout=given["dropout"] if attention_dropout is None else attention_dropout,
+        kernel_initializer=initializer,
+        dtype=given["dtype"],
+        name="self_attention",
+    )
+    return TransformerEncoderBlock(
+        given["intermediate_dim"],
+        self_attention=attention,
+        dropout=given["dropout"],
+        activation=given["activation"],
+        layer_norm_epsilon=given["layer_norm_epsilon"],
+        kernel_initializer=initializer,
+        dtype=given["dtype"],
+        name=name,
+    )

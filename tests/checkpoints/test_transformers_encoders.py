@@ -1,0 +1,126 @@
+"""BERT's successors beside transformers itself: every head, both ways, noise on every weight."""
+
+import numpy as np
+import pytest
+from compare import assert_close
+from huggingface_cases import run
+
+from keras_tfm import checkpoints
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# float32, relative to the outputs' size.
+LOGITS, FEATURES = 3e-5, 1e-5
+SIZES = {
+    "vocab_size": 19, "hidden_size": 10, "num_attention_heads": 5, "num_hidden_layers": 3,
+    "intermediate_size": 7, "max_position_embeddings": 13,
+}  # fmt: skip
+DISTILBERT = {
+    "vocab_size": 19, "dim": 10, "n_heads": 5, "n_layers": 3, "hidden_dim": 7,
+    "max_position_embeddings": 13,
+}  # fmt: skip
+HEADS = {
+    "Model": {},
+    "ForMaskedLM": {},
+    "ForSequenceClassification": {"num_labels": 4},
+    "ForTokenClassification": {"num_labels": 5},
+    "ForQuestionAnswering": {},
+}
+MODELS = [
+    *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
+    ("RobertaModel", {**SIZES, "pad_token_id": 3, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
+    ("RobertaForMaskedLM", {**SIZES, "hidden_act": "silu"}),
+    ("XLMRobertaModel", SIZES),
+    ("XLMRobertaForSequenceClassification", {**SIZES, "num_labels": 3, "classifier_dropout": 0.3}),
+    *[(f"DistilBert{x}", {**DISTILBERT, **more}) for x, more in HEADS.items()],
+    ("DistilBertForMaskedLM", {**DISTILBERT, "activation": "relu"}),
+    *[
+        (f"Electra{x}", {**SIZES, "embedding_size": 6, **more})
+        for x, more in [*HEADS.items(), ("ForPreTraining", {})]
+    ],
+    ("ElectraModel", {**SIZES, "embedding_size": 10}),
+    ("ElectraForPreTraining", {**SIZES, "embedding_size": 6, "hidden_act": "relu"}),
+    ("ElectraForMaskedLM", {**SIZES, "embedding_size": 10, "hidden_act": "relu"}),
+    *[
+        (f"Albert{x}", {**SIZES, "embedding_size": 6, **more})
+        for x, more in [*HEADS.items(), ("ForPreTraining", {})]
+    ],
+    ("AlbertModel", {**SIZES, "embedding_size": 10, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
+]
+OUTPUTS = {
+    "features": "last_hidden_state",
+    "pooled": "pooler_output",
+    "tokens": "prediction_logits",
+    "next_sentence": "sop_logits",
+    "start": "start_logits",
+    "end": "end_logits",
+}
+
+
+def made(name, options, folder):
+    """A model of transformers with noise on every parameter, and ours, loaded from its folder."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    theirs = cls(cls.config_class(**options)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    theirs.save_pretrained(folder)
+    return theirs, checkpoints.load_huggingface(folder)
+
+
+def assert_same(ours, theirs):
+    pad = theirs.config.pad_token_id
+    rng = np.random.default_rng(0)
+    ids = rng.choice(np.setdiff1d(np.arange(19), pad), (3, 8))
+    real = np.arange(8) < np.array([[8], [5], [1]])
+    ids = np.where(real, ids, pad)
+    inputs = {"input_ids": ids, "attention_mask": real.astype("int64")}
+    given = {"tokens": ids.astype("int32")}
+    if any(x.name == "segments" for x in ours.inputs):
+        given["segments"] = (np.arange(8) >= 3).astype("int32")[np.newaxis].repeat(3, 0)
+        inputs["token_type_ids"] = given["segments"].astype("int64")
+    with torch.no_grad():
+        output = theirs(**{name: torch.from_numpy(x) for name, x in inputs.items()})
+    actual = run(ours, given)
+    if not isinstance(actual, dict):
+        actual = {"features" if "last_hidden_state" in output else "logits": actual}
+    for name, x in actual.items():
+        expected = output[OUTPUTS.get(name, name)].numpy()
+        if expected.shape[:2] == real.shape:  # of real positions
+            x, expected = x[real], expected[real]
+        tolerance = FEATURES if name == "features" else LOGITS
+        assert_close(x, expected, tolerance * max(1.0, float(np.abs(expected).max())))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), MODELS, ids=[f"{i}-{x[0]}" for i, x in enumerate(MODELS)]
+)
+def test_both_ways(name, options, tmp_path):
+    theirs, ours = made(name, options, tmp_path / "theirs")
+    assert_same(ours, theirs)
+    checkpoints.save_huggingface(ours, tmp_path / "ours")
+    cls = type(theirs)
+    again, report = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    assert_same(ours, again.eval())
+    for field in set(options) - {"num_labels"}:
+        assert getattr(again.config, field) == getattr(theirs.config, field), field
+    if "Classification" in name:
+        assert again.config.num_labels == theirs.config.num_labels
+
+
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "AlbertModel"])
+def test_a_model_without_a_pooler(name, tmp_path):
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    theirs = cls(cls.config_class(**SIZES), add_pooling_layer=False).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = checkpoints.load_huggingface(tmp_path / "theirs")
+    assert len(ours.outputs) == 1
+    assert_same(ours, theirs)
+    checkpoints.save_huggingface(ours, tmp_path / "ours")
+    again = cls.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
+    assert_same(ours, again.eval())
