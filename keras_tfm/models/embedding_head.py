@@ -22,21 +22,21 @@ def sentence_embedding(
     kernel_initializer: Any = None,
     dtype: Any = None,
 ) -> Model:
-    """Sentence embeddings (B, D): one vector per text, for search, clustering and deduplication.
+    """Adds a head for sentence embeddings (B, D), for search, clustering and deduplication.
 
-    Sentence-BERT's (arXiv:1908.10084): the features are pooled, optionally projected, and divided
-    by their Euclidean norm. The inner product of two vectors is then the cosine similarity of their
+    Sentence-BERT (arXiv:1908.10084): the features are pooled, optionally projected, and divided by
+    their Euclidean norm. The inner product of two vectors is then the cosine similarity of their
     texts.
 
     Args:
-        model: of `models.bert`, for instance.
+        model: functional model, such as `models.bert(...)`.
         pooling: str, how token features are combined: a mode of `layers.SequencePooling`.
-        normalize: bool, whether vectors have length 1.
-        projection_dim: int, units of a dense layer after the pooling; default: no such layer.
-        activation: of that dense layer; default: linear.
-        prompts: what a text must begin with, by the text's role: {"query": "query: "}. An exported
+        normalize: bool, whether vectors are scaled to length 1.
+        projection_dim: int, units of a dense layer after the pooling. Default: no such layer.
+        activation: activation of that dense layer. Default: linear.
+        prompts: dict from a text's role to its prefix, such as {"query": "query: "}. An exported
             file stores them, and `runtime.Model.embed` adds them.
-        default_prompt: name of the prompt that is used if none is chosen; default: no prompt.
+        default_prompt: str, name of the prompt that is used if none is chosen. Default: no prompt.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
 
     Raises:
