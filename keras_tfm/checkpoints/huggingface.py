@@ -17,6 +17,7 @@ from keras_tfm.checkpoints.distilbert import DISTILBERT
 from keras_tfm.checkpoints.electra import ELECTRA
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.gpt import GPT1, GPT2
+from keras_tfm.checkpoints.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.roberta import ROBERTA, XLM_ROBERTA
 from keras_tfm.checkpoints.rows import Entry
@@ -26,10 +27,9 @@ from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.models import Model
 from keras_tfm.models.identity import is_functional
 
-FAMILIES: dict[str, Family] = {
-    x.model_type: x
-    for x in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, GPT1, GPT2, T5)
-}
+_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT)
+_DECODERS = (GPT1, GPT2, QWEN3, QWEN2, MISTRAL, LLAMA)
+FAMILIES: dict[str, Family] = {x.model_type: x for x in (*_ENCODERS, *_DECODERS, T5)}
 # Relative tolerance: a rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
 
@@ -45,13 +45,15 @@ def load_huggingface(
 
     Args:
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
-            "distilbert", "electra", "albert", "gpt2", "openai-gpt" or "t5".
+            "distilbert", "electra", "albert", "gpt2", "openai-gpt", "llama", "mistral", "qwen2",
+            "qwen3" or "t5".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
             "BertForQuestionAnswering"; "BertForPreTraining", "AlbertForPreTraining",
             "BertForNextSentencePrediction", and ELECTRA's discriminator "ElectraForPreTraining".
             For GPT: "GPT2LMHeadModel", "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel".
+            For Llama, Mistral, Qwen2 and Qwen3: "LlamaForCausalLM" and "LlamaModel".
             For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
         options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.

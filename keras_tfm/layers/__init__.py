@@ -22,7 +22,12 @@ from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias, t5_buckets
 from keras_tfm.layers.positions.relative_position_embedding import RelativePositionEmbedding
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
-from keras_tfm.layers.positions.rotary_scaling import LinearScaling, NTKScaling, YaRNScaling
+from keras_tfm.layers.positions.rotary_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    NTKScaling,
+    YaRNScaling,
+)
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
@@ -41,6 +46,7 @@ __all__ = [
     "FeedForward",
     "LayerNormalization",
     "LinearScaling",
+    "Llama3Scaling",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
     "NTKScaling",

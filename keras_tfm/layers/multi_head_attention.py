@@ -47,7 +47,8 @@ class MultiHeadAttention(RematerializedLayer):
         use_bias: bool, whether the projections add a bias, or a list of the projections that do:
             any of "query", "key", "value", "output" and "gate".
         query_key_norm: bool, whether each head's queries and keys are RMS normalised, before rotary
-            positions are applied (arXiv:2010.04245, as in Qwen 3 and Gemma 3).
+            positions are applied (arXiv:2010.04245, as in Qwen 3 and Gemma 3); a float is the
+            epsilon of that normalisation (default 1e-6).
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
@@ -70,7 +71,7 @@ class MultiHeadAttention(RematerializedLayer):
         num_key_value_heads: int | None = None,
         dropout: float = 0.0,
         use_bias: bool | Collection[str] = True,
-        query_key_norm: bool = False,
+        query_key_norm: bool | float = False,
         soft_cap: float | None = None,
         scale: float | None = None,
         gate: bool = False,
@@ -125,7 +126,8 @@ class MultiHeadAttention(RematerializedLayer):
         value_dim = self.value_dim or head_dim
         if self.query_key_norm:
             for name, heads in (("query_norm", self.num_heads), ("key_norm", self._groups)):
-                norm = RMSNormalization(epsilon=1e-6, dtype=self.dtype_policy, name=name)
+                epsilon = 1e-6 if self.query_key_norm is True else self.query_key_norm
+                norm = RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name=name)
                 norm.build((None, heads, None, head_dim))
                 setattr(self, name, norm)
         if self.position is not None:

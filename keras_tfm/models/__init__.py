@@ -16,6 +16,7 @@ from keras_tfm.models.heads import (
     token_classifier,
 )
 from keras_tfm.models.identity import describe
+from keras_tfm.models.llama import llama
 from keras_tfm.models.model import Model
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
@@ -32,6 +33,7 @@ __all__ = [
     "electra",
     "encoder",
     "gpt",
+    "llama",
     "masked_language_model",
     "next_sentence",
     "question_answering",

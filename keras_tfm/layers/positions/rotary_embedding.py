@@ -31,8 +31,8 @@ class RotaryEmbedding(AttentionPosition):
         interleaved: bool, pair neighbours (x_2i, x_2i+1) as in the paper and GPT-J, instead of
             halves (x_i, x_{i+K/2}) as in Llama and GPT-NeoX. Weights trained with one kind do not
             work with the other.
-        scaling: `LinearScaling`, `NTKScaling` or `YaRNScaling`, for sequences longer than in
-            training. Default: none.
+        scaling: `LinearScaling`, `Llama3Scaling`, `NTKScaling` or `YaRNScaling`, for sequences
+            longer than in training. Default: none.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -63,7 +63,7 @@ class RotaryEmbedding(AttentionPosition):
             scaling = keras.saving.deserialize_keras_object(scaling)
         if scaling is not None and not isinstance(scaling, RotaryScaling):
             raise TypeError(
-                "scaling must be LinearScaling, NTKScaling or YaRNScaling, "
+                "scaling must be LinearScaling, Llama3Scaling, NTKScaling or YaRNScaling, "
                 f"got {type(scaling).__name__}"
             )
         self.max_wavelength = max_wavelength

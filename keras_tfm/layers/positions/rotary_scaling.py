@@ -1,4 +1,4 @@
-"""Three ways to extend rotary positions to longer sequences."""
+"""Four ways to extend rotary positions to longer sequences."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -144,3 +144,49 @@ class YaRNScaling(RotaryScaling):
     def magnitude(self) -> float:
         """The factor of queries and keys."""
         return 0.1 * math.log(self.factor) + 1.0
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+@dataclass(frozen=True)
+class Llama3Scaling(RotaryScaling):
+    """Llama 3.1: divides slow frequencies by `factor`, keeps fast ones, blends those between.
+
+    "The Llama 3 Herd of Models" (arXiv:2407.21783), section 3.4.2. With t the number of turns of a
+    frequency f in `original_length` positions, f is kept for t above `high_turns`, divided for t
+    below `low_turns`, and otherwise (1 - s) f / factor + s f with
+    s = (t - low_turns) / (high_turns - low_turns).
+
+    Args:
+        factor: float, how many times longer, at least 1.
+        original_length: int, sequence length in training.
+        low_turns: float, `low_freq_factor` of Hugging Face.
+        high_turns: float, `high_freq_factor` of Hugging Face.
+
+    Example:
+
+    >>> from keras_tfm.layers import Llama3Scaling
+    >>> Llama3Scaling(8.0, original_length=64).frequencies(4, 10000.0).round(5).tolist()
+    [1.0, 0.00125]
+    """
+
+    original_length: int
+    low_turns: float = 1.0
+    high_turns: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("original_length", self.original_length)
+        if self.original_length < 1:
+            raise ValueError(f"original_length must be at least 1, got {self.original_length}")
+        if not 0.0 < self.low_turns < self.high_turns:
+            raise ValueError(
+                f"high_turns ({self.high_turns}) must be above low_turns ({self.low_turns}), "
+                "which must be positive"
+            )
+
+    def frequencies(self, dim: int, max_wavelength: float) -> np.ndarray:
+        """The angular frequencies of a rotation of width `dim`: (dim / 2,)."""
+        plain = angular_frequencies(dim, max_wavelength)
+        turns = self.original_length * plain / (2 * math.pi)
+        kept = np.clip((turns - self.low_turns) / (self.high_turns - self.low_turns), 0.0, 1.0)
+        return plain * kept + plain / self.factor * (1.0 - kept)

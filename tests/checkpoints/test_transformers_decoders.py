@@ -1,0 +1,133 @@
+"""Llama's line beside transformers itself: logits and generated tokens, both ways."""
+
+import numpy as np
+import pytest
+from compare import assert_close
+from huggingface_cases import run
+
+from keras_tfm import checkpoints, generation
+from keras_tfm.generation import Beam
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# float32, relative to the outputs' size.
+LOGITS, FEATURES = 3e-5, 1e-5
+SIZES = {
+    "vocab_size": 19, "hidden_size": 12, "num_attention_heads": 6, "num_hidden_layers": 3,
+    "intermediate_size": 7, "num_key_value_heads": 2, "max_position_embeddings": 32,
+    "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 50.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 50.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+MODELS = [
+    ("LlamaForCausalLM", SIZES),
+    ("LlamaForCausalLM", {**SIZES, "tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    ("LlamaForCausalLM", {**SIZES, "attention_bias": True, "mlp_bias": True, "head_dim": 8}),
+    ("LlamaForCausalLM", {**SIZES, "rope_parameters": YARN, "rms_norm_eps": 0.1}),
+    (
+        "LlamaForCausalLM",
+        {**SIZES, "rope_parameters": {"rope_type": "linear", "rope_theta": 99.0, "factor": 2.0}},
+    ),
+    ("LlamaModel", {**SIZES, "hidden_act": "gelu"}),
+    ("MistralForCausalLM", {**SIZES, "sliding_window": 4}),
+    ("MistralModel", {**SIZES, "sliding_window": None}),
+    ("Qwen2ForCausalLM", SIZES),
+    ("Qwen2ForCausalLM", {**SIZES, "tie_word_embeddings": True}),
+    (
+        "Qwen2Model",
+        {**SIZES, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    ),
+    ("Qwen3ForCausalLM", {**SIZES, "head_dim": 4, "rms_norm_eps": 0.1}),
+    (
+        "Qwen3ForCausalLM",
+        {
+            **SIZES,
+            "head_dim": 4,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": [SLIDING, FULL, SLIDING],
+        },
+    ),
+]
+IDS = np.random.default_rng(0).integers(3, 19, (3, 11))
+
+
+def made(name, options, folder):
+    """A model of transformers with noise on every parameter, and ours, loaded from its folder."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    theirs = cls(cls.config_class(**options)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    theirs.save_pretrained(folder)
+    return theirs, checkpoints.load_huggingface(folder)
+
+
+def assert_same(ours, theirs):
+    with torch.no_grad():
+        output = theirs(input_ids=torch.from_numpy(IDS))
+    features = "last_hidden_state" in output
+    expected = output["last_hidden_state" if features else "logits"].numpy()
+    tolerance = FEATURES if features else LOGITS
+    scale = max(1.0, float(np.abs(expected).max()))
+    assert_close(run(ours, IDS.astype("int32")), expected, tolerance * scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), MODELS, ids=[f"{i}-{x[0]}" for i, x in enumerate(MODELS)]
+)
+def test_both_ways(name, options, tmp_path):
+    theirs, ours = made(name, options, tmp_path / "theirs")
+    assert_same(ours, theirs)
+    checkpoints.save_huggingface(ours, tmp_path / "ours")
+    cls = type(theirs)
+    again, report = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert not report["mismatched_keys"]
+    assert_same(ours, again.eval())
+
+
+@pytest.mark.parametrize("index", [1, 6, 8, 12])
+@pytest.mark.parametrize("beams", [1, 4])
+def test_generated_tokens(index, beams, tmp_path):
+    theirs, ours = made(*MODELS[index], tmp_path)
+    prompt = IDS[:1, :5]
+    with torch.no_grad():
+        expected = theirs.generate(
+            torch.from_numpy(prompt), max_length=16, num_beams=beams, do_sample=False,
+            eos_token_id=None, pad_token_id=0, length_penalty=0.0, early_stopping=False,
+        ).numpy()  # fmt: skip
+    strategy = None if beams == 1 else Beam(beams, length_penalty=0.0)
+    actual = generation.generate(ours, prompt.astype("int32"), max_length=16, strategy=strategy)
+    np.testing.assert_array_equal(np.asarray(actual.tokens)[:, : expected.shape[1]], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type must be one of"),
+        ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"rope_parameters must be of the fields"),
+        ({"rope_theta": "x", "rope_parameters": None}, "rope_theta must be a positive number"),
+        ({"hidden_act": "mish"}, "hidden_act must be one of"),
+    ],
+)
+def test_what_is_not_supported_is_named(options, message, tmp_path):
+    import json
+
+    made("LlamaForCausalLM", SIZES, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **options}))
+    with pytest.raises(ValueError, match=message) as caught:
+        checkpoints.load_huggingface(tmp_path)
+    assert "\n" not in str(caught.value)
