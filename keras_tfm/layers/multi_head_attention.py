@@ -20,6 +20,8 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
     as_position,
+    build_position,
+    refuse_separation,
     serialize_position,
 )
 from keras_tfm.layers.positions.coordinates import Positions
@@ -125,7 +127,7 @@ class MultiHeadAttention(RematerializedLayer):
                 norm.build((None, heads, None, head_dim))
                 setattr(self, name, norm)
         if self.position is not None:
-            self.position.build_for(self.num_heads, head_dim, value_dim)
+            build_position(self.position, self, self.num_heads, head_dim, value_dim)
         if self.gate:
             self.gate_projection = self._projection("gate", self.num_heads * value_dim, x_shape)
         self.output_projection = self._projection(
@@ -290,6 +292,12 @@ class MultiHeadAttention(RematerializedLayer):
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The first input's."""
         return x_shape
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer of a configuration."""
+        refuse_separation(config)
+        return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import object_sharing_scope, share_in_clones
 from keras_tfm.models import identity
 
 Base: Any
@@ -34,6 +35,7 @@ class _Part:
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+@share_in_clones
 class Model(Base):
     """A `keras.Model` that trains alike on one device, on several, and on several machines.
 
@@ -53,6 +55,9 @@ class Model(Base):
 
     A model of a builder of `keras_tfm.models` knows what it is. Saving, `clone_model`,
     `with_dtype`, LoRA and quantization keep that. A model that was composed by hand has none of it.
+
+    Layers that share a position part, as the blocks of T5 do, share it in a copy by `clone_model`
+    or `from_config`, too. A `keras.Model` refuses to be copied that way.
 
     Attributes:
         family: name of the builder, "bert" for instance, or None.
@@ -78,6 +83,17 @@ class Model(Base):
     >>> model.family, model.arguments["num_layers"], model.head.kind, model.features.shape
     ('gpt', 1, 'language_model', (None, None, 8))
     """
+
+    def get_config(self) -> dict[str, Any]:
+        """The configuration of the graph and its layers."""
+        with object_sharing_scope():
+            return dict(super().get_config())
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """The model of a configuration."""
+        with object_sharing_scope():
+            return super().from_config(config, custom_objects)
 
     @_Part
     def family(self) -> str | None:
