@@ -137,6 +137,13 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> None:
     set_keras_mask(tensor, mask)
 
 
+def in_symbolic_scope() -> bool:
+    """Whether Keras only infers shapes and builds layers, with placeholders for values."""
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
+
+    return bool(in_scope())
+
+
 def object_sharing_scope() -> Any:
     """A context in which an object that several configurations share is made once.
 

@@ -494,3 +494,16 @@ def test_share_in_clones():
         keras.models.clone_model(model, clone_function=copied)
         assert len({id(x) for x in copies}) == number
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(-X)), np.zeros_like(X))
+
+
+def test_in_symbolic_scope():
+    seen = []
+
+    class Layer(keras.layers.Layer):
+        def call(self, x):
+            seen.append(keras_internals.in_symbolic_scope())
+            return x
+
+    Layer()(X)
+    Layer()(keras.Input((2,)))
+    assert seen == [False, True]

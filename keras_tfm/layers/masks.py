@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.keras_internals import in_symbolic_scope
+
 Tensor = Any
 
 
@@ -22,7 +24,8 @@ def as_boolean(mask: Tensor, name: str) -> Tensor:
     dtype = keras.backend.standardize_dtype(mask.dtype)
     if dtype == "bool":
         return mask
-    if "int" in dtype:
+    # Keras builds a subclassed model that it loads with float placeholders.
+    if "int" in dtype or in_symbolic_scope():
         return ops.not_equal(mask, 0)
     raise TypeError(f"{name} must be boolean (True = attend), got {dtype}")
 

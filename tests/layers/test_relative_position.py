@@ -273,7 +273,7 @@ def test_a_copy_of_single_layers_that_share_a_part_is_refused(part, how):
 
 def test_layers_with_a_part_of_their_own_or_without_weights_are_copied():
     inputs = keras.Input((None, 6))
-    rotary = RotaryEmbedding()
+    rotary = RotaryEmbedding(rotary_dim=2)
     y = encoder_block(5, 2, position=rotary)(inputs)
     y = encoder_block(5, 2, position=rotary)(y)
     y = encoder_block(5, 2, position=RelativePositionBias())(y)
