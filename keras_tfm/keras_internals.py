@@ -137,6 +137,11 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> None:
     set_keras_mask(tensor, mask)
 
 
+def are_probabilities(tensor: Tensor) -> bool:
+    """Whether Keras knows that a tensor is the result of a softmax or sigmoid of logits."""
+    return hasattr(tensor, "_keras_logits")
+
+
 def in_symbolic_scope() -> bool:
     """Whether Keras only infers shapes and builds layers, with placeholders for values."""
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope

@@ -507,3 +507,17 @@ def test_in_symbolic_scope():
     Layer()(X)
     Layer()(keras.Input((2,)))
     assert seen == [False, True]
+
+
+def test_are_probabilities():
+    inputs = keras.Input((2,))
+    for activation, known in (("softmax", True), ("sigmoid", True), ("relu", False)):
+        model = keras.Model(inputs, keras.layers.Dense(3, activation=activation)(inputs))
+        made = []
+        loss = lambda y, y_pred: made.append(y_pred) or keras.ops.mean(y_pred)  # noqa: B023, E731
+        model.compile("sgd", loss)
+        model.fit(X, X[:, :1], verbose=0)
+        if keras.backend.backend() == "tensorflow":
+            assert keras_internals.are_probabilities(made[0]) == known
+    y = keras.activations.softmax(keras.ops.convert_to_tensor(X))
+    assert keras_internals.are_probabilities(y) == (keras.backend.backend() != "jax")

@@ -85,14 +85,14 @@ ARCHITECTURES = {
     ),
     "BertForSequenceClassification": Architecture(
         lambda model, config: models.sequence_classifier(
-            model, config.num_labels, _classifier_dropout(config)
+            model, config.num_labels, _classifier_dropout(config), labels=config.labels
         ),
         "sequence_classifier",
         prefixes=("pooler.", "classifier."),
     ),
     "BertForTokenClassification": Architecture(
         lambda model, config: models.token_classifier(
-            model, config.num_labels, _classifier_dropout(config)
+            model, config.num_labels, _classifier_dropout(config), labels=config.labels
         ),
         "token_classifier",
         prefixes=("classifier.",),
@@ -131,8 +131,9 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     if architecture.endswith("Classification"):
         classes, dropout = (model.head.arguments[name] for name in ("num_classes", "dropout"))
         fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
-        fields["id2label"] = {str(i): f"LABEL_{i}" for i in range(classes)}
-        fields["label2id"] = {f"LABEL_{i}": i for i in range(classes)}
+        labels = model.head.arguments["labels"] or [f"LABEL_{i}" for i in range(classes)]
+        fields["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        fields["label2id"] = {label: i for i, label in enumerate(labels)}
     return fields
 
 

@@ -12,6 +12,8 @@ from keras_tfm.layers import gelu_tanh
 
 # Kernels are (in, out) in these checkpoints, and queries, keys and values are one matrix.
 _dense = partial(dense, transposed=False)
+# "<|endoftext|>" in GPT-2's own vocabulary.
+END = 50256
 
 
 def _table(embedding: str, positions: str) -> tuple[Row, ...]:
@@ -102,6 +104,9 @@ def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
         "activation_function": activation_name(given["activation"]),
         "scale_attn_weights": given["scale_scores"],
         "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
+        # Without the fields transformers takes GPT-2's own token for every vocabulary.
+        "bos_token_id": END if given["vocabulary_size"] == END + 1 else None,
+        "eos_token_id": END if given["vocabulary_size"] == END + 1 else None,
     }
 
 

@@ -53,6 +53,36 @@ def from_pairs(mask: Tensor) -> Tensor:
     return ops.expand_dims(mask, -3)
 
 
+def pairs(mask: Tensor, expected: tuple[Any, ...], before: str) -> Tensor:
+    """An `attention_mask`, checked: (..., T, S), of what broadcasts to it.
+
+    Args:
+        mask: boolean; its axes are missing, 1 or of the expected size. (B, 1, T, S), for all heads,
+            is accepted too.
+        expected: (..., T, S); None or a tensor where a size is unknown.
+        before: the leading axes, in errors.
+    """
+    whole = mask
+    if len(mask.shape) == len(expected) + 1 and mask.shape[-3] == 1:
+        mask = ops.squeeze(mask, -3)
+    elif 2 <= len(mask.shape) < len(expected):
+        mask = ops.expand_dims(mask, tuple(range(len(expected) - len(mask.shape))))
+    sizes = tuple(mask.shape)
+    if len(sizes) != len(expected) or any(
+        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+        for a, b in zip(sizes, expected, strict=True)
+    ):
+        check_shape(whole, "attention_mask", expected, f"({before}, T, S)")
+    # Of both last axes, blocks of a long sequence and a step's columns take their part.
+    if any(a == 1 and isinstance(b, int) for a, b in zip(sizes[-2:], expected[-2:], strict=True)):
+        known = [
+            b if a == 1 and isinstance(b, int) else size
+            for a, b, size in zip(sizes[-2:], expected[-2:], ops.shape(mask)[-2:], strict=True)
+        ]
+        mask = ops.broadcast_to(mask, (*ops.shape(mask)[:-2], *known))
+    return mask
+
+
 def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
     """The padding mask of `keys` (..., S, D), checked: (..., S), boolean, or None."""
     if mask is None:

@@ -246,8 +246,7 @@ class MultiHeadAttention(RematerializedLayer):
         before = "B" if len(leading) == 1 else "..."
         if attention_mask is not None:
             attention_mask = masks.as_boolean(attention_mask, "attention_mask")
-            expected = (*leading, length, key_length)
-            masks.check_shape(attention_mask, "attention_mask", expected, f"({before}, T, S)")
+            attention_mask = masks.pairs(attention_mask, (*leading, length, key_length), before)
         if attention_bias is not None:
             attention_bias = ops.convert_to_tensor(attention_bias)
             if "float" not in keras.backend.standardize_dtype(attention_bias.dtype):

@@ -15,7 +15,7 @@ All take three options:
   a model that was composed by hand.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -145,6 +145,7 @@ def sequence_classifier(
     features: Any = None,
     kernel_initializer: Any = None,
     dtype: Any = None,
+    labels: Sequence[str] | None = None,
 ) -> Model:
     """Logits (B, C) of a text, or of a pair of texts, from the pooled first token.
 
@@ -157,6 +158,7 @@ def sequence_classifier(
         dropout: rate before the last layer; by default the model's, and 0 for a model that was
             composed by hand.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
+        labels: names of the classes, which `save_huggingface` writes and `load_huggingface` reads.
 
     Example:
 
@@ -165,6 +167,7 @@ def sequence_classifier(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
+    labels = _checked_labels(labels, num_classes)
     base = _Base(model, features, kernel_initializer, dtype)
     x = base.mark("sequence_classifier", locals(), base.pooled())
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
@@ -177,6 +180,7 @@ def token_classifier(
     features: Any = None,
     kernel_initializer: Any = None,
     dtype: Any = None,
+    labels: Sequence[str] | None = None,
 ) -> Model:
     """Logits (B, T, C) of each token. Arguments as in `sequence_classifier`.
 
@@ -185,6 +189,7 @@ def token_classifier(
     >>> token_classifier(model, num_classes=5).output.shape
     (None, None, 5)
     """
+    labels = _checked_labels(labels, num_classes)
     base = _Base(model, features, kernel_initializer, dtype)
     x = base.mark("token_classifier", locals(), base.features)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
@@ -297,6 +302,14 @@ class _Base:
         }
         name = _unused(self.model, "head_marker")
         return identity.HeadMarker(kind, kept, dtype=self.dtype, name=name)(x)
+
+
+def _checked_labels(labels: Sequence[str] | None, num_classes: int) -> list[str] | None:
+    if labels is None:
+        return None
+    if len(labels) != num_classes or not all(isinstance(x, str) for x in labels):
+        raise ValueError(f"labels must be {num_classes} names, one a class, got {labels!r}")
+    return list(labels)
 
 
 def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:

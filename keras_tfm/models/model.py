@@ -12,7 +12,21 @@ Base: Any
 if keras.backend.backend() == "tensorflow":
     from keras_tfm.distributed.distributed_model import DistributedModel as Base
 else:
-    Base = keras.Model
+
+    class _Base(keras.Model):
+        """What `Model` adds on JAX and PyTorch: errors."""
+
+        def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
+            """`keras.Model.compile`, without accumulation inside a batch."""
+            if gradient_accumulation_steps != 1:
+                raise ValueError(
+                    "compile(gradient_accumulation_steps=) needs Keras's TensorFlow backend, got "
+                    f"{keras.backend.backend()}: give it to the optimizer, which accumulates the "
+                    "gradients of as many batches"
+                )
+            super().compile(*args, **kwargs)
+
+    Base = _Base
 
 
 class _Part:

@@ -127,3 +127,9 @@ def test_the_same_part_in_two_models_is_one_in_each_copy():
     first, second = (models.transformer(13, **SMALL, position=part) for _ in range(2))
     assert len(keras.models.clone_model(first).weights) == len(first.weights)
     assert len(keras.models.clone_model(second).weights) == len(second.weights)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has it")
+def test_accumulation_inside_a_batch_needs_tensorflow():
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=.* needs Keras's TensorFlow"):
+        composed(keras_tfm.Model).compile("sgd", "mse", gradient_accumulation_steps=2)
