@@ -131,9 +131,7 @@ def _hint(family: Family, named: Named, name: str) -> str:
     return f"; they match architecture={fitting!r}"
 
 
-def save_huggingface(
-    model: keras.Model, folder: str | Path, end_id: int | None = None
-) -> None:
+def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None = None) -> None:
     """Saves a model as `config.json` and `model.safetensors`, which `transformers` loads.
 
     Before they are kept, the files are loaded again and compared with the model.
@@ -175,7 +173,9 @@ def save_huggingface(
     vocabulary_size = model.arguments["vocabulary_size"]
     check_integer("end_id", end_id, minimum=0, optional=True)
     if end_id is not None and end_id >= vocabulary_size:
-        raise ValueError(f"end_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {end_id}")
+        raise ValueError(
+            f"end_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {end_id}"
+        )
     entries = family.entries(model)
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)

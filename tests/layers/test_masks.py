@@ -107,7 +107,7 @@ def test_an_attention_mask_is_broadcast_in_blocks_and_steps():
     assert_close(layer(x, attention_mask=mask), layer(x, attention_mask=whole), 1e-6)
     x, mask = x[:, :5], mask[:, :5]
     full = layer(x, attention_mask=mask)
-    cache, parts = {}, []
+    cache, parts = None, []
     for t in range(5):
         with layers.DecodingScope(cache, position=t, length=5) as scope:
             parts.append(to_numpy(layer(x[:, t : t + 1], attention_mask=mask)))

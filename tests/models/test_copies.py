@@ -8,7 +8,11 @@ from execution import saving
 
 import keras_tfm
 from keras_tfm import models
-from keras_tfm.layers import RelativePositionBias, RelativePositionEmbedding, TransformerEncoderBlock
+from keras_tfm.layers import (
+    RelativePositionBias,
+    RelativePositionEmbedding,
+    TransformerEncoderBlock,
+)
 
 SMALL = {"dim": 6, "num_layers": 2, "num_heads": 2, "intermediate_dim": 11}
 IDS = {"source": np.array([[3, 4, 5, 7, 0]]), "target": np.array([[1, 7, 2]])}
@@ -131,5 +135,5 @@ def test_the_same_part_in_two_models_is_one_in_each_copy():
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has it")
 def test_accumulation_inside_a_batch_needs_tensorflow():
-    with pytest.raises(ValueError, match="gradient_accumulation_steps=.* needs Keras's TensorFlow"):
+    with pytest.raises(ValueError, match="needs Keras.s TensorFlow backend"):
         composed(keras_tfm.Model).compile("sgd", "mse", gradient_accumulation_steps=2)
