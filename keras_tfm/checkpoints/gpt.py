@@ -98,15 +98,14 @@ def _common_fields(model: models.Model) -> dict[str, Any]:
 
 def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
     given = model.arguments
+    is_own = given["vocabulary_size"] == END + 1
     return {
         **_common_fields(model),
         "n_inner": given["intermediate_dim"],
         "activation_function": activation_name(given["activation"]),
         "scale_attn_weights": given["scale_scores"],
         "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
-        # Without the fields transformers takes GPT-2's own token for every vocabulary.
-        "bos_token_id": END if given["vocabulary_size"] == END + 1 else None,
-        "eos_token_id": END if given["vocabulary_size"] == END + 1 else None,
+        **({"bos_token_id": END, "eos_token_id": END} if is_own else {}),
     }
 
 

@@ -135,5 +135,5 @@ def test_the_same_part_in_two_models_is_one_in_each_copy():
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="has it")
 def test_accumulation_inside_a_batch_needs_tensorflow():
-    with pytest.raises(ValueError, match="needs Keras.s TensorFlow backend"):
+    with pytest.raises(ValueError, match="needs Keras's TensorFlow backend"):
         composed(keras_tfm.Model).compile("sgd", "mse", gradient_accumulation_steps=2)
