@@ -137,11 +137,44 @@ def set_mask(tensor: Tensor, mask: Tensor | None) -> None:
     set_keras_mask(tensor, mask)
 
 
+def are_probabilities(tensor: Tensor) -> bool:
+    """Whether Keras knows that a tensor is the result of a softmax or sigmoid of logits."""
+    return hasattr(tensor, "_keras_logits")
+
+
+def in_symbolic_scope() -> bool:
+    """Whether Keras only infers shapes and builds layers, with placeholders for values."""
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
+
+    return bool(in_scope())
+
+
 def object_sharing_scope() -> Any:
-    """A context in which an object that several configurations share is made once."""
+    """A context in which an object that several configurations share is made once.
+
+    Inside another one, which a `.keras` file opens too, it changes nothing.
+    """
+    from contextlib import nullcontext
+
+    from keras.src.backend.common import global_state
     from keras.src.saving.serialization_lib import ObjectSharingScope
 
-    return ObjectSharingScope()
+    active = global_state.get_global_attribute("shared_objects/id_to_obj_map") is not None
+    return nullcontext() if active else ObjectSharingScope()
+
+
+def share_in_clones(model_class: Any) -> Any:
+    """Class decorator: `keras.models.clone_model` makes an object that layers share once.
+
+    Keras copies the layers one by one while it runs through the graph of the model.
+    """
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with object_sharing_scope():
+            return super(model_class, self)._run_through_graph(*args, **kwargs)
+
+    model_class._run_through_graph = run
+    return model_class
 
 
 # Seeds and variables.

@@ -458,3 +458,66 @@ def test_object_sharing_scope():
         configs = [keras.saving.serialize_keras_object(shared) for _ in range(2)]
         first, second = (keras.saving.deserialize_keras_object(configs[1]) for _ in range(2))
     assert first is second
+
+
+def test_object_sharing_scope_inside_another_one():
+    shared = keras.layers.Dense(2)
+    with keras_internals.object_sharing_scope():
+        configs = [keras.saving.serialize_keras_object(shared) for _ in range(2)]
+        first = keras.saving.deserialize_keras_object(configs[1])
+        with keras_internals.object_sharing_scope():
+            pass
+        assert keras.saving.deserialize_keras_object(configs[1]) is first
+    assert keras.saving.deserialize_keras_object(configs[1]) is not first
+
+
+def test_share_in_clones():
+    """`clone_model` copies each layer inside one scope, and a call still runs the graph."""
+
+    @keras_internals.share_in_clones
+    class Shares(keras.Model):
+        pass
+
+    shared = keras.initializers.Constant(3.0)
+
+    def copied(layer):
+        keras.saving.serialize_keras_object(shared)
+        config = keras.saving.serialize_keras_object(shared)
+        copies.append(keras.saving.deserialize_keras_object(config))
+        return layer
+
+    inputs = keras.Input((2,))
+    graph = inputs, keras.layers.ReLU()(keras.layers.ReLU()(inputs))
+    for kind, number in ((Shares, 1), (keras.Model, 2)):
+        copies = []
+        model = kind(*graph)
+        keras.models.clone_model(model, clone_function=copied)
+        assert len({id(x) for x in copies}) == number
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(-X)), np.zeros_like(X))
+
+
+def test_in_symbolic_scope():
+    seen = []
+
+    class Layer(keras.layers.Layer):
+        def call(self, x):
+            seen.append(keras_internals.in_symbolic_scope())
+            return x
+
+    Layer()(X)
+    Layer()(keras.Input((2,)))
+    assert seen == [False, True]
+
+
+def test_are_probabilities():
+    inputs = keras.Input((2,))
+    for activation, known in (("softmax", True), ("sigmoid", True), ("relu", False)):
+        model = keras.Model(inputs, keras.layers.Dense(3, activation=activation)(inputs))
+        made = []
+        loss = lambda y, y_pred: made.append(y_pred) or keras.ops.mean(y_pred)  # noqa: B023, E731
+        model.compile("sgd", loss)
+        model.fit(X, X[:, :1], verbose=0)
+        if keras.backend.backend() == "tensorflow":
+            assert keras_internals.are_probabilities(made[0]) == known
+    y = keras.activations.softmax(keras.ops.convert_to_tensor(X))
+    assert keras_internals.are_probabilities(y) == (keras.backend.backend() != "jax")

@@ -66,13 +66,15 @@ ARCHITECTURES = {
     ),
     "AlbertForSequenceClassification": Architecture(
         lambda model, config: models.sequence_classifier(
-            model, config.num_labels, _dropout(config)
+            model, config.num_labels, _dropout(config), labels=config.labels
         ),
         "sequence_classifier",
         prefixes=("pooler.", "classifier."),
     ),
     "AlbertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(model, config.num_labels, _dropout(config)),
+        lambda model, config: models.token_classifier(
+            model, config.num_labels, _dropout(config), labels=config.labels
+        ),
         "token_classifier",
         prefixes=("classifier.",),
     ),

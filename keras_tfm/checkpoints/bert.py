@@ -96,14 +96,14 @@ ARCHITECTURES = {
     ),
     "BertForSequenceClassification": Architecture(
         lambda model, config: models.sequence_classifier(
-            model, config.num_labels, classifier_dropout(config)
+            model, config.num_labels, classifier_dropout(config), labels=config.labels
         ),
         "sequence_classifier",
         prefixes=("pooler.", "classifier."),
     ),
     "BertForTokenClassification": Architecture(
         lambda model, config: models.token_classifier(
-            model, config.num_labels, classifier_dropout(config)
+            model, config.num_labels, classifier_dropout(config), labels=config.labels
         ),
         "token_classifier",
         prefixes=("classifier.",),
@@ -136,11 +136,20 @@ def encoder_fields(model: models.Model, architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):
-        classes, dropout = (model.head.arguments[name] for name in ("num_classes", "dropout"))
+        dropout = model.head.arguments["dropout"]
         fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
-        fields["id2label"] = {str(i): f"LABEL_{i}" for i in range(classes)}
-        fields["label2id"] = {f"LABEL_{i}": i for i in range(classes)}
+        fields |= label_fields(model)
     return fields
+
+
+def label_fields(model: models.Model) -> dict[str, Any]:
+    """The fields of a classifier's class names."""
+    given = model.head.arguments
+    labels = given["labels"] or [f"LABEL_{i}" for i in range(given["num_classes"])]
+    return {
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
 
 
 BERT = Family(

@@ -104,12 +104,19 @@ class Config:
     @property
     def num_labels(self) -> int:
         """The number of classes of a classifier."""
-        labels = self.fields.get("id2label")
-        if labels is None:
-            return int(self.integer("num_labels", 2))
-        if not isinstance(labels, dict) or not labels:
-            self.refuse("id2label", labels, "a dictionary from ids to labels")
-        return len(labels)
+        labels = self.labels
+        return int(self.integer("num_labels", 2)) if labels is None else len(labels)
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The names of a classifier's classes, by their ids."""
+        names = self.fields.get("id2label")
+        if names is None:
+            return None
+        ids = [str(i) for i in range(len(names))] if isinstance(names, dict) else []
+        if not ids or set(ids) != set(names) or not all(isinstance(x, str) for x in names.values()):
+            self.refuse("id2label", names, "a dictionary from the ids 0, 1, ... to labels")
+        return [names[i] for i in ids]
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.fields.get(name)

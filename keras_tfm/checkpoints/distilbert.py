@@ -3,6 +3,7 @@
 from typing import Any
 
 from keras_tfm import models
+from keras_tfm.checkpoints.bert import label_fields
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -55,13 +56,18 @@ ARCHITECTURES = {
     ),
     "DistilBertForSequenceClassification": Architecture(
         lambda model, config: models.sequence_classifier(
-            model, config.num_labels, config.number("seq_classif_dropout", 0.2, 1)
+            model,
+            config.num_labels,
+            config.number("seq_classif_dropout", 0.2, 1),
+            labels=config.labels,
         ),
         "sequence_classifier",
         prefixes=("pre_classifier.", "classifier."),
     ),
     "DistilBertForTokenClassification": Architecture(
-        lambda model, config: models.token_classifier(model, config.num_labels),
+        lambda model, config: models.token_classifier(
+            model, config.num_labels, labels=config.labels
+        ),
         "token_classifier",
         prefixes=("classifier.",),
     ),
@@ -91,10 +97,9 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": True,
     }
     if architecture.endswith("Classification"):
-        classes, dropout = (model.head.arguments[name] for name in ("num_classes", "dropout"))
+        dropout = model.head.arguments["dropout"]
         fields["seq_classif_dropout"] = given["dropout"] if dropout is None else dropout
-        fields["id2label"] = {str(i): f"LABEL_{i}" for i in range(classes)}
-        fields["label2id"] = {f"LABEL_{i}": i for i in range(classes)}
+        fields |= label_fields(model)
     return fields
 
 

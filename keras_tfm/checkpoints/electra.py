@@ -57,14 +57,14 @@ ARCHITECTURES = {
     ),
     "ElectraForSequenceClassification": Architecture(
         lambda model, config: models.sequence_classifier(
-            model, config.num_labels, classifier_dropout(config)
+            model, config.num_labels, classifier_dropout(config), labels=config.labels
         ),
         "sequence_classifier",
         prefixes=("classifier.", "classifier.dense."),
     ),
     "ElectraForTokenClassification": Architecture(
         lambda model, config: models.token_classifier(
-            model, config.num_labels, classifier_dropout(config)
+            model, config.num_labels, classifier_dropout(config), labels=config.labels
         ),
         "token_classifier",
         prefixes=("classifier.",),

@@ -12,6 +12,8 @@ from keras_tfm.layers import gelu_tanh
 
 # In these checkpoints kernels are (in, out), and queries, keys and values share one matrix.
 _dense = partial(dense, transposed=False)
+# "<|endoftext|>" in GPT-2's own vocabulary.
+END = 50256
 
 
 def _table(embedding: str, positions: str) -> tuple[Row, ...]:
@@ -96,12 +98,14 @@ def _common_fields(model: models.Model) -> dict[str, Any]:
 
 def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
     given = model.arguments
+    is_own = given["vocabulary_size"] == END + 1
     return {
         **_common_fields(model),
         "n_inner": given["intermediate_dim"],
         "activation_function": activation_name(given["activation"]),
         "scale_attn_weights": given["scale_scores"],
         "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
+        **({"bos_token_id": END, "eos_token_id": END} if is_own else {}),
     }
 
 

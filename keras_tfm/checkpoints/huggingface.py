@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.albert import ALBERT
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
@@ -24,7 +25,8 @@ from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.t5 import T5
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
 from keras_tfm.checkpoints.without_storage import without_storage
-from keras_tfm.models import Model
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.models import Model, with_dtype
 from keras_tfm.models.identity import is_functional
 
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT)
@@ -141,16 +143,18 @@ def _hint(family: Family, named: Named, name: str) -> str:
     return f"; they match architecture={fitting!r}"
 
 
-def save_huggingface(model: keras.Model, folder: str | Path) -> None:
+def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None = None) -> None:
     """Saves a model as `config.json` and `model.safetensors`, which `transformers` can load.
 
     The files are first written to a temporary folder, loaded and compared with the model.
 
     Args:
-        model: a float32 model made by a builder of `keras_tfm.models` for one of these families,
-            with or without a head of `keras_tfm.models`.
+        model: a model made by a builder of `keras_tfm.models` for one of these families, with or
+            without a head of `keras_tfm.models`. Weights in half precision become float32.
         folder: str or Path. Created if it does not exist; existing files of these two names are
             replaced.
+        end_id: int, the token at which `generate` of `transformers` stops. Default: the family's
+            own, 1 for T5 and 50256 for a GPT-2 with GPT-2's vocabulary; otherwise none is written.
 
     Raises:
         ValueError: the model is of another kind, has a weight or an option that `transformers` does
@@ -177,12 +181,22 @@ def save_huggingface(model: keras.Model, folder: str | Path) -> None:
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
     family, model = _known(model)
+    if any(x.compute_dtype != "float32" for x in sublayers(model)):
+        model = with_dtype(model, "float32")
+    vocabulary_size = model.arguments["vocabulary_size"]
+    check_integer("end_id", end_id, minimum=0, optional=True)
+    if end_id is not None and end_id >= vocabulary_size:
+        raise ValueError(
+            f"end_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {end_id}"
+        )
     entries = family.entries(model)
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)
     tensors = save_entries(entries, "" if architecture == family.base else family.names.prefix)
     config = {"architectures": [architecture], "model_type": family.model_type, **fields}
     config["dtype"] = "float32"
+    if end_id is not None:
+        config["eos_token_id"] = end_id
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         new = Path(temporary)

@@ -56,14 +56,14 @@ def _architectures(name: str) -> dict[str, Architecture]:
         ),
         f"{name}ForSequenceClassification": Architecture(
             lambda model, config: models.sequence_classifier(
-                model, config.num_labels, classifier_dropout(config)
+                model, config.num_labels, classifier_dropout(config), labels=config.labels
             ),
             "sequence_classifier",
             prefixes=("classifier.", "classifier.dense."),
         ),
         f"{name}ForTokenClassification": Architecture(
             lambda model, config: models.token_classifier(
-                model, config.num_labels, classifier_dropout(config)
+                model, config.num_labels, classifier_dropout(config), labels=config.labels
             ),
             "token_classifier",
             prefixes=("classifier.",),

@@ -79,3 +79,17 @@ def _in_blocks(x: Tensor) -> Tensor:
         paddings = [(0, 0)] * len(before) + [(0, -size % BLOCK)]
         x = ops.pad(x, paddings, constant_values=float("-inf"))
     return ops.reshape(x, (*before, -(-size // BLOCK), BLOCK))
+
+
+def check_logits(operation: Any) -> None:
+    """Raises if the last operation of a model turns logits into probabilities.
+
+    Their log-softmax would be taken again, and scores of hypotheses would be wrong.
+    """
+    activation = getattr(operation, "activation", None)
+    name = type(operation).__name__ if activation is None else getattr(activation, "__name__", "")
+    if name.lower() in ("softmax", "sigmoid", "logsoftmax", "log_softmax"):
+        raise ValueError(
+            f"generation needs a model that returns logits, got probabilities: {operation.name!r}, "
+            f"the last layer, ends in {name.lower()}; remove it and train with from_logits=True"
+        )

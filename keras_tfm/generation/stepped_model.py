@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_tfm.generation.logits import check_logits
 from keras_tfm.generation.model_inputs import find_target, input_specs
 from keras_tfm.generation.shared_traces import SharedTraces
 from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
@@ -69,6 +70,9 @@ class SteppedModel:
         numbers = {id(x): self._inputs[name] for name, x in self._specs.items()}
         self._calls: list[Call] = []
         self._outputs = self._expand(model, numbers)
+        for call in self._calls:
+            if not set(self._outputs).isdisjoint(call.makes):
+                check_logits(call.node.operation)
         self.encoding, self.stepping = self._divided()
 
     def _number(self) -> int:

@@ -38,7 +38,7 @@ def merge_last(x: Tensor, count: int = 2) -> Tensor:
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(..., T, H*K) -> (..., H, T, K)."""
     *_, length, width = tuple(x.shape)
-    if length == 1:  # a decoding step: a reshape does
+    if _is_one(length):  # nothing to transpose: a step of decoding
         before = leading(x, len(x.shape) - 2)
         return ops.reshape(x, (*before, num_heads, 1, width // num_heads))
     return swap(split_last(x, num_heads, width // num_heads), -2, -3)
@@ -47,7 +47,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(..., H, T, K) -> (..., T, H*K)."""
     *_, num_heads, length, head_dim = tuple(x.shape)
-    if length == 1:
+    if _is_one(length):
         return ops.reshape(x, (*leading(x, len(x.shape) - 3), 1, num_heads * head_dim))
     return merge_last(swap(x, -2, -3))
 
@@ -90,3 +90,8 @@ def scaled(query: Tensor, scale: float) -> Tensor:
         query = query * ops.cast(scale, query.dtype)
     is_half = keras.backend.standardize_dtype(query.dtype) == "float16"
     return ops.cast(query, "float32") if is_half else query
+
+
+def _is_one(length: Any) -> bool:
+    """Whether a length is 1 in every call; PyTorch's tracer hands out that of its example."""
+    return isinstance(length, int) and length == 1

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.keras_internals import in_symbolic_scope
+
 Tensor = Any
 
 
@@ -22,7 +24,8 @@ def as_boolean(mask: Tensor, name: str) -> Tensor:
     dtype = keras.backend.standardize_dtype(mask.dtype)
     if dtype == "bool":
         return mask
-    if "int" in dtype:
+    # Keras builds a subclassed model that it loads with float placeholders.
+    if "int" in dtype or in_symbolic_scope():
         return ops.not_equal(mask, 0)
     raise TypeError(f"{name} must be boolean (True = attend), got {dtype}")
 
@@ -48,6 +51,36 @@ def from_keys(mask: Tensor) -> Tensor:
 def from_pairs(mask: Tensor) -> Tensor:
     """A mask of query-key pairs, (..., T, S) -> (..., 1, T, S)."""
     return ops.expand_dims(mask, -3)
+
+
+def pairs(mask: Tensor, expected: tuple[Any, ...], before: str) -> Tensor:
+    """An `attention_mask`, checked: (..., T, S), of what broadcasts to it.
+
+    Args:
+        mask: boolean; its axes are missing, 1 or of the expected size. (B, 1, T, S), for all heads,
+            is accepted too.
+        expected: (..., T, S); None or a tensor where a size is unknown.
+        before: the leading axes, in errors.
+    """
+    whole = mask
+    if len(mask.shape) == len(expected) + 1 and mask.shape[-3] == 1:
+        mask = ops.squeeze(mask, -3)
+    elif 2 <= len(mask.shape) < len(expected):
+        mask = ops.expand_dims(mask, tuple(range(len(expected) - len(mask.shape))))
+    sizes = tuple(mask.shape)
+    if len(sizes) != len(expected) or any(
+        isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+        for a, b in zip(sizes, expected, strict=True)
+    ):
+        check_shape(whole, "attention_mask", expected, f"({before}, T, S)")
+    # Of both last axes, blocks of a long sequence and a step's columns take their part.
+    if any(a == 1 and isinstance(b, int) for a, b in zip(sizes[-2:], expected[-2:], strict=True)):
+        known = [
+            b if a == 1 and isinstance(b, int) else size
+            for a, b, size in zip(sizes[-2:], expected[-2:], ops.shape(mask)[-2:], strict=True)
+        ]
+        mask = ops.broadcast_to(mask, (*ops.shape(mask)[:-2], *known))
+    return mask
 
 
 def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:

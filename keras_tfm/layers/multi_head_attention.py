@@ -20,6 +20,8 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
     as_position,
+    build_position,
+    refuse_separation,
     serialize_position,
 )
 from keras_tfm.layers.positions.coordinates import Positions
@@ -131,7 +133,7 @@ class MultiHeadAttention(RematerializedLayer):
                 norm.build((None, heads, None, head_dim))
                 setattr(self, name, norm)
         if self.position is not None:
-            self.position.build_for(self.num_heads, head_dim, value_dim)
+            build_position(self.position, self, self.num_heads, head_dim, value_dim)
         if self.gate:
             self.gate_projection = self._projection("gate", self.num_heads * value_dim, x_shape)
         self.output_projection = self._projection(
@@ -250,8 +252,7 @@ class MultiHeadAttention(RematerializedLayer):
         before = "B" if len(leading) == 1 else "..."
         if attention_mask is not None:
             attention_mask = masks.as_boolean(attention_mask, "attention_mask")
-            expected = (*leading, length, key_length)
-            masks.check_shape(attention_mask, "attention_mask", expected, f"({before}, T, S)")
+            attention_mask = masks.pairs(attention_mask, (*leading, length, key_length), before)
         if attention_bias is not None:
             attention_bias = ops.convert_to_tensor(attention_bias)
             if "float" not in keras.backend.standardize_dtype(attention_bias.dtype):
@@ -296,6 +297,12 @@ class MultiHeadAttention(RematerializedLayer):
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The shape of the first input."""
         return x_shape
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer of a configuration."""
+        refuse_separation(config)
+        return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
-from keras_tfm.layers.lookup import lookup
+from keras_tfm.layers.lookup import as_integers, lookup
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -69,9 +69,7 @@ class SegmentEmbedding(RematerializedLayer):
         table = ops.cast(self.segments, inputs.dtype)
         if segments is None:
             return inputs + table[0]
-        if "int" not in keras.backend.standardize_dtype(segments.dtype):
-            raise TypeError(f"{self.name}: segments must be integers, got {segments.dtype}")
-        return inputs + lookup(table, segments)
+        return inputs + lookup(table, as_integers(segments, f"{self.name}: segments"))
 
     def compute_output_shape(self, inputs_shape: Any, segments_shape: Any = None) -> Any:
         """The shape of the input."""

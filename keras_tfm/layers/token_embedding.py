@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.heads import leading
-from keras_tfm.layers.lookup import lookup
+from keras_tfm.layers.lookup import as_integers, is_integer, is_traced, lookup
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -45,7 +45,8 @@ class TokenEmbedding(RematerializedLayer):
     Raises:
         ValueError: in eager calls, an id outside 0 to V - 1. In a compiled graph TensorFlow raises
             InvalidArgumentError on a CPU, which names the id and the range.
-        TypeError: the ids are not integers.
+        TypeError: ids that are not integers. Whole numbers in float32 are accepted for ids (B, T),
+            since a `keras.Sequential` without an `Input` casts what it is given.
 
     Example:
 
@@ -98,12 +99,20 @@ class TokenEmbedding(RematerializedLayer):
         )
         self.built = True
 
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Calls the layer; ids that Keras made floats become integers again."""
+        is_reverse = kwargs.get("reverse", args[0] if args else False)
+        if not is_reverse and hasattr(inputs, "dtype"):
+            inputs = _integers(inputs)  # before Keras casts floats to the layer's dtype
+        return super().__call__(inputs, *args, **kwargs)
+
     def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         """Ids (B, T) -> (B, T, D), or features (B, T, D) -> logits (B, T, V)."""
         if reverse:
             self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
             return _logits(inputs, self._transposed(table))
+        inputs = _integers(inputs)
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, inputs), self.compute_dtype)
         if self.scale:
@@ -119,7 +128,7 @@ class TokenEmbedding(RematerializedLayer):
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
         """The padding mask of ids; features keep the mask that they carry."""
-        if not _is_integer(inputs):
+        if not is_integer(inputs):
             return previous_mask
         return None if self.mask_id is None else ops.not_equal(inputs, self.mask_id)
 
@@ -134,7 +143,7 @@ class TokenEmbedding(RematerializedLayer):
         if reverse:
             self._check_features(inputs)
         else:
-            _check_integers(inputs)
+            _integers(inputs)
         shape = self.compute_output_shape(inputs.shape, reverse)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
@@ -146,8 +155,7 @@ class TokenEmbedding(RematerializedLayer):
             )
 
     def _check_ids(self, ids: Tensor) -> None:
-        _check_integers(ids)
-        if _is_traced(ids):
+        if is_traced(ids):
             return
         values = ops.convert_to_numpy(ids)
         if values.size and (values.min() < 0 or values.max() >= self.vocabulary_size):
@@ -177,26 +185,7 @@ def _logits(x: Tensor, table: Tensor) -> Tensor:
     return ops.reshape(y, (*leading(x, len(x.shape) - 1), table.shape[-1]))
 
 
-def _is_traced(x: Tensor) -> bool:
-    """Whether `x` is a tensor of a graph, without known values."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return bool(tf.is_symbolic_tensor(x))
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return isinstance(x, jax.core.Tracer)
-    return False
-
-
-def _is_integer(x: Tensor) -> bool:
-    return "int" in keras.backend.standardize_dtype(x.dtype)
-
-
-def _check_integers(ids: Tensor) -> None:
-    if not _is_integer(ids):
-        raise TypeError(
-            "TokenEmbedding expects integer ids, got "
-            f'{keras.backend.standardize_dtype(ids.dtype)}: declare keras.Input(..., dtype="int32")'
-        )
+def _integers(ids: Tensor) -> Tensor:
+    # Floats of more axes than (B, T) are most likely features, without reverse=True.
+    name = 'TokenEmbedding: declare keras.Input(..., dtype="int32"): ids'
+    return as_integers(ids, name, floats=len(ids.shape) <= 2)

@@ -11,6 +11,7 @@ from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequ
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.positions.attention_position import refuse_separation
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual
 
@@ -234,6 +235,12 @@ class TransformerBlock(RematerializedLayer):
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
         """The shape of the first input."""
         return x_shape
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """The layer of a configuration."""
+        refuse_separation(config)
+        return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

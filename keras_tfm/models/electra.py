@@ -5,7 +5,7 @@ from typing import Any
 from keras import ops
 
 from keras_tfm.models.bidirectional_encoder import bidirectional_encoder
-from keras_tfm.models.heads import HeadBase
+from keras_tfm.models.head_base import HeadBase
 from keras_tfm.models.model import Model
 
 # Table 6 of the paper, the discriminators. electra(30522, **SIZES["base"]).

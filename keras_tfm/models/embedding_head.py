@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.layers import SequencePooling
-from keras_tfm.models.heads import HeadBase
+from keras_tfm.models.head_base import HeadBase
 from keras_tfm.models.model import Model
 
 

@@ -14,19 +14,18 @@ All functions have three options:
   hand-composed models the global policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_tfm.layers import Dropout, LayerNormalization, OutputBias, TokenEmbedding
+from keras_tfm.layers import LayerNormalization, OutputBias, TokenEmbedding
 from keras_tfm.models import identity
+from keras_tfm.models.head_base import HeadBase, unused_name
 from keras_tfm.models.model import Model
 
 Tensor = Any
-# Arguments of heads that are not recorded in the model's identity.
-_NOT_RECORDED = ("model", "features", "embedding", "dtype")
 
 
 def backbone(model: keras.Model, features: Any = None) -> Model:
@@ -70,7 +69,7 @@ def encoder(model: keras.Model) -> Model:
             "an encoder"
         )
     inputs = model.input["source"] if isinstance(model.input, dict) else model.input
-    marker = identity.HeadMarker("encoder", name=_unused(model, "head_marker"))
+    marker = identity.HeadMarker("encoder", name=unused_name(model, "head_marker"))
     return Model(inputs, marker(x), name=model.name)
 
 
@@ -171,6 +170,7 @@ def sequence_classifier(
     features: Any = None,
     kernel_initializer: Any = None,
     dtype: Any = None,
+    labels: Sequence[str] | None = None,
 ) -> Model:
     """Adds a classifier of texts or pairs of texts, on the pooled first token: logits (B, C).
 
@@ -183,6 +183,7 @@ def sequence_classifier(
         dropout: float, dropout rate before the last layer. Default: the model's; 0 for
             hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
+        labels: list of C class names, kept by `save_huggingface` and `load_huggingface`.
 
     Example:
 
@@ -191,6 +192,7 @@ def sequence_classifier(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
+    labels = _checked_labels(labels, num_classes)
     base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("sequence_classifier", locals(), base.pooled())
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
@@ -203,6 +205,7 @@ def token_classifier(
     features: Any = None,
     kernel_initializer: Any = None,
     dtype: Any = None,
+    labels: Sequence[str] | None = None,
 ) -> Model:
     """Adds a classifier of each token: logits (B, T, C).
 
@@ -220,6 +223,7 @@ def token_classifier(
     >>> token_classifier(model, num_classes=5).output.shape
     (None, None, 5)
     """
+    labels = _checked_labels(labels, num_classes)
     base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("token_classifier", locals(), base.features)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
@@ -250,146 +254,9 @@ def question_answering(
     return Model(model.input, {"start": start, "end": end}, name=model.name)
 
 
-class HeadBase:
-    """The model that gets a head, with the defaults of the head's layers.
-
-    Attributes:
-        model: the model.
-        features: symbolic tensor (B, T, D), input of the head.
-        dtype: policy of the head's layers.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        features: Any = None,
-        kernel_initializer: Any = None,
-        dtype: Any = None,
-    ):
-        if not identity.is_functional(model):
-            raise TypeError(
-                "expected a functional keras.Model (made of keras.Input and layers), "
-                f"got {type(model).__name__}"
-            )
-        self.model = model
-        if features is None:
-            self.features, self._pooled = _own_features(model)
-            marker = identity.features_marker(model)
-            assert marker is not None
-        else:
-            marker = identity.FeaturesMarker(dtype=dtype, name=_unused(model, "features_marker"))
-            self.features, self._pooled = marker(_given_features(model, features)), None
-        self._arguments = marker.identity.arguments
-        self._embedding = marker.identity.embedding
-        self._initializer = keras.initializers.get(
-            keras.initializers.TruncatedNormal(stddev=0.02)
-            if kernel_initializer is None
-            else kernel_initializer
-        )
-        self.dtype = marker.dtype_policy if dtype is None else dtype
-
-    def argument(self, name: str, given: Any, default: Any) -> Any:
-        """The argument given to the head, else the model's, else a default."""
-        return self._arguments.get(name, default) if given is None else given
-
-    def embedding(self, given: TokenEmbedding | str | None) -> TokenEmbedding:
-        """The `TokenEmbedding` to which the output is tied."""
-        given = self._embedding if given is None else given
-        layer = self.model.get_layer(given) if isinstance(given, str) else given
-        if not isinstance(layer, TokenEmbedding):
-            raise ValueError(
-                "expected embedding=, a TokenEmbedding of the model or its name, since "
-                f"{self.model.name!r} does not know its embedding, got {given!r}"
-            )
-        return layer
-
-    def dense(self, units: int, name: str, activation: Any = None) -> keras.layers.Dense:
-        """A dense layer of the head."""
-        return keras.layers.Dense(
-            units,
-            activation=activation,
-            # Cloned: one initializer object would draw the same numbers for every layer.
-            kernel_initializer=self._initializer.clone(),
-            dtype=self.dtype,
-            name=name,
-        )
-
-    def pooled(self) -> Tensor:
-        """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
-        if self._pooled is None:
-            activation = self.argument("pooler_activation", None, "tanh")
-            dense = self.dense(self.features.shape[-1], "pooler", activation)
-            x = dense(self.features[:, 0])
-            marker = identity.PooledMarker(
-                dtype=self.dtype, name=_unused(self.model, "pooled_marker")
-            )
-            self._pooled = marker(x)
-        return self._pooled
-
-    def classify(self, x: Tensor, num_classes: int, dropout: float | None) -> Tensor:
-        """Dropout and a dense layer: (..., D) -> logits (..., C)."""
-        rate = self.argument("dropout", dropout, 0.0)
-        x = Dropout(rate, dtype=self.dtype, name="classifier_dropout")(x)
-        return self.dense(num_classes, "classifier")(x)
-
-    def mark(self, kind: str, arguments: Mapping[str, Any], x: Tensor) -> Tensor:
-        """Marks the head's input with the head's kind and arguments."""
-        kept = {
-            key: value
-            for key, value in arguments.items()
-            if key not in _NOT_RECORDED and not isinstance(value, HeadBase)
-        }
-        name = _unused(self.model, "head_marker")
-        return identity.HeadMarker(kind, kept, dtype=self.dtype, name=name)(x)
-
-
-def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
-    """The model's features and pooled vector."""
-    x, pooled = identity.features_of(model), identity.pooled_of(model)
-    if x is None:
-        raise ValueError(
-            "expected a model of keras_tfm.models, or features=, a tensor (B, T, D) of the model "
-            f"or a layer's name: {model.name!r} has no features of its own"
-        )
-    known = [x, pooled]
-    if identity.head_of(model) is None and any(
-        all(output is not one for one in known) for output in model.outputs
-    ):
-        raise ValueError(
-            "expected features=, a tensor (B, T, D) of the model or a layer's name: "
-            f"{model.name!r} has layers after its own features, which would be dropped"
-        )
-    return x, pooled
-
-
-def _given_features(model: keras.Model, features: Any) -> Tensor:
-    """The tensor given as `features=`: a tensor or a layer's name."""
-    if isinstance(features, str):
-        names = [operation.name for operation in model.operations]
-        if features not in names:
-            raise ValueError(f"features must name one of {names}, got {features!r}")
-        found = identity.outputs_in(model, model.operations[names.index(features)])
-        if len(found) != 1:
-            raise ValueError(
-                f"features must name a layer with one output, got {features!r} with {len(found)}"
-            )
-        features = found[0]
-    elif not any(
-        features is x
-        for operation in model.operations
-        for x in identity.outputs_in(model, operation)
-    ):
-        raise ValueError(
-            f"features must be a symbolic tensor of {model.name!r} or a layer's name, "
-            f"got {features!r}"
-        )
-    if len(features.shape) != 3:
-        raise ValueError(f"features must be (B, T, D), got shape {features.shape}")
-    return features
-
-
-def _unused(model: keras.Model, name: str) -> str:
-    """`name`, with a number if the model has an operation of that name."""
-    taken = {operation.name for operation in model.operations}
-    numbered = (name if i == 0 else f"{name}_{i}" for i in range(len(taken) + 1))
-    return next(x for x in numbered if x not in taken)
+def _checked_labels(labels: Sequence[str] | None, num_classes: int) -> list[str] | None:
+    if labels is None:
+        return None
+    if len(labels) != num_classes or not all(isinstance(x, str) for x in labels):
+        raise ValueError(f"labels must be {num_classes} names, one a class, got {labels!r}")
+    return list(labels)

@@ -74,6 +74,11 @@ class Marker(keras.layers.Layer):
         """Shape of the input."""
         return inputs_shape
 
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        # Keras's own refuses a marker whose dtype was given as a policy object.
+        return dict(super().get_config())
+
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class FeaturesMarker(Marker):

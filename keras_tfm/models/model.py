@@ -5,13 +5,28 @@ from typing import Any
 
 import keras
 
+from keras_tfm.keras_internals import object_sharing_scope, share_in_clones
 from keras_tfm.models import identity
 
 Base: Any
 if keras.backend.backend() == "tensorflow":
     from keras_tfm.distributed.distributed_model import DistributedModel as Base
 else:
-    Base = keras.Model
+
+    class _Base(keras.Model):
+        """What `Model` adds on JAX and PyTorch: errors."""
+
+        def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
+            """`keras.Model.compile`, without accumulation inside a batch."""
+            if gradient_accumulation_steps != 1:
+                raise ValueError(
+                    "compile(gradient_accumulation_steps=) needs Keras's TensorFlow backend, got "
+                    f"{keras.backend.backend()}: give it to the optimizer, which accumulates the "
+                    "gradients of as many batches"
+                )
+            super().compile(*args, **kwargs)
+
+    Base = _Base
 
 
 class _Part:
@@ -34,6 +49,7 @@ class _Part:
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+@share_in_clones
 class Model(Base):
     """A `keras.Model` that trains in the same way on one device, several devices and machines.
 
@@ -53,6 +69,9 @@ class Model(Base):
 
     A model made by a builder of `keras_tfm.models` has the attributes below. Saving, `clone_model`,
     `with_dtype`, LoRA and quantization preserve them. Hand-composed models do not have them.
+
+    Layers that share a position part, as the blocks of T5 do, share it in a copy by `clone_model`
+    or `from_config`, too. A `keras.Model` refuses to be copied that way.
 
     Attributes:
         family: str, name of the builder, such as "bert", or None.
@@ -78,6 +97,17 @@ class Model(Base):
     >>> model.family, model.arguments["num_layers"], model.head.kind, model.features.shape
     ('gpt', 1, 'language_model', (None, None, 8))
     """
+
+    def get_config(self) -> dict[str, Any]:
+        """The configuration of the graph and its layers."""
+        with object_sharing_scope():
+            return dict(super().get_config())
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """The model of a configuration."""
+        with object_sharing_scope():
+            return super().from_config(config, custom_objects)
 
     @_Part
     def family(self) -> str | None:

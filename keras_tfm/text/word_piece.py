@@ -12,6 +12,9 @@ PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
 CONTINUED = "\ue000"
 # Stands for the space before a word, as in SentencePiece.
 SPACE = "\u2581"
+# Characters of a word. Longer ones, as in languages without spaces, are cut: the search for pieces
+# takes the square of a word's length, and `tokenizers` makes a word over its limit one <unknown>.
+LONGEST = 100
 # Planes 15 and 16 of Unicode are for private use: two code points for each of 60,000 characters.
 PRIVATE = 0xF0000
 
@@ -25,12 +28,13 @@ def train_word_piece(
 ) -> Any:
     """Trains a WordPiece tokenizer that keeps capitals and spaces.
 
-    A word is split, from its start, into the longest pieces of the vocabulary: "Google's Neural
-    Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation marks are separate
-    pieces. Unlike BERT's tokenizer, this one keeps spaces, as a mark at the start of a word, so
-    decoding returns the text in Unicode's composed form (NFC), with runs of spaces, but without one
-    leading space. A word with a character that did not occur in training becomes "<unknown>". The
-    same texts give the same vocabulary.
+    A word is split into the longest pieces in the vocabulary, from its start: "Google's Neural
+    Machine Translation System" (arXiv:1609.08144), section 4.1. Punctuation is a piece of its own.
+    Unlike BERT's, this tokenizer keeps spaces, as a mark at the start of a word, so decoding
+    returns the text in Unicode's composed form (NFC) with its runs of spaces, except one leading
+    space. A word with a character that training did not see becomes "<unknown>". A span without
+    spaces, in Chinese or Thai for instance, is cut every 100 characters. The same texts give the
+    same vocabulary.
 
     Args:
         texts: iterable of str, read once.
@@ -65,7 +69,11 @@ def train_word_piece(
     package = optional_package("tokenizers")
     normalizer = package.normalizers.NFC()
     pre_tokenizer = package.pre_tokenizers.Sequence(
-        [package.pre_tokenizers.Metaspace(SPACE), package.pre_tokenizers.Punctuation("isolated")]
+        [
+            package.pre_tokenizers.Metaspace(SPACE),
+            package.pre_tokenizers.Punctuation("isolated"),
+            package.pre_tokenizers.Split(package.Regex(rf"[\s\S]{{1,{LONGEST}}}"), "isolated"),
+        ]
     )
     words = (
         [word for word, _ in pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))]
@@ -84,7 +92,7 @@ def train_word_piece(
             {piece: i for i, piece in enumerate([*special, *pieces])},
             unk_token=UNKNOWN,
             continuing_subword_prefix=CONTINUED,
-            max_input_chars_per_word=100,
+            max_input_chars_per_word=LONGEST,
         )
     )
     tokenizer.add_special_tokens(special)

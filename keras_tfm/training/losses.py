@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.keras_internals import get_mask
+from keras_tfm.keras_internals import are_probabilities, get_mask
 
 Tensor = Any
 
@@ -79,6 +79,11 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """The loss of each label: (B, T)."""
+        if are_probabilities(y_pred):
+            raise ValueError(
+                f"{self.name} needs logits, got probabilities: remove the softmax or sigmoid at "
+                "the end of the model"
+            )
         log_probabilities = ops.log_softmax(ops.cast(y_pred, "float32"), axis=-1)
         labels = ops.cast(y_true, "int32")
         if self.ignore_class is not None:

@@ -562,3 +562,47 @@ def test_a_loaded_model_is_trained_on(tmp_path):
     save_huggingface(model, tmp_path)
     again = load_huggingface(tmp_path)
     np.testing.assert_array_equal(run(again, inputs), to_numpy(model(inputs)))
+
+
+SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "make", [lambda **x: models.t5(13, **SMALL, **x), lambda **x: models.gpt(13, **SMALL, **x)]
+)
+def test_half_precision_is_saved_in_float32(make, dtype, tmp_path):
+    model = make(dtype=dtype)
+    save_huggingface(model, tmp_path)
+    again = load_huggingface(tmp_path)
+    for new, old in zip(again.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(to_numpy(new), to_numpy(keras.ops.cast(old, "float32")))
+    save_huggingface(load_huggingface(tmp_path, dtype="bfloat16"), tmp_path / "bfloat16")
+
+
+@pytest.mark.parametrize("head", [models.sequence_classifier, models.token_classifier])
+def test_labels_are_kept(head, tmp_path):
+    model = head(models.bert(13, **SMALL), 3, labels=["no", "perhaps", "yes"])
+    save_huggingface(model, tmp_path / "first")
+    save_huggingface(load_huggingface(tmp_path / "first"), tmp_path / "second")
+    config = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert config["id2label"] == {"0": "no", "1": "perhaps", "2": "yes"}
+    assert config["label2id"] == {"no": 0, "perhaps": 1, "yes": 2}
+    for labels in (["no"], ["no", "yes", 3]):
+        with pytest.raises(ValueError, match="labels must be 3 names, one a class, got"):
+            head(models.bert(13, **SMALL), 3, labels=labels)
+
+
+def test_the_end_token_is_written(tmp_path):
+    def ends(**options):
+        save_huggingface(models.gpt(vocabulary_size, **SMALL, max_length=7), tmp_path, **options)
+        config = json.loads((tmp_path / "config.json").read_text())
+        return config.get("bos_token_id"), config.get("eos_token_id")
+
+    vocabulary_size = 13
+    assert ends() == (None, None)
+    assert ends(end_id=2) == (None, 2)
+    with pytest.raises(ValueError, match=r"end_id must be in the vocabulary, 0\.\.12, got 13"):
+        ends(end_id=13)
+    vocabulary_size = 50257
+    assert ends() == (50256, 50256)

@@ -114,3 +114,17 @@ def test_inputs_of_says_what_an_encoded_value_is_made_of():
 def test_a_target_that_is_not_there():
     with pytest.raises(ValueError, match=r"no input 'sauce' to step, its inputs are \['source'"):
         SteppedModel(encoder_decoder(), "sauce")
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "layer"])
+def test_probabilities_are_refused(activation):
+    ids = keras.Input((None,), dtype="int32", name="tokens")
+    x = layers.TokenEmbedding(13, 6)(ids)
+    if activation == "layer":
+        y = keras.layers.Softmax(name="last")(keras.layers.Dense(13)(x))
+    else:
+        y = keras.layers.Dense(13, activation=activation, name="last")(x)
+    name = "softmax" if activation == "layer" else activation
+    message = f"needs a model that returns logits, got probabilities: 'last', .* ends in {name}"
+    with pytest.raises(ValueError, match=message):
+        SteppedModel(keras.Model(ids, y))

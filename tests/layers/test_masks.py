@@ -1,8 +1,10 @@
+import keras
 import numpy as np
 import pytest
-from compare import to_numpy
+from compare import assert_close, to_numpy
 from execution import tensorflow_only
 
+from keras_tfm import layers
 from keras_tfm.layers import masks
 
 T, F = True, False
@@ -79,3 +81,35 @@ def test_an_unknown_axis_fits_anything():
     masks.check_shape(np.ones((2, 7), bool), "mask", (None, 7), "(B, S)")
     with pytest.raises(ValueError, match=r"\(B, S\) = \(\?, 7\), got \(2, 5\)"):
         masks.check_shape(np.ones((2, 5), bool), "mask", (None, 7), "(B, S)")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("shape", [(5, 5), (1, 5), (5, 1), (1, 5, 5), (2, 1, 5), (2, 1, 5, 5)])
+def test_an_attention_mask_is_broadcast(shape, causal):
+    layer = layers.MultiHeadSelfAttention(2, causal=causal)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 5, 6)).astype("float32")
+    mask = rng.random(shape) < 0.6
+    whole = np.broadcast_to(mask[:, 0] if len(shape) == 4 else mask, (2, 5, 5))
+    expected = layer(x, attention_mask=whole)
+    assert_close(layer(x, attention_mask=mask), expected, 1e-6)
+    inputs, pairs = keras.Input((None, 6)), keras.Input(batch_shape=shape, dtype="bool")
+    model = keras.Model([inputs, pairs], layer(inputs, attention_mask=pairs))
+    if shape[0] in (1, 2):  # Keras's rule: as many rows of each input
+        assert_close(model([x, mask]), expected, 1e-6)
+
+
+def test_an_attention_mask_is_broadcast_in_blocks_and_steps():
+    layer = layers.MultiHeadSelfAttention(1, causal=True)
+    x = np.random.default_rng(0).normal(size=(1, 2048, 2)).astype("float32")
+    mask = np.arange(2048)[None] % 3 != 1
+    whole = np.broadcast_to(mask, (1, 2048, 2048))
+    assert_close(layer(x, attention_mask=mask), layer(x, attention_mask=whole), 1e-6)
+    x, mask = x[:, :5], mask[:, :5]
+    full = layer(x, attention_mask=mask)
+    cache, parts = None, []
+    for t in range(5):
+        with layers.DecodingScope(cache, position=t, length=5) as scope:
+            parts.append(to_numpy(layer(x[:, t : t + 1], attention_mask=mask)))
+        cache = scope.cache
+    assert_close(np.concatenate(parts, axis=1), full, 1e-5)

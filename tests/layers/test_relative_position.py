@@ -13,6 +13,7 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     RelativePositionBias,
     RelativePositionEmbedding,
+    RotaryEmbedding,
     TransformerEncoderBlock,
 )
 
@@ -255,19 +256,29 @@ def test_fault_42_weights_of_a_shared_part_can_be_saved_alone(part, tmp_path):
     assert_close(other(x), model(x), 0.0)
 
 
-@pytest.mark.xfail(strict=True, reason="Keras copies layers one by one, outside of any scope")
 @every_learned_part
-@pytest.mark.parametrize("how", ["clone_model", "from_config"])
-def test_a_shared_part_is_still_shared_in_a_copy_of_the_model(part, how):
-    """As for `TimeDistributed` layers around one layer: a copy has a table for each."""
+@pytest.mark.parametrize("how", ["clone_model", "from_config", "one layer"])
+def test_a_copy_of_single_layers_that_share_a_part_is_refused(part, how):
+    """Keras copies the layers of a `keras.Model` one by one: a copy would have a table for each."""
     model = shared_stack(part())
-    if how == "clone_model":
-        copy = keras.models.clone_model(model)
-    else:
-        copy = keras.Model.from_config(model.get_config())
-    first, second = parts_of(copy)
-    assert first is second
-    assert len(copy.weights) == len(model.weights)
+    with pytest.raises(ValueError, match=r"position '.*' is shared by several layers, .*Model"):
+        if how == "clone_model":
+            keras.models.clone_model(model)
+        elif how == "from_config":
+            keras.Model.from_config(model.get_config())
+        else:
+            attention = model.layers[1].self_attention
+            type(attention).from_config(attention.get_config())
+
+
+def test_layers_with_a_part_of_their_own_or_without_weights_are_copied():
+    inputs = keras.Input((None, 6))
+    rotary = RotaryEmbedding(rotary_dim=2)
+    y = encoder_block(5, 2, position=rotary)(inputs)
+    y = encoder_block(5, 2, position=rotary)(y)
+    y = encoder_block(5, 2, position=RelativePositionBias())(y)
+    model = keras.Model(inputs, y)
+    assert len(keras.models.clone_model(model).weights) == len(model.weights)
 
 
 def test_t5_heads_must_agree_where_a_part_is_shared():

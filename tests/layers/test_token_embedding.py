@@ -2,11 +2,18 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close, to_numpy
-from execution import GRAPHS, MODES, compiled, execute, gradients, tensorflow_only
+from execution import GRAPHS, MODES, compiled, execute, gradients, saving, tensorflow_only
 from keras import ops
 from keras_weights import built
 
-from keras_tfm.layers import DecodingScope, TokenEmbedding
+from keras_tfm.layers import (
+    DecodingScope,
+    MultiHeadSelfAttention,
+    RotaryEmbedding,
+    SegmentEmbedding,
+    TokenEmbedding,
+    TransformerEncoderBlock,
+)
 
 V, D = 11, 6
 IDS = np.array([[3, 10, 0, 7], [0, 1, 1, 2]])
@@ -59,11 +66,81 @@ def test_ids_may_be_any_integers(embedding, dtype, mode):
     np.testing.assert_array_equal(to_numpy(actual), to_numpy(embedding.embeddings)[IDS])
 
 
-def test_float_ids_are_refused(embedding):
-    with pytest.raises(TypeError, match=r"expects integer ids, got float32: declare keras\.Input"):
-        embedding(IDS.astype("float32"))
-    with pytest.raises(TypeError, match=r'got float32: declare keras\.Input.*dtype="int32"'):
-        embedding(keras.Input((None,)))
+@pytest.mark.parametrize(
+    ("ids", "got"),
+    [
+        (np.array([[3.0, 4.5]], "float32"), "float32 4.5"),
+        (np.array([[3.0, 4.0]], "float16"), "float16"),  # 2049 would be 2048
+        (np.ones((1, 3, D), "float32"), "float32"),  # features, without reverse=True
+    ],
+    ids=["fraction", "half precision", "features"],
+)
+def test_floats_that_are_no_ids_are_refused(embedding, ids, got):
+    message = r'TokenEmbedding: declare keras\.Input\(..., dtype="int32"\): ids must be integers, '
+    with pytest.raises(TypeError, match=f"{message}got {got}"):
+        embedding(ids)
+    if got != "float32 4.5":
+        with pytest.raises(TypeError, match=f"{message}got {got}"):
+            embedding(keras.Input(ids.shape[1:], dtype=ids.dtype.name))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    """Keras builds it with float placeholders when it is loaded."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = TokenEmbedding(V, D, mask_zero=True)
+        self.segments = SegmentEmbedding(3)
+        self.block = TransformerEncoderBlock(5, 1)
+        self.attention = MultiHeadSelfAttention(1, position=RotaryEmbedding(rotary_dim=2))
+
+    def call(self, ids, segments, mask, positions):
+        x = self.segments(self.embedding(ids), segments)
+        x = self.attention(self.block(x, mask=mask), mask=mask, positions=positions)
+        return self.embedding(x, reverse=True)
+
+    def get_config(self):
+        return {"dtype": keras.dtype_policies.serialize(self.dtype_policy)}
+
+
+@saving
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_subclassed_model_is_loaded_with_its_weights(dtype, tmp_path):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = Subclassed()
+        inputs = {
+            "ids": IDS,
+            "segments": IDS % 3,
+            "mask": IDS != 3,
+            "positions": np.arange(IDS.shape[1], dtype="int32") * 2,
+        }
+        expected = model(**inputs)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert len(loaded.weights) == len(model.weights)
+    np.testing.assert_array_equal(to_numpy(loaded(**inputs)), to_numpy(expected))
+
+
+@saving
+def test_a_sequential_model_without_an_input_trains_and_is_loaded(tmp_path):
+    model = keras.Sequential(
+        [TokenEmbedding(V, D, mask_zero=True), TransformerEncoderBlock(5, 1), keras.layers.Dense(2)]
+    )
+    model.compile("sgd", "mse")
+    model.fit(IDS, np.ones((*IDS.shape, 2)), verbose=0)
+    embedding = model.layers[0]
+    table = to_numpy(embedding.embeddings)
+    expected = model.layers[1](embedding(IDS), mask=IDS != 0)
+    np.testing.assert_allclose(to_numpy(model(IDS)), to_numpy(model.layers[2](expected)), atol=1e-6)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(to_numpy(loaded.layers[0].embeddings), table)
+    np.testing.assert_array_equal(to_numpy(loaded(IDS)), to_numpy(model(IDS)))
 
 
 # Masks

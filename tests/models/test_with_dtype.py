@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 from blocks import encoder_block
-from compare import assert_close
+from compare import assert_close, to_numpy
 from execution import tensorflow_only
 from small_models import encoder_decoder
 
@@ -10,6 +10,10 @@ from keras_tfm.layers import RotaryEmbedding, TokenEmbedding
 from keras_tfm.models import Model, t5, transformer, with_dtype
 
 IDS = {"source": np.array([[3, 4, 5, 0]]), "target": np.array([[1, 7, 2]])}
+
+
+def dtype_of(x):
+    return keras.backend.standardize_dtype(x.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
@@ -21,7 +25,7 @@ def test_it_answers_as_the_model_made_in_that_dtype(dtype):
     assert {layer.compute_dtype for layer in copy._flatten_layers(include_self=False)} == {
         "float32"
     }
-    assert half(IDS).dtype == dtype.removeprefix("mixed_")
+    assert dtype_of(half(IDS)) == dtype.removeprefix("mixed_")
     assert_close(with_dtype(full, dtype)(IDS), half(IDS), 0.0)
 
 
@@ -36,7 +40,7 @@ def test_names_inputs_and_ties_stay():
     assert len(copy.get_layer("embedding")._inbound_nodes) == 3  # source, target and output
     for new, old in zip(copy.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(new, old)
-    copy.weights[0].assign(keras.ops.zeros_like(copy.weights[0]))
+    copy.weights[0].assign(np.zeros(copy.weights[0].shape))
     assert np.abs(model.get_weights()[0]).max() > 0
 
 
@@ -52,7 +56,7 @@ def test_nested_models_and_parts_that_are_passed_in():
     rows = np.array([[3, 4, 5, 0]])
     # Bfloat16 rounds at 4e-3, and a row of 8 normalised numbers passes a dozen operations.
     assert_close(copy(rows), model(rows), 5e-2)
-    assert np.abs(np.asarray(copy(rows)) - np.asarray(model(rows))).max() > 1e-4
+    assert np.abs(to_numpy(copy(rows)) - to_numpy(model(rows))).max() > 1e-4
     assert {x.compute_dtype for x in copy._flatten_layers(include_self=False)} == {"float32"}
 
 
@@ -71,12 +75,13 @@ def test_the_global_policy_is_neither_used_nor_changed():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         model = encoder_decoder()
-        assert with_dtype(model, "float32")(IDS).dtype == "float32"
+        assert dtype_of(with_dtype(model, "float32")(IDS)) == "float32"
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
     finally:
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 by default")
 def test_other_dtypes_stay():
     x = keras.Input((3,))
     y = keras.layers.Dense(2, dtype="float64", name="exact")(x)

@@ -180,3 +180,20 @@ def test_without_the_package(train, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=rf'{package}.*pip install "keras-tfm\[text\]"'):
         train(["a"], 50)
+
+
+LONG = {
+    "Chinese": "".join(chr(0x4E00 + 7 * i % 50) for i in range(250)),
+    "Thai": "".join(chr(0x0E01 + 5 * i % 40) for i in range(250)),
+    "URL": "https://example.com/" + "abcdefgh" * 30,
+}
+
+
+@pytest.mark.parametrize("length", [99, 100, 101, 200, 201, 250])
+@pytest.mark.parametrize("language", LONG)
+def test_long_spans_without_spaces_are_no_unknown_words(language, length):
+    tokenizer = train_word_piece([LONG[language], "some words before"], 500)
+    text = f"some {LONG[language][:length]} words"
+    encoding = tokenizer.encode(text)
+    assert "<unknown>" not in encoding.tokens
+    assert tokenizer.decode(encoding.ids) == text

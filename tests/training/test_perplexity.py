@@ -111,3 +111,10 @@ def test_the_configuration_makes_the_metric_again():
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(metric))
     assert type(again) is Perplexity
     assert again.get_config() == {"name": "here", "dtype": None, "ignore_class": -100}
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX's arrays carry no note of it")
+def test_probabilities_are_refused():
+    x = keras.activations.softmax(keras.ops.convert_to_tensor(np.ones((1, 2, 3), "float32")))
+    with pytest.raises(ValueError, match="needs logits, got probabilities: remove the softmax"):
+        Perplexity().update_state(np.array([[1, 2]]), x)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 
@@ -107,6 +108,18 @@ class AttentionPosition(keras.layers.Layer):
         return PositionTerms()
 
 
+# The layers that have built each part: a part with weights that has several is shared.
+_layers: WeakKeyDictionary[AttentionPosition, WeakSet[Any]] = WeakKeyDictionary()
+
+
+def build_position(
+    position: AttentionPosition, layer: Any, num_heads: int, head_dim: int, value_dim: int
+) -> None:
+    """Builds a part for a layer, and notes that this layer uses it."""
+    position.build_for(num_heads, head_dim, value_dim)
+    _layers.setdefault(position, WeakSet()).add(layer)
+
+
 def as_position(value: Any) -> AttentionPosition | None:
     """The position part for a constructor's argument: a part, its configuration, or None.
 
@@ -127,6 +140,34 @@ def serialize_position(position: AttentionPosition | None) -> dict[str, Any] | N
 
     Keras marks an object as shared only when it is serialised for the second time, and does not
     update the first configuration. So each layer serialises its part twice.
+    Where Keras marks nothing, `"shared"` makes `refuse_separation` refuse the copy of one layer.
     """
+    if position is None:
+        return None
     keras.saving.serialize_keras_object(position)
-    return keras.saving.serialize_keras_object(position)
+    config: dict[str, Any] = keras.saving.serialize_keras_object(position)
+    is_shared = position.weights and len(_layers.get(position, ())) > 1
+    if is_shared and "shared_object_id" not in config:
+        config["shared"] = True
+    return config
+
+
+def refuse_separation(config: Any) -> None:
+    """Raises if a layer's configuration has a part that the layer shares with others.
+
+    Keras copies the layers of a `keras.Model` one by one, each with a part of its own then.
+
+    Raises:
+        ValueError: names the part.
+    """
+    if isinstance(config, dict):
+        if config.get("shared") is True and "class_name" in config:
+            raise ValueError(
+                f"position {config['config']['name']!r} is shared by several layers, and a copy of "
+                "one layer would have its own: clone_model and from_config keep it shared in a "
+                "keras_tfm.Model, with_dtype and .keras files in every model"
+            )
+        config = list(config.values())
+    if isinstance(config, list | tuple):
+        for value in config:
+            refuse_separation(value)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.lookup import as_integers
+
 Tensor = Any
 
 
@@ -118,9 +120,7 @@ def check_positions(
         TypeError: the positions are not integers.
         ValueError: a shape that does not match the input.
     """
-    positions = ops.convert_to_tensor(positions)
-    if "int" not in str(positions.dtype):
-        raise TypeError(f"{name} must be integers, got {positions.dtype}")
+    positions = as_integers(ops.convert_to_tensor(positions), name)
     shape, rank = tuple(positions.shape), len(leading) + 1
     fits = len(shape) in ((1, rank, rank + 1) if coordinates else (1, rank))
     if fits:
