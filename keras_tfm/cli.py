@@ -133,7 +133,7 @@ def export(
     """
     if hypotheses > beam:
         raise typer.BadParameter(f"--hypotheses {hypotheses} must be at most --beam, got {beam}")
-    with _work("loading TensorFlow"), native_log.captured():
+    with _work("loading TensorFlow"), native_log.removed():
         from keras_tfm.export import export_tflite
         from keras_tfm.generation import Beam
     loaded = _load(model)
@@ -171,7 +171,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compares every signature of a .tflite file with its .keras model."""
-    with _work("loading TensorFlow"), native_log.captured():
+    with _work("loading TensorFlow"), native_log.removed():
         from keras_tfm.export import verify as verify_file
     loaded = _load(model)
     with _work(f"comparing {file.name} with {model.name}"):
@@ -192,7 +192,7 @@ def benchmark(
     as_json: AsJson = False,
 ) -> None:
     """Measures latency, tokens per second, memory and load time on this machine."""
-    with _work("loading TensorFlow"), native_log.captured():
+    with _work("loading TensorFlow"), native_log.removed():
         from keras_tfm.export import benchmark as measure
     with _work(f"running {file.name}"):
         result = measure(file, _numbers(threads) or (), seconds=seconds, weight_cache=weight_cache)
@@ -269,9 +269,9 @@ def import_(
         raise typer.BadParameter(f"the file to write must end in .keras, got {output}")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"no such folder: {output.parent}")
-    with _work("loading TensorFlow"), native_log.captured():
+    with _work("loading TensorFlow"), native_log.removed():
         from keras_tfm.checkpoints import load_huggingface
-    with _work(f"reading {folder}"), native_log.captured():
+    with _work(f"reading {folder}"), native_log.removed():
         options = {} if segments else {"segments": False}
         model = load_huggingface(folder, architecture, **options)
         new = output.with_name(f".{output.name}.new.keras")
@@ -298,7 +298,7 @@ def _of_ids(tokens: Any, scores: Any) -> tuple[Any, str]:
 def _load(path: Path) -> Any:
     import keras_tfm
 
-    with _work(f"loading {path.name}"), native_log.captured():
+    with _work(f"loading {path.name}"), native_log.removed():
         return keras_tfm.load_model(path, compile=False)
 
 

@@ -18,7 +18,7 @@ def say(text):
 
 
 def test_it_is_held_back(capfd):
-    with native_log.captured() as log:
+    with native_log.removed() as log:
         say("banner\n")
     say("after\n")
     assert log.text == "banner\n"
@@ -26,7 +26,7 @@ def test_it_is_held_back(capfd):
 
 
 def test_it_is_printed_when_the_block_fails(capfd):
-    with pytest.raises(KeyError, match="reason"), native_log.captured() as log:
+    with pytest.raises(KeyError, match="reason"), native_log.removed() as log:
         say("clue\n")
         raise KeyError("reason")
     say("after\n")
@@ -36,7 +36,7 @@ def test_it_is_printed_when_the_block_fails(capfd):
 
 def test_what_python_wrote_before_comes_before(capfd):
     print("before", file=sys.stderr, end=" ")
-    with native_log.captured():
+    with native_log.removed():
         say("banner")
     print("after", file=sys.stderr, end="")
     sys.stderr.flush()
@@ -44,9 +44,9 @@ def test_what_python_wrote_before_comes_before(capfd):
 
 
 def test_blocks_within_blocks(capfd):
-    with native_log.captured() as outer:
+    with native_log.removed() as outer:
         say("a")
-        with native_log.captured() as inner:
+        with native_log.removed() as inner:
             say("b")
         say("c")
     say("d")
@@ -56,7 +56,7 @@ def test_blocks_within_blocks(capfd):
 
 
 def test_bytes_that_are_no_text(capfd):
-    with native_log.captured() as log:
+    with native_log.removed() as log:
         os.write(2, b"\xff\0ok")
     assert log.text == "\ufffd\0ok"
 
@@ -65,14 +65,14 @@ def test_bytes_that_are_no_text(capfd):
 def test_no_descriptor_is_leaked():
     before = len(list(DESCRIPTORS.iterdir()))
     for _ in range(20):
-        with native_log.captured():
+        with native_log.removed():
             say("banner")
     assert len(list(DESCRIPTORS.iterdir())) == before
 
 
 def test_blocks_of_two_threads_that_overlap(capfd):
     """Two models loaded at once: whichever ends last, standard error is what it was."""
-    first, second = native_log.captured(), native_log.captured()
+    first, second = native_log.removed(), native_log.captured()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -90,7 +90,7 @@ def test_a_process_without_standard_error():
     """As a service may be started: `2>&-`."""
     script = """
         from keras_tfm.runtime import native_log
-        with native_log.captured():
+        with native_log.removed():
             pass
         print("done")
     """
