@@ -34,6 +34,13 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
     arrays, shape = integer_rows(name, values, expected), expected["shape"]
     if not is_ids(expected):
         return np.stack(arrays)
+    if expected.get("needs_token"):
+        for i, array in enumerate(arrays):
+            if not (array != expected["pad_id"]).any():
+                raise ValueError(
+                    f"{name}: row {i} has no token but padding (id {expected['pad_id']}), for which "
+                    "the model returns NaN"
+                )
     lengths = {len(array) for array in arrays}
     if max(lengths) > shape[1]:
         raise ValueError(

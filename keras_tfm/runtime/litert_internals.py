@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 
-class SubgraphMemory:
+class Buffers:
     """A signature's inputs and outputs as arrays in LiteRT's own memory.
 
     The public signature runner copies every input and output, KV caches included, at each call.
 
     Attributes:
-        inputs: the inputs by name. Writing to an array sets the input of the next `invoke`.
+        inputs: the inputs by name. Writing to an array sets the input of the next `run`.
     """
 
     def __init__(self, runner: Any):
@@ -29,7 +29,7 @@ class SubgraphMemory:
         array: np.ndarray = self._wrapper.tensor(self._wrapper, index, self._subgraph)
         return array
 
-    def invoke(self) -> dict[str, np.ndarray]:
+    def run(self) -> dict[str, np.ndarray]:
         """Runs the signature. The outputs by name, valid until the next run."""
         self._wrapper.Invoke(self._subgraph)
         return {name: self._array(index) for name, index in self._outputs.items()}

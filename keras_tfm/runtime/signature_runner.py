@@ -8,7 +8,8 @@ import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
-from keras_tfm.runtime.host_loop import Buffers, CopiedBuffers, by_length
+from keras_tfm.runtime.host_loop import CopiedBuffers, by_length
+from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
 
@@ -35,7 +36,7 @@ class SignatureRunner:
             raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
         if not 1 <= threads <= MAX_THREADS:
             raise ValueError(f"threads must be in 1..{MAX_THREADS}, got {threads}")
-        self.path = Path(path)
+        threads, self.path = int(threads), Path(path)
         self.manifest = manifests.read(path)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
         if weight_cache is None:
@@ -56,13 +57,16 @@ class SignatureRunner:
         """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""
         with self.lock:
             self._runners = None
-            self.cache_user += 1
 
     @property
     def runners(self) -> dict[str, Runner]:
-        """The signatures as functions of arrays. Raises if the file was closed."""
+        """The signatures as functions of arrays.
+
+        Raises:
+            ValueError: the model was closed.
+        """
         if self._runners is None:
-            raise ValueError(f"{self.path} was closed")
+            raise ValueError(f"{self.path}: the model was closed")
         return self._runners
 
     def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
