@@ -38,8 +38,8 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
         for i, array in enumerate(arrays):
             if not (array != expected["pad_id"]).any():
                 raise ValueError(
-                    f"{name}: row {i} has no token but padding (id {expected['pad_id']}), for which "
-                    "the model returns NaN"
+                    f"{name}: row {i} is empty or only padding (id {expected['pad_id']}): "
+                    "the model would return NaN"
                 )
     lengths = {len(array) for array in arrays}
     if max(lengths) > shape[1]:

@@ -1,7 +1,7 @@
 """Every private name of LiteRT and flatbuffers that keras_tfm uses.
 
-Tried with ai-edge-litert 2.1 to 2.3; pyproject.toml excludes later versions. A test of each function
-(tests/runtime/test_litert_internals.py) fails when a name moves.
+Tried with ai-edge-litert 2.3; pyproject.toml excludes 2.4 until it is tried. A test of each
+function (tests/runtime/test_litert_internals.py) fails when a name moves.
 """
 
 from typing import Any

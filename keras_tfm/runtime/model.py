@@ -272,8 +272,8 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
     process, and with `weight_cache` also through a crafted cache in a folder that others can write
     to. Load only files from sources you trust, and keep the folder private.
 
-    LiteRT writes one line of INFO to standard error when the first file is loaded; it has no setting
-    to turn it off. Programs can remove it with `keras_tfm.runtime.native_log`.
+    LiteRT writes a line of INFO to standard error when the first file is loaded and has no setting
+    to turn it off. A program can remove it with `keras_tfm.runtime.native_log`.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -12,7 +12,6 @@ from keras_tfm.runtime.host_loop import CopiedBuffers, by_length
 from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
-
 # More than any processor has cores; XNNPACK creates every thread, and a million end the process.
 MAX_THREADS = 1024
 

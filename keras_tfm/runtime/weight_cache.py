@@ -82,8 +82,7 @@ def cached_runners(
         )
     model = _compiled(path, threads, cache)
     return {
-        name: _runner(model, name, signature)
-        for name, signature in manifest["signatures"].items()
+        name: _runner(model, name, signature) for name, signature in manifest["signatures"].items()
     }
 
 
