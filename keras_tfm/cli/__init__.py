@@ -20,7 +20,10 @@ from keras_tfm.cli.console import (
 )
 
 # isort: split
-from keras_tfm.cli import file_commands, model_commands
+from keras_tfm.cli import model_commands  # first: `--help` lists commands in this order
+
+# isort: split
+from keras_tfm.cli import file_commands
 from keras_tfm.version import __version__
 
 __all__ = ["app", "file_commands", "main", "model_commands"]
