@@ -172,11 +172,12 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compares every signature of a .tflite file with its .keras model."""
+    verify_inputs = _arrays(inputs, "--inputs")
     with work("loading TensorFlow"):
         from keras_tfm.export import verify as verify_file
     loaded = _load(model, custom)
     with work(f"comparing {file.name} with {model.name}"):
-        result = verify_file(loaded, file, _arrays(inputs, "--inputs"), tolerance)
+        result = verify_file(loaded, file, verify_inputs, tolerance)
     print_result(result, as_json)
 
 

@@ -36,7 +36,7 @@ class Model:
 
     Attributes:
         path: the file.
-        manifest: what the file says of itself, a dictionary.
+        manifest: the manifest of the file: signatures, quantization, versions, a dictionary.
         signatures: by name, the inputs and outputs with their shapes and dtypes; the `pad_id` of an
             input is the id that shorter rows are padded with.
     """

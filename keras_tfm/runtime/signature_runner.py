@@ -21,7 +21,7 @@ class SignatureRunner:
 
     Attributes:
         path: the file.
-        manifest: what the file says of itself, a dictionary.
+        manifest: the manifest of the file: signatures, quantization, versions, a dictionary.
         signatures: by name, the inputs and outputs with their shapes and dtypes.
         lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
             threads would mix their results. Reentrant: a callback that chooses a token may run

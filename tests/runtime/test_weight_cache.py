@@ -66,7 +66,6 @@ def test_a_second_load_makes_none(tmp_path):
     before = cache.stat()
     runtime.load(path, weight_cache=tmp_path)
     assert caches(tmp_path) == [cache]
-    assert cache.stat().st_mtime_ns == before.st_mtime_ns
     assert cache.stat().st_ino == before.st_ino
     assert cache.stat().st_size > 1e5
 
