@@ -31,7 +31,7 @@ def dense_path():
         (dense(width=5), r"'x' has the shape \(None, 5\) in the model, \(1, 4\) in the file$"),
         (
             dense(size=2),
-            r"has the outputs {'output': \(None, 2\)}, the file {'output': \(1, 3\)}$",
+            r"the model has the outputs {'output': \(None, 2\)}, the file {'output': \(1, 3\)}$",
         ),
     ],
     ids=["name", "shape", "output"],

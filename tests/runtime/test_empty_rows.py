@@ -86,5 +86,5 @@ def test_only_the_input_that_needs_a_token_is_checked():
 def test_models_that_stay_finite_take_empty_rows():
     x = ids("x")
     embedded = TokenEmbedding(11, 3, mask_zero=True)(x)
-    model = exported(keras.Model(x, layers.GlobalMaxPooling1D()(embedded)))
+    model = exported(keras.Model(x, ops.max(embedded, axis=1)))
     assert np.isfinite(model.predict([[]])["output"]).all()
