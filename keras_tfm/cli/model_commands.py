@@ -257,8 +257,10 @@ def _arrays(path: Path | None, option: str) -> dict[str, Any] | None:
     if not path.is_file():
         raise FileNotFoundError(f"{option}: no such file: {path}")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {name: loaded[name] for name in loaded.files}
+        with np.load(path, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
+        if not all(isinstance(x, np.ndarray) for x in arrays.values()):  # another archive
+            raise TypeError("its members are not arrays")
     except Exception as error:  # of several types: no archive, pickled objects, one array
         raise ValueError(f"{option}: {path} must be an .npz file of arrays by input") from error
     return arrays
