@@ -94,7 +94,7 @@ def report(arguments: argparse.Namespace, outputs: dict, seconds: dict, files: d
 def ours(size: str, folder: Path) -> dict[tuple[str, str], Path]:
     from keras_tfm.runtime import native_log
 
-    with native_log.captured():
+    with native_log.removed():
         import keras
     from keras_tfm import checkpoints, export, models
     from keras_tfm.models.bert import SIZES

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("text", "layers", "models", "training", "generation", "export", "runtime")
 REFERENCES = {f"keras_tfm/{package}": f"api/{package}.md" for package in PACKAGES} | {
     "keras_tfm/plots.py": "api/plots.md",
-    "keras_tfm/cli.py": "api/command_line.md",
+    "keras_tfm/cli": "api/command_line.md",
 }
 LINK = r"(?<!!)\[(?P<shown>[^\]]+)\]\((?P<target>[^)]+)\)"
 ANCHOR = r'<a href="(?P<target>[^"]+)">(?P<shown>.*?)</a>'

@@ -78,7 +78,7 @@ class Corpus:
     """
 
     def __init__(self, parts: help_data.Parts, vocabulary_size: int):
-        with native_log.captured():
+        with native_log.removed():
             from keras_tfm import text
 
         self.tokenizer = text.train_word_piece(

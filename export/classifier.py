@@ -77,7 +77,7 @@ def build(vocabulary_size: int, classes: int, dim: int, num_layers: int):
 
 
 def export(smoke: bool, quantization: str) -> None:
-    with native_log.captured():
+    with native_log.removed():
         import keras
 
         from keras_tfm.export import export_tflite

@@ -46,7 +46,7 @@ def export(smoke: bool) -> None:
 
     from keras_tfm.runtime import native_log
 
-    with native_log.captured():
+    with native_log.removed():
         import keras
 
         from keras_tfm.export import export_saved_model

@@ -55,7 +55,7 @@ def build(source_size: int, target_size: int, dim: int, num_layers: int):
 
 
 def export(smoke: bool, quantization: str) -> None:
-    with native_log.captured():
+    with native_log.removed():
         import keras
 
         from keras_tfm.export import export_tflite

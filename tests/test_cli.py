@@ -1,5 +1,6 @@
 """The command line: what it prints, where, and with which exit code."""
 
+import io
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import keras_tfm
 from keras_tfm import cli, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam
+from keras_tfm.version import __version__
 
 HUGGING_FACE = Path(__file__).parent / "parity" / "huggingface"
 SIZES = ["--lengths", str(SOURCE_LENGTH), "--max-length", "9", "--start", str(START)]
@@ -233,6 +235,133 @@ def test_generate_ids_of_several_hypotheses(run, beam_path):
     assert json.loads(out)["output"] == [{"ids": row, "score": score} for row, score in pairs]
 
 
+@pytest.fixture
+def stdin(monkeypatch):
+    """Sets the lines of standard input."""
+
+    def lines(*rows):
+        content = b"".join(row if isinstance(row, bytes) else row.encode() + b"\n" for row in rows)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+
+    return lines
+
+
+def test_a_bad_line_does_not_end_a_batch(run, file_path, stdin):
+    stdin("3,4,5,6,7", "three", b"\xff\xfe\n", "99", "", "8,9,10\r")
+    code, out, err = run("generate", file_path, "--ids")
+    assert code == 1
+    assert out.splitlines() == [",".join(map(str, small_tokens()[i])) for i in (0, 1)]
+    for line in (
+        "keras-tfm: line 2: expected ids separated by commas, such as 3,4,5, got 'three'",
+        "keras-tfm: line 3: 'utf-8' codec can't decode",
+        "keras-tfm: line 4: source: ids must be in 0..10, got 99..99",
+        "keras-tfm: line 5: expected ids",
+        "keras-tfm: 4 of 6 rows failed",
+    ):
+        assert line in err
+    assert "line 1" not in err and "line 6" not in err
+
+
+def test_no_lines_are_no_error(run, file_path, stdin):
+    stdin()
+    assert run("generate", file_path, "--ids")[:2] == (0, "")
+
+
+def test_the_version(run):
+    assert run("--version") == (0, f"keras-tfm {__version__}\n", "")
+
+
+@pytest.fixture(scope="module")
+def classifier_path():
+    """A masked average and three classes, with a tokenizer; NaN for a text without a token."""
+    keras.utils.set_random_seed(3)
+    x = keras.Input((None,), dtype="int32", name="source")
+    embedded = keras_tfm.layers.TokenEmbedding(11, 4, mask_zero=True)(x)
+    y = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling1D()(embedded))
+    options = {"source_length": SOURCE_LENGTH, "tokenizer": source_words(), "verify": False}
+    return export_tflite(keras.Model(x, y), new_path(), **options).path
+
+
+def test_predict_text(run, classifier_path, stdin):
+    texts = ["two three", "four"]
+    outputs = runtime.load(classifier_path).predict_text(texts)["output"]
+    best = outputs.argmax(-1)
+    code, out, err = run("predict", classifier_path, *texts)
+    assert code == 0, err
+    assert out.splitlines() == [f"{i}\t{row[i]:.6g}" for i, row in zip(best, outputs, strict=True)]
+    stdin(texts[0], "", texts[1])
+    code, out, err = run("predict", classifier_path, "--labels", "bad, fair, good")
+    assert code == 1
+    names = [["bad", "fair", "good"][i] for i in best]
+    assert [line.split("\t")[0] for line in out.splitlines()] == names
+    assert "line 2: source: row 0 is empty or only padding" in err
+    code, out, _ = run("predict", classifier_path, "--json", texts[1])
+    answer = json.loads(out)
+    assert answer["input"] == texts[1]
+    np.testing.assert_allclose(answer["output"]["output"], outputs[1], rtol=1e-6)
+
+
+def test_predict_json(run, file_path, classifier_path, stdin):
+    row = {"source": [3, 4], "target": [1, 2]}
+    expected = runtime.load(file_path).predict(row)["output"][0]
+    stdin(json.dumps(row), "{", "3", json.dumps({"source": [99], "target": [1]}), json.dumps(row))
+    code, out, err = run("predict", file_path, "--from-json", "--json")
+    assert code == 1
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [x["input"] for x in answers] == [row, row]
+    np.testing.assert_array_equal(np.float32(answers[0]["output"]["output"]), expected)
+    for line in (
+        "line 2: expected JSON, got '{' (",
+        "line 3: expected a JSON object, array or string, got '3'",
+        "line 4: source: ids must be in 0..10",
+        "3 of 5 rows failed",
+    ):
+        assert line in err
+    # One class per token; texts in JSON.
+    code, out, _ = run("predict", file_path, "--from-json", json.dumps(row))
+    assert out.split() == [str(i) for i in expected.argmax(-1)]
+    text = json.dumps({"source": "two three"})
+    by_text = run("predict", classifier_path, "--from-json", text, "[2, 3]", '"two three"')[1]
+    assert len(set(by_text.splitlines())) == 1
+
+
+def test_custom_classes(run, tmp_path, monkeypatch):
+    """A class in a module of the current folder, without a decorator."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_layers.py").write_text(
+        "import keras\nclass Doubled(keras.layers.Layer):\n"
+        "    def call(self, x):\n        return x + x\n"
+    )
+    script = "import keras, own_layers; x = keras.Input((4,), name='x')\n"
+    script += "keras.Model(x, own_layers.Doubled()(x)).save('model.keras')"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+    code, _, err = run("export", "model.keras", "x.tflite")
+    assert code == 1 and "Doubled" in err
+    code, _, err = run("export", "model.keras", "x.tflite", "--custom", "own_layers:Doubled")
+    assert code == 0, err
+    result = runtime.load("x.tflite").predict([[1, 2, 3, 4]])["output"]
+    np.testing.assert_array_equal(result, [[2, 4, 6, 8]])
+    assert run("verify", "model.keras", "x.tflite", "--custom", "own_layers:Doubled")[0] == 0
+
+
+def test_a_file_that_no_export_of_the_model_can_be(run, file_path, tmp_path):
+    x = keras.Input((4,), name="x")
+    keras.Model(x, keras.layers.Dense(3)(x), name="dense").save(tmp_path / "dense.keras")
+    code, out, err = run("verify", tmp_path / "dense.keras", file_path)
+    assert (code, out) == (1, "")
+    assert "is not an export of dense: the model has no input 'source', 'target'" in err
+
+
+def test_standard_error_holds_no_log_of_tensorflow_or_litert(file_path):
+    command = [sys.executable, "-m", "keras_tfm.cli"]
+    done = subprocess.run(
+        [*command, "generate", file_path, "--ids", "3"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{START},")
+
+
 def test_an_interrupt(run, file_path, monkeypatch):
     def load(*arguments):
         raise KeyboardInterrupt
@@ -248,16 +377,34 @@ def test_an_interrupt(run, file_path, monkeypatch):
         (
             ["export", "MODEL", "x.tflite", *SIZES, "--hypotheses", "2"],
             2,
-            "must be at most --beam, got 1",
+            "Invalid value for '--hypotheses': 2 must be at most --beam, got 1",
         ),
         (["inspect", "nothing.tflite"], 1, "no such file: nothing.tflite"),
         (["inspect", "MODEL"], 1, "is not a .tflite file"),
         (["export", "nothing.keras", "x.tflite"], 1, "no such file: nothing.keras"),
-        (["export", "MODEL", "x.tflite", *SIZES[:-1], "99"], 1, "start_id must be in 0..12"),
+        (["export", "MODEL", "x.tflite", *SIZES[:-1], "99"], 1, "--start must be in 0..12, got 99"),
+        (["export", "MODEL", "x.tflite", "--signatures", "generate"], 1, "needs --max-length, got"),
+        (["export", "MODEL", "x.tflite", *SIZES, "--batch-size", "0"], 1, "--batch-size must be"),
+        (["export", "MODEL", "x.tflite", *SIZES, "--end", "two"], 2, "for '--end': expected int"),
+        (
+            ["export", "MODEL", "x.tflite", "--inputs", "no.npz"],
+            1,
+            "--inputs: no such file: no.npz",
+        ),
+        (["export", "MODEL", "x.tflite", "--inputs", "MODEL"], 1, "must be an .npz file of arrays"),
         (["export", "MODEL", "missing/x.tflite", *SIZES], 1, "missing"),
-        (["export", "MODEL", "x.tflite", "--lengths", "five"], 2, "expected integers"),
+        (["export", "MODEL", "x.tflite", "--lengths", "five"], 2, "for '--lengths': expected int"),
         (["export", "MODEL", "x.tflite", "--quantize", "int9"], 2, "int9"),
-        (["benchmark", "FILE", "--threads", "0"], 1, "threads must be integers of at least 1"),
+        (["benchmark", "FILE", "--threads", "0"], 1, "--threads must be integers of at least 1"),
+        (["benchmark", "FILE", "--threads", "x"], 2, "Invalid value for '--threads': expected int"),
+        (["generate", "FILE", "--ids", "--threads", "1000000", "3"], 2, "for '--threads'"),
+        (["predict", "FILE", "hello"], 1, "has no tokenizer: export it with --tokenizer, or pass"),
+        (["predict", "FILE", "--from-json", "--labels", "a,b", "[3]"], 2, "for '--labels'"),
+        (["verify", "MODEL", "FILE", "--tolerance", "-1"], 2, "Invalid value for '--tolerance'"),
+        (["verify", "MODEL", "FILE", "--tolerance", "nan"], 2, "Invalid value for '--tolerance'"),
+        (["verify", "MODEL", "FILE", "--custom", "json"], 2, "expected module:Class, got 'json'"),
+        (["verify", "MODEL", "FILE", "--custom", "absent:A"], 2, "there is no module 'absent'"),
+        (["verify", "MODEL", "FILE", "--custom", "json:A"], 2, "'json' has no class 'A'"),
         (["generate", "FILE", "hello"], 1, "has no tokenizer"),
         (["generate", "FILE", "--ids", "3,4,5,6,7,8"], 1, "source has 6 ids"),
         (["generate", "FILE", "--ids", "--stream", "3"], 2, "--stream"),
@@ -312,5 +459,5 @@ def test_a_missing_extra_is_named():
 def test_it_is_installed():
     command = Path(sys.executable).parent / "keras-tfm"
     done = subprocess.run([command, "--help"], capture_output=True, text=True)
-    for name in ("export", "verify", "benchmark", "inspect", "generate"):
+    for name in ("export", "verify", "benchmark", "inspect", "generate", "predict", "import"):
         assert name in done.stdout

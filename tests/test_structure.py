@@ -314,7 +314,7 @@ def documented(name, tree):
 
 
 def is_exempt(where):
-    """Whether it is a function in models/, or a command of cli.py."""
+    """Whether it is a function in models/, or a command in cli/."""
     _, package, *rest = where.split(".")
     return package == "cli" or (package == "models" and rest[-1].islower())
 
@@ -339,7 +339,7 @@ def test_no_argument_list_stands_in_two_files(read):
     - functions in models/: a builder is the definition of a model family with that family's own
       defaults. Its arguments have the names of the paper's sizes and of the blocks that they go to,
       which is what readers look for; `bert` and `gpt` share them as two papers do;
-    - commands of cli.py: typer makes one option of each parameter, and can make them of nothing
+    - commands in cli/: typer makes one option of each parameter, and can make them of nothing
       else.
 
     What Keras fills in a layer's call by its name does not count.

@@ -246,9 +246,11 @@ def _footprint(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
+        # LiteRT logs until the process ends.
+        lines = [x for x in done.stderr.strip().splitlines() if not x.startswith("INFO: ")]
         raise RuntimeError(
             f"loading {path} in a separate process failed with exit code {done.returncode}: "
-            + (done.stderr.strip().splitlines() or ["no message"])[-1]
+            + (lines or ["no message"])[-1]
         )
     return Footprint(weights, threads, **json.loads(done.stdout))
 

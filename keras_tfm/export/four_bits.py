@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from keras_tfm.runtime import flatbuffer, native_log
+from keras_tfm.runtime import flatbuffer
 
 # The number of weights that share a scale; XNNPACK has kernels for multiples of 32.
 BLOCK = 32
@@ -64,9 +64,8 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     content = flatbuffer.write(model)
     if not rules:
         return content
-    with native_log.captured():
-        quantizer = package.Quantizer(bytearray(content), rules)
-        result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
+    quantizer = package.Quantizer(bytearray(content), rules)
+    result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
     # Rewritten, because the quantizer stores large weights after the flatbuffer, where neither the
     # manifest nor the report would find them.
     return flatbuffer.write(flatbuffer.read(bytes(result.quantized_model)))

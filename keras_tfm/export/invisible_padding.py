@@ -1,4 +1,4 @@
-"""Whether a model masks padding: found by padding its inputs and comparing the outputs."""
+"""How a model treats padding: found by padding its inputs and reading the outputs."""
 
 import functools
 from collections.abc import Sequence
@@ -26,11 +26,7 @@ def invisibly_padded(
         inputs = _some_rows(specs, sizes, pad_ids, difference)
         for key in longer:
             inputs[key] = np.pad(inputs[key], ((0, 0), (0, 3)), constant_values=pad_ids[key])
-        try:
-            flat = keras.tree.flatten(call_model(model, inputs))
-            return [keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in flat]
-        except Exception:
-            return None
+        return _outputs(model, inputs)
 
     def is_invisible(name: str) -> bool:
         for difference, longer in ((1, (name,)), (0, ids)):
@@ -40,6 +36,32 @@ def invisibly_padded(
         return False
 
     return frozenset(name for name in names if name in ids and is_invisible(name))
+
+
+def needing_a_token(
+    model: keras.Model, names: Sequence[str], sizes: dict[str, int], pad_ids: dict[str, int]
+) -> frozenset[str]:
+    """The inputs of ids among `names` for which a row of padding alone makes an output NaN.
+
+    A masked average, for instance, divides by the number of tokens.
+    """
+    specs, found = input_specs(model), set()
+    rows = _some_rows(specs, sizes, pad_ids, 0)
+    for name in names:
+        if name in pad_ids:
+            blank = {**rows, name: np.full_like(rows[name], pad_ids[name])}
+            if any(np.isnan(y).any() for y in _outputs(model, blank) or ()):
+                found.add(name)
+    return frozenset(found)
+
+
+def _outputs(model: keras.Model, inputs: dict[str, Any]) -> list[np.ndarray] | None:
+    """The outputs in float32; None if the model does not accept the inputs."""
+    try:
+        flat = keras.tree.flatten(call_model(model, inputs))
+        return [keras.ops.convert_to_numpy(keras.ops.cast(y, "float32")) for y in flat]
+    except Exception:
+        return None
 
 
 def _some_rows(

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_tfm.export.invisible_padding import invisibly_padded
+from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
     find_target,
     input_names,
@@ -158,6 +158,8 @@ class Request:
         steps = [role for role in self.roles if role != "predict"]
         if steps:
             self._check_steps(steps)
+        if "predict" in self.roles:
+            self._check_outputs()
         if self.whole_caches and "decode" not in self.roles:
             raise ValueError(
                 f"whole_caches is for the signatures 'prefill' and 'decode', got {self.roles}"
@@ -180,6 +182,12 @@ class Request:
         """The inputs whose rows may be padded. Found by calling the model, at the first use."""
         names = input_names(self.model) if "predict" in self.roles else self.others
         return invisibly_padded(self.model, names, self.vocabulary_sizes, self.pad_ids)
+
+    @functools.cached_property
+    def needing_a_token(self) -> frozenset[str]:
+        """The inputs of which no row may be padding alone. Found by calling the model."""
+        names = input_names(self.model) if self.roles == ["predict"] else self.others
+        return needing_a_token(self.model, names, self.vocabulary_sizes, self.pad_ids)
 
     def _check_steps(self, roles: list[str]) -> None:
         if not self.static and {"encode", "prefill", "decode"} & set(roles):
@@ -230,6 +238,15 @@ class Request:
                 )
             self.strategy.check(self.model.outputs[0].shape[-1])
         self.specs(self.others)  # raises if a length is missing
+
+    def _check_outputs(self) -> None:
+        outputs = self.model.output
+        for name, x in outputs.items() if isinstance(outputs, dict) else ():
+            if not isinstance(x, keras.KerasTensor):
+                raise ValueError(
+                    "outputs by name must be tensors: a signature has no nested outputs, but "
+                    f"{name!r} of {self.model.name} is a {type(x).__name__}"
+                )
 
     def _check_several(self) -> None:
         open_ = [name for name in self._with_open_length() if name not in self.padded]

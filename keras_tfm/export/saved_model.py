@@ -19,7 +19,6 @@ from keras_tfm.export.text_signatures import (
     check_tokenizers,
     traced_function,
 )
-from keras_tfm.runtime import native_log
 
 
 def export_saved_model(
@@ -150,16 +149,15 @@ def write_saved_model(
     ]
     if default is not None:
         concrete |= dict.fromkeys(("serve", "serving_default"), concrete[default])
-    with native_log.captured():
-        try:
-            tf.saved_model.save(root, str(path), signatures=concrete)
-        except AssertionError as error:
-            if "untracked" not in str(error):
-                raise
-            raise ValueError(
-                "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
-                f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
-            ) from error
+    try:
+        tf.saved_model.save(root, str(path), signatures=concrete)
+    except AssertionError as error:
+        if "untracked" not in str(error):
+            raise
+        raise ValueError(
+            "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
+            f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
+        ) from error
 
 
 def check_writable(path: Path) -> None:

@@ -29,6 +29,7 @@ class Signature:
         settings: further entries of the manifest.
         padded: the inputs whose rows may be padded.
         pad_ids: the padding id of each input of ids (B, S).
+        needing_a_token: the inputs of which no row may be padding alone.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Signature:
     settings: dict[str, Any] = field(default_factory=dict)
     padded: frozenset[str] = frozenset()
     pad_ids: dict[str, int] = field(default_factory=dict)
+    needing_a_token: frozenset[str] = frozenset()
 
     def manifest(self) -> dict[str, Any]:
         """The signature's entry in the manifest."""
@@ -48,6 +50,8 @@ class Signature:
             described[name]["padded"] = name in self.padded
             if name in self.pad_ids:
                 described[name]["pad_id"] = self.pad_ids[name]
+            if name in self.needing_a_token:
+                described[name]["needs_token"] = True
             if name in self.vocabulary_sizes:
                 described[name]["vocabulary_size"] = self.vocabulary_sizes[name]
         return {"role": self.role, "inputs": described, **self.settings}
@@ -74,6 +78,7 @@ def make_signatures(request: Request) -> list[Signature]:
         dataclasses.replace(
             signature,
             pad_ids=request.pad_ids,
+            needing_a_token=request.needing_a_token,
             # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.
             function=_for_edge(signature.function) if request.static else signature.function,
         )

@@ -30,7 +30,6 @@ from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime import native_log
 from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
 from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.version import __version__
@@ -208,11 +207,10 @@ def _convert(
             if custom:
                 converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
             set_up(converter)
-            with native_log.captured():
-                try:
-                    return bytes(converter.convert())
-                except Exception as error:  # of several types, with the whole graph as text
-                    failure = error
+            try:
+                return bytes(converter.convert())
+            except Exception as error:  # of several types, with the whole graph as text
+                failure = error
             lacking = _lacking(str(failure), model)
             if lacking:
                 raise ValueError(

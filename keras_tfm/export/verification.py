@@ -9,6 +9,7 @@ import keras
 
 from keras_tfm.export.checks import Check
 from keras_tfm.export.comparison import Comparison
+from keras_tfm.export.pairing import check_pair, other_arguments
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.verification_rows import check_given
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
@@ -112,6 +113,7 @@ def verify(
     file = load(path)
     model = in_float32(model)
     quantization = file.manifest["quantization"]
+    check_pair(model, file)
     if tolerance is None:
         tolerance = TOLERANCES[quantization]
     if inputs is not None:
@@ -124,7 +126,9 @@ def verify(
     result = Verification(str(path), quantization, tolerance, checks)
     if result.failures:
         raise VerificationError(
-            f"the file differs from {model.name}: {'; '.join(result.failures)}", result
+            f"the file differs from {model.name}: "
+            + "; ".join(filter(None, [*result.failures, other_arguments(model, file)])),
+            result,
         )
     return result
 

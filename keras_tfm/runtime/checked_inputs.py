@@ -1,7 +1,7 @@
-"""What a caller gives, checked and brought to the shape and dtype that a signature takes.
+"""Checks a caller's inputs and converts them to the shape and dtype of a signature.
 
-An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are filled with
-that id.
+An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
+that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Spec = dict[str, Any]
 
 
 def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
-    """`values` as an array (N, ...) of the shape and dtype that the file takes."""
+    """`values` as an array (N, ...) of the shape and dtype that the file expects."""
     shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
     if dtype.kind in "iu":
         array = _integers(name, values, expected)
@@ -34,6 +34,13 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
     arrays, shape = integer_rows(name, values, expected), expected["shape"]
     if not is_ids(expected):
         return np.stack(arrays)
+    if expected.get("needs_token"):
+        for i, array in enumerate(arrays):
+            if not (array != expected["pad_id"]).any():
+                raise ValueError(
+                    f"{name}: row {i} is empty or only padding (id {expected['pad_id']}): "
+                    "the model would return NaN"
+                )
     lengths = {len(array) for array in arrays}
     if max(lengths) > shape[1]:
         raise ValueError(

@@ -12,28 +12,8 @@ import numpy as np
 Choose = Callable[[np.ndarray], np.ndarray]
 
 
-class Buffers:
-    """A signature's arguments and results, as arrays in LiteRT's own memory."""
-
-    def __init__(self, runner: Any):
-        # Not public: the public runner copies every argument, caches included, at each call.
-        self._wrapper, self._subgraph = runner._interpreter_wrapper, runner._subgraph_index
-        self._wrapper.AllocateTensors(self._subgraph)
-        self.inputs = {name: self._array(index) for name, index in runner._inputs.items()}
-        self._outputs = dict(runner._outputs)
-
-    def _array(self, index: int) -> np.ndarray:
-        array: np.ndarray = self._wrapper.tensor(self._wrapper, index, self._subgraph)
-        return array
-
-    def run(self) -> dict[str, np.ndarray]:
-        """The results for the arguments in `inputs`, valid until the next run."""
-        self._wrapper.Invoke(self._subgraph)
-        return {name: self._array(index) for name, index in self._outputs.items()}
-
-
 class CopiedBuffers:
-    """The same interface for a runner that copies its arguments."""
+    """The interface of `litert_internals.Buffers` for a runner that copies its arguments."""
 
     def __init__(self, runner: Callable[..., dict[str, np.ndarray]], signature: dict[str, Any]):
         self._runner = runner
@@ -69,7 +49,7 @@ def step(
 
     Args:
         signatures: of the manifest.
-        buffers: makes the `Buffers` of a signature.
+        buffers: makes the `litert_internals.Buffers` of a signature, or `CopiedBuffers`.
         known: arguments that all steps share: the results of `encode`; without it, inputs.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).

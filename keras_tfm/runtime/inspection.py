@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime import native_log
+from keras_tfm.runtime import litert_internals
 from keras_tfm.runtime.manifest import import_litert, read
 
 
@@ -285,9 +285,9 @@ def _first(content: bytes, index: int) -> bytes:
     graphs = [model.Subgraphs(i) for i in range(model.SubgraphsLength())]
 
     # The elements of a vector are offsets from their own position.
-    vector = model._tab.Vector(_slot(model, 2))
+    vector = litert_internals.vector_position(model, 2)
     places = vector, vector + 4 * index
-    tables = graphs[0]._tab.Pos, graphs[index]._tab.Pos
+    tables = [litert_internals.table_position(graphs[i]) for i in (0, index)]
     for place, table in zip(places, reversed(tables), strict=True):
         struct.pack_into("<I", changed, place, table - place)
     for graph in graphs:
@@ -299,24 +299,20 @@ def _first(content: bytes, index: int) -> bytes:
             loop.Init(changed, operator.BuiltinOptions().Pos)
             for field, number in enumerate((loop.CondSubgraphIndex(), loop.BodySubgraphIndex())):
                 if number == index:
-                    struct.pack_into("<i", changed, loop._tab.Pos + _slot(loop, field), 0)
-    if _slot(model, 7):  # signatures, which refer to graphs by index
-        struct.pack_into("<I", changed, model._tab.Vector(_slot(model, 7)) - 4, 0)
+                    place = litert_internals.field_position(loop, field)
+                    struct.pack_into("<i", changed, place, 0)
+    signatures = litert_internals.vector_position(model, 7)
+    if signatures:  # they refer to graphs by index
+        struct.pack_into("<I", changed, signatures - 4, 0)
     return bytes(changed)
-
-
-def _slot(table: Any, field: int) -> int:
-    """The offset of a field in a flatbuffer table; 0 if the field is absent."""
-    return int(table._tab.Offset(4 + 2 * field))
 
 
 def _delegation(content: bytes) -> tuple[int, int]:
     """The number of nodes of the main subgraph that XNNPACK runs, and of its partitions."""
     interpreter_module = import_litert("interpreter")
-    with native_log.captured():
-        interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
-        interpreter.allocate_tensors()
-    nodes = interpreter._get_ops_details()  # not public, but the only record of delegation
+    interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    nodes = litert_internals.nodes(interpreter)
     delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
     producer = {
         output: node

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -32,9 +32,11 @@ class Generated(NamedTuple):
 class Model:
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; made by `load`.
 
+    LiteRT's memory is released by `close`, at the end of a `with` block, or with the object.
+
     Attributes:
         path: the file.
-        manifest: what the file says of itself, a dictionary.
+        manifest: the manifest of the file: signatures, quantization, versions, a dictionary.
         signatures: by name, the inputs and outputs with their shapes and dtypes; the `pad_id` of an
             input is the id that shorter rows are padded with.
     """
@@ -44,6 +46,20 @@ class Model:
         self.path = self._runner.path
         self.manifest = self._runner.manifest
         self.signatures = self._runner.signatures
+
+    def close(self) -> None:
+        """Releases LiteRT's memory and the mapped file; calling it twice is no error.
+
+        A stream that has not ended keeps its own until its next token is requested, which raises a
+        ValueError, as does every later call that runs the model.
+        """
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def generate(self, inputs: Any) -> Generated:
         """Generates one row of tokens for each row of `inputs`.
@@ -243,18 +259,28 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
 
     Args:
         path: the .tflite file.
-        threads: the number of threads LiteRT uses.
-        weight_cache: a folder for XNNPACK's packed weights, created if it is missing; it takes as
-            much space as the file. The first load fills it. Later loads map it instead of packing,
-            which saves most of the process's private memory. LiteRT then runs as `CompiledModel`,
-            which writes a few lines to standard error when the process ends. None: weights are
-            packed in memory.
+        threads: the number of threads LiteRT uses, 1 to 1024.
+        weight_cache: a folder for XNNPACK's packed weights, created if it is missing. A cache takes
+            as much space as its file; above 4 GiB the caches that were used longest ago are
+            deleted. The first load writes a cache. Later loads map it instead of packing, which
+            saves most of the process's private memory. A damaged cache, or one of another LiteRT
+            or processor, is not used; where the folder cannot be written, weights are packed in
+            memory, with a warning. LiteRT then runs as `CompiledModel`, which writes some twenty
+            lines of INFO to standard error per process. None: weights are packed in memory.
+
+    The checksum detects accidents, not malice: anyone can compute it. A crafted file can crash the
+    process, and with `weight_cache` also through a crafted cache in a folder that others can write
+    to. Load only files from sources you trust, and keep the folder private.
+
+    LiteRT writes a line of INFO to standard error when the first file is loaded and has no setting
+    to turn it off. A program can remove it with `keras_tfm.runtime.native_log`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or keras_tfm did not write it; `threads` is below 1.
+        ValueError: the file is damaged, or keras_tfm did not write it; `threads` is out of range;
+            `weight_cache` is empty.
         TypeError: `threads` is not an integer.
-        OSError: `weight_cache` cannot be written, or is a file.
+        OSError: `weight_cache` is a file, or cannot be created.
         ModuleNotFoundError: LiteRT is missing; the message names the extra to install.
 
     Example, with a model that Keras made:
@@ -266,7 +292,8 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
     >>> model = keras.Model(x, keras.layers.Dense(1, kernel_initializer="ones")(x))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export_tflite(model, folder + "/sum.tflite")
-    ...     runtime.load(folder + "/sum.tflite").predict([[3.0, 4.0]])["output"].tolist()
+    ...     with runtime.load(folder + "/sum.tflite") as loaded:
+    ...         loaded.predict([[3.0, 4.0]])["output"].tolist()
     [[7.0]]
     """
     return Model(path, threads, weight_cache)

@@ -1,6 +1,11 @@
-"""Captures what TensorFlow and LiteRT write to standard error from C++."""
+"""Removes the C++ log of TensorFlow and LiteRT from a program's standard error.
+
+Only for programs that own their process: commands, examples, benchmarks. The library itself never
+redirects standard error, since other threads of the process write to it, too.
+"""
 
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -8,11 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-
-class NativeLog:
-    """The captured text; set when the `captured` block ends."""
-
-    text: str = ""
+# Lines of severity info and warning, in the formats of absl and of LiteRT's two loggers.
+_LOG_LINE = re.compile(
+    rb"[IW]\d{4} [\d:.]+ +\d+ [\w./-]+:\d+\] "
+    rb"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+    rb"|To enable the following instructions: .*rebuild TensorFlow with"
+    rb"|INFO: Created TensorFlow Lite \w+ delegate for "
+    rb"|(INFO|WARNING): \[[\w./]+:\d+\] "
+    rb"|\xe2\x94\x94 Could not load shared library "
+)
+# An incomplete line that begins otherwise, such as a progress bar, is forwarded at once.
+_MAY_BE_LOG = re.compile(rb"[IWT\xe2]")
 
 
 class _Redirection:
@@ -22,38 +33,34 @@ class _Redirection:
     blocks = 0
     saved = -1
     file: IO[bytes]
+    stop: threading.Event
+    thread: threading.Thread
 
 
 @contextmanager
-def captured() -> Iterator[NativeLog]:
-    """Captures what is written to file descriptor 2, and prints it if the block fails.
+def removed() -> Iterator[None]:
+    """Removes TensorFlow's and LiteRT's info and warning lines from file descriptor 2.
 
-    TensorFlow and LiteRT log from C++, bypassing `sys.stderr`: banners at import, hundreds of lines
-    during a conversion. `TF_CPP_MIN_LOG_LEVEL` does not stop all of them. Blocks may overlap, in
-    one thread or in several; standard error is restored when the last one ends.
+    Both log from C++, bypassing `sys.stderr`: banners at import, a dozen lines per conversion.
+    `TF_CPP_MIN_LOG_LEVEL` does not stop all of them, and LiteRT has no setting. Every other line,
+    errors included, is forwarded within a tenth of a second. Blocks may overlap, in one thread or
+    in several. A process started in a block must end in it: later lines of it are not forwarded.
 
-    >>> import os
     >>> from keras_tfm.runtime import native_log
-    >>> with native_log.captured() as log:
-    ...     _ = os.write(2, b"a banner")
-    >>> log.text
-    'a banner'
+    >>> with native_log.removed():
+    ...     import tensorflow
     """
-    log = NativeLog()
-    start = _begin()
-    if start is None:
-        yield log
+    if not _begin():
+        yield
         return
-    failed = True
     try:
-        yield log
-        failed = False
+        yield
     finally:
-        _end(log, start, failed)
+        _end()
 
 
-def _begin() -> int | None:
-    """The position in the shared file where this block begins; None without standard error."""
+def _begin() -> bool:
+    """Redirects file descriptor 2 to a file; False without standard error."""
     with _Redirection.lock:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -61,22 +68,49 @@ def _begin() -> int | None:
             try:
                 _Redirection.saved = os.dup(2)
             except OSError:
-                return None
+                return False
+            # Not a pipe: C++ may fill it while it holds the lock that the reader needs (the GIL).
             _Redirection.file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _end)
             os.dup2(_Redirection.file.fileno(), 2)
+            _Redirection.stop = threading.Event()
+            arguments = _Redirection.file.fileno(), _Redirection.saved, _Redirection.stop
+            _Redirection.thread = threading.Thread(target=_forward, args=arguments, daemon=True)
+            _Redirection.thread.start()
         _Redirection.blocks += 1
-        return os.fstat(_Redirection.file.fileno()).st_size
+        return True
 
 
-def _end(log: NativeLog, start: int, failed: bool) -> None:
+def _end() -> None:
     with _Redirection.lock:
+        if sys.stderr is not None:
+            sys.stderr.flush()
         _Redirection.blocks -= 1
         if _Redirection.blocks == 0:
             os.dup2(_Redirection.saved, 2)
-        text = os.pread(_Redirection.file.fileno(), 1 << 24, start)
-        log.text = text.decode("utf-8", "replace")
-        if failed:
-            os.write(_Redirection.saved, text)
-        if _Redirection.blocks == 0:
+            _Redirection.stop.set()
+            _Redirection.thread.join()
             os.close(_Redirection.saved)
             _Redirection.file.close()
+
+
+def _forward(source: int, target: int, stop: threading.Event) -> None:
+    """Writes what is appended to the file `source`, without log lines, to `target`."""
+    position, waiting, is_inside = 0, b"", False  # is_inside: the line's start was forwarded
+    stopped = False
+    while not stopped:
+        stopped = stop.wait(0.05)
+        while block := os.pread(source, 1 << 16, position):
+            position += len(block)
+            *lines, waiting = (waiting + block).split(b"\n")
+            for line in lines:
+                if is_inside or not _LOG_LINE.match(line):
+                    _write(target, line + b"\n")
+                is_inside = False
+        if waiting and (stopped or is_inside or not _MAY_BE_LOG.match(waiting)):
+            _write(target, waiting)
+            waiting, is_inside = b"", True
+
+
+def _write(target: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(target, text) :]

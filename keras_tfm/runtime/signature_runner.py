@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime import native_log
 from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
-from keras_tfm.runtime.host_loop import Buffers, CopiedBuffers, by_length
+from keras_tfm.runtime.host_loop import CopiedBuffers, by_length
+from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
+
+# More than any processor has cores; XNNPACK creates every thread, and a million end the process.
+MAX_THREADS = 1024
 
 
 class SignatureRunner:
@@ -18,7 +21,7 @@ class SignatureRunner:
 
     Attributes:
         path: the file.
-        manifest: what the file says of itself, a dictionary.
+        manifest: the manifest of the file: signatures, quantization, versions, a dictionary.
         signatures: by name, the inputs and outputs with their shapes and dtypes.
         lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
             threads would mix their results. Reentrant: a callback that chooses a token may run
@@ -30,28 +33,40 @@ class SignatureRunner:
     def __init__(self, path: str | Path, threads: int, weight_cache: str | Path | None):
         if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)):
             raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
-        self.path = Path(path)
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"threads must be in 1..{MAX_THREADS}, got {threads}")
+        threads, self.path = int(threads), Path(path)
         self.manifest = manifests.read(path)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
         if weight_cache is None:
-            self._runners = self._interpreted(threads)
+            self._runners: dict[str, Runner] | None = self._interpreted(threads)
         else:
-            if Path(weight_cache).is_file():
-                raise NotADirectoryError(
-                    f"weight_cache must be a folder, got the file {weight_cache}"
-                )
             self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
+        self._copies = weight_cache is not None
         self.lock = threading.RLock()
         self.cache_user = 0
 
     def _interpreted(self, threads: int) -> dict[str, Runner]:
         interpreter_module = manifests.import_litert("interpreter")
-        with native_log.captured():
-            interpreter = interpreter_module.Interpreter(str(self.path), num_threads=threads)
-            interpreter.allocate_tensors()  # otherwise the first run logs the delegate
-            return {name: interpreter.get_signature_runner(name) for name in self.signatures}
+        interpreter = interpreter_module.Interpreter(str(self.path), num_threads=threads)
+        interpreter.allocate_tensors()  # otherwise the first run logs the delegate
+        return {name: interpreter.get_signature_runner(name) for name in self.signatures}
+
+    def close(self) -> None:
+        """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""
+        with self.lock:
+            self._runners = None
+
+    @property
+    def runners(self) -> dict[str, Runner]:
+        """The signatures as functions of arrays.
+
+        Raises:
+            ValueError: the model was closed.
+        """
+        if self._runners is None:
+            raise ValueError(f"{self.path}: the model was closed")
+        return self._runners
 
     def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name, for any number of rows."""
@@ -80,7 +95,7 @@ class SignatureRunner:
             with self.lock:
                 if self.signatures[name]["role"] == "decode":
                     self.cache_user += 1  # this run overwrites the caches of a stream
-                results.append(self._runners[name](**full))
+                results.append(self.runners[name](**full))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
 
     def names(self, role: str) -> list[str]:
@@ -109,8 +124,7 @@ class SignatureRunner:
 
     def buffers(self, name: str) -> Any:
         """The arguments of a signature as arrays that stay between runs."""
-        runner = self._runners[name]
-        if hasattr(runner, "_interpreter_wrapper"):
-            with native_log.captured():
-                return Buffers(runner)
-        return CopiedBuffers(runner, self.signatures[name])
+        runner = self.runners[name]
+        if self._copies:
+            return CopiedBuffers(runner, self.signatures[name])
+        return Buffers(runner)

@@ -54,6 +54,7 @@ def stream(
         number = runner.cache_user = runner.cache_user + 1
     while True:
         with runner.lock:
+            _ = runner.runners  # raises if the model was closed
             if number != runner.cache_user:
                 raise RuntimeError(
                     "another stream has begun, or 'decode' has run, and one file has one set "

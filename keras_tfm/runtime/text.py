@@ -208,6 +208,8 @@ def _by_name(
 
 def _is_text(x: Any) -> bool:
     """Whether `x` is a text or a sequence of texts."""
+    if isinstance(x, np.ndarray) and x.ndim == 0:
+        return False
     if isinstance(x, (list, tuple, np.ndarray)):
         return all(isinstance(text, str) for text in x)
     return isinstance(x, str)
@@ -215,6 +217,8 @@ def _is_text(x: Any) -> bool:
 
 def _kind(x: Any) -> str:
     name = type(x).__name__
+    if isinstance(x, np.ndarray):
+        name += f" of shape {x.shape} and dtype {x.dtype}"
     if isinstance(x, (list, tuple)):
         name += f" of {', '.join(sorted({type(one).__name__ for one in x}))}"
     return name

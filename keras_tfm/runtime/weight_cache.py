@@ -6,21 +6,32 @@ also share their packed weights, which XNNPACK otherwise packs for each. In Pyth
 `CompiledModel` supports this: `Interpreter` creates its delegate itself, without options.
 """
 
+import contextlib
+import functools
+import hashlib
 import os
+import platform
+import shutil
 import tempfile
+import time
+import warnings
 import zlib
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime import native_log
 from keras_tfm.runtime.manifest import import_litert
 
 Runner = Callable[..., dict[str, np.ndarray]]
 # The dtypes that LiteRT's TensorBuffer supports.
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
+# The size limit of a folder in bytes. Above it the caches that were used longest ago are deleted.
+MAX_BYTES = 4 << 30
+# Temporary folders older than this are from processes that were killed.
+_STALE_SECONDS = 3600.0
 
 
 def cached_runners(
@@ -28,20 +39,29 @@ def cached_runners(
 ) -> dict[str, Runner]:
     """The signatures of a file as functions of arrays, with its packed weights in `folder`.
 
-    A cache belongs to one file and is named by its checksum, since XNNPACK would accept the cache
-    of another model with the same shapes. The name also holds the cache's own checksum; a damaged
-    cache is rebuilt, since XNNPACK would silently return wrong results.
+    XNNPACK maps a cache without a check: it would accept that of another model with the same
+    shapes, and silently return wrong results from a damaged one. So the name of a cache holds the
+    checksums of the model and of the cache, LiteRT's version and the processor. A cache with
+    another name is not used; a damaged one is rebuilt. Where the folder cannot be written, weights
+    are packed in memory, with a warning.
 
     Args:
         path: the .tflite file.
         manifest: its manifest.
         threads: the number of threads LiteRT uses.
-        folder: the folder of the caches, created if it is missing.
+        folder: the folder of the caches, created if it is missing. Together they take at most
+            `MAX_BYTES`.
 
     Raises:
-        ValueError: a signature has a dtype that LiteRT's `CompiledModel` cannot pass.
-        OSError: the folder cannot be written.
+        ValueError: a signature has a dtype that LiteRT's `CompiledModel` cannot pass; `folder` is
+            empty.
+        OSError: `folder` is a file or cannot be created.
     """
+    if not str(folder):
+        raise ValueError("weight_cache must be the path of a folder, got an empty path")
+    folder = Path(folder)
+    if folder.is_file():
+        raise NotADirectoryError(f"weight_cache must be a folder, got the file {folder}")
     for name, signature in manifest["signatures"].items():
         for kind in ("inputs", "outputs"):
             for key, spec in signature[kind].items():
@@ -50,47 +70,91 @@ def cached_runners(
                         f"with a weight_cache, inputs and outputs must be among {list(DTYPES)}, "
                         f"got {spec['dtype']} for {key!r} of {name}"
                     )
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    cache = _valid(folder, manifest["sha256"]) or _built(path, folder, manifest["sha256"], threads)
-    with native_log.captured():
-        model = _compiled(path, threads, cache)
-        return {
-            name: _runner(model, name, signature)
-            for name, signature in manifest["signatures"].items()
-        }
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key, cache = _key(manifest["sha256"]), None
+    try:
+        cache = _valid(folder, key) or _built(path, folder, key, threads)
+        _limit(folder, keep=cache)
+    except OSError as error:
+        warnings.warn(
+            f"no weight cache can be written to {folder}: weights are packed in memory ({error})",
+            stacklevel=5,  # the caller of `runtime.load`
+        )
+    model = _compiled(path, threads, cache)
+    return {
+        name: _runner(model, name, signature) for name, signature in manifest["signatures"].items()
+    }
 
 
-def _valid(folder: Path, digest: str) -> Path | None:
+def _key(digest: str) -> str:
+    """What packed weights depend on: the file, LiteRT's version, the processor's instructions."""
+    processor = {platform.machine(), platform.processor()}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        kinds = ("flags", "Features", "model name", "CPU part")
+        processor.update(line for line in lines if line.startswith(kinds))
+    parts = [digest, version("ai-edge-litert"), *sorted(processor)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _valid(folder: Path, key: str) -> Path | None:
     """The cache of a file, if it exists and is intact."""
-    for found in folder.glob(f"{digest}-*.xnnpack"):
-        if found.name == _name(digest, found):
+    for found in folder.glob(f"{key}-*.xnnpack"):
+        if found.name == _name(key, found):
+            with contextlib.suppress(OSError):
+                os.utime(found)  # the time of its last use
             return found
         found.unlink(missing_ok=True)
     return None
 
 
-def _built(path: Path, folder: Path, digest: str, threads: int) -> Path | None:
+def _built(path: Path, folder: Path, key: str, threads: int) -> Path | None:
     """A new cache; None if XNNPACK packs no weights of the model."""
     # In a temporary folder: another process may be building the same cache.
-    with tempfile.TemporaryDirectory(prefix=f".{digest[:8]}-", dir=folder) as inside:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as inside:
         new = Path(inside) / "cache"
-        with native_log.captured():
-            _compiled(path, threads, new)
+        _compiled(path, threads, new)
         if not new.is_file():
             return None
-        kept = folder / _name(digest, new)
+        kept = folder / _name(key, new)
         os.replace(new, kept)
         return kept
 
 
-def _name(digest: str, cache: Path) -> str:
-    """The name of a cache: the checksums of the model file and of its own bytes."""
+def _limit(folder: Path, keep: Path | None) -> None:
+    """Deletes the caches that were used longest ago until the folder is within `MAX_BYTES`."""
+    for left in folder.glob(".building-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    found = []
+    for cache in folder.glob("*.xnnpack"):
+        with contextlib.suppress(OSError):  # another process deleted it
+            found.append((cache.stat().st_mtime_ns, cache.stat().st_size, cache))
+    total = sum(size for _, size, _ in found)
+    for _, size, cache in sorted(found):
+        if total <= MAX_BYTES:
+            return
+        if cache != keep:
+            # A process that has mapped it keeps its pages. On Windows it stays until then.
+            with contextlib.suppress(OSError):
+                cache.unlink()
+                total -= size
+
+
+def _name(key: str, cache: Path) -> str:
+    """The name of a cache: `_key` and the checksum of its own bytes."""
     checksum = 0
     with cache.open("rb") as file:
         while block := file.read(1 << 20):
             checksum = zlib.crc32(block, checksum)
-    return f"{digest}-{checksum:08x}.xnnpack"
+    return f"{key}-{checksum:08x}.xnnpack"
+
+
+@functools.cache
+def _environment() -> Any:
+    """LiteRT's environment, shared by all models: each one loads its accelerators' libraries."""
+    return import_litert("environment").Environment.create()
 
 
 def _compiled(path: Path, threads: int, cache: Path | None) -> Any:
@@ -100,16 +164,13 @@ def _compiled(path: Path, threads: int, cache: Path | None) -> Any:
     )
     compiled_model = import_litert("compiled_model")
     return compiled_model.CompiledModel.from_file(
-        str(path), options=options.Options(cpu_options=cpu)
+        str(path), environment=_environment(), options=options.Options(cpu_options=cpu)
     )
 
 
 def _runner(model: Any, name: str, signature: dict[str, Any]) -> Runner:
     inputs = {key: model.create_input_buffer_by_name(name, key) for key in signature["inputs"]}
     outputs = {key: model.create_output_buffer_by_name(name, key) for key in signature["outputs"]}
-    for key, spec in signature["inputs"].items():
-        # The first write logs LiteRT's devices, which is captured here.
-        inputs[key].write(np.zeros(spec["shape"], spec["dtype"]))
 
     def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:
         for key, array in arrays.items():

@@ -255,6 +255,8 @@ def test_pieces_end_with_the_end():
         (3, TypeError, r"expected a text \(str\) or a list of texts, got int"),
         (None, TypeError, "got NoneType"),
         (b"two", TypeError, "got bytes"),
+        (np.array("two"), TypeError, r"got ndarray of shape \(\) and dtype <U3"),
+        (np.array([["two"]]), TypeError, r"got ndarray of shape \(1, 1\) and dtype <U3"),
         ([3, "two"], TypeError, "got list of int, str"),
         ([], ValueError, "got no texts for 'source'"),
         ("a\ud800b", ValueError, r"'a\\ud800b' is not Unicode text.* '\\ud800', at position 1$"),
@@ -276,6 +278,8 @@ def test_bad_texts_of_predict(model):
         model.predict_text({"source": "two " * 6, "target": ""})
     with pytest.raises(TypeError, match="got int"):
         model.predict_text(3)
+    with pytest.raises(TypeError, match=r"got ndarray of shape \(\)"):
+        model.predict_text(np.array("x"))
 
 
 @pytest.mark.parametrize("text", ["\0", "two\0three", "\N{REPLACEMENT CHARACTER}", "\uffff 😀"])
@@ -432,7 +436,7 @@ def test_without_keras_and_tensorflow(path, model, expected):
     assert texts == expected
     assert "".join(parts) == expected[0]
     assert not sentencepiece_too
-    assert done.stderr == ""
+    assert done.stderr == "INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
 """`runtime.load(..., weight_cache=)`: the same answers, from a cache that is whole and its own."""
 
 import json
+import os
+import re
 import subprocess
 import sys
+import tempfile
 import textwrap
+import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -61,7 +66,6 @@ def test_a_second_load_makes_none(tmp_path):
     before = cache.stat()
     runtime.load(path, weight_cache=tmp_path)
     assert caches(tmp_path) == [cache]
-    assert cache.stat().st_mtime_ns == before.st_mtime_ns
     assert cache.stat().st_ino == before.st_ino
     assert cache.stat().st_size > 1e5
 
@@ -95,6 +99,126 @@ def test_a_damaged_cache_is_made_again(report, tmp_path, damage):
     np.testing.assert_array_equal(tokens, small_tokens(num_layers=2))
     (again,) = caches(tmp_path)
     assert len(again.read_bytes()) == len(whole)
+
+
+@pytest.fixture
+def unwritable(tmp_path):
+    """A folder that cannot be written, for root as well: the mode alone does not stop root."""
+    folder = tmp_path / "caches"
+    folder.mkdir()
+    yield folder
+    folder.chmod(0o700)
+
+
+def make_unwritable(folder, monkeypatch):
+    folder.chmod(0o500)
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    for module, name in ((tempfile, "mkdtemp"), (os, "replace"), (os, "unlink"), (os, "utime")):
+        monkeypatch.setattr(module, name, refuse)
+
+
+@pytest.mark.parametrize("before", ["nothing", "whole", "damaged"])
+def test_a_folder_that_cannot_be_written(report, unwritable, monkeypatch, before):
+    """A whole cache in it is used; otherwise weights are packed in memory, with a warning."""
+    if before != "nothing":
+        runtime.load(report.path, weight_cache=unwritable)
+    if before == "damaged":
+        (cache,) = caches(unwritable)
+        cache.write_bytes(cache.read_bytes()[:100])
+    contents = [path.read_bytes() for path in caches(unwritable)]
+    make_unwritable(unwritable, monkeypatch)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = runtime.load(report.path, weight_cache=unwritable)
+    found = [str(x.message) for x in caught if "packed in memory" in str(x.message)]
+    assert len(found) == (before != "whole")
+    assert all(x.filename == __file__ for x in caught if str(x.message) in found)
+    np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
+    assert [path.read_bytes() for path in caches(unwritable)] == contents
+
+
+@pytest.mark.parametrize("change", ["version", "processor"])
+def test_a_cache_of_another_litert_or_processor_is_not_used(report, tmp_path, monkeypatch, change):
+    runtime.load(report.path, weight_cache=tmp_path)
+    (first,) = caches(tmp_path)
+    if change == "version":
+        monkeypatch.setattr(weight_cache, "version", lambda package: "0.0.0")
+    else:
+        monkeypatch.setattr(weight_cache.platform, "machine", lambda: "another")
+    model = runtime.load(report.path, weight_cache=tmp_path)
+    np.testing.assert_array_equal(model.generate(QUESTIONS).tokens, small_tokens(num_layers=2))
+    assert first in caches(tmp_path) and len(caches(tmp_path)) == 2
+
+
+def test_the_caches_used_longest_ago_are_deleted(tmp_path, monkeypatch):
+    x, folder, files = keras.Input((37,), name="x"), tmp_path / "caches", []
+    for i in range(3):
+        model = keras.Model(x, layers.Dense(41)(x))
+        files.append(export_tflite(model, tmp_path / f"{i}.tflite", verify=False).path)
+    made = []
+    for i, file in enumerate(files[:2]):
+        runtime.load(file, weight_cache=folder)
+        (new,) = set(caches(folder)) - set(made)
+        os.utime(new, (1000 + i, 1000 + i))
+        made.append(new)
+    other = folder / "note.txt"
+    other.write_text("not a cache")
+    runtime.load(files[0], weight_cache=folder)  # the first is now the one that was used last
+    monkeypatch.setattr(weight_cache, "MAX_BYTES", int(2.5 * made[0].stat().st_size))
+    runtime.load(files[2], weight_cache=folder)
+    left = [path for path in caches(folder) if path != other]
+    assert made[0] in left and made[1] not in left and len(left) == 2
+    monkeypatch.setattr(weight_cache, "MAX_BYTES", 1)
+    outputs = runtime.load(files[2], weight_cache=folder).predict(np.ones((1, 37)))["output"]
+    expected = runtime.load(files[2]).predict(np.ones((1, 37)))["output"]
+    np.testing.assert_array_equal(outputs, expected)
+    assert len(caches(folder)) == 2 and other in caches(folder)  # its own stays
+
+
+def test_folders_of_killed_processes_are_deleted(report, tmp_path):
+    old, new = tmp_path / ".building-old", tmp_path / ".building-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "cache").write_bytes(b"half")
+    os.utime(old, (1000, 1000))
+    runtime.load(report.path, weight_cache=tmp_path)
+    assert not old.exists() and new.exists()
+
+
+def test_files_without_a_valid_checksum_are_refused_before_the_cache(report, tmp_path):
+    """XNNPACK can crash on crafted graphs: neither it nor the folder sees such a file."""
+    whole = Path(report.path).read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    foreign = whole.replace(b"keras_tfm", b"another_1")
+    unsigned = re.sub(rb'"sha256": "[0-9a-f]{64}"', b'"sha256": "' + b"0" * 64 + b'"', whole)
+    assert unsigned != whole and foreign != whole
+    for content, message in (
+        (bytes(flipped), "damaged"),
+        (foreign, "no keras_tfm manifest"),
+        (unsigned, "damaged"),
+    ):
+        path = tmp_path / "file.tflite"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            runtime.load(path, weight_cache=tmp_path / "caches")
+        assert not (tmp_path / "caches").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX modes")
+def test_a_new_folder_is_private(report, tmp_path):
+    runtime.load(report.path, weight_cache=tmp_path / "caches")
+    assert (tmp_path / "caches").stat().st_mode & 0o077 == 0
+
+
+def test_an_empty_path_is_refused(report, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="must be the path of a folder, got an empty path"):
+        runtime.load(report.path, weight_cache="")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_without_weights(tmp_path):

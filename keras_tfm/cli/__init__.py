@@ -1,0 +1,63 @@
+"""The command `keras-tfm`.
+
+Exit codes: 0, success; 1, an error, described on standard error; 2, wrong usage; 3, the file
+differs from the model; 130, interrupted. If single rows of `generate` or `predict` fail, the others
+are still run; each error is on standard error with the row's number, and the exit code is 1.
+"""
+
+import sys
+from typing import Annotated
+
+from keras_tfm.cli.console import (
+    DIFFERENT,
+    FAILED,
+    INTERRUPTED,
+    USER_ERRORS,
+    app,
+    messages,
+    print_result,
+    typer,
+)
+
+# isort: split
+from keras_tfm.cli import model_commands  # first: `--help` lists commands in this order
+
+# isort: split
+from keras_tfm.cli import file_commands
+from keras_tfm.version import __version__
+
+__all__ = ["app", "file_commands", "main", "model_commands"]
+
+
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        print(f"keras-tfm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The command `keras-tfm`."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # Typer's code, too
+    except BrokenPipeError:
+        sys.exit(FAILED)
+    except USER_ERRORS as error:
+        verification = getattr(error, "verification", None)
+        if verification is not None:
+            print_result(verification, "--json" in sys.argv)
+        messages.print(f"keras-tfm: {error}", soft_wrap=True)
+        sys.exit(FAILED if verification is None else DIFFERENT)

@@ -1,0 +1,5 @@
+"""`python -m keras_tfm.cli`."""
+
+from keras_tfm.cli import main
+
+main()

@@ -1,0 +1,110 @@
+"""What all commands share: the application, messages on standard error, and option types."""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+except ModuleNotFoundError as missing:
+    if missing.name not in ("typer", "rich"):
+        raise
+    sys.exit('keras-tfm needs typer and rich: pip install "keras-tfm[cli]"')
+
+# Before TensorFlow is imported: only its errors, and the backend that exports.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+from keras_tfm.runtime import native_log
+
+FAILED, DIFFERENT, INTERRUPTED = 1, 3, 130
+# Errors of the user's input; any other error is a bug and keeps its traceback.
+USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
+
+app = typer.Typer(
+    help="Exports Keras transformers to LiteRT (.tflite) files; verifies and runs them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+messages = Console(stderr=True, highlight=False, markup=False)
+
+FilePath = Annotated[Path, typer.Argument(help="A .tflite file that keras_tfm wrote.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def numbers(text: str | None, option: str) -> list[int] | None:
+    """ "32,128" -> [32, 128]."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected integers separated by commas, such as 32,128, got {text!r}",
+            param_hint=f"'{option}'",
+        ) from None
+
+
+def print_result(result: Any, as_json: bool) -> None:
+    """Prints a report, a verification or another result to standard output."""
+    print(json.dumps(result.asdict(), indent=2) if as_json else result, flush=True)
+
+
+@contextmanager
+def work(text: str, options: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Shows the current work on standard error and, for an export, each step.
+
+    Args:
+        text: the work.
+        options: the option of each Python argument, for the messages of errors.
+    """
+    with native_log.removed(), messages.status(text) as status:
+
+        class Steps(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                line = f"{text}: {record.getMessage()}"
+                status.update(line)
+                if not messages.is_terminal:
+                    messages.print(line)
+
+        logger, handler = logging.getLogger("keras_tfm"), Steps()
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # otherwise TensorFlow's handler prints them, too
+        try:
+            yield
+        except USER_ERRORS as error:
+            if len(error.args) == 1 and options:
+                error.args = (with_options(str(error), options),)
+            raise
+        finally:
+            logger.removeHandler(handler)
+
+
+def with_options(message: str, options: Mapping[str, str]) -> str:
+    """An error with the options of a command instead of the arguments of a function.
+
+    >>> from keras_tfm.cli.console import with_options
+    >>> with_options("start_id must be in 0..12, got 99", {"start_id": "--start"})
+    '--start must be in 0..12, got 99'
+
+    A name that is also a word is replaced only where an argument must be meant:
+
+    >>> with_options("target must be a target: name it with target=", {"target": "--target"})
+    '--target must be a target: name it with --target'
+    """
+    for name, option in options.items():
+        if "_" in name:
+            message = re.sub(rf"\b{name}s?\b=?", option, message)
+        else:
+            message = re.sub(rf"^{name}(?= must )|\b{name}=", option, message)
+    return message

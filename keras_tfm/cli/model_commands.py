@@ -1,0 +1,274 @@
+"""Commands on a .keras model: export, verify, import."""
+
+import importlib
+import json
+import math
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from keras_tfm.cli.console import AsJson, FilePath, app, numbers, print_result, typer, work
+
+
+class Quantization(StrEnum):
+    """The presets of `export_tflite`."""
+
+    float32 = "float32"
+    float16 = "float16"
+    int8 = "int8"
+    int8_full = "int8_full"
+    int4 = "int4"
+
+
+def _tolerance(value: float | None) -> float | None:
+    if value is not None and not 0 <= value < math.inf:
+        raise typer.BadParameter(f"expected a number of at least 0, got {value}")
+    return value
+
+
+ModelPath = Annotated[Path, typer.Argument(help="A .keras file; loaded in safe mode.")]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(help="An .npz of rows by input to compare on; by default random rows."),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="The largest relative error; the default depends on the quantization.",
+        callback=_tolerance,
+    ),
+]
+Custom = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A class of your own that the model uses: module:Class; repeatable. The module is "
+        "imported, which runs its code."
+    ),
+]
+# The options of `export` by the arguments of `export_tflite` that they set.
+EXPORT_OPTIONS = {
+    "quantization": "--quantize",
+    "signatures": "--signatures",
+    "source_length": "--lengths",
+    "prompt_length": "--prompt-lengths",
+    "max_length": "--max-length",
+    "start_id": "--start",
+    "end_id": "--end",
+    "batch_size": "--batch-size",
+    "target": "--target",
+    "length_penalty": "--length-penalty",
+    "keep_float": "--keep-float",
+    "representative_data": "--data",
+    "tokenizer": "--tokenizer",
+    "detokenizer": "--detokenizer",
+    "verify_inputs": "--inputs",
+    "tolerance": "--tolerance",
+    "overwrite": "--force",
+}
+
+
+@app.command()
+def export(
+    model: ModelPath,
+    output: Annotated[Path, typer.Argument(help="The .tflite file to write.")],
+    quantize: Annotated[Quantization, typer.Option(help="The format of the weights.")] = (
+        Quantization.float32
+    ),
+    signatures: Annotated[
+        str | None,
+        typer.Option(help="predict, generate, encode, prefill, decode; separated by commas."),
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Length of the source in ids, or several: 32,128.")
+    ] = None,
+    prompt_lengths: Annotated[
+        str | None, typer.Option(help="Maximum length of a prompt in ids, or several: 16,64.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Maximum tokens of a row, start token or prompt included.")
+    ] = None,
+    start: Annotated[int | None, typer.Option(help="Id of the start token.")] = None,
+    end: Annotated[str | None, typer.Option(help="Id of the end token, or several: 2,3.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per call.")] = 1,
+    target: Annotated[
+        str | None, typer.Option(help='The stepped input; by default "target", or the only one.')
+    ] = None,
+    beam: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.", min=1)] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Length penalty of the beam search.")] = 0.6,
+    hypotheses: Annotated[
+        int, typer.Option(help="Hypotheses that the beam search returns.", min=1)
+    ] = 1,
+    keep_float: Annotated[
+        list[str] | None, typer.Option(help="A layer whose weights stay float32; repeatable.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="For int8_full: an .npz of a few hundred rows by input."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json or a SentencePiece .model to include.")
+    ] = None,
+    detokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer of the generated text, if different.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option(help="Compare the file with the model before keeping it.")
+    ] = True,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
+    custom: Custom = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exports a .keras model to one .tflite file, and verifies the file against the model.
+
+    Rows shorter than --lengths are padded with the padding id of their embedding.
+    """
+    if hypotheses > beam:
+        raise typer.BadParameter(
+            f"{hypotheses} must be at most --beam, got {beam}", param_hint="'--hypotheses'"
+        )
+    source_length = numbers(lengths, "--lengths")
+    prompt_length = numbers(prompt_lengths, "--prompt-lengths")
+    end_id = numbers(end, "--end")
+    verify_inputs, rows = _arrays(inputs, "--inputs"), None if data is None else _rows_of(data)
+    with work("loading TensorFlow"):
+        from keras_tfm.export import export_tflite
+        from keras_tfm.generation import Beam
+    loaded = _load(model, custom)
+    with work(f"exporting {model.name}", EXPORT_OPTIONS):
+        report = export_tflite(
+            loaded,
+            output,
+            None if signatures is None else [name.strip() for name in signatures.split(",")],
+            quantize.value,
+            source_length=source_length,
+            prompt_length=prompt_length,
+            end_id=end_id,
+            max_length=max_length,
+            start_id=start,
+            batch_size=batch_size,
+            target=target,
+            strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
+            keep_float=keep_float or (),
+            representative_data=rows,
+            tokenizer=tokenizer,
+            detokenizer=detokenizer,
+            verify=verify,
+            verify_inputs=verify_inputs,
+            tolerance=tolerance,
+        )
+    print_result(report, as_json)
+
+
+@app.command()
+def verify(
+    model: ModelPath,
+    file: FilePath,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
+    custom: Custom = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compares every signature of a .tflite file with its .keras model."""
+    verify_inputs = _arrays(inputs, "--inputs")
+    with work("loading TensorFlow"):
+        from keras_tfm.export import verify as verify_file
+    loaded = _load(model, custom)
+    with work(f"comparing {file.name} with {model.name}"):
+        result = verify_file(loaded, file, verify_inputs, tolerance)
+    print_result(result, as_json)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A model folder of Hugging Face transformers.")],
+    output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
+    architecture: Annotated[
+        str | None,
+        typer.Option(help="The model class; by default that of config.json."),
+    ] = None,
+    segments: Annotated[
+        bool, typer.Option(help="Keep BERT's segments input, for pairs of texts.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Converts a BERT, GPT or T5 with its weights to a .keras file. Downloads nothing."""
+    if output.suffix != ".keras":
+        raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"no such folder: {output.parent}")
+    with work("loading TensorFlow"):
+        from keras_tfm.checkpoints import load_huggingface
+    with work(f"reading {folder}"):
+        options = {} if segments else {"segments": False}
+        model = load_huggingface(folder, architecture, **options)
+        new = output.with_name(f".{output.name}.new.keras")
+        try:
+            model.save(new)
+            os.replace(new, output)
+        finally:
+            new.unlink(missing_ok=True)
+    inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
+    result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
+    shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"
+    print(json.dumps(result, indent=2) if as_json else shown, flush=True)
+
+
+def _load(path: Path, custom: list[str] | None) -> Any:
+    """The model of a .keras file, with the classes of --custom."""
+    with work("loading TensorFlow"):
+        import keras
+
+        import keras_tfm
+    classes = dict(_custom_class(text) for text in custom or ())
+    with work(f"loading {path.name}"), keras.saving.custom_object_scope(classes):
+        return keras_tfm.load_model(path, compile=False)
+
+
+def _custom_class(text: str) -> tuple[str, Any]:
+    """The name and the class of "module:Class", also of a module in the current folder."""
+    module_name, _, name = text.partition(":")
+    hint = "'--custom'"
+    if not module_name or not name:
+        raise typer.BadParameter(f"expected module:Class, got {text!r}", param_hint=hint)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a package that the module needs
+        raise typer.BadParameter(f"there is no module {module_name!r}", param_hint=hint) from None
+    if not callable(getattr(module, name, None)):
+        raise typer.BadParameter(
+            f"the module {module_name!r} has no class {name!r}", param_hint=hint
+        )
+    return name, getattr(module, name)
+
+
+def _arrays(path: Path | None, option: str) -> dict[str, Any] | None:
+    """The arrays of an .npz file."""
+    if path is None:
+        return None
+    import numpy as np
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{option}: no such file: {path}")
+    try:
+        with np.load(path, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
+        if not all(isinstance(x, np.ndarray) for x in arrays.values()):  # another archive
+            raise TypeError("its members are not arrays")
+    except Exception as error:  # of several types: no archive, pickled objects, one array
+        raise ValueError(f"{option}: {path} must be an .npz file of arrays by input") from error
+    return arrays
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of an .npz file one by one, for `representative_data`."""
+    arrays = _arrays(path, "--data")
+    assert arrays is not None
+    count = min(map(len, arrays.values()), default=0)
+    return [{name: x[i : i + 1] for name, x in arrays.items()} for i in range(count)]

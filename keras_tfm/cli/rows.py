@@ -1,0 +1,36 @@
+"""Rows of a batch, from arguments or standard input, where one bad row does not end the others."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from keras_tfm.cli.console import FAILED, messages, typer
+
+
+def run(texts: Sequence[str] | None, answer: Callable[[str], str]) -> None:
+    """Prints the answer to each text, or to each line of standard input if there are no texts.
+
+    Errors of a row go to standard error with its number. If there was one, the command ends with
+    the exit code 1 after the last row.
+    """
+    count = failed = 0
+    for place, row in _rows(texts):
+        count += 1
+        try:
+            text = row if isinstance(row, str) else row.decode("utf-8")
+            print(answer(text), flush=True)
+        except (ValueError, TypeError, RuntimeError) as error:
+            failed += 1
+            messages.print(f"keras-tfm: {place}: {error}", soft_wrap=True)
+    if failed:
+        if count > 1:
+            messages.print(f"keras-tfm: {failed} of {count} rows failed")
+        raise typer.Exit(FAILED)
+
+
+def _rows(texts: Sequence[str] | None) -> Iterator[tuple[str, str | bytes]]:
+    """Each row with its place. Lines are bytes, which may be no UTF-8."""
+    if texts:
+        yield from ((f"argument {i}", text) for i, text in enumerate(texts, 1))
+        return
+    for i, line in enumerate(sys.stdin.buffer, 1):
+        yield f"line {i}", line.rstrip(b"\r\n")

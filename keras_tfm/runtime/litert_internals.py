@@ -1,0 +1,62 @@
+"""Every private name of LiteRT and flatbuffers that keras_tfm uses.
+
+Tried with ai-edge-litert 2.3; pyproject.toml excludes 2.4 until it is tried. A test of each
+function (tests/runtime/test_litert_internals.py) fails when a name moves.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+class Buffers:
+    """A signature's inputs and outputs as arrays in LiteRT's own memory.
+
+    The public signature runner copies every input and output, KV caches included, at each call.
+
+    Attributes:
+        inputs: the inputs by name. Writing to an array sets the input of the next `run`.
+    """
+
+    def __init__(self, runner: Any):
+        """`runner`: as `Interpreter.get_signature_runner` returns it."""
+        self._wrapper, self._subgraph = runner._interpreter_wrapper, runner._subgraph_index
+        self._wrapper.AllocateTensors(self._subgraph)
+        self.inputs = {name: self._array(index) for name, index in runner._inputs.items()}
+        self._outputs = dict(runner._outputs)
+
+    def _array(self, index: int) -> np.ndarray:
+        array: np.ndarray = self._wrapper.tensor(self._wrapper, index, self._subgraph)
+        return array
+
+    def run(self) -> dict[str, np.ndarray]:
+        """Runs the signature. The outputs by name, valid until the next run."""
+        self._wrapper.Invoke(self._subgraph)
+        return {name: self._array(index) for name, index in self._outputs.items()}
+
+
+def nodes(interpreter: Any) -> list[dict[str, Any]]:
+    """The nodes of the main subgraph: "index", "op_name", "inputs" and "outputs".
+
+    Delegated nodes stay in the list, beside one node "DELEGATE" for each partition. No public
+    function says what is delegated.
+    """
+    details: list[dict[str, Any]] = interpreter._get_ops_details()
+    return details
+
+
+def table_position(table: Any) -> int:
+    """The offset of a flatbuffer table in its buffer."""
+    return int(table._tab.Pos)
+
+
+def field_position(table: Any, field: int) -> int:
+    """The offset in the buffer of a scalar field, by its number in the schema; 0 if absent."""
+    slot = int(table._tab.Offset(4 + 2 * field))
+    return table_position(table) + slot if slot else 0
+
+
+def vector_position(table: Any, field: int) -> int:
+    """The offset in the buffer of the first element of a vector field; 0 if the field is absent."""
+    slot = int(table._tab.Offset(4 + 2 * field))
+    return int(table._tab.Vector(slot)) if slot else 0
