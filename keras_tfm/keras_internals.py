@@ -341,9 +341,24 @@ def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[
     iterator._enumerate_iterator = enumerate_once
 
 
-def set_initial_epoch(model: Any, epoch: int) -> None:
-    """Makes the `fit` that is running begin at an epoch; called in `on_train_begin`."""
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Makes `fit` begin at an epoch; called in `on_train_begin`, and with None to undo it."""
     model._initial_epoch = epoch
+
+
+def callback_list() -> Any:
+    """The `CallbackList` that is calling a callback, found on the stack of this thread."""
+    import sys
+
+    import keras
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            return caller
+        frame = frame.f_back
+    raise RuntimeError("expected a call by a keras.callbacks.CallbackList, got one without it")
 
 
 # Optimizers.

@@ -107,6 +107,7 @@ class Generator:
         self._stepped = with_features(model) if self.strategy.reads_features else model
         self._prepare = Preparation(model, self.target, max_length, max_new_tokens, start_id)
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._variables: tuple[Any, ...] = ()
 
     def __call__(self, inputs: Any) -> Generated:
         """Generates a row for each row of `inputs`.
@@ -125,7 +126,7 @@ class Generator:
                 than `max_length`; or the softmax of the logits is NaN.
             TypeError: an input has the wrong dtype.
         """
-        prepared = self._prepare(inputs, self.strategy.seed)
+        prepared = self._prepare(inputs, self._seed())
         if not len(prepared.prompt):
             hypotheses = self.strategy.hypotheses
             shape = (0,) if hypotheses == 1 else (0, hypotheses)
@@ -134,7 +135,7 @@ class Generator:
             )
         result = self._function("run", prepared)(*prepared.tensors)
         result = {name: ops.convert_to_numpy(x) for name, x in result.items()}
-        _check_finite(int(result["failed"]), prepared)
+        self._check_finite(int(result["failed"]), prepared)
         tokens = result["tokens"]
         if prepared.padding is not None:
             for row, padding in enumerate(prepared.padding):
@@ -161,7 +162,7 @@ class Generator:
                 f"{type(self.strategy).__name__} cannot be streamed: "
                 "its first tokens may change later"
             )
-        prepared = self._prepare(inputs, self.strategy.seed)
+        prepared = self._prepare(inputs, self._seed())
         if not len(prepared.prompt):
             return
         state = self._function("start", prepared)(*prepared.tensors)
@@ -170,13 +171,14 @@ class Generator:
             changes, more = step(state, *prepared.tensors)
             cache = {**state["cache"], **changes["cache"]}
             state = {**state, **changes, "cache": cache}
-            _check_finite(int(state["failed"]), prepared)
+            self._check_finite(int(state["failed"]), prepared)
             yield ops.convert_to_numpy(state["strategy"].tokens[:, column])
             if not bool(more):
                 return
 
     def _function(self, name: str, prepared: Prepared) -> Callable[..., Any]:
         """The loop, its start or its step, compiled for the lengths of the prepared inputs."""
+        self._drop_outdated_loops()
         key = (name, prepared.prompt.shape[1], prepared.length, prepared.padding is not None)
         if key not in self._compiled:
 
@@ -214,8 +216,41 @@ class Generator:
                 "start": start,
                 "step": step,
             }
-            self._compiled[key] = _compile(functions[name], self.jit_compile)
+            compiled = _compile(functions[name], self._variables, self.jit_compile)
+            self._compiled[key] = compiled
         return self._compiled[key]
+
+    def _drop_outdated_loops(self) -> None:
+        """Drops the compiled loops if LoRA or `quantize` replaced the variables that they read."""
+        variables = tuple(self.model.variables)
+        if [*map(id, variables)] != [*map(id, self._variables)]:
+            self._compiled.clear()
+            self._variables = variables
+
+    def _seed(self) -> int | None:
+        """The strategy's seed, or one from Keras's global generator; None if it does not draw."""
+        if self.strategy.seed is not None or not self.strategy.draws:
+            return self.strategy.seed
+        drawn = keras.random.randint((), 0, 2**31 - 1, dtype="int32")
+        return int(ops.convert_to_numpy(drawn))
+
+    def _check_finite(self, failed: int, prepared: Prepared) -> None:
+        """Raises if the softmax is NaN for the token of column `failed`; -1: for none."""
+        if failed < 0:
+            return
+        token = failed - prepared.prompt.shape[1]
+        padding = 0 if prepared.padding is None else int(prepared.padding.min())
+        table_length = self._prepare.table_length
+        if table_length is not None and failed - 1 - padding >= table_length:
+            raise ValueError(
+                f"a row of {failed - padding} tokens does not fit the position table, which has "
+                f"{table_length} positions: give shorter prompts, or generate fewer than "
+                f"{token + 1} new tokens"
+            )
+        raise ValueError(
+            f"the softmax of the model's logits is NaN for new token {token}: "
+            "its weights or inputs hold NaN, or its activations overflow"
+        )
 
 
 def generate(
@@ -259,19 +294,15 @@ def generate(
 
 def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator:
     """The generator of an earlier call with the same arguments, or a new one."""
-    # In `vars`, because Keras would track an attribute. The ids of the variables are in the key
-    # because a compiled loop reads them, and LoRA and `quantize` replace them.
+    # In `vars`, because Keras would track an attribute.
     kept = vars(model).setdefault("_keras_tfm_generators", {})
-    variables = tuple(model.variables)
-    key = (tuple(id(variable) for variable in variables), arguments)
     try:
-        generator, _ = kept.pop(key, (None, None))
+        generator = kept.pop(arguments, None)
     except TypeError:  # a custom strategy that cannot be hashed
         return Generator(model, *arguments)
     if generator is None:
         generator = Generator(model, *arguments)
-    # The most recently used is last. The variables are kept too, so that their ids are not reused.
-    kept[key] = generator, variables
+    kept[arguments] = generator  # the most recently used is last
     while len(kept) > MAX_KEPT:
         kept.pop(next(iter(kept)))
     return generator
@@ -281,19 +312,25 @@ def _hashable(end_id: Any) -> Any:
     return end_id if end_id is None or np.ndim(end_id) == 0 else tuple(end_id)
 
 
-def _check_finite(failed: int, prepared: Prepared) -> None:
-    if failed >= 0:
-        raise ValueError(
-            "the softmax of the model's logits is NaN for new token "
-            f"{failed - prepared.prompt.shape[1]}: "
-            "its weights or inputs hold NaN, or its activations overflow"
+def _compile(
+    function: Callable[..., Any], variables: Sequence[Any], jit_compile: bool
+) -> Callable[..., Any]:
+    """The function, compiled on TensorFlow and JAX; each call reads the variables' values."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # Retraced with open shapes if shapes vary.
+        return tf.function(
+            function, autograph=False, reduce_retracing=True, jit_compile=jit_compile
         )
-
-
-def _compile(function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-    """On TensorFlow a graph, which is retraced with unknown dimensions if shapes vary."""
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() != "jax":
         return function
-    import tensorflow as tf
+    import jax
 
-    return tf.function(function, autograph=False, reduce_retracing=True, jit_compile=jit_compile)
+    # The values are arguments, because JAX compiles a variable that a function reads as a constant.
+    def stateless(values: list[Any], *arguments: Any) -> Any:
+        with keras.StatelessScope(zip(variables, values, strict=True)):
+            return function(*arguments)
+
+    compiled = jax.jit(stateless)
+    return lambda *arguments: compiled([x.value for x in variables], *arguments)

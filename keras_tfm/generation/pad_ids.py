@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.keras_internals import calls_of
@@ -28,13 +29,13 @@ def pad_ids(model: keras.Model) -> dict[str, int]:
     >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
     {'ids': 7}
     """
-    masked = _masked_ids(model)
+    masked = masked_ids(model)
     ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
     return {name: masked.get(name, 0) for name in ids}
 
 
-def _masked_ids(model: keras.Model) -> dict[str, int]:
-    """The id that an embedding masks, by input; inputs without a masked id are left out."""
+def masked_ids(model: keras.Model) -> dict[str, int]:
+    """The id that an embedding masks, by input. Inputs without a masked id are left out."""
     inputs = {id(x): name for name, x in input_specs(model).items()}
     result: dict[str, int] = {}
     for operation in model.operations:
@@ -44,7 +45,7 @@ def _masked_ids(model: keras.Model) -> dict[str, int]:
         elif isinstance(operation, keras.layers.Embedding):
             taken = [0 if operation.mask_zero else None]
         elif isinstance(operation, keras.Model) and hasattr(operation, "operations"):
-            inner = _masked_ids(operation)
+            inner = masked_ids(operation)
             names = {id(x): name for name, x in input_specs(operation).items()}
             taken = [inner.get(names[id(x)]) for x in keras.tree.flatten(operation.input)]
         else:
@@ -54,6 +55,18 @@ def _masked_ids(model: keras.Model) -> dict[str, int]:
                 if id(x) in inputs and value is not None:
                     _put(result, inputs[id(x)], value, model)
     return result
+
+
+def unpadded_length(row: np.ndarray, pad_id: int) -> int:
+    """The number of ids in a row without trailing padding.
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation.pad_ids import unpadded_length
+    >>> unpadded_length(np.array([0, 3, 0, 4, 0, 0]), pad_id=0)
+    4
+    """
+    kept = np.flatnonzero(row != pad_id)
+    return int(kept[-1]) + 1 if len(kept) else 0
 
 
 def _put(result: dict[str, int], name: str, value: int, model: Any) -> None:

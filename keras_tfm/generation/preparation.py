@@ -9,7 +9,8 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.model_inputs import input_names, input_specs, vocabulary_sizes
-from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.pad_ids import masked_ids, unpadded_length
+from keras_tfm.generation.position_tables import table_length
 
 
 class Prepared(NamedTuple):
@@ -63,7 +64,9 @@ class Preparation:
         self.model, self.target = model, target
         self.max_length, self.max_new_tokens = max_length, max_new_tokens
         self.start_id = start_id
-        self.pad_id = pad_ids(model).get(target, 0)
+        masked = masked_ids(model).get(target)
+        self.masks_padding, self.pad_id = masked is not None, masked or 0
+        self.table_length = table_length(model, target)
         self._specs = input_specs(model)
         self._vocabulary_sizes = vocabulary_sizes(model)
 
@@ -81,8 +84,12 @@ class Preparation:
             raise ValueError(f"all inputs must have the same number of rows, got {counts}")
         lengths = np.array([len(row) for row in rows], "int32")
         longest = int(lengths.max(initial=1))
-        # Widths are powers of two, so a few graphs serve prompts of all lengths.
-        width = 1 << (longest - 1).bit_length()
+        if self.table_length is not None and longest > self.table_length:
+            raise ValueError(
+                f"a prompt must have at most {self.table_length} tokens, the length of the "
+                f"position table, got {longest}"
+            )
+        width = self._width(longest)
         padding = width - lengths
         if self.max_new_tokens is None:
             assert self.max_length is not None
@@ -113,6 +120,14 @@ class Preparation:
             length,
             int(ends.max(initial=self.max_length or 1)),
         )
+
+    def _width(self, longest: int) -> int:
+        """The columns of a batch of prompts: a power of two, or the length of the position table.
+
+        A few graphs serve prompts of all lengths.
+        """
+        width = 1 << (longest - 1).bit_length()
+        return width if self.table_length is None else min(width, self.table_length)
 
     def _named(self, inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
         """The inputs by name, and the rows of the prompt, or None."""
@@ -150,8 +165,9 @@ class Preparation:
         return arrays, rows
 
     def _rows(self, rows: Any) -> list[np.ndarray]:
-        """The prompts, each (P,), int32."""
-        if not isinstance(rows, list | tuple):
+        """The prompts, each (P,), int32, without padding."""
+        is_array = not isinstance(rows, list | tuple)
+        if is_array:
             rows = ops.convert_to_numpy(rows)
             if rows.ndim != 2:
                 raise ValueError(f"a prompt must have shape (B, P), got {rows.shape}")
@@ -166,7 +182,28 @@ class Preparation:
                 )
             self._check_range(self.target, array)
             result.append(array.astype("int32"))
-        return result
+        return self._without_padding(result, is_array)
+
+    def _without_padding(self, rows: list[np.ndarray], is_array: bool) -> list[np.ndarray]:
+        """The rows without trailing padding ids; raises if the model would not mask them."""
+        lengths = [unpadded_length(row, self.pad_id) for row in rows]
+        if self.masks_padding:
+            # A start token that is the padding id, too, is no padding.
+            starts = [int(len(row) and row[0] == self.start_id) for row in rows]
+            kept = zip(rows, map(max, lengths, starts), strict=True)
+            return [row[:length] for row, length in kept]
+        trailing = [len(row) - max(1, n) for row, n in zip(rows, lengths, strict=True)]
+        # Without a mask, id 0 may be a token of the vocabulary: "!" in GPT-2. One 0 at the end of a
+        # row in a list is such a token.
+        is_even = len(rows) > 1 and len({len(row) for row in rows}) == 1
+        if max(trailing, default=0) > (0 if is_array else 1 if is_even else np.inf):
+            row = int(np.argmax(trailing))
+            raise ValueError(
+                f"row {row} of {self.target!r} must not end in padding, because the model masks no "
+                f"padding id, got {trailing[row]} zeros at its end; give a list of rows of "
+                "different lengths, without padding"
+            )
+        return rows
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:
         size = self._vocabulary_sizes.get(name)

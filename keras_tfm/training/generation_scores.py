@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
-from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.pad_ids import masked_ids, pad_ids, unpadded_length
 
 
 class GenerationScores(keras.callbacks.Callback):
@@ -174,7 +174,10 @@ def _prompts(generator: Generator, batch: Any) -> list[int]:
         rows = batch if len(generator.model.inputs) == 1 else None
     if rows is None:
         return [1] * len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
-    return [len(row) for row in rows]
+    masked = masked_ids(generator.model).get(generator.target)
+    if masked is None:
+        return [len(row) for row in rows]
+    return [max(1, unpadded_length(np.asarray(row), masked)) for row in rows]
 
 
 def _answer(tokens: list[int], end_ids: Sequence[int], pad_id: int) -> list[int]:

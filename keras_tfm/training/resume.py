@@ -3,22 +3,25 @@
 import signal
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import set_initial_epoch
+from keras_tfm.keras_internals import callback_list, set_initial_epoch
+from keras_tfm.training.callback_states import CallbackStates
 
 
 class Resume(keras.callbacks.Callback):
     """Saves the whole state of training and resumes from it, to bit-equal weights.
 
     Pass it to `fit`, and run the same program again after a crash, a `kill -9` or a full disk: it
-    restores the newest complete checkpoint (model, optimizer, dropout seeds, metrics, history),
-    skips the data that were already used, and continues. It writes a checkpoint at the end of each
-    epoch, every `every_steps` steps and every `every_minutes` minutes, and at SIGTERM, after which
-    the program exits with status 143. Checkpoints are managed by `tf.train.CheckpointManager`.
+    restores the newest complete checkpoint (model, optimizer, dropout seeds, metrics, history,
+    other callbacks), skips the data that were already used, and continues. It writes a checkpoint
+    at the end of each epoch, every `every_steps` steps and every `every_minutes` minutes, and at
+    SIGTERM, after which the program exits with status 143. Checkpoints are managed by
+    `tf.train.CheckpointManager`.
 
     The result is exact if the program is deterministic: call `keras.utils.set_random_seed` first,
     on GPUs also `tf.config.experimental.enable_op_determinism()`, and use data whose order is the
@@ -28,7 +31,13 @@ class Resume(keras.callbacks.Callback):
     Several workers must share one folder, to which the first worker writes. The metrics of the
     interrupted epoch are then averaged over its remaining steps only; everything else is exact.
 
-    The state of other callbacks (such as the patience of `EarlyStopping`) is not saved.
+    The other callbacks of `fit` continue too (`EarlyStopping`, `ReduceLROnPlateau`, your own): all
+    their attributes that have changed since training began are saved, if they are numbers, strings,
+    arrays, or lists or dictionaries of these. A warning names the others of your own callbacks.
+    Files that callbacks write are not rolled back.
+
+    If all epochs are done, or a callback stopped the training, `fit` trains nothing, restores the
+    weights and the history, and warns. Another training needs another folder.
 
     Args:
         directory: str or Path, the folder of the checkpoints. Created if it does not exist.
@@ -103,44 +112,61 @@ class Resume(keras.callbacks.Callback):
         )
         self.in_epoch = 0
         self.epochs: list[int] = []
-        self.past: dict[str, Any] = {}
-        found = self.state.restore()
+        self.found = found = self.state.restore()
+        self.has_begun = False
         if found is not None:
             self.step, self.in_epoch, self.epochs = (
                 found["step"],
                 found["in_epoch"],
                 found["epochs"],
             )
-            self.past = found["history"]
-            set_initial_epoch(model, len(self.epochs))
             for steps in self.epochs:
                 data_position.pass_epoch(data, steps)
             data_position.begin_epoch_at(data, self.in_epoch)
-        self.restored = found is not None and self.in_epoch > 0
+            end = max(found["epoch"], self.params.get("epochs", 0))
+            set_initial_epoch(model, end if found["stopped"] else found["epoch"])
+        # The loop over the old list, which calls this method, goes on.
+        callbacks = callback_list()
+        others = [x for x in callbacks.callbacks if x is not self and not isinstance(x, _First)]
+        callbacks.callbacks = [_First(self, others), *others, self]
         self.saved_at = time.monotonic()
         self.terminated = False
         if threading.current_thread() is threading.main_thread():
             self.previous = signal.signal(signal.SIGTERM, self._on_sigterm)
 
+    def begin(self, others: list[keras.callbacks.Callback]) -> None:
+        """Begins to follow the other callbacks, after `on_train_begin` of all of them."""
+        set_initial_epoch(self.model, None)  # which a later `fit` would use
+        self.has_begun = True
+        self.states = CallbackStates(others)
+
+    def restore_again(self) -> None:
+        """Restores what callbacks may have changed since `on_train_begin`, and the callbacks."""
+        if self.found is not None:
+            self.state.restore_variables()
+            self.states.restore(self.found["callbacks"], self.state.arrays.value)
+            if not self.in_epoch:  # the metrics are those of the epoch before
+                self.model.reset_metrics()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restores the history of earlier epochs, and the metrics of this one."""
-        if self.past:
-            self.model.history.epoch = list(range(len(self.epochs)))
-            self.model.history.history = {name: list(v) for name, v in self.past.items()}
-            self.past = {}
-        if self.restored:  # `fit` has just reset them
-            self.state.restore_metrics()
-            self.restored = False
+        """Restores an epoch that was interrupted, after `on_epoch_begin` of other callbacks."""
+        self.epoch = epoch
+        if self.found is not None and self.in_epoch:
+            self.restore_again()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a checkpoint if one is due."""
+        self.found = None
         self.step += 1
         self.in_epoch += 1
+        if self.model.stop_training:  # the epoch ends here, with a checkpoint
+            return
         age = time.monotonic() - self.saved_at
         due = self.every_steps and self.step % self.every_steps == 0
         old = self.every_minutes and age >= 60 * self.every_minutes
         if due or old or self.terminated:
-            self._save(self.model.history.history)
+            metrics = self.model.get_metrics_result()
+            self._save(self.epoch, {name: float(value) for name, value in metrics.items()})
         self._exit_if_terminated()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -148,31 +174,38 @@ class Resume(keras.callbacks.Callback):
         self._exit_if_terminated()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes a checkpoint."""
+        """Writes a checkpoint, after `on_epoch_end` of other callbacks."""
+        self.found = None
         self.epochs.append(self.in_epoch)
         self.in_epoch = 0
-        # The callback that fills the history runs after this one.
-        history = {name: list(values) for name, values in self.model.history.history.items()}
-        for name, value in (logs or {}).items():
-            history.setdefault(name, []).append(float(value))
-        self._save(history)
+        self._save(epoch + 1, {})
         self._exit_if_terminated()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Restores the signal handler of SIGTERM."""
+        """Restores the signal handler of SIGTERM; warns if nothing was left to train."""
+        set_initial_epoch(self.model, None)
         if hasattr(self, "previous"):
             signal.signal(signal.SIGTERM, self.previous)
+        if self.found is not None:
+            reason = ", stopped by a callback" if self.found["stopped"] else ""
+            warnings.warn(
+                f"{self.directory} holds a finished training of {len(self.epochs)} epochs{reason}: "
+                "nothing was trained; use another folder for another training",
+                stacklevel=2,
+            )
 
-    def _save(self, history: dict[str, list[float]]) -> None:
-        self.state.save(
-            self.step,
-            {
-                "step": self.step,
-                "in_epoch": self.in_epoch,
-                "epochs": self.epochs,
-                "history": {name: [float(v) for v in values] for name, values in history.items()},
-            },
-        )
+    def _save(self, epoch: int, logs: dict[str, float]) -> None:
+        arrays: list[Any] = []
+        position = {
+            "step": self.step,
+            "epoch": epoch,
+            "in_epoch": self.in_epoch,
+            "epochs": self.epochs,
+            "stopped": self.model.stop_training,
+            "logs": logs,
+            "callbacks": self.states.changed(arrays),
+        }
+        self.state.save(self.step, position, arrays)
         self.saved_at = time.monotonic()
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
@@ -185,5 +218,36 @@ class Resume(keras.callbacks.Callback):
 
     def _exit_if_terminated(self) -> None:
         if self.terminated:
+            self.found = None
             self.on_train_end()
             raise SystemExit(128 + signal.SIGTERM)
+
+
+class _First(keras.callbacks.Callback):
+    """What `Resume` does before all other callbacks; its own methods are called after them."""
+
+    def __init__(self, resume: Resume, others: list[keras.callbacks.Callback]):
+        super().__init__()
+        self.resume, self.others = resume, others
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Restores the state between two epochs."""
+        resume = self.resume
+        if not resume.has_begun:
+            resume.begin(self.others)
+            if not resume.in_epoch:
+                resume.restore_again()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the training metrics, if the interruption came after the last step of the epoch."""
+        if self.resume.found is not None and logs is not None:
+            for name, value in self.resume.found["logs"].items():
+                logs.setdefault(name, value)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Restores the callbacks, with the history, if no epoch was left."""
+        resume = self.resume
+        if resume.has_begun or resume.found is None:
+            return
+        resume.begin(self.others)
+        resume.states.restore(resume.found["callbacks"], resume.state.arrays.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_tfm import keras_internals
@@ -44,10 +45,13 @@ class TrainingState:
         self.several_workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
         # By id: a variable may be in both lists.
         variables = {id(v): v for v in [*model.variables, *model.optimizer.variables, seed]}
-        self.metrics = [] if self.several_workers else list(model.metrics_variables)
+        metrics = [] if self.several_workers else list(model.metrics_variables)
         self.notes = Notes()
+        self.arrays = Arrays()
         self.checkpoint = tf.train.Checkpoint(
-            variables=[v.value for v in [*variables.values(), *self.metrics]], notes=self.notes
+            variables=[v.value for v in [*variables.values(), *metrics]],
+            notes=self.notes,
+            arrays=self.arrays,
         )
         self.checkpoint.save_counter  # noqa: B018  created now, by every worker
         self.configuration = {
@@ -63,10 +67,14 @@ class TrainingState:
             except OSError as error:
                 raise OSError(f"checkpoints cannot be written to {directory}: {error}") from error
         self.manager: Any = None  # the chief's, after `restore`
+        self._path: str | None = None  # of the checkpoint that was restored
         self.keep = keep
 
     def restore(self) -> dict[str, Any] | None:
-        """Restores the newest complete checkpoint; returns its `position`, see `save`, or None."""
+        """Restores the newest complete checkpoint; returns its `position`, see `save`, or None.
+
+        Its arrays are in `arrays.value` afterwards.
+        """
         paths = self._paths()
         whole: list[str] = []
         found: dict[str, Any] | None = None
@@ -80,7 +88,8 @@ class TrainingState:
             whole.insert(0, path)
             if found is None:
                 self._check_configuration(path, notes["configuration"])
-                self.checkpoint.restore(path).assert_consumed()
+                self._path = path
+                self.restore_variables()
                 found = notes["position"]
         if paths and found is None:
             raise ValueError(
@@ -90,19 +99,24 @@ class TrainingState:
         self._agree(found["step"] if found else 0)
         if self.is_chief:
             self._manage(whole)
-        self._restored_metrics = [v.numpy() for v in self.metrics] if found else []
         return found
 
-    def restore_metrics(self) -> None:
-        """Restores the metrics to their values in the checkpoint."""
-        for variable, value in zip(self.metrics, self._restored_metrics, strict=True):
-            variable.assign(value)
+    def restore_variables(self) -> None:
+        """Restores all variables again, because callbacks may have changed them since."""
+        self.checkpoint.restore(self._path).assert_consumed()
 
-    def save(self, step: int, position: dict[str, Any]) -> None:
-        """Writes a checkpoint atomically: until it is complete, the previous one is the newest."""
+    def save(self, step: int, position: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        """Writes a checkpoint atomically: until it is complete, the previous one is the newest.
+
+        Args:
+            step: the number of steps so far.
+            position: a JSON value.
+            arrays: arrays that `position` refers to.
+        """
         if not self.is_chief:
             return
         self.notes.value = {"configuration": self.configuration, "position": position}
+        self.arrays.value = arrays
         try:
             self.manager.save(checkpoint_number=step)
         except (tf.errors.OpError, OSError) as error:
@@ -172,6 +186,26 @@ class Notes(tf.train.experimental.PythonState):
     def deserialize(self, text: Any) -> None:
         """Sets the value from text."""
         self.value = json.loads(text)
+
+
+class Arrays(tf.train.experimental.PythonState):
+    """A list of NumPy arrays that is part of a checkpoint."""
+
+    value: list[np.ndarray] = []  # noqa: RUF012  replaced, never changed in place
+
+    def serialize(self) -> bytes:
+        """The arrays as bytes: a line of JSON with their dtypes and shapes, then their content."""
+        header = [[x.dtype.name, x.shape] for x in self.value]
+        return b"\n".join([json.dumps(header).encode(), b"".join(x.tobytes() for x in self.value)])
+
+    def deserialize(self, content: Any) -> None:
+        """Sets the arrays from bytes."""
+        header, _, data = content.partition(b"\n")
+        self.value, offset = [], 0
+        for name, shape in json.loads(header):
+            array = np.ndarray(shape, np.dtype(name), data, offset).copy()
+            self.value.append(array)
+            offset += array.nbytes
 
 
 def _read_whole(path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from blocks import decoder_block
+from padded_models import translator
 from small_models import (
     BLOCK,
     DIM,
@@ -21,9 +22,9 @@ from small_models import (
     unpadded,
 )
 
-from keras_tfm.generation import Generator, Greedy, generate
+from keras_tfm.generation import Beam, Contrastive, Generator, Greedy, generate
 from keras_tfm.layers import MultiHeadCrossAttention, TokenEmbedding
-from keras_tfm.models import transformer
+from keras_tfm.models import gpt, transformer
 
 MAX_LENGTH = 9
 # Logits of order 1 differ by 1e-6 between a full pass and steps; eight log-probabilities add up.
@@ -120,11 +121,112 @@ def test_prompts_are_continued(model, generator, length):
     assert_generated(generated, expect(model, prompts=prompts))
 
 
-@pytest.mark.parametrize("prompt", [[1, 0, 7], [0, 0, 7], [3, 5, 0]])
-def test_zeros_in_a_prompt_are_padding(one, generator_of_one, prompt):
-    """No key, at whatever place, but a place of its own: as in the full pass."""
+@pytest.mark.parametrize("prompt", [[1, 0, 7], [0, 0, 7], [3, 5, 7]])
+def test_padding_before_and_inside_a_prompt_is_masked(one, generator_of_one, prompt):
+    """It keeps its position, as in the full pass."""
     generated = generator_of_one({"source": SOURCES, "target": [prompt] * len(SOURCES)})
     assert_generated(generated, expect(one, prompts=[prompt] * len(SOURCES)))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, keras.ops.convert_to_tensor])
+def test_padding_after_a_prompt_is_stripped(generator_of_one, kind):
+    padded = [[3, 5, 0, 0], [1, 0, 7, 0], [0, 4, 0, 0], [1, 2, 3, 4]]
+    rows = [[3, 5], [1, 0, 7], [0, 4], [1, 2, 3, 4]]
+    expected = generator_of_one({"source": SOURCES, "target": rows})
+    actual = generator_of_one({"source": SOURCES, "target": kind(padded)})
+    assert actual.tokens.tolist() == expected.tokens.tolist()
+    np.testing.assert_array_equal(actual.scores, expected.scores)
+
+
+def test_padding_after_a_prompt_is_the_model_s_padding_id():
+    """5 is padding, 0 is a token."""
+    model = randomize(translator(), 15)
+    generator = Generator(model, MAX_LENGTH, START)
+    target = np.array([[1, 0, 5], [1, 3, 0], [5, 4, 3], [1, 5, 5]], "int32")
+    expected = generator({"source": SOURCES, "target": [[1, 0], [1, 3, 0], [5, 4, 3], [1]]})
+    actual = generator({"source": SOURCES, "target": target})
+    assert actual.tokens.tolist() == expected.tokens.tolist()
+    assert actual.tokens[1, :3].tolist() == [1, 3, 0]
+
+
+def test_a_start_token_that_is_the_padding_id_is_kept(one):
+    expected = generate(one, SOURCES, MAX_LENGTH, start_id=0).tokens
+    prompts = np.zeros((len(SOURCES), 2), "int32")
+    actual = Generator(one, MAX_LENGTH, start_id=0)({"source": SOURCES, "target": prompts}).tokens
+    assert actual.tolist() == expected.tolist()
+
+
+def test_a_prompt_of_padding_alone_is_refused(generator_of_one):
+    with pytest.raises(ValueError, match="a prompt must have at least one token"):
+        generator_of_one({"source": SOURCES[:2], "target": [[1, 3], [0, 0]]})
+
+
+@pytest.mark.parametrize(
+    "prompts", [np.array([[1, 5, 0]]), [[1, 5, 7, 0, 0], [1, 3, 4, 5, 6]]], ids=["array", "list"]
+)
+def test_padding_after_a_prompt_is_refused_without_a_mask(unmasked, prompts):
+    zeros = np.count_nonzero(np.asarray(prompts)[0] == 0)
+    message = f"row 0 of 'tokens' must not end in padding.* got {zeros} zeros"
+    with pytest.raises(ValueError, match=message):
+        unmasked(prompts)
+
+
+@pytest.mark.parametrize(
+    "prompts", [[[1, 5, 0]], [[1, 5, 0], [1, 0]], [[1, 0], [1, 3]], np.zeros((2, 1), "int32")]
+)
+def test_id_0_is_a_token_of_a_prompt_without_a_mask(unmasked, prompts):
+    tokens = unmasked(prompts).tokens
+    rows = [[int(i) for i in row] for row in prompts]
+    assert [row[: len(p)].tolist() for row, p in zip(tokens, rows, strict=True)] == rows
+    alone = [unmasked([row]).tokens[0].tolist() for row in rows]
+    assert tokens.tolist() == alone
+
+
+@pytest.fixture(scope="module")
+def unmasked():
+    model = gpt(13, dim=8, num_layers=1, num_heads=2, intermediate_dim=17, max_length=MAX_LENGTH)
+    return Generator(randomize(model, 3), MAX_LENGTH)
+
+
+# A table of 40 positions: prompts of 33 to 40 tokens are longer than its largest power of two.
+
+
+@pytest.fixture(scope="module")
+def long_gpt():
+    model = gpt(13, dim=8, num_layers=1, num_heads=2, intermediate_dim=17, max_length=40)
+    return randomize(model, 3)
+
+
+@pytest.mark.parametrize(
+    "strategy", [Greedy(), Beam(2), Contrastive(2)], ids=lambda s: type(s).__name__
+)
+def test_prompts_may_fill_the_position_table(long_gpt, strategy):
+    prompts = np.random.default_rng(1).integers(1, 13, (2, 37)).tolist()
+    prompts[1] = prompts[1][:35]
+    together = Generator(long_gpt, max_new_tokens=3, strategy=strategy)(prompts).tokens
+    assert together.shape == (2, 40)
+    for row, prompt in zip(together, prompts, strict=True):
+        alone = generate(long_gpt, [prompt], len(prompt) + 3, strategy=strategy).tokens[0]
+        assert row[: len(alone)].tolist() == alone.tolist()
+        if isinstance(strategy, Greedy):
+            expected, _, margin = brute_force(long_gpt, None, prompt, len(prompt) + 3)
+            assert margin > 1e-4
+            assert alone.tolist() == expected
+
+
+def test_the_last_position_of_the_table_may_be_read(long_gpt):
+    assert generate(long_gpt, [[3] * 38], max_new_tokens=3).tokens.shape == (1, 41)
+
+
+def test_more_tokens_than_the_position_table_has(long_gpt):
+    message = (
+        r"a row of 42 tokens does not fit the position table, which has 40 .* fewer than 5 new"
+    )
+    with pytest.raises(ValueError, match=message):
+        generate(long_gpt, [[3] * 37], max_new_tokens=5)
+    message = "a prompt must have at most 40 tokens, the length of the position table, got 41"
+    with pytest.raises(ValueError, match=message):
+        generate(long_gpt, [[3] * 41], max_new_tokens=3)
 
 
 @pytest.mark.parametrize(("normalize_first", "length"), [(False, 3), (True, 1)])

@@ -15,13 +15,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from execution import saving
+from interrupted_program import (
+    IDS,
+    KINDS,
+    LABELS,
+    LENGTH,
+    ROWS,
+    SIZE,
+    STEPS,
+    InterruptAt,
+    Interrupted,
+    bits,
+    fit,
+    program,
+)
 
 import keras_tfm
 from keras_tfm import training
-
-ROWS, LENGTH, SIZE, EPOCHS, STEPS = 22, 3, 7, 3, 6  # batches of 4: the last has 2 rows
-IDS = np.random.default_rng(2).integers(1, SIZE, (ROWS, LENGTH))
-LABELS = IDS[:, ::-1].copy()
 
 # Keras says of tf.data that it is not shuffled by fit, and of unknown lengths that they end.
 pytestmark = [
@@ -29,84 +39,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
 ]
-
-
-class Interrupted(BaseException):
-    """What a kill is to the program: nothing below catches it."""
-
-
-class InterruptAt(keras.callbacks.Callback):
-    def __init__(self, step):
-        super().__init__()
-        self.left = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise Interrupted
-
-
-class Sequence(keras.utils.PyDataset):
-    def __len__(self):
-        return STEPS
-
-    def __getitem__(self, index):
-        return IDS[4 * index : 4 * index + 4], LABELS[4 * index : 4 * index + 4]
-
-
-def endless():
-    while True:
-        rows = np.random.randint(0, ROWS, 4)  # noqa: NPY002  what set_random_seed seeds
-        yield IDS[rows], LABELS[rows]
-
-
-def data_of(kind):
-    """The arguments of `fit`: data that are shuffled anew in each epoch."""
-    if kind == "arrays":
-        return {"x": IDS, "y": LABELS, "batch_size": 4}
-    if kind == "sequence":
-        return {"x": Sequence()}
-    if kind == "generator":
-        return {"x": endless(), "steps_per_epoch": STEPS}
-    rows = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).shuffle(9)
-    if kind == "unknown length":
-        rows = rows.filter(lambda x, y: True)
-    rows = rows.batch(4)
-    return {"x": rows.repeat(), "steps_per_epoch": STEPS} if kind == "repeated" else {"x": rows}
-
-
-KINDS = ["arrays", "dataset", "unknown length", "repeated", "generator", "sequence"]
-
-
-def program(
-    folder, kind="arrays", *others, dim=5, rate=0.01, dropout=0.3, epochs=EPOCHS, **options
-):
-    """What a user starts, and starts again: the model at its end, with its history."""
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(1)
-    tokens = keras.Input((LENGTH,), dtype="int32")
-    x = keras.layers.Dropout(dropout)(keras.layers.Embedding(SIZE, dim)(tokens))
-    model = keras_tfm.Model(tokens, keras.layers.Dense(SIZE)(x))
-    model.compile(
-        keras.optimizers.Adam(rate),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    resume = training.Resume(folder, **options) if folder else None
-    callbacks = [*([resume] if resume else []), *others]
-    model.fit(
-        **data_of(kind),
-        epochs=epochs,
-        verbose=0,
-        callbacks=callbacks,
-        validation_data=(IDS, LABELS),
-    )
-    return model
-
-
-def bits(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return b"".join(variable.numpy().tobytes() for variable in variables)
 
 
 def files(folder):
@@ -150,10 +82,46 @@ def test_killed_again_and_again(tmp_path, uninterrupted):
     assert bits(program(tmp_path, "dataset", every_steps=3)) == bits(uninterrupted("dataset"))
 
 
-def test_a_training_that_is_done_is_not_done_again(tmp_path, uninterrupted):
+def test_a_finished_training_is_restored_with_its_history(tmp_path, uninterrupted):
     program(tmp_path)
-    model = program(tmp_path, "arrays", InterruptAt(1))  # no step: no interruption
+    with pytest.warns(UserWarning, match=r"holds a finished training of 3 epochs: nothing was tr"):
+        model = program(tmp_path, "arrays", InterruptAt(1))  # no step: no interruption
     assert bits(model) == bits(uninterrupted("arrays"))
+    assert model.history.history == uninterrupted("arrays").history.history
+    assert model.history.epoch == [0, 1, 2]
+
+
+def test_a_second_fit_in_the_same_folder_warns(tmp_path):
+    model = program(tmp_path, epochs=1)
+    before = bits(model)
+    with pytest.warns(UserWarning, match=f"{tmp_path} holds a finished training of 1 epochs"):
+        fit(model, [training.Resume(tmp_path)], epochs=1)
+    assert bits(model) == before
+    assert len(model.history.history["loss"]) == 1
+
+
+def test_a_later_fit_without_the_callback_begins_at_its_first_epoch(tmp_path):
+    program(tmp_path, epochs=2)
+    with pytest.warns(UserWarning, match="nothing was trained"):
+        model = program(tmp_path, epochs=2)
+    fit(model, [], epochs=2)
+    assert model.history.epoch == [0, 1]
+    with pytest.raises(Interrupted):
+        program(tmp_path, "arrays", InterruptAt(1), epochs=3)
+    model = program(tmp_path, epochs=3)
+    fit(model, [], epochs=2)
+    assert model.history.epoch == [0, 1]
+
+
+def test_an_initial_epoch_is_counted_once(tmp_path):
+    """The number of an epoch is saved, not the number of epochs."""
+    whole = program(None, fit_options={"initial_epoch": 2}, epochs=5)
+    with pytest.raises(Interrupted):
+        program(tmp_path, "arrays", InterruptAt(8), fit_options={"initial_epoch": 2}, epochs=5)
+    model = program(tmp_path, fit_options={"initial_epoch": 2}, epochs=5)
+    assert bits(model) == bits(whole)
+    assert model.history.epoch == whole.history.epoch == [2, 3, 4]
+    assert model.history.history == whole.history.history
 
 
 def test_more_epochs_go_on_from_the_last(tmp_path):
@@ -398,15 +366,15 @@ PROGRAM = """
 import os, sys
 sys.path[:0] = {paths!r}
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-import test_resume
-class Kill(test_resume.InterruptAt):
+import interrupted_program
+class Kill(interrupted_program.InterruptAt):
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), 9)
-model = test_resume.program({folder!r}, "dataset", Kill({step}), every_steps=4)
+model = interrupted_program.program({folder!r}, "dataset", Kill({step}), every_steps=4)
 import zlib
-print("BITS", zlib.crc32(test_resume.bits(model)))
+print("BITS", zlib.crc32(interrupted_program.bits(model)))
 """
 
 

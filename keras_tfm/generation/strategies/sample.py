@@ -35,7 +35,8 @@ class Sample(Strategy):
             tokens that occur in the prompt or the output so far (arXiv:1909.05858).
         banned_ids: ids that are never sampled.
         seed: int, for the same tokens in every call (`jit_compile=True` gives other tokens than
-            False). None: different tokens in every call.
+            False). None: different tokens in every call, which `keras.utils.set_random_seed`
+            determines.
 
     Scores are log-probabilities under the model's own distribution, without the filters.
 
