@@ -374,6 +374,31 @@ def test_set_initial_epoch():
     assert steps.epochs == [[2, 3], [3, 3]]
 
 
+def test_callback_list_may_be_replaced_in_on_train_begin():
+    """The loop over the old list continues, and later methods are called on the new one."""
+    called = []
+
+    class Named(keras.callbacks.Callback):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def on_train_begin(self, logs=None):
+            called.append(f"{self.name} begin")
+            if self.name == "a":
+                found = keras_internals.callback_list()
+                found.callbacks = [Named("new"), *found.callbacks[1:], self]
+
+        def on_train_end(self, logs=None):
+            called.append(f"{self.name} end")
+
+    callbacks = [Named("a"), Named("b")]
+    compiled().fit(X, np.zeros((3, 1)), verbose=0, callbacks=callbacks)
+    assert called == ["a begin", "b begin", "new end", "b end", "a end"]
+    with pytest.raises(RuntimeError, match=r"expected a call by a keras\.callbacks\.CallbackList"):
+        keras_internals.callback_list()
+
+
 def epoch_iterator(x, **kwargs):
     """That of `fit`, of the TensorFlow backend."""
     import tensorflow as tf

@@ -22,8 +22,10 @@ class TerminateOnNaN(keras.callbacks.Callback):
     - the batch is processed again, layer by layer: the error names the first of the inputs,
       labels, weights, layer outputs (innermost layers first) and gradients that is not finite.
 
-    On other backends, and with `steps_per_execution` above 1, where the batch is not known, it
-    names the first weight that is not finite.
+    With `steps_per_execution` above 1 the steps are started one by one, so that it names the right
+    one; the batch is run again with the weights after the last of them.
+
+    On other backends the batch is not kept: it names the first weight that is not finite.
 
     Args:
         raise_error: bool, whether to raise. If False, it prints the message and sets
@@ -58,18 +60,19 @@ class TerminateOnNaN(keras.callbacks.Callback):
         self.raise_error = raise_error
         self.message: str | None = None
         self._watch: GradientWatch | None = None
-        self._batch: Any = None
+        # Of the steps of one execution.
+        self._batches: list[Any] = []
+        self._losses: list[Any] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Installs the guard in the optimizer."""
-        self.message, self._batch = None, None
+        self.message, self._batches, self._losses = None, [], []
         self._epoch, self._before = 0, self._taken()
         if keras.backend.backend() == "tensorflow":
             self._watch = GradientWatch.of(self.model)
             self._watch.guard = True
             self._watch.retrace()
-            if self.model.steps_per_execution == 1:
-                self.model.train_function = self._keeping(self.model.train_function)
+            self.model.train_function = self._keeping(self.model.train_function)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts counting the batches of the epoch."""
@@ -77,14 +80,17 @@ class TerminateOnNaN(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Checks the loss."""
-        self._in_epoch = batch + 1
+        first = batch + 1 - self.model.steps_per_execution
+        self._in_epoch = first + len(self._batches) if self._batches else batch + 1
         loss = (logs or {}).get("loss")
         if loss is None or np.isfinite(loss):
             return
-        step = self._before + self._in_epoch
+        finite = [bool(np.isfinite(keras.ops.convert_to_numpy(x)).all()) for x in self._losses]
+        index = finite.index(False) if False in finite else len(finite) - 1
+        number = first + index + 1 if finite else self._in_epoch
         self.message = (
-            f"the loss is {float(loss)} at step {step} "
-            f"(epoch {self._epoch + 1}, batch {self._in_epoch}): {self._reason()}"
+            f"the loss is {float(loss)} at step {self._before + number} "
+            f"(epoch {self._epoch + 1}, batch {number}): {self._reason(index)}"
         )
         self._remove()
         if self.raise_error:
@@ -105,21 +111,34 @@ class TerminateOnNaN(keras.callbacks.Callback):
         return int(keras.ops.convert_to_numpy(batches_seen(innermost(self.model.optimizer))))
 
     def _keeping(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The training step, which keeps its batch until the next one."""
+        """The training function, which keeps its batches and losses until the next call."""
 
-        def step(iterator: Any) -> Any:
-            self._batch = next(iterator)
-            return function(iter([self._batch]))
+        def run(iterator: Any) -> Any:
+            self._batches, self._losses = [], []
+            logs: Any = None
+            for _ in range(self.model.steps_per_execution):
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    if not self._batches:
+                        raise
+                    break
+                self._batches.append(batch)
+                logs = function(iter([batch]))
+                self._losses.append(logs["loss"])
+            return logs
 
-        return step
+        return run
 
-    def _reason(self) -> str:
-        if self._batch is None:
-            return of_weights(self.model) or "all weights are finite"
-        return first_not_finite(self.model, self._batch)
+    def _reason(self, index: int) -> str:
+        if not self._batches:
+            backend = keras.backend.backend()
+            unknown = f"all weights are finite, and the batch is not kept on the {backend} backend"
+            return of_weights(self.model) or unknown
+        return first_not_finite(self.model, self._batches[index])
 
     def _remove(self) -> None:
-        self._batch = None
+        self._batches, self._losses = [], []
         if self._watch is not None:
             self._watch.remove()
             self._watch = None

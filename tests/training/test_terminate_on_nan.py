@@ -169,14 +169,38 @@ def test_training_is_the_same_with_it_and_goes_on_without_it():
     assert fit(first, x, y).history == fit(second, x, y).history
 
 
-def test_several_steps_at_once_and_datasets(tmp_path):
-    import tensorflow as tf
-
-    model, (x, y) = regression(steps_per_execution=2), rows(8)
-    x[5] = np.nan
-    message = r"the loss is nan at step 4 \(epoch 1, batch 4\): all weights are finite"
+@pytest.mark.parametrize("steps", [2, 3, 4])
+@pytest.mark.parametrize(("row", "step"), [(0, 1), (2, 2), (5, 3), (7, 4), (9, 5)])
+def test_the_step_is_named_among_several_of_one_execution(steps, row, step):
+    """Of 5 batches, so that the last execution has fewer."""
+    model, (x, y) = regression(steps_per_execution=steps), rows(10)
+    before = [w.copy() for w in model.get_weights()]
+    x[row] = np.nan
+    message = rf"the loss is nan at step {step} \(epoch 1, batch {step}\): input numbers has"
     with pytest.raises(FloatingPointError, match=message):
         fit(model, x, y, TerminateOnNaN())
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_steps_of_one_execution_train_as_without_the_callback():
+    x, y = rows(10)
+    models = [regression(steps_per_execution=2) for _ in range(2)]
+    models[1].set_weights(models[0].get_weights())
+    histories = [
+        fit(models[0], x, y, TerminateOnNaN(), epochs=2),
+        fit(models[1], x, y, epochs=2),
+    ]
+    for a, b in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert histories[0].history == histories[1].history
+
+
+def test_datasets(tmp_path):
+    import tensorflow as tf
+
+    x, y = rows(8)
+    x[5] = np.nan
     model = regression()
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
     with pytest.raises(FloatingPointError, match=r"step 3 .*: input numbers has 12 nan"):
