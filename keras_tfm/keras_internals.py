@@ -352,7 +352,7 @@ def callback_list() -> Any:
 
     import keras
 
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, keras.callbacks.CallbackList):

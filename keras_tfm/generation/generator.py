@@ -242,10 +242,11 @@ class Generator:
         padding = 0 if prepared.padding is None else int(prepared.padding.min())
         table_length = self._prepare.table_length
         if table_length is not None and failed - 1 - padding >= table_length:
+            ahead = 1 - self.strategy.lookahead
             raise ValueError(
-                f"a row of {failed - padding} tokens does not fit the position table, which has "
-                f"{table_length} positions: give shorter prompts, or generate fewer than "
-                f"{token + 1} new tokens"
+                f"a row of {failed - padding + ahead} tokens does not fit the position table, "
+                f"which has {table_length} positions: give shorter prompts, or generate fewer than "
+                f"{token + ahead} new tokens"
             )
         raise ValueError(
             f"the softmax of the model's logits is NaN for new token {token}: "

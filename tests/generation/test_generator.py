@@ -224,6 +224,9 @@ def test_more_tokens_than_the_position_table_has(long_gpt):
     )
     with pytest.raises(ValueError, match=message):
         generate(long_gpt, [[3] * 37], max_new_tokens=5)
+    message = r"a row of 41 tokens .* fewer than 4 new tokens"  # it reads the last token, too
+    with pytest.raises(ValueError, match=message):
+        generate(long_gpt, [[3] * 37], max_new_tokens=4, strategy=Contrastive(2))
     message = "a prompt must have at most 40 tokens, the length of the position table, got 41"
     with pytest.raises(ValueError, match=message):
         generate(long_gpt, [[3] * 41], max_new_tokens=3)
