@@ -348,11 +348,11 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
 
 def callback_list() -> Any:
     """The `CallbackList` that is calling a callback, found on the stack of this thread."""
-    import sys
+    import inspect
 
     import keras
 
-    frame: Any = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, keras.callbacks.CallbackList):
