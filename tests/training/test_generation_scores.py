@@ -129,14 +129,15 @@ def test_prompts_are_no_part_of_the_answers():
     assert callback.texts == [words(np.trim_zeros(row, "b")) for row in rows]
 
 
-def test_padding_is_the_id_that_the_target_s_embedding_masks():
+@pytest.mark.parametrize("prompts", [[[1], [1, 2, 3]], np.array([[1, 7, 7], [1, 2, 3]])])
+def test_padding_is_the_id_that_the_target_s_embedding_masks(prompts):
     """Padding is 7 here, and 0 a token, the only one that the model generates."""
     target = keras.Input((None,), dtype="int32", name="target")
     x = layers.TokenEmbedding(11, 6, mask_id=7)(target)
     bias = keras.initializers.Constant(np.eye(11)[0])
     logits = keras.layers.Dense(11, kernel_initializer="zeros", bias_initializer=bias)(x)
     model = keras.Model(target, logits)
-    prompts = [[1], [1, 2, 3]]  # the result of the first is padded by 2
+    # The result of the first is padded by 2.
     assert generate(model, prompts, max_new_tokens=2).tokens.tolist() == [
         [1, 0, 0, 7, 7],
         [1, 2, 3, 0, 0],
