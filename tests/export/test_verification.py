@@ -392,7 +392,7 @@ def styled():
 def test_an_input_that_every_step_reads():
     model = styled()
     options = {"prompt_length": 2, "max_length": 5}
-    report = export_tflite(model, new_path(), ["prefill", "decode"], **options)
+    report = export_tflite(model, new_path(), ["encode", "prefill", "decode"], **options)
     assert max(x.relative_error for x in report.verification.checks) < FLOAT32
     inputs = {"style": [[0.1, -2.0, 0.5]], "target": [[3, 4, 5]]}
     for check in verify(model, report.path, inputs).checks:
