@@ -15,6 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 from small_exports import small_file, small_tokens
 
 from keras_tfm import runtime
+from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.version import __version__
 
@@ -158,7 +159,7 @@ def test_any_path_will_do(content, tmp_path):
 def test_what_is_added_is_read(foreign, tmp_path):
     given = {"signatures": {"ä": [1, None]}, "text": 'quotes "" and \\'}
     path = tmp_path / "model.tflite"
-    path.write_bytes(manifests.add(foreign, given))
+    path.write_bytes(flatbuffer.add_manifest(foreign, given))
     read = manifests.read(path)
     assert {key: read[key] for key in given} == given
 
@@ -184,7 +185,7 @@ def test_other_metadata_is_kept(foreign):
         return [model.Metadata(i).Name() for i in range(model.MetadataLength())]
 
     assert names(foreign)
-    assert names(manifests.add(foreign, {})) == [*names(foreign), b"keras_tfm"]
+    assert names(flatbuffer.add_manifest(foreign, {})) == [*names(foreign), b"keras_tfm"]
 
 
 @pytest.mark.parametrize("module", ["ai_edge_litert.schema_py_generated", "ai_edge_litert"])
