@@ -14,7 +14,6 @@ from keras_tfm.export.text_signatures import (
     TEXT,
     add_text_signatures,
     check_tokenizers,
-    traced_function,
 )
 
 
@@ -129,7 +128,7 @@ def write_saved_model(
         resources: other layers whose tables are written.
     """
     root = tf.Module()
-    concrete = {signature.name: traced_function(signature) for signature in signatures}
+    concrete = {signature.name: signature.traced for signature in signatures}
     # What a module holds is written beside the functions: here what they read, and no more.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())

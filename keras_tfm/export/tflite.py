@@ -29,8 +29,9 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
+from keras_tfm.runtime.inspection import bytes_by_scope, inspected
 from keras_tfm.runtime.inspection import custom_operators as foreign_operators
+from keras_tfm.runtime.manifest_fields import FORMAT, signature_tensors
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -167,6 +168,7 @@ def export_tflite(
     content = _convert(model, with_text, quantized, custom_operators)
     manifest = {
         "keras_tfm": __version__,
+        "format": FORMAT,
         "keras": keras.__version__,
         "tensorflow": tf.__version__,
         "quantization": quantization,
@@ -176,7 +178,9 @@ def export_tflite(
         # Family, arguments and head; null for a model that was composed by hand.
         "model": describe(model),
     }
-    content = flatbuffer.add_manifest(content, manifest, carried.entries)
+    # TensorFlow's functions need identifiers as parameters; in the file an input has its own name.
+    own = {x.name: {new: old for old, new in x.parameters.items()} for x in with_text}
+    content = flatbuffer.add_manifest(content, manifest, carried.entries, own)
     _log.info("counting operators")
     report = Report(**inspected(path, content, manifest))
     with files.temporary_folder(files.real(path).parent) as folder:
@@ -285,5 +289,6 @@ def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
 
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
     """The signatures for the manifest, with the outputs of the file."""
-    outputs = signature_outputs(content)
-    return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}
+    schema = manifests.import_litert("schema_py_generated")
+    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+    return {x.name: {**x.manifest(), "outputs": stored[x.name]["outputs"]} for x in signatures}

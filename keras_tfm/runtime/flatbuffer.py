@@ -86,7 +86,8 @@ def write(model: Any) -> bytes:
         buffer.data, buffer.offset, buffer.size = None, 2, sizes[number]
     model.metadata = [*(model.metadata or []), _entry(model, _BUFFER_LOCATION, _OUTSIDE)]
     packed = bytearray(_packed(model))
-    table, parts = schema.Model.GetRootAsModel(packed, 0), [packed]
+    table = schema.Model.GetRootAsModel(packed, 0)
+    parts: list[Any] = [packed]
     end = len(packed)
     for number, constant in zip(behind, constants, strict=True):
         padding = -end % _ALIGNMENT
@@ -126,15 +127,26 @@ def _packed(model: Any) -> bytes:
 
 
 def add_manifest(
-    content: bytes, manifest: dict[str, Any], entries: Mapping[str, bytes] | None = None
+    content: bytes,
+    manifest: dict[str, Any],
+    entries: Mapping[str, bytes] | None = None,
+    arguments: Mapping[str, Mapping[str, str]] | None = None,
 ) -> bytes:
     """The .tflite file `content` with `manifest` and a checksum in its metadata.
 
-    `entries` are further metadata by name; the checksum covers them, too.
+    Args:
+        content: the file.
+        manifest: the manifest, without a checksum.
+        entries: further metadata by name; the checksum covers them, too.
+        arguments: new names of the arguments of signatures, by signature and present name.
     """
     raw = json.dumps({**manifest, "sha256": NO_CHECKSUM}, ensure_ascii=True).encode()
     model = read(content)
-    for name, data in [*(entries or {}).items(), (METADATA_NAME, raw)]:
+    for signature in model.signatureDefs or []:
+        names = (arguments or {}).get(signature.signatureKey.decode(), {})
+        for argument in signature.inputs:
+            argument.name = names.get(argument.name.decode(), argument.name)
+    for name, data in {**(entries or {}), METADATA_NAME.decode(): raw}.items():
         model.metadata.append(_entry(model, name, data))
     unsigned = write(model)
     digest = hashlib.sha256(unsigned).hexdigest()

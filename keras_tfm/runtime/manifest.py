@@ -9,11 +9,13 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from keras_tfm.runtime.manifest_fields import check_fields, check_format, signature_tensors
 
 METADATA_NAME = b"keras_tfm"
 IDENTIFIER = b"TFL3"
@@ -25,7 +27,8 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, not a .tflite file, or not written by keras_tfm.
+        ValueError: the file is damaged, not a .tflite file, not written by keras_tfm, or written by
+            a newer version; or its manifest lacks a field or does not describe its signatures.
     """
     path = Path(path)
     if not path.is_file():
@@ -47,6 +50,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
+    _check(path, lambda: check_format(manifest))  # first: another format may sign otherwise
     digest = hashlib.sha256()
     # Read in blocks: mapped pages would count as memory of the process.
     with path.open("rb") as file:
@@ -58,7 +62,16 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged: expected the checksum {expected}, got {digest.hexdigest()}"
         )
+    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+    _check(path, lambda: check_fields(manifest, stored))
     return manifest
+
+
+def _check(path: Path, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"{path} has a manifest that cannot be read: {error}") from None
 
 
 def is_export(path: Path) -> bool:
