@@ -115,7 +115,8 @@ def check_fields(manifest: dict[str, Any], stored: dict[str, Any]) -> None:
     for name, signature in signatures.items():
         place = f"signatures.{name}"
         _check("signatures", signatures, {name: _FIELDS})
-        _check(place, signature, {**_SIGNATURE, **_SETTINGS.get(signature.get("role"), {})})
+        _check(place, signature, _SIGNATURE)
+        _check(place, signature, _SETTINGS.get(signature["role"], {}))
         for kind, fields in (("inputs", _INPUT), ("outputs", _TENSOR)):
             for key, tensor in signature[kind].items():
                 _check(f"{place}.{kind}", signature[kind], {key: _FIELDS})
