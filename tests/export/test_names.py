@@ -16,12 +16,20 @@ from keras_tfm.runtime.manifest_fields import of_kind
 SIZES = {"source_length": 5, "max_length": 7, "start_id": 1, "prompt_length": 3}
 ROLES = ["predict", "generate", "encode", "prefill", "decode"]
 # Of the exporter's arguments, of TensorFlow's and LiteRT's functions, and names that no identifier
-# may have. Each is once the source's name and once the target's.
+# may have. Each is once the source's name and once the target's; by default one of the two.
 NAMES = [
     *("self", "position", "padding", "cache_0", "cache_0_key", "encoded_0", "length", "missing"),
-    *("own", "room", "é", "a b", "0", "a/b", "given", "name", "kwargs", "logits", "_x"),
+    *("own", "room", "é", "a b", "0", "a/b", "given", "name", "kwargs", "logits", "_x", "x"),
 ]
-PAIRS = [*zip(NAMES, [*NAMES[1:], NAMES[0]], strict=True), ("a b", "a_b"), ("padding", "padding_")]
+PAIRS = [
+    *zip(NAMES[::2], NAMES[1::2], strict=True),
+    *(
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in zip(NAMES[1::2], NAMES[::2], strict=True)
+    ),
+    ("a b", "a_b"),
+    ("padding", "padding_"),
+]
 SOURCE, PROMPT = [[3, 4, 5]], [[1, 2]]
 
 

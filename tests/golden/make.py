@@ -2,14 +2,13 @@
 
     python tests/golden/make.py
 
-It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the answers of Keras. Run it
-once for each format, when `FORMAT` of keras_tfm/runtime/manifest_fields.py increases, and commit
-both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads all of them for ever.
+It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the answers of Keras. Run
+it once for each format, when `FORMAT` of keras_tfm/runtime/manifest_fields.py increases, and commit
+both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads all of them.
 """
 
 import json
 import lzma
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,14 +17,12 @@ import numpy as np
 from keras import ops
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parents[1]))
-
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
 from keras_tfm.models import transformer
 from keras_tfm.runtime.manifest_fields import FORMAT, ROLES
 
+FOLDER = Path(__file__).parent
 SOURCES = [[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [2, 0, 0, 0, 0]]
 PROMPTS = [[1, 4, 6], [1, 9, 3], [1, 7, 7]]
 TEXTS = ["abba", "hd"]
