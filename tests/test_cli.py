@@ -63,6 +63,20 @@ def test_export_verifies_reports_and_tells_each_step(run, model_path, tmp_path):
     assert manifest["signatures"]["generate"]["end_id"] == 2
 
 
+def test_export_replaces_no_model(run, model_path, tmp_path):
+    """Not its own argument either."""
+    path = tmp_path / "small.keras"
+    path.write_bytes(model_path.read_bytes())
+    code, out, err = run("export", path, path, *SIZES, "--no-verify")
+    assert (code, out) == (1, "")
+    assert "it exists and is not a .tflite file of keras_tfm" in err and "--force" in err
+    assert path.read_bytes() == model_path.read_bytes()
+    other = tmp_path / "other.keras"
+    other.write_bytes(path.read_bytes())
+    code, _, _ = run("export", path, other, *SIZES, "--no-verify", "--force")
+    assert code == 0 and runtime.load(other).signatures.keys() == {"generate"}
+
+
 def test_export_takes_the_other_options(run, model_path, tmp_path):
     path = tmp_path / "small.tflite"
     arguments = [
@@ -112,16 +126,18 @@ def test_import(run, tmp_path):
     assert result["inputs"] == ["tokens", "segments"]
     assert result["parameters"] == keras_tfm.load_model(tmp_path / "bert.keras").count_params()
     code, out, err = run("import", folder, tmp_path / "bert.keras", "--no-segments")
+    assert (code, out) == (1, "") and "bert.keras exists; --force replaces it" in err
+    code, out, err = run("import", folder, tmp_path / "bert.keras", "--no-segments", "--force")
     assert code == 0
     assert out.endswith(f"bert.keras: {result['parameters']:,} parameters, inputs tokens\n")
     before = (tmp_path / "bert.keras").read_bytes()
     for arguments, code, message in [
         (
-            (folder, tmp_path / "bert.keras", "--architecture", "BertModel"),
+            (folder, tmp_path / "bert.keras", "--architecture", "BertModel", "--force"),
             1,
             "only in the files: classif",
         ),
-        ((tmp_path, tmp_path / "bert.keras"), 1, "has no config.json"),
+        ((tmp_path, tmp_path / "bert.keras", "--force"), 1, "has no config.json"),
         ((folder, tmp_path / "bert.h5"), 2, "must end in .keras"),
         ((folder, tmp_path / "missing" / "bert.keras"), 1, "no such folder"),
     ]:

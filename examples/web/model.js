@@ -21,6 +21,7 @@ import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/c
 import { Tokenizer } from "@huggingface/tokenizers";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest.py
+const FORMAT = 1; // keras_tfm/runtime/manifest_fields.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
@@ -60,10 +61,12 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   try {
     const cpuOptions = { numThreads: threads };
     const compiled = await loadAndCompile(bytes, { accelerator: "wasm", cpuOptions });
+    compareSignatures(manifest, compiled.signatures);
     const model = new Model(compiled, manifest, bytes.length, abilities);
     await runOnce(model);
     return model;
   } catch (error) {
+    if (error instanceof ModelError) throw error;
     throw new ModelError(`LiteRT.js cannot load the file: ${error.message}`);
   }
 }
@@ -213,6 +216,7 @@ export class Model {
   async *streamTokens(ids, { choose = mostProbable } = {}) {
     const ability = this.#ability("stream");
     const { input, encoders, prefills, decoders, stepped, grown, endIds, maxLength } = ability;
+    const { positionName } = ability;
     const prompt = promptOf(ids, ability);
     let encoded = {}; // read by every step, changed by none
     let caches = {};
@@ -242,7 +246,7 @@ export class Model {
         }
         const step = {
           [stepped]: filled(decoder.inputs[stepped], token),
-          position: filled(decoder.inputs.position, position),
+          [positionName]: filled(decoder.inputs[positionName], position),
         };
         let logits;
         let results = {};
@@ -567,7 +571,8 @@ async function readManifest(bytes, metadata) {
   } catch {
     throw new ModelError("The file is damaged: its manifest is not JSON.");
   }
-  const expected = String(manifest?.sha256);
+  checkFormat(manifest); // first: another format may sign otherwise
+  const expected = String(manifest.sha256);
   const position = text.indexOf(expected);
   if (position < 0 || expected.length !== 64) {
     throw new ModelError("The file is damaged: it has no checksum.");
@@ -588,7 +593,91 @@ async function readManifest(bytes, metadata) {
   if (received !== expected) {
     throw new ModelError("The file is damaged: its checksum does not match its content.");
   }
+  checkFields(manifest);
   return manifest;
+}
+
+// Of keras_tfm/runtime/manifest_fields.py what this module reads: the fields, and what they hold.
+
+const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
+const isCount = (x) => Number.isInteger(x) && x >= 0;
+const isText = (x) => typeof x === "string";
+const isIds = (x) => [x].flat().every(isCount);
+const orNull = (holds) => (x) => x === null || holds(x);
+const optional = (holds) => (x) => x === undefined || holds(x);
+
+const MANIFEST = { signatures: isObject, tokenizers: optional(isObject) };
+const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
+const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" };
+Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCount) });
+const SIGNATURE = { role: isText, inputs: isObject, outputs: isObject };
+const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull(isIds) };
+Object.assign(WRITING, { pad_id: isCount, target: isText });
+const SETTINGS = { generate: WRITING, decode: { ...WRITING, capacity: isCount } };
+
+function checkFormat(manifest) {
+  const format = manifest?.format;
+  if (!Number.isInteger(format) || format < 1) {
+    throw new ModelError("The file's manifest cannot be read: format must be a positive integer.");
+  }
+  if (format > FORMAT) {
+    throw new ModelError(
+      `keras_tfm ${manifest.keras_tfm} wrote the file in format ${format}, and this page reads ` +
+        `formats up to ${FORMAT}: it needs a newer model.js.`,
+    );
+  }
+}
+
+function checkFields(manifest) {
+  const check = (place, owner, fields) => {
+    if (!isObject(owner)) {
+      throw new ModelError(`The file's manifest cannot be read: ${place} must be an object.`);
+    }
+    for (const [key, holds] of Object.entries(fields)) {
+      if (!holds(owner[key])) {
+        const value = key in owner ? `is ${JSON.stringify(owner[key])}` : "is missing";
+        throw new ModelError(`The file's manifest cannot be read: ${place}.${key} ${value}.`);
+      }
+    }
+  };
+  check("manifest", manifest, MANIFEST);
+  for (const [name, signature] of Object.entries(manifest.signatures)) {
+    const place = `signatures.${name}`;
+    check(place, signature, SIGNATURE);
+    check(place, signature, SETTINGS[signature.role] ?? {});
+    for (const [kind, fields] of [["inputs", INPUT], ["outputs", TENSOR]]) {
+      for (const [key, tensor] of Object.entries(signature[kind])) {
+        check(`${place}.${kind}.${key}`, tensor, fields);
+      }
+    }
+    const needed = { generate: ["tokens"], decode: ["logits"] }[signature.role] ?? [];
+    check(`${place}.outputs`, signature.outputs, Object.fromEntries(needed.map((x) => [x, isObject])));
+    if (signature.role === "decode") {
+      const { target, inputs } = signature;
+      check(`${place}.inputs`, inputs, { [target]: isObject });
+      if (!Object.values(inputs).some(({ kind }) => kind === "position")) {
+        throw new ModelError(`The file's manifest cannot be read: ${place} has no position.`);
+      }
+    }
+  }
+}
+
+/** Throws unless the file has the manifest's signatures. */
+function compareSignatures(manifest, compiled) {
+  for (const [name, signature] of Object.entries(manifest.signatures)) {
+    const runner = compiled[name];
+    if (!runner) throw new ModelError(`The file has no signature ${name}, which its manifest names.`);
+    for (const [kind, details] of [
+      ["inputs", runner.getInputDetails()],
+      ["outputs", runner.getOutputDetails()],
+    ]) {
+      const told = Object.entries(signature[kind]).map(([key, x]) => [key, x.dtype, ...x.shape]);
+      const found = details.map((x) => [x.name, x.dtype, ...x.shape]);
+      if (String(told.map(String).sort()) !== String(found.map(String).sort())) {
+        throw new ModelError(`The manifest's ${kind} of ${name} are not those of the file.`);
+      }
+    }
+  }
 }
 
 /** The abilities of a file by name; an unsupported one holds its error as `refusal`. */
@@ -643,7 +732,8 @@ function readStream(manifest, metadata) {
   const [{ target: stepped, inputs, outputs, max_length: maxLength }] = decoders;
   const encoders = byLength(manifest, "encode");
   const grown = Object.keys(outputs).filter((name) => name !== "logits");
-  const given = [stepped, "position", ...grown, ...Object.keys(encoders[0]?.outputs ?? {})];
+  const positionName = Object.keys(inputs).find((name) => inputs[name].kind === "position");
+  const given = [stepped, positionName, ...grown, ...Object.keys(encoders[0]?.outputs ?? {})];
   const missing = Object.keys(inputs).filter((name) => !given.includes(name));
   if (missing.length) {
     throw new ModelError(`This page has nothing to give as ${missing.join(", ")} of every step.`);
@@ -656,7 +746,8 @@ function readStream(manifest, metadata) {
     ? readSource(encoders, manifest, metadata)
     : { input: stepped, source: target.target, length: maxLength - 1, goesOn: true };
   const prefills = byLength(manifest, "prefill", stepped);
-  return { ...source, ...target, encoders, prefills, decoders, stepped, grown, maxLength };
+  const steps = { encoders, prefills, decoders, stepped, positionName, grown, maxLength };
+  return { ...source, ...target, ...steps };
 }
 
 /** The signatures of a role, the shortest first, by their first input or by one of a name. */

@@ -118,6 +118,9 @@ def export(
     ] = True,
     inputs: Inputs = None,
     tolerance: Tolerance = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file that is not an earlier export.")
+    ] = False,
     custom: Custom = None,
     as_json: AsJson = False,
 ) -> None:
@@ -158,6 +161,7 @@ def export(
             verify=verify,
             verify_inputs=verify_inputs,
             tolerance=tolerance,
+            overwrite=force,
         )
     print_result(report, as_json)
 
@@ -192,6 +196,7 @@ def import_(
     segments: Annotated[
         bool, typer.Option(help="Keep BERT's segments input, for pairs of texts.")
     ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Converts a BERT, GPT or T5 with its weights to a .keras file. Downloads nothing."""
@@ -199,6 +204,10 @@ def import_(
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"no such folder: {output.parent}")
+    if output.exists() and not (force and output.is_file()):
+        raise FileExistsError(
+            f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
+        )
     with work("loading TensorFlow"):
         from keras_tfm.checkpoints import load_huggingface
     with work(f"reading {folder}"):

@@ -15,6 +15,7 @@ import numpy as np
 
 import keras_tfm
 from keras_tfm.runtime.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
+from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.random_inputs import random_inputs
 
@@ -199,8 +200,8 @@ def benchmark(
 def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -> Latency:
     signature = model.signatures[name]
     inputs = random_inputs(signature, seed)
-    if "prompt" in signature:
-        inputs["padding"][:] = 0  # prompts fill their length
+    for key in of_kind(signature, "padding"):
+        inputs[key][:] = 0  # prompts fill their length
     outputs = model.run(name, inputs)
     times: list[float] = []
     while len(times) < LEAST_RUNS or sum(times) < seconds:

@@ -16,6 +16,7 @@ from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
 from keras_tfm.generation.strategies import Greedy, Strategy
 from keras_tfm.runtime.host_loop import by_length
+from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.model import Model
 
 
@@ -72,7 +73,8 @@ class Comparison:
         errors, wanted, top, seconds = [], [], [], []
         for number in range(self.rows.calls(name)):
             inputs: dict[str, Any] = dict(self.rows.arguments(name, number))
-            inputs.pop("padding", None)
+            for key in of_kind(signature, "padding"):
+                inputs.pop(key, None)
             prompt = signature.get("prompt")
             if prompt in self.rows.given_inputs(name):
                 pad_id = signature["inputs"][prompt]["pad_id"]

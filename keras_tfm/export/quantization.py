@@ -16,8 +16,8 @@ from keras_tfm.export.signatures import Signature
 from keras_tfm.layers.target import bounded_masks
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection import inspect_subgraphs
+from keras_tfm.runtime.manifest_fields import QUANTIZATIONS
 
-QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
 # In int8, scores and masks share 256 steps: with this mask value a 4-layer encoder has a relative
 # error of 0.04; with -100, 0.05; with -1e4, 0.35. A masked key has a weight of 1e-13.
 _MASKED_IN_8_BITS = -30.0
@@ -99,7 +99,11 @@ class Quantization:
             return
         assert self._data is not None
         self._samples = [
-            _sample(number, sample, signatures[0]) for number, sample in enumerate(self._data)
+            {
+                signatures[0].parameters[name]: x
+                for name, x in _sample(number, sample, signatures[0]).items()
+            }
+            for number, sample in enumerate(self._data)
         ]
         if not self._samples:
             raise ValueError("representative_data must have a few hundred inputs, got none")

@@ -4,6 +4,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 import keras
@@ -20,9 +21,7 @@ from keras_tfm.generation.model_inputs import (
 from keras_tfm.generation.pad_ids import pad_ids
 from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
-
-# The kinds of signatures. With several lengths, a signature's name ends with its length.
-ROLES = ("predict", "generate", "encode", "prefill", "decode")
+from keras_tfm.runtime.manifest_fields import ROLES
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -177,6 +176,12 @@ class Request:
         """The names of the inputs that are not stepped."""
         return [name for name in input_names(self.model) if name != self.target]
 
+    def own_name(self, name: str) -> str:
+        """The name of an argument that no input of the model has: `name`, if possible."""
+        while name in input_names(self.model):
+            name += "_"
+        return name
+
     @functools.cached_property
     def padded(self) -> frozenset[str]:
         """The inputs whose rows may be padded. Found by calling the model, at the first use."""
@@ -265,9 +270,15 @@ class Request:
         ]
 
     def specs(
-        self, names: Sequence[str], length: int | None = None, **lengths: int | None
+        self,
+        names: Sequence[str],
+        length: int | None = None,
+        lengths: Mapping[str, int | None] = MappingProxyType({}),
     ) -> dict[str, tf.TensorSpec]:
-        """The specs of inputs by name; open axes get `length`, by default the longest."""
+        """The specs of inputs by name; open axes get `length`, by default the longest.
+
+        `lengths` has other lengths for some of the inputs.
+        """
         longest = max(self.source_lengths, default=None)
         specs = {}
         for name, x in input_specs(self.model).items():
@@ -281,7 +292,7 @@ class Request:
                     "export it for"
                     + (" (and max_length, the target's)" if len(self.model.inputs) > 1 else "")
                 )
-            specs[name] = tf.TensorSpec(shape, x.dtype, name=name)
+            specs[name] = tf.TensorSpec(shape, x.dtype)
         return specs
 
     def named_lengths(self, role: str) -> list[tuple[str, int | None]]:

@@ -1,23 +1,19 @@
 """SavedModel: what TensorFlow Serving runs, and what the TFLite converter reads."""
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
+from keras_tfm.export import files
 from keras_tfm.export.request import GenerationArguments, Request, check_keywords
 from keras_tfm.export.signatures import Signature, make_signatures
 from keras_tfm.export.text_signatures import (
     TEXT,
     add_text_signatures,
     check_tokenizers,
-    traced_function,
 )
 
 
@@ -28,6 +24,7 @@ def export_saved_model(
     *,
     tokenizer: Any = None,
     detokenizer: Any = None,
+    overwrite: bool = False,
     **arguments: Unpack[GenerationArguments],
 ) -> Path:
     """Writes a SavedModel that TensorFlow loads without keras_tfm and Keras. Any batch, any length.
@@ -43,7 +40,8 @@ def export_saved_model(
 
     Args:
         model: functional.
-        path: a folder; an earlier SavedModel there is replaced once the new one is complete.
+        path: a folder. An earlier export there is replaced once the new one is complete, and its
+            mode kept; where `path` is a symbolic link, the folder that it points to is replaced.
         signatures: of "generate" (ids in, ids out, the loop and the caches inside), "predict"
             (one full pass), and with a tokenizer "generate_text" (strings in, "text" (B,) out) and
             "predict_text" (strings in); by default "generate" where `start_id` is given, otherwise
@@ -56,6 +54,7 @@ def export_saved_model(
         detokenizer: a layer that makes of ragged ids, without the start and the end token, strings
             (B,), or words, which are joined by spaces; by default the `detokenize` of the tokenizer
             (of `target`, where there are several).
+        overwrite: whether to replace a SavedModel at `path` that is not an earlier export.
         arguments: `max_length`, `start_id`, `end_id`, `target` and `strategy`, documented in
             `GenerationArguments`.
 
@@ -63,9 +62,13 @@ def export_saved_model(
         `path`.
 
     Raises:
-        ValueError: an argument is out of range, the model cannot be stepped, the tokenizer has ids
-            that the model has not, or `path` holds something else. Nothing is written then.
+        ValueError: an argument is out of range, the model cannot be stepped, or the tokenizer has
+            more ids than the model's embedding.
         TypeError: an argument is unknown; the error lists the known ones.
+        FileExistsError: `path` is not an earlier export, nor an empty folder.
+        FileNotFoundError, PermissionError: `path` cannot be written.
+
+    After an error nothing is written, and an earlier SavedModel is unchanged.
 
     Example:
 
@@ -82,9 +85,7 @@ def export_saved_model(
     """
     check_keywords(export_saved_model, arguments, GenerationArguments)
     path = Path(path)
-    check_writable(path)
-    if path.exists() and not (path / "saved_model.pb").is_file() and any(_entries(path)):
-        raise ValueError(f"{path} exists and is not a SavedModel: it is left as it is")
+    files.check_folder(path, overwrite)
     if signatures is None:
         signatures = ["predict" if arguments.get("start_id") is None else "generate"]
         if tokenizer is not None:
@@ -101,19 +102,10 @@ def export_saved_model(
     made = add_text_signatures(
         model, made, signatures, tokenizers, detokenizer, arguments.get("target")
     )
-    with _beside(path) as folder:
-        write_saved_model(
-            model, made, folder / "new", signatures[0], [*tokenizers.values(), detokenizer]
-        )
-        earlier = path.exists()
-        if earlier:
-            os.replace(path, folder / "old")
-        try:
-            os.replace(folder / "new", path)
-        except BaseException:
-            if earlier:
-                os.replace(folder / "old", path)
-            raise
+    with files.temporary_folder(files.real(path).parent) as folder:
+        new, resources = folder / "new", [*tokenizers.values(), detokenizer]
+        write_saved_model(model, made, new, signatures[0], resources)
+        files.replace_folder(new, path, overwrite)
     return path
 
 
@@ -136,7 +128,7 @@ def write_saved_model(
         resources: other layers whose tables are written.
     """
     root = tf.Module()
-    concrete = {signature.name: traced_function(signature) for signature in signatures}
+    concrete = {signature.name: signature.traced for signature in signatures}
     # What a module holds is written beside the functions: here what they read, and no more.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())
@@ -158,26 +150,3 @@ def write_saved_model(
             "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
             f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
         ) from error
-
-
-def check_writable(path: Path) -> None:
-    """Raises unless a file or folder can be made at `path`."""
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {parent}")
-    if not os.access(parent, os.W_OK):
-        raise PermissionError(f"cannot write {path}: the folder {parent} is not writable")
-
-
-def _entries(path: Path) -> Iterator[Path]:
-    return path.iterdir() if path.is_dir() else iter([path])
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A temporary folder on the same file system, so that a rename completes the work."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.absolute().parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

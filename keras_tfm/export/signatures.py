@@ -1,8 +1,10 @@
 """The signatures of an exported file: functions of one model, with the specs of their inputs."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -22,31 +24,64 @@ class Signature:
 
     Attributes:
         name: the signature's name in the file.
-        role: one of `request.ROLES`.
-        function: takes the inputs by name, returns the outputs by name.
+        role: one of `manifest_fields.ROLES`.
+        function: takes a dictionary of the inputs by name, returns the outputs by name.
         inputs: the spec of each input.
         vocabulary_sizes: the number of ids of each input that an embedding reads.
         settings: further entries of the manifest.
         padded: the inputs whose rows may be padded.
         pad_ids: the padding id of each input of ids (B, S).
         needing_a_token: the inputs of which no row may be padding alone.
+        kinds: what the inputs are that the exporter named, of `manifest_fields.KINDS`.
     """
 
     name: str
     role: str
-    function: Callable[..., dict[str, Any]]
+    function: Callable[[dict[str, Any]], dict[str, Any]]
     inputs: dict[str, tf.TensorSpec]
     vocabulary_sizes: dict[str, int]
     settings: dict[str, Any] = field(default_factory=dict)
     padded: frozenset[str] = frozenset()
     pad_ids: dict[str, int] = field(default_factory=dict)
     needing_a_token: frozenset[str] = frozenset()
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """The inputs' names as parameters of a TensorFlow function, which need identifiers.
+
+        Names that are none are changed: "a b" to "a_b", "self" to "input_self".
+        """
+        kept = [x for x in self.inputs if re.fullmatch("[A-Za-z][A-Za-z0-9_]*", x) and x != "self"]
+        result = {name: name for name in kept}
+        for name in [name for name in self.inputs if name not in result]:
+            new = re.sub("[^A-Za-z0-9_]", "_", name)
+            if not new[:1].isalpha() or new == "self":
+                new = f"input_{new}"
+            while new in result.values():
+                new += "_"
+            result[name] = new
+        return {name: result[name] for name in self.inputs}
+
+    @cached_property
+    def traced(self) -> Any:
+        """The concrete function of `parameters`; traced once."""
+
+        def run(**given: Any) -> dict[str, Any]:
+            return self.function({name: given[x] for name, x in self.parameters.items()})
+
+        specs = {
+            parameter: tf.TensorSpec(self.inputs[name].shape, self.inputs[name].dtype, parameter)
+            for name, parameter in self.parameters.items()
+        }
+        return tf.function(run, autograph=False).get_concrete_function(**specs)
 
     def manifest(self) -> dict[str, Any]:
         """The signature's entry in the manifest."""
         described = {}
         for name, spec in self.inputs.items():
             described[name] = {"shape": list(spec.shape), "dtype": spec.dtype.name}
+            described[name]["kind"] = self.kinds.get(name, "input")
             described[name]["padded"] = name in self.padded
             if name in self.pad_ids:
                 described[name]["pad_id"] = self.pad_ids[name]
@@ -87,11 +122,11 @@ def make_signatures(request: Request) -> list[Signature]:
 
 
 def _for_edge(function: Callable[..., Any]) -> Callable[..., Any]:
-    def traced(**inputs: Any) -> Any:
+    def run(inputs: dict[str, Any]) -> Any:
         with export_target("cpu-edge"):
-            return function(**inputs)
+            return function(inputs)
 
-    return traced
+    return run
 
 
 def predict(request: Request) -> list[Signature]:
@@ -105,7 +140,7 @@ def predict(request: Request) -> list[Signature]:
             name,
             "predict",
             _predict(model),
-            request.specs(names, length, **lengths),
+            request.specs(names, length, lengths),
             request.vocabulary_sizes,
             padded=request.padded,
         )
@@ -128,10 +163,11 @@ def generate(request: Request) -> list[Signature]:
         specs = request.specs(request.others, length)
         for prompt_length in request.prompt_lengths or (None,):
             inputs, here, full_name = dict(specs), dict(settings), name
+            padding = request.own_name("padding")
             if prompt_length is not None:
                 batch = request.batch_size
                 inputs[request.target] = tf.TensorSpec((batch, prompt_length), "int32")
-                inputs["padding"] = tf.TensorSpec((batch,), "int32")
+                inputs[padding] = tf.TensorSpec((batch,), "int32")
                 here["prompt"] = request.target
                 if len(request.prompt_lengths) > 1:
                     full_name = f"{name}_{prompt_length}"
@@ -144,6 +180,7 @@ def generate(request: Request) -> list[Signature]:
                     request.vocabulary_sizes,
                     here,
                     request.padded - {request.target},
+                    kinds={padding: "padding"},
                 )
             )
     return result
@@ -161,9 +198,11 @@ def _described(strategy: Strategy | None) -> dict[str, Any] | None:
 
 
 def _generate(request: Request) -> Callable[..., dict[str, Any]]:
-    def generate(**inputs: Any) -> dict[str, Any]:
+    def generate(inputs: dict[str, Any]) -> dict[str, Any]:
         assert request.max_length is not None
-        prompt, padding = inputs.pop(request.target, None), inputs.pop("padding", None)
+        inputs = dict(inputs)
+        prompt = inputs.pop(request.target, None)
+        padding = inputs.pop(request.own_name("padding"), None)
         length, limit = request.max_length, None
         if prompt is None:
             first = next(iter(inputs.values()))
@@ -194,7 +233,7 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
 
 
 def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
-    def predict(**inputs: Any) -> dict[str, Any]:
+    def predict(inputs: dict[str, Any]) -> dict[str, Any]:
         return named_outputs(model, call_model(model, inputs))
 
     return predict

@@ -6,7 +6,7 @@ new cache entries only; the host writes them at their positions into the buffers
 With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -72,7 +72,7 @@ class Caches:
                 DecodingScope(cache, position=given["position"], length=length) as scope,
             ):
                 outputs = self.model.step(given["encoded"], given["token"])
-            return {"logits": tf.nest.flatten(outputs)[0], "new": _to_host(scope.new)}
+            return {"logits": tf.nest.flatten(outputs)[0], "new": self.flatten(scope.new)}
 
         traced = tf.function(step, autograph=False).get_concrete_function(specs)
         given = tf.nest.pack_sequence_as(specs, traced.inputs[: len(tf.nest.flatten(specs))])
@@ -102,7 +102,7 @@ class Caches:
                         f"encoded value of shape {tuple(encoded[name].shape)}, but its first axis "
                         f"must be the batch ({self.request.batch_size})"
                     )
-            return {f"encoded_{i}": name for i, name in enumerate(read)}
+            return {self.request.own_name(f"encoded_{i}"): name for i, name in enumerate(read)}
         inputs = {name: self.model.input_name(name) for name in read}
         if None in inputs.values() or self.specs(growing=False):
             raise ValueError(
@@ -160,7 +160,7 @@ class Caches:
                 shape = list(x.shape)
                 if growing:
                     shape[COLUMN_AXES[part]] = length
-                specs[_flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
+                specs[self.flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
         return specs
 
     def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -168,9 +168,29 @@ class Caches:
         cache: dict[str, dict[str, Tensor]] = {}
         for entry, parts in self._first_step[0].cache.items():
             cache[entry] = {
-                part: _from_host(part, given[_flat_name(entry, part)]) for part in parts
+                part: _from_host(part, given[self.flat_name(entry, part)]) for part in parts
             }
         return cache
+
+    def flat_name(self, entry: str, part: str) -> str:
+        """The name of a part of an entry as an argument."""
+        return self.request.own_name(f"cache_{entry}_{part}")
+
+    def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Entries of the cache by flat name, as hosts take them."""
+        return {
+            self.flat_name(entry, part): tf.cast(x, _host_dtype(x.dtype))
+            for entry, parts in entries.items()
+            for part, x in parts.items()
+        }
+
+    def kinds(self, names: Iterable[str]) -> dict[str, str]:
+        """What the arguments of a signature are that are not inputs of the model."""
+        found = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
+        if "encode" in self.request.roles:
+            found |= dict.fromkeys(self.encoded, "encoded")
+        found[self.request.own_name("position")] = "position"
+        return {name: found[name] for name in names if name in found}
 
 
 def _host_dtype(dtype: tf.DType) -> tf.DType:
@@ -178,20 +198,8 @@ def _host_dtype(dtype: tf.DType) -> tf.DType:
     return tf.int32 if dtype == tf.bool else dtype
 
 
-def _flat_name(entry: str, part: str) -> str:
-    return f"cache_{entry}_{part}"
-
-
 def _from_host(part: str, x: Tensor) -> Tensor:
     return tf.not_equal(x, 0) if part == "mask" else x
-
-
-def _to_host(entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {
-        _flat_name(entry, part): tf.cast(x, tf.int32) if part == "mask" else x
-        for entry, parts in entries.items()
-        for part, x in parts.items()
-    }
 
 
 def encode(caches: Caches) -> list[Signature]:
@@ -206,7 +214,9 @@ def encode(caches: Caches) -> list[Signature]:
     result = []
     for length in request.source_lengths or (None,):
 
-        def function(missing: int = (longest or 0) - (length or 0), **inputs: Tensor) -> Any:
+        def function(
+            inputs: dict[str, Tensor], missing: int = (longest or 0) - (length or 0)
+        ) -> Any:
             token = tf.zeros((request.batch_size, 1), "int32")
             encoded = caches.model.encode(inputs)
             with DecodingScope(length=2) as scope:
@@ -214,7 +224,7 @@ def encode(caches: Caches) -> list[Signature]:
             contexts = {
                 entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
             }
-            return {**_to_host(_longer(contexts, missing)), **caches.to_host(encoded)}
+            return {**caches.flatten(_longer(contexts, missing)), **caches.to_host(encoded)}
 
         if not caches.specs(growing=False) and not caches.encoded:
             raise ValueError(
@@ -225,7 +235,7 @@ def encode(caches: Caches) -> list[Signature]:
             Signature(
                 "encode" if length is None else f"encode_{length}",
                 "encode",
-                _named(function),
+                function,
                 request.specs(request.others, length),
                 request.vocabulary_sizes,
                 padded=request.padded,
@@ -250,14 +260,14 @@ def prefill(caches: Caches) -> list[Signature]:
         missing = request.max_length - length if request.whole_caches else 0
 
         def function(
-            length: int = length, own: Any = own, missing: int = missing, **given: Tensor
+            given: dict[str, Tensor], length: int = length, own: Any = own, missing: int = missing
         ) -> Any:
-            tokens = given.pop(request.target)
+            tokens = given[request.target]
             empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
             cache = caches.unflatten({**empty, **given})
             with DecodingScope(cache, position=0, length=length) as scope:
                 caches.step(given, tokens)
-            return _to_host(_longer(scope.new, missing))
+            return caches.flatten(_longer(scope.new, missing))
 
         specs = {
             request.target: tf.TensorSpec((request.batch_size, length), "int32"),
@@ -268,10 +278,11 @@ def prefill(caches: Caches) -> list[Signature]:
             Signature(
                 f"prefill_{length}",
                 "prefill",
-                _named(function),
+                function,
                 specs,
                 request.vocabulary_sizes,
                 padded=request.padded | {request.target},
+                kinds=caches.kinds(specs),
             )
         )
     return result
@@ -284,7 +295,7 @@ def decode(caches: Caches) -> list[Signature]:
     capacities = cache_capacities(request.max_length, first=128)
     if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
         capacities = (request.max_length,)
-    contexts = caches.specs(growing=False)
+    contexts, position = caches.specs(growing=False), request.own_name("position")
     settings = {
         "max_length": request.max_length,
         "start_id": request.start_id,
@@ -296,20 +307,18 @@ def decode(caches: Caches) -> list[Signature]:
     result = []
     for capacity in capacities:
 
-        def function(capacity: int = capacity, **given: Tensor) -> Any:
-            token, position = given.pop(request.target), tf.reshape(given.pop("position"), ())
-            with DecodingScope(
-                caches.unflatten(given), position=position, length=capacity
-            ) as scope:
-                logits = caches.step(given, token)
+        def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
+            at = tf.reshape(given[position], ())
+            with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
+                logits = caches.step(given, given[request.target])
             after = scope.new
             if request.whole_caches:
                 after = {entry: scope.cache[entry] for entry in scope.growing}
-            return {"logits": logits[:, -1], **_to_host(after)}
+            return {"logits": logits[:, -1], **caches.flatten(after)}
 
         specs = {
             request.target: tf.TensorSpec((request.batch_size, 1), "int32"),
-            "position": tf.TensorSpec((1,), "int32"),
+            position: tf.TensorSpec((1,), "int32"),
             **contexts,
             **caches.specs(growing=True, length=capacity),
             **caches.encoded_specs(),
@@ -318,22 +327,14 @@ def decode(caches: Caches) -> list[Signature]:
             Signature(
                 "decode" if len(capacities) == 1 else f"decode_{capacity}",
                 "decode",
-                _named(function),
+                function,
                 specs,
                 request.vocabulary_sizes,
                 {**settings, "capacity": capacity},
+                kinds=caches.kinds(specs),
             )
         )
     return result
-
-
-def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` without its default arguments, which would become inputs of the signature."""
-
-    def run(**given: Tensor) -> Any:
-        return function(**given)
-
-    return run
 
 
 def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:

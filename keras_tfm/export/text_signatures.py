@@ -22,14 +22,6 @@ LITERT_OPERATORS = {
 }
 
 
-def traced_function(signature: Signature) -> Any:
-    """The concrete function of a signature; traced once, then the same object each time."""
-    function: Any = signature.function
-    if not isinstance(function, tf.types.experimental.GenericFunction):
-        signature.function = function = tf.function(function, autograph=False)
-    return function.get_concrete_function(**signature.inputs)
-
-
 def check_tokenizers(
     model: keras.Model, names: Sequence[str], tokenizer: Any, detokenizer: Any
 ) -> dict[str, Any]:
@@ -122,21 +114,19 @@ def add_text_signatures(
 
 
 def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any) -> Signature:
-    # Traced once: both signatures share the graph.
-    traced = traced_function(base)
-
-    def run(**inputs: Any) -> dict[str, Any]:
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
         values = {
             key: _tokenized(key, x, tokenizers[key], base) if key in tokenizers else x
             for key, x in inputs.items()
         }
-        outputs = traced(**values)
+        # Traced once: both signatures share the graph.
+        outputs = base.traced(**{base.parameters[key]: x for key, x in values.items()})
         if detokenizer is None:
             return outputs
         return {"text": _detokenized(outputs["tokens"], detokenizer, base.settings["end_id"])}
 
     specs = {
-        key: tf.TensorSpec(spec.shape[:1], tf.string, name=key) if key in tokenizers else spec
+        key: tf.TensorSpec(spec.shape[:1], tf.string) if key in tokenizers else spec
         for key, spec in base.inputs.items()
     }
     return Signature(name, base.role, run, specs, {})

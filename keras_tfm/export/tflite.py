@@ -1,23 +1,21 @@
 """One .tflite file from a trained model."""
 
 import logging
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
+from keras_tfm.export import files
 from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
-from keras_tfm.export.saved_model import check_writable, write_saved_model
+from keras_tfm.export.saved_model import write_saved_model
 from keras_tfm.export.signatures import Signature, make_signatures
 from keras_tfm.export.text_signatures import (
     LITERT_OPERATORS,
@@ -29,9 +27,11 @@ from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
+from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime.inspection import bytes_by_scope, inspected, signature_outputs
+from keras_tfm.runtime.inspection import bytes_by_scope, inspected
 from keras_tfm.runtime.inspection import custom_operators as foreign_operators
+from keras_tfm.runtime.manifest_fields import FORMAT, signature_tensors
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def export_tflite(
     tolerance: float | None = None,
     tokenizer: Any = None,
     detokenizer: Any = None,
+    overwrite: bool = False,
     **arguments: Unpack[ExportArguments],
 ) -> Report:
     """Writes one LiteRT (.tflite) file: builtin operators, static shapes, the loop inside.
@@ -60,7 +61,8 @@ def export_tflite(
 
     Args:
         model: functional. A model in mixed precision is exported in float32.
-        path: the file. It is written completely or not at all, and replaces an earlier one.
+        path: the file. It is written completely or not at all. An earlier export is replaced, and
+            its mode kept; where `path` is a symbolic link, the file that it points to is replaced.
         signatures: the signatures of the file, by default "generate" with a `start_id` or
             `prompt_length`, otherwise "predict". All signatures share the weights.
             "predict": one full pass.
@@ -93,6 +95,7 @@ def export_tflite(
             `export_saved_model` takes, made of tensorflow-text's FastWordpieceTokenizer or
             FastSentencepieceTokenizer.
         detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.
+        overwrite: whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
             `end_id`, `batch_size`, `target`, `strategy`, `whole_caches`.
@@ -110,7 +113,8 @@ def export_tflite(
         TypeError: an argument is unknown (the error lists the known ones), or a tokenizer's kind
             cannot be stored in a file.
         VerificationError: a signature differs from the model by more than the tolerance.
-        FileNotFoundError, PermissionError: `path` cannot be written.
+        FileExistsError: `path` is a file that is not an earlier export, or a device or a FIFO.
+        FileNotFoundError, IsADirectoryError, PermissionError: `path` cannot be written.
         ModuleNotFoundError: LiteRT, or for "int4" its quantizer, is missing; the message names the
             extra to install.
 
@@ -142,9 +146,7 @@ def export_tflite(
     model = in_float32(model)
     quantized = Quantization(model, quantization, keep_float, representative_data)
     manifests.import_litert("interpreter")
-    check_writable(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    files.check_file(path, overwrite)
     names = list(signatures or ())
     of_text = [name for name in names if name.endswith(TEXT)]
     request = Request(
@@ -166,6 +168,7 @@ def export_tflite(
     content = _convert(model, with_text, quantized, custom_operators)
     manifest = {
         "keras_tfm": __version__,
+        "format": FORMAT,
         "keras": keras.__version__,
         "tensorflow": tf.__version__,
         "quantization": quantization,
@@ -175,16 +178,20 @@ def export_tflite(
         # Family, arguments and head; null for a model that was composed by hand.
         "model": describe(model),
     }
-    content = manifests.add(content, manifest, carried.entries)
+    # TensorFlow's functions need identifiers as parameters; in the file an input has its own name.
+    own = {x.name: {new: old for old, new in x.parameters.items()} for x in with_text}
+    content = flatbuffer.add_manifest(content, manifest, carried.entries, own)
     _log.info("counting operators")
     report = Report(**inspected(path, content, manifest))
-    with _beside(path, content) as new:
+    with files.temporary_folder(files.real(path).parent) as folder:
+        new = folder / "new"
+        files.write(new, content)
         if verify and not (custom_operators and report.custom_operators):
             report.verification = verify_file(
                 model, new, verify_inputs, tolerance, request.strategy
             )
             report.verification.path = str(path)
-        os.replace(new, path)
+        files.replace_file(new, path, overwrite)
     return report
 
 
@@ -192,8 +199,8 @@ def _convert(
     model: keras.Model, signatures: Sequence[Signature], quantization: Quantization, custom: bool
 ) -> bytes:
     of_text = any(signature.name.endswith(TEXT) for signature in signatures)
-    with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder) / "saved_model"
+    with files.temporary_folder() as folder:
+        saved = folder / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
         with quantization.tracing():
             write_saved_model(model, signatures, saved)
@@ -282,20 +289,6 @@ def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
 
 def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
     """The signatures for the manifest, with the outputs of the file."""
-    outputs = signature_outputs(content)
-    return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}
-
-
-@contextmanager
-def _beside(path: Path, content: bytes) -> Iterator[Path]:
-    """A temporary file on the same file system, to be renamed atomically."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    schema = manifests.import_litert("schema_py_generated")
+    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+    return {x.name: {**x.manifest(), "outputs": stored[x.name]["outputs"]} for x in signatures}

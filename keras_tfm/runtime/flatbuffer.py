@@ -1,11 +1,24 @@
-"""The weights in a .tflite file: which operators read them, and their format."""
+"""A .tflite file as objects: its weights, which operators read them, and its metadata."""
 
-from collections.abc import Collection, Iterator
+import hashlib
+import json
+import struct
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.runtime.manifest import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
+
+# Larger vectors, in bytes, are not deduplicated.
+_LONG = 1 << 20
+# The constants of a flatbuffer, in bytes, which leaves 256 MB for its graphs.
+_LARGEST = (1 << 31) - (1 << 28)
+_ALIGNMENT = 16
+# In LiteRT's schema.fbs the second field of Buffer is `offset`.
+_OFFSET_SLOT = 6
+# The converter's mark of a file whose constants lie behind the flatbuffer.
+_BUFFER_LOCATION, _OUTSIDE = b"buffer_location", b"outside flatbuffers"
 
 # The weight input of each operator that quantization presets apply to.
 WEIGHT_INPUT = {
@@ -33,20 +46,123 @@ def read(content: bytes) -> Any:
     schema = import_litert("schema_py_generated")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
     for buffer in model.buffers:
-        if buffer.offset > 1:  # data behind the flatbuffer, which a new flatbuffer would move
-            end = buffer.offset + buffer.size
-            buffer.data = np.frombuffer(content[buffer.offset : end], "uint8")
+        if buffer.offset > 1:  # behind the flatbuffer, as the converter writes files over 2 GB
+            buffer.data = _behind(content, buffer.offset, buffer.size)
             buffer.offset = buffer.size = 0
+    for graph in model.subgraphs:
+        for operator in graph.operators:
+            if operator.largeCustomOptionsOffset > 1:
+                operator.customOptions = _behind(
+                    content, operator.largeCustomOptionsOffset, operator.largeCustomOptionsSize
+                )
+                operator.largeCustomOptionsOffset = operator.largeCustomOptionsSize = 0
+    model.metadata = [x for x in model.metadata or [] if x.name != _BUFFER_LOCATION]
     return model
 
 
+def _behind(content: bytes, start: int, size: int) -> np.ndarray:
+    return np.frombuffer(content, np.uint8, size, start)
+
+
 def write(model: Any) -> bytes:
-    """The bytes of a file from `read`."""
+    """The bytes of a file from `read`; equal names and small vectors are stored once.
+
+    Every signature lists all weights again, with names and, in int8, scales and zero points per
+    row: a tenth of a file with three signatures.
+
+    A flatbuffer holds at most 2 GB. Of a larger file only graphs and metadata are in it, and the
+    constants lie behind it, each at the `offset` of its buffer.
+    """
+    sizes = [0 if buffer.data is None else len(buffer.data) for buffer in model.buffers]
+    if sum(sizes) <= _LARGEST:
+        return _packed(model)
+    schema = import_litert("schema_py_generated")
+    inside = {0, *(entry.buffer for entry in model.metadata or [])}
+    behind = [number for number, size in enumerate(sizes) if size and number not in inside]
+    constants = [np.asarray(model.buffers[number].data, np.uint8) for number in behind]
+    for number in behind:
+        # 0 and 1 mean that a buffer is inside.
+        buffer = model.buffers[number]
+        buffer.data, buffer.offset, buffer.size = None, 2, sizes[number]
+    model.metadata = [*(model.metadata or []), _entry(model, _BUFFER_LOCATION, _OUTSIDE)]
+    packed = bytearray(_packed(model))
+    table = schema.Model.GetRootAsModel(packed, 0)
+    parts: list[Any] = [packed]
+    end = len(packed)
+    for number, constant in zip(behind, constants, strict=True):
+        padding = -end % _ALIGNMENT
+        buffer = table.Buffers(number)
+        place = buffer._tab.Pos + buffer._tab.Offset(_OFFSET_SLOT)
+        struct.pack_into("<Q", packed, place, end + padding)
+        parts += [bytes(padding), constant]
+        end += padding + len(constant)
+    return b"".join(parts)
+
+
+def _packed(model: Any) -> bytes:
+    """The bytes of one flatbuffer."""
     import flatbuffers
 
-    builder = flatbuffers.Builder(1 << 20)
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    class Builder(flatbuffers.Builder):
+        def __init__(self) -> None:
+            super().__init__(1 << 20)
+            self.written: dict[Any, int] = {}
+
+        def CreateString(self, s: Any, *arguments: Any) -> int:
+            if s not in self.written:
+                self.written[s] = super().CreateString(s, *arguments)
+            return self.written[s]
+
+        def CreateNumpyVector(self, x: np.ndarray) -> int:
+            if x.nbytes > _LONG:  # a weight: a dictionary would keep it in memory
+                return super().CreateNumpyVector(x)
+            key = (x.dtype.str, x.tobytes())
+            if key not in self.written:
+                self.written[key] = super().CreateNumpyVector(x)
+            return self.written[key]
+
+    builder = Builder()
+    builder.Finish(model.Pack(builder), file_identifier=IDENTIFIER)
     return bytes(builder.Output())
+
+
+def add_manifest(
+    content: bytes,
+    manifest: dict[str, Any],
+    entries: Mapping[str, bytes] | None = None,
+    arguments: Mapping[str, Mapping[str, str]] | None = None,
+) -> bytes:
+    """The .tflite file `content` with `manifest` and a checksum in its metadata.
+
+    Args:
+        content: the file.
+        manifest: the manifest, without a checksum.
+        entries: further metadata by name; the checksum covers them, too.
+        arguments: new names of the arguments of signatures, by signature and present name.
+    """
+    raw = json.dumps({**manifest, "sha256": NO_CHECKSUM}, ensure_ascii=True).encode()
+    model = read(content)
+    for signature in model.signatureDefs or []:
+        names = (arguments or {}).get(signature.signatureKey.decode(), {})
+        for argument in signature.inputs:
+            argument.name = names.get(argument.name.decode(), argument.name)
+    for name, data in {**(entries or {}), METADATA_NAME.decode(): raw}.items():
+        model.metadata.append(_entry(model, name, data))
+    unsigned = write(model)
+    digest = hashlib.sha256(unsigned).hexdigest()
+    start = unsigned.index(raw)
+    signed = raw.replace(NO_CHECKSUM.encode(), digest.encode())
+    return b"".join([unsigned[:start], signed, unsigned[start + len(raw) :]])
+
+
+def _entry(model: Any, name: str | bytes, data: bytes) -> Any:
+    """A new metadata entry, whose buffer is added to the model."""
+    schema = import_litert("schema_py_generated")
+    entry, buffer = schema.MetadataT(), schema.BufferT()
+    entry.name, entry.buffer = name, len(model.buffers)
+    buffer.data = np.frombuffer(data, np.uint8)
+    model.buffers.append(buffer)
+    return entry
 
 
 def weight_uses(model: Any) -> Iterator[WeightUse]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.runtime.manifest_fields import of_kind
+
 Choose = Callable[[np.ndarray], np.ndarray]
 
 
@@ -57,6 +59,7 @@ def step(
     decoders = by_length(signatures, "decode")
     settings = signatures[decoders[0]]
     target, ends, pad_id = settings["target"], settings["end_id"], settings["pad_id"]
+    (at_position,) = of_kind(settings, "position")
     end_ids = [] if ends is None else np.atleast_1d(ends).tolist()
     cache, position = _prefilled(signatures, buffers, known, target, prompt)
     name = next(name for name in decoders if signatures[name]["capacity"] > position)
@@ -72,7 +75,7 @@ def step(
             at = _begin(buffers(name), known, full)
             capacity = signatures[name]["capacity"]
         at.inputs[target][:] = token
-        at.inputs["position"][:] = position
+        at.inputs[at_position][:] = position
         results = at.run()
         for key in grown:
             _write(at.inputs[key], results[key], position)

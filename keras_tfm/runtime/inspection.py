@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_tfm.runtime import litert_internals
 from keras_tfm.runtime.manifest import import_litert, read
+from keras_tfm.runtime.manifest_fields import of_kind
 
 
 @dataclass
@@ -84,8 +85,11 @@ class Inspection:
     def lines(self) -> list[str]:
         """Size, signatures and graphs, a line each."""
         lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}"]
+        steps = [x for x in self.signatures.values() if x["role"] in ("prefill", "decode")]
+        cached = {name for signature in steps for name in of_kind(signature, "cache")}
         for name, signature in self.signatures.items():
-            inputs, outputs = (_described(signature[key]) for key in ("inputs", "outputs"))
+            made = cached if signature["role"] in ("encode", "prefill", "decode") else set()
+            inputs, outputs = (_described(signature[key], made) for key in ("inputs", "outputs"))
             lines.append(f"  {name}({inputs}) -> {outputs}")
         lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}")
         for graph in self.subgraphs:
@@ -121,11 +125,11 @@ class Inspection:
         return "\n".join(lines)
 
 
-def _described(tensors: dict[str, Any]) -> str:
+def _described(tensors: dict[str, Any], cached: set[str]) -> str:
     """Names, shapes, dtypes and padding ids other than 0; all caches as one entry."""
-    texts, caches = [], [x for name, x in tensors.items() if name.startswith("cache_")]
+    texts, caches = [], [x for name, x in tensors.items() if name in cached]
     for name, x in tensors.items():
-        if not name.startswith("cache_"):
+        if name not in cached:
             padding = f" padded with {x['pad_id']}" if x.get("pad_id") else ""
             texts.append(f"{name} {tuple(x['shape'])} {x['dtype']}{padding}")
     if caches:
@@ -228,27 +232,6 @@ def bytes_by_scope(content: bytes) -> dict[str, int]:
                 names = [x for x in (tensor.Name() or b"").decode().split(";") if "/" in x]
                 sizes[names[-1] if names else ""] += size
     return dict(sizes)
-
-
-def signature_outputs(content: bytes) -> dict[str, dict[str, Any]]:
-    """The shapes and dtypes of the outputs of each signature of a .tflite file, by name."""
-    schema = import_litert("schema_py_generated")
-    types = _types(schema)
-    model = schema.Model.GetRootAsModel(content, 0)
-    result = {}
-    for i in range(model.SignatureDefsLength()):
-        signature = model.SignatureDefs(i)
-        graph = model.Subgraphs(signature.SubgraphIndex())
-        outputs = {}
-        for j in range(signature.OutputsLength()):
-            tensor = graph.Tensors(signature.Outputs(j).TensorIndex())
-            shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
-            outputs[signature.Outputs(j).Name().decode()] = {
-                "shape": shape,
-                "dtype": types[tensor.Type()],
-            }
-        result[signature.SignatureKey().decode()] = outputs
-    return result
 
 
 def _types(schema: Any) -> dict[int, str]:

@@ -9,72 +9,17 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from keras_tfm.runtime.manifest_fields import check_fields, check_format, signature_tensors
+
 METADATA_NAME = b"keras_tfm"
-_IDENTIFIER = b"TFL3"
-_NO_CHECKSUM = "0" * 64
-# Larger vectors, in bytes, are not deduplicated.
-_LONG = 1 << 20
-
-
-def add(
-    content: bytes, manifest: dict[str, Any], entries: Mapping[str, bytes] | None = None
-) -> bytes:
-    """The .tflite file `content` with `manifest` and a checksum in its metadata.
-
-    `entries` are further metadata by name; the checksum covers them, too.
-    """
-    schema = import_litert("schema_py_generated")
-    raw = json.dumps({**manifest, "sha256": _NO_CHECKSUM}, ensure_ascii=True).encode()
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(content, 0))
-    model.metadata = list(model.metadata or [])
-    for name, data in [*(entries or {}).items(), (METADATA_NAME.decode(), raw)]:
-        entry, buffer = schema.MetadataT(), schema.BufferT()
-        entry.name, entry.buffer = name, len(model.buffers)
-        buffer.data = np.frombuffer(data, np.uint8)
-        model.buffers.append(buffer)
-        model.metadata.append(entry)
-    unsigned = _packed(model)
-    digest = hashlib.sha256(unsigned).hexdigest()
-    start = unsigned.index(raw)
-    signed = raw.replace(_NO_CHECKSUM.encode(), digest.encode())
-    return unsigned[:start] + signed + unsigned[start + len(raw) :]
-
-
-def _packed(model: Any) -> bytes:
-    """The bytes of a file; equal names and small vectors are stored once.
-
-    Every signature lists all weights again, with names and, in int8, scales and zero points per
-    row: a tenth of a file with three signatures.
-    """
-    import flatbuffers
-
-    class Builder(flatbuffers.Builder):
-        def __init__(self) -> None:
-            super().__init__(1 << 20)
-            self.written: dict[Any, int] = {}
-
-        def CreateString(self, s: Any, *arguments: Any) -> int:
-            if s not in self.written:
-                self.written[s] = super().CreateString(s, *arguments)
-            return self.written[s]
-
-        def CreateNumpyVector(self, x: np.ndarray) -> int:
-            if x.nbytes > _LONG:  # a weight: a dictionary would keep it in memory
-                return super().CreateNumpyVector(x)
-            key = (x.dtype.str, x.tobytes())
-            if key not in self.written:
-                self.written[key] = super().CreateNumpyVector(x)
-            return self.written[key]
-
-    builder = Builder()
-    builder.Finish(model.Pack(builder), file_identifier=_IDENTIFIER)
-    return bytes(builder.Output())
+IDENTIFIER = b"TFL3"
+NO_CHECKSUM = "0" * 64
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -82,15 +27,16 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, not a .tflite file, or not written by keras_tfm.
+        ValueError: the file is damaged, not a .tflite file, not written by keras_tfm, or written by
+            a newer version; or its manifest lacks a field or does not describe its signatures.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     content = _mapped(path)
-    if content[4:8] != _IDENTIFIER:
+    if content[4:8] != IDENTIFIER:
         raise ValueError(
-            f"{path} is not a .tflite file: expected the identifier {_IDENTIFIER!r} at byte 4, "
+            f"{path} is not a .tflite file: expected the identifier {IDENTIFIER!r} at byte 4, "
             f"got {content[4:8]!r} in {len(content)} bytes"
         )
     schema = import_litert("schema_py_generated")
@@ -104,18 +50,40 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
+    _check(path, lambda: check_format(manifest))  # first: another format may sign otherwise
     digest = hashlib.sha256()
     # Read in blocks: mapped pages would count as memory of the process.
     with path.open("rb") as file:
         _update(digest, file, start)
-        digest.update(raw.replace(expected.encode(), _NO_CHECKSUM.encode()))
+        digest.update(raw.replace(expected.encode(), NO_CHECKSUM.encode()))
         file.seek(len(raw), 1)
         _update(digest, file, len(content) - start - len(raw))
     if digest.hexdigest() != expected:
         raise ValueError(
             f"{path} is damaged: expected the checksum {expected}, got {digest.hexdigest()}"
         )
+    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+    _check(path, lambda: check_fields(manifest, stored))
     return manifest
+
+
+def _check(path: Path, check: Callable[[], None]) -> None:
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"{path} has a manifest that cannot be read: {error}") from None
+
+
+def is_export(path: Path) -> bool:
+    """Whether keras_tfm wrote the file, intact or not."""
+    try:
+        schema = import_litert("schema_py_generated")
+        content = _mapped(path)
+        return content[4:8] == IDENTIFIER and _entry(content, schema, METADATA_NAME)[1] is not None
+    except (OSError, ModuleNotFoundError):
+        raise
+    except Exception:  # flatbuffers raises many types on damaged bytes
+        return False
 
 
 def _mapped(path: Path) -> Any:

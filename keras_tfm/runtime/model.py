@@ -11,6 +11,7 @@ from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.checked_inputs import fit, left_padded
 from keras_tfm.runtime.embedding import embed
 from keras_tfm.runtime.host_loop import by_length
+from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.tokenizer import Tokenizer
 
@@ -87,7 +88,7 @@ class Model:
         padding = None
         if "prompt" in self.signatures[name]:
             inputs = self._prompted(name, inputs)
-            padding = inputs["padding"]
+            padding = inputs[of_kind(self.signatures[name], "padding")[0]]
         results = self.run(name, inputs)
         tokens = results["tokens"]
         if padding is not None:
@@ -100,7 +101,8 @@ class Model:
         """The inputs with prompts padded on the left; without prompts, with start tokens."""
         signature = self.signatures[name]
         prompt, specs = signature["prompt"], dict(signature["inputs"])
-        del specs["padding"]
+        (counts,) = of_kind(signature, "padding")
+        del specs[counts]
         if not set(specs) - {prompt} <= set(inputs) <= set(specs):
             raise ValueError(f"{name} takes the inputs {list(specs)}, got {list(inputs)}")
         prompts = inputs.get(prompt)
@@ -113,7 +115,7 @@ class Model:
             key, x = next(iter(inputs.items()))
             prompts = [[signature["start_id"]]] * len(fit(key, x, specs[key]))
         tokens, padding = left_padded(prompt, prompts, specs[prompt])
-        return {**inputs, prompt: tokens, "padding": padding}
+        return {**inputs, prompt: tokens, counts: padding}
 
     def stream(
         self, inputs: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None

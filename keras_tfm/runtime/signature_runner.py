@@ -10,6 +10,7 @@ from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
 from keras_tfm.runtime.host_loop import CopiedBuffers, by_length
 from keras_tfm.runtime.litert_internals import Buffers
+from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
 # More than any processor has cores; XNNPACK creates every thread, and a million end the process.
@@ -81,8 +82,8 @@ class SignatureRunner:
             raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
         arrays = {key: fit(key, inputs[key], expected[key]) for key in expected}
         # All rows of a step share one position.
-        shared = expected.get("position") if self.signatures[name]["role"] == "decode" else None
-        lengths = {key: len(x) for key, x in arrays.items() if expected[key] is not shared}
+        shared = of_kind(self.signatures[name], "position")
+        lengths = {key: len(x) for key, x in arrays.items() if key not in shared}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"all inputs must have the same number of rows, got {lengths}")
         rows, batch = lengths[next(iter(expected))], next(iter(expected.values()))["shape"][0]
@@ -95,8 +96,16 @@ class SignatureRunner:
             with self.lock:
                 if self.signatures[name]["role"] == "decode":
                     self.cache_user += 1  # this run overwrites the caches of a stream
-                results.append(self.runners[name](**full))
+                results.append(self._call(name, full))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
+
+    def _call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if "self" not in arrays:
+            return self.runners[name](**arrays)
+        at = self.buffers(name)  # LiteRT's runner cannot take a keyword `self`
+        for key, array in arrays.items():
+            at.inputs[key][...] = array
+        return {key: np.array(x) for key, x in at.run().items()}
 
     def names(self, role: str) -> list[str]:
         """The signatures of a role, the shortest first; at least one."""

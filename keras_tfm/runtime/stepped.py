@@ -14,6 +14,7 @@ from keras_tfm.runtime.checked_inputs import (
     separate_rows,
 )
 from keras_tfm.runtime.host_loop import by_length, prompt_of, step
+from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.signature_runner import SignatureRunner
 
 
@@ -117,14 +118,13 @@ def _known(
     """The arguments that all steps share: the results of "encode"; without it, inputs."""
     encoders = by_length(runner.signatures, "encode")
     results = {key for key in decode["outputs"] if key != "logits"}
-    contexts = [x for x in decode["inputs"] if x.startswith("cache_") and x not in results]
+    contexts = [x for x in of_kind(decode, "cache") if x not in results]
     if contexts and not encoders:
         raise ValueError(f"{runner.path} has no signature 'encode', which its 'decode' needs")
     if encoders:
         name, inputs = runner.choose("encode", inputs)
         return runner.run(name, inputs)
-    fed = ("position", decode["target"])
-    read = [x for x in decode["inputs"] if x not in fed and not x.startswith("cache_")]
+    read = [x for x in of_kind(decode, "input") if x != decode["target"]]
     if set(inputs) != set(read):
         raise ValueError(
             f"the steps take the inputs {read} and {decode['target']!r}, got {list(inputs)}"

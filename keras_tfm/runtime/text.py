@@ -184,7 +184,7 @@ def _lengths(model: Model, role: str) -> dict[str, int | None]:
     lengths = {
         key: spec["shape"][1] if is_ids(spec) else None
         for key, spec in inputs.items()
-        if not key.startswith("cache_") and key not in ("padding", "position")
+        if spec["kind"] == "input"
     }
     if role == "decode":
         lengths[longest["target"]] = longest["max_length"] - 1

@@ -208,7 +208,7 @@ def test_what_is_no_saved_model_is_left_alone(tmp_path):
     (folder / "thesis.txt").write_text("years of work")
     file.write_text("as many")
     for path in (folder, file):
-        with pytest.raises(ValueError, match=f"{path.name} exists and is not a SavedModel"):
+        with pytest.raises(FileExistsError, match=f"{path.name}: .* is not a SavedModel"):
             export_saved_model(dense_model(), path)
     assert (folder / "thesis.txt").read_text() == "years of work"
     assert file.read_text() == "as many"

@@ -76,20 +76,20 @@ def test_inputs_in_any_order_have_their_own_shape_and_type():
     model = keras.Model({"text": text, "kind": kind}, x)
     (predict,) = made(model, start_id=None, max_length=None)
     assert shapes(predict) == {"text": ([1, 5], "int32"), "kind": ([1, 3], "float32")}
-    outputs = predict.function(text=tf.constant(SOURCES[:1]), kind=tf.zeros((1, 3)))
+    outputs = predict.function({"text": tf.constant(SOURCES[:1]), "kind": tf.zeros((1, 3))})
     assert outputs["output"].shape == (1, 5, 7)
 
 
 def test_generate_answers_as_keras():
     (generate,) = made(batch_size=len(SOURCES))
-    tokens = tf.function(generate.function)(source=SOURCES)["tokens"].numpy()
+    tokens = tf.function(generate.function)({"source": SOURCES})["tokens"].numpy()
     np.testing.assert_array_equal(tokens, small_tokens()[: len(SOURCES)])
 
 
 def test_predict_answers_as_keras():
     (predict,) = made(roles=["predict"])
     targets = np.random.default_rng(0).integers(1, TARGET_SIZE, (4, 9))
-    outputs = predict.function(source=SOURCES, target=targets)
+    outputs = predict.function({"source": SOURCES, "target": targets})
     # Eager and graph round differently, logits are of order 1.
     expected = logits_of(small(), SOURCES, targets)
     np.testing.assert_allclose(outputs["output"], expected, rtol=0.0, atol=1e-5)
@@ -97,7 +97,9 @@ def test_predict_answers_as_keras():
 
 def test_dropout_is_off():
     (predict,) = made(roles=["predict"])
-    first, second = (predict.function(source=SOURCES, target=SOURCES)["output"] for _ in range(2))
+    first, second = (
+        predict.function({"source": SOURCES, "target": SOURCES})["output"] for _ in range(2)
+    )
     np.testing.assert_array_equal(first, second)
 
 
@@ -115,7 +117,7 @@ def test_outputs_have_names(outputs, names):
     x = keras.Input((4,), name="x")
     model = keras.Model(x, outputs(layers.Dense(3, name="one")(x), layers.Dense(5, name="two")(x)))
     (predict,) = made(model, start_id=None)
-    assert sorted(predict.function(x=tf.zeros((1, 4)))) == names
+    assert sorted(predict.function({"x": tf.zeros((1, 4))})) == names
 
 
 def test_the_outputs_of_one_layer_are_as_many_as_its_calls():
@@ -125,7 +127,7 @@ def test_the_outputs_of_one_layer_are_as_many_as_its_calls():
     second = dense(first)
     model = keras.Model(x, [first, second, dense(second)])
     (predict,) = made(model, start_id=None)
-    outputs = predict.function(x=tf.ones((1, 4)))
+    outputs = predict.function({"x": tf.ones((1, 4))})
     assert len(outputs) == 3
     # Eager and graph round differently; what is compared is of order 1.
     for actual, expected in zip(outputs.values(), model(np.ones((1, 4))), strict=True):

@@ -1,7 +1,6 @@
 """`export_tflite`: the file answers as the model does, holds what it should, or is not there."""
 
 import os
-import stat
 import sys
 import tempfile
 from pathlib import Path
@@ -230,11 +229,6 @@ def test_the_manifest_has_what_the_model_knows_of_itself(tmp_path):
 
     export_tflite(dense_model(), tmp_path / "dense.tflite")
     assert runtime.load(tmp_path / "dense.tflite").manifest["model"] is None
-
-
-def test_the_file_may_be_read_by_others(tmp_path):
-    export_tflite(dense_model(), tmp_path / "model.tflite")
-    assert stat.S_IMODE((tmp_path / "model.tflite").stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(
@@ -493,24 +487,6 @@ def test_a_converter_that_fails(path, monkeypatch, error):
     assert str(caught.value) in ("dense cannot be converted: first line", "")
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("earlier", [False, True])
-def test_a_write_that_fails(tmp_path, monkeypatch, call, error, earlier):
-    path = tmp_path / "model.tflite"
-    if earlier:
-        path.write_bytes(b"earlier")
-
-    def fail(*arguments):
-        raise error
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(type(error)), tflite._beside(path, b"new") as new:
-        os.replace(new, path)
-    assert list(tmp_path.iterdir()) == [path] * earlier
-    assert not earlier or path.read_bytes() == b"earlier"
-
-
 def test_a_report_that_fails(path, monkeypatch):
     """The file is not there before all is done."""
 
@@ -548,11 +524,3 @@ def test_a_folder_that_is_not_writable(path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # as `chmod a-w`, which root overrides
     with pytest.raises(PermissionError, match=r"cannot write .*: the folder .*out is not writable"):
         export_tflite(dense_model(), path)
-
-
-def test_an_earlier_file_is_replaced(tmp_path):
-    path = tmp_path / "mein Modell ä.tflite"
-    path.write_bytes(b"earlier")
-    export_tflite(dense_model(), path)
-    assert runtime.load(path).signatures.keys() == {"predict"}
-    assert list(tmp_path.iterdir()) == [path]

@@ -1,5 +1,7 @@
 """The manifest and its checksum: a damaged file, or another's, is refused."""
 
+import copy
+import functools
 import hashlib
 import json
 import random
@@ -12,9 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
-from small_exports import small_file, small_tokens
+from small_exports import new_path, small, small_file, small_tokens
 
 from keras_tfm import runtime
+from keras_tfm.export import export_tflite
+from keras_tfm.runtime import flatbuffer, manifest_fields
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.version import __version__
 
@@ -155,12 +159,139 @@ def test_any_path_will_do(content, tmp_path):
         np.testing.assert_array_equal(tokens, small_tokens(num_layers=2)[:1])
 
 
-def test_what_is_added_is_read(foreign, tmp_path):
-    given = {"signatures": {"ä": [1, None]}, "text": 'quotes "" and \\'}
+def test_what_is_added_is_read(content, tmp_path):
+    given = {"text": 'quotes "" and \\', "ä": [1, None]}
     path = tmp_path / "model.tflite"
-    path.write_bytes(manifests.add(foreign, given))
+    path.write_bytes(with_manifest(content, lambda manifest: manifest.update(given)))
     read = manifests.read(path)
     assert {key: read[key] for key in given} == given
+
+
+def with_manifest(content, change):
+    """A file whose checksum is right and whose manifest was changed."""
+    model = flatbuffer.read(content)
+    (entry,) = [x for x in model.metadata if x.name == manifests.METADATA_NAME]
+    manifest = json.loads(bytes(model.buffers[entry.buffer].data))
+    del manifest["sha256"]
+    model.metadata.remove(entry)
+    change(manifest)
+    return flatbuffer.add_manifest(flatbuffer.write(model), manifest)
+
+
+def test_a_newer_format_is_named(content, refusal):
+    def newer(manifest):
+        manifest.update(format=manifest_fields.FORMAT + 1, keras_tfm="9.0")
+
+    message = refusal(with_manifest(content, newer))
+    assert message.endswith(
+        f"keras_tfm 9.0 wrote it in format {manifest_fields.FORMAT + 1}, and this version reads "
+        f"formats up to {manifest_fields.FORMAT}: update keras_tfm"
+    )
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """A file of every role, with a prompt."""
+    sizes = {"source_length": 5, "max_length": 7, "start_id": 1, "prompt_length": 3}
+    report = export_tflite(small(), new_path(), manifest_fields.ROLES, verify=False, **sizes)
+    return Path(report.path).read_bytes()
+
+
+def places(manifest):
+    """Every field that the runtime reads, as keys from the manifest down."""
+    yield from ((key,) for key in ("format", "keras_tfm", "quantization", "layers", "model"))
+    yield ("signatures",)
+    for name, signature in manifest["signatures"].items():
+        yield from (("signatures", name, key) for key in signature if key != "prompt")
+        for kind in ("inputs", "outputs"):
+            for key, tensor in list(signature[kind].items())[:3]:
+                yield ("signatures", name, kind, key)
+                required = [x for x in tensor if x not in ("pad_id", "vocabulary_size")]
+                yield from (("signatures", name, kind, key, field) for field in required)
+
+
+def test_a_missing_or_odd_field_is_one_error(whole):
+    manifest = json.loads(whole[whole.index(b'{"keras_tfm"') :].split(b"\0")[0])
+    checked = list(places(manifest))
+    assert len(checked) > 100
+    odd = [None, -1, 1.5, True, "x", [], [[]], {}, {"x": 1}]
+    for number, keys in enumerate(checked):
+
+        def remove(manifest, keys=keys):
+            owner = functools.reduce(lambda x, key: x[key], keys[:-1], manifest)
+            del owner[keys[-1]]
+
+        def change(manifest, keys=keys, number=number):
+            owner = functools.reduce(lambda x, key: x[key], keys[:-1], manifest)
+            owner[keys[-1]] = odd[number % len(odd)]
+
+        stored = stored_signatures(whole)
+        for damage in (remove, change):
+            damaged = copy.deepcopy(manifest)
+            damage(damaged)
+            try:
+                manifest_fields.check_format(damaged)
+                manifest_fields.check_fields(damaged, stored)
+            except ValueError as error:
+                assert "\n" not in str(error) and len(str(error)) < 300
+            else:  # another value that the field may hold
+                assert damage is change and keys[-1] in MAY_HOLD_IT
+
+
+# The fields that may hold one of the odd values.
+MAY_HOLD_IT = ("model", "start_id", "end_id", "strategy", "keras_tfm", "layers", "padded")
+
+
+def stored_signatures(content):
+    return manifest_fields.signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("quantization",), "int7", r'quantization must be one of float32, .*, got "int7"'),
+        (("signatures",), [], "signatures must be an object of signatures, got "),
+        (("signatures", "decode", "target"), "x", r"signatures\.decode\.inputs lacks 'x'"),
+        (("signatures", "decode", "role"), "x", r"signatures\.decode\.role must be one of predict"),
+        (
+            ("signatures", "predict", "inputs", "source", "shape"),
+            [1, 6],
+            r"predict\.inputs\.source is int32 \(1, 6\), in the file int32 \(1, 5\)",
+        ),
+        (
+            ("signatures", "predict", "outputs", "output", "dtype"),
+            "int32",
+            r"predict\.outputs\.output is int32 \(1, 7, 13\), in the file float32 \(1, 7, 13\)",
+        ),
+        (
+            ("signatures", "predict", "outputs", "other"),
+            {"shape": [1], "dtype": "int32"},
+            r"predict\.outputs\.other is int32 \(1,\), in the file missing",
+        ),
+        (("signatures", "decode", "inputs", "position", "kind"), "cache", "one of kind 'position'"),
+    ],
+)
+def test_the_error_names_the_field(whole, refusal, keys, value, message):
+    def change(manifest):
+        functools.reduce(lambda x, key: x[key], keys[:-1], manifest)[keys[-1]] = value
+
+    assert re.search(message, refusal(with_manifest(whole, change)))
+
+
+def test_a_signature_that_the_file_lacks(whole, refusal):
+    def change(manifest):
+        manifest["signatures"]["again"] = manifest["signatures"]["predict"]
+
+    message = refusal(with_manifest(whole, change))
+    assert message.endswith("signatures.again is not among the signatures of the file")
+
+
+def test_an_input_that_the_manifest_lacks(whole, refusal):
+    def change(manifest):
+        del manifest["signatures"]["predict"]["inputs"]["target"]
+
+    message = refusal(with_manifest(whole, change))
+    assert message.endswith("predict.inputs.target is missing, in the file int32 (1, 7)")
 
 
 def test_the_checksum_is_of_the_file_without_it(content):
@@ -184,7 +315,7 @@ def test_other_metadata_is_kept(foreign):
         return [model.Metadata(i).Name() for i in range(model.MetadataLength())]
 
     assert names(foreign)
-    assert names(manifests.add(foreign, {})) == [*names(foreign), b"keras_tfm"]
+    assert names(flatbuffer.add_manifest(foreign, {})) == [*names(foreign), b"keras_tfm"]
 
 
 @pytest.mark.parametrize("module", ["ai_edge_litert.schema_py_generated", "ai_edge_litert"])

@@ -1,0 +1,209 @@
+"""How an export reaches its path: made in a temporary folder, then renamed over the earlier one.
+
+Temporary folders are named `.keras_tfm-*` and locked while their export runs. SIGTERM and SIGHUP
+remove them. What `kill -9` leaves is not locked any more, and the next export removes it.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.runtime.manifest import is_export
+from keras_tfm.version import __version__
+
+if sys.platform != "win32":
+    import fcntl
+
+_PREFIX = ".keras_tfm-"
+# TensorFlow leaves the folder `assets.extra` of a SavedModel to other programs.
+_MARK = Path("assets.extra", "keras_tfm.json")
+# The folders of the exports that run in this process, each with the process that made it.
+_open: dict[Path, int] = {}
+
+
+def check_file(path: Path, overwrite: bool) -> None:
+    """Raises unless a .tflite file may be written: nothing is there, or an earlier export.
+
+    An empty file counts as nothing; `tempfile` makes those. `overwrite` allows any other file, but
+    never a folder, a device, a FIFO or a socket.
+    """
+    _check_parent(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise FileExistsError(f"cannot write {path}: it is a device, a FIFO or a socket")
+    if not (overwrite or path.stat().st_size == 0 or is_export(path)):
+        raise FileExistsError(
+            f"cannot write {path}: it exists and is not a .tflite file of keras_tfm; "
+            "overwrite=True replaces it"
+        )
+
+
+def check_folder(path: Path, overwrite: bool) -> None:
+    """Raises unless a SavedModel may be written: nothing is there, or an earlier export.
+
+    `overwrite` allows any other SavedModel, but no other folder and no file.
+    """
+    _check_parent(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "saved_model.pb").is_file():
+        raise FileExistsError(f"cannot write {path}: it exists and is not a SavedModel")
+    if not (overwrite or (path / _MARK).is_file()):
+        raise FileExistsError(
+            f"cannot write {path}: keras_tfm did not write the SavedModel there; "
+            "overwrite=True replaces it"
+        )
+
+
+def _check_parent(path: Path) -> None:
+    parent = real(path).parent
+    if not parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {parent}")
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"cannot write {path}: the folder {parent} is not writable")
+
+
+def real(path: Path) -> Path:
+    """The absolute path that is written: where a symbolic link points to."""
+    return Path(os.path.realpath(path))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a new file to the disk, with the mode that the umask gives."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(new: Path, path: Path, overwrite: bool) -> None:
+    """Renames `new` to `path` atomically. An earlier file's mode is kept, and a link to it."""
+    check_file(path, overwrite)  # again: verification takes time
+    target = real(path)
+    _keep_mode(new, target)
+    os.replace(new, target)
+
+
+def replace_folder(new: Path, path: Path, overwrite: bool) -> None:
+    """Renames `new`, in a temporary folder, to `path`, and an earlier folder out of the way."""
+    extra = (new / _MARK).parent
+    extra.mkdir()
+    for folder in (new, *(path for path in new.iterdir() if path.is_dir())):
+        folder.chmod(stat.S_IMODE(extra.stat().st_mode))  # the umask's; TensorFlow makes 0o755
+    (new / _MARK).write_text(json.dumps({"keras_tfm": __version__}) + "\n", encoding="utf-8")
+    check_folder(path, overwrite)
+    target, old = real(path), new.with_name("old")
+    earlier = target.exists()
+    if earlier:
+        _keep_mode(new, target)
+        os.replace(target, old)
+    try:
+        os.replace(new, target)
+    except BaseException:
+        if earlier:
+            os.replace(old, target)
+        raise
+
+
+def _keep_mode(new: Path, earlier: Path) -> None:
+    if earlier.exists():
+        new.chmod(stat.S_IMODE(earlier.stat().st_mode) & 0o777)
+
+
+@contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A folder for an export, removed at its end; first removes what killed exports left.
+
+    Args:
+        parent: the folder to make it in; by default that of `tempfile`.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    for left in parent.glob(f"{_PREFIX}*"):
+        _remove_if_left(left)
+    folder, lock = _locked(parent)
+    _open[folder] = os.getpid()
+    try:
+        with _removed_on_termination():
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _open.pop(folder)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(parent: Path) -> tuple[Path, int | None]:
+    """A new folder, and the file descriptor that locks it while this process lives."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        if sys.platform == "win32":
+            return folder, None
+        lock = None
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a file system without locks: nothing is removed
+        # Another export may have taken the folder, not locked yet, for one that was left.
+        if folder.exists():
+            return folder, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Removes a temporary folder unless a process has it locked."""
+    # Killed between the two renames of `replace_folder`: both SavedModels are in there, complete.
+    if sys.platform == "win32" or ((folder / "old").exists() and (folder / "new").exists()):
+        return
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # another user's, or not a folder
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # in use
+        pass
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _removed_on_termination() -> Iterator[None]:
+    """Removes the temporary folders when a signal ends the process, as it would without us.
+
+    A program's own handler is left alone. Only the main thread can set handlers.
+    """
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [getattr(signal, name) for name in names]
+    numbers = [x for x in numbers if signal.getsignal(x) is signal.SIG_DFL]
+    try:
+        for number in numbers:
+            signal.signal(number, _terminate)
+    except ValueError:  # not the main thread
+        numbers = []
+    try:
+        yield
+    finally:
+        for number in numbers:
+            if signal.getsignal(number) is _terminate:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _terminate(number: int, _: Any) -> None:
+    for folder, process in list(_open.items()):
+        if process == os.getpid():  # not in a child that was forked meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,221 @@
+"""The fields of a manifest, checked when a file is loaded, so that no later step lacks one.
+
+The signatures in the manifest are compared with those in the file, which LiteRT runs.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# The version of the manifest's fields. A change that an older runtime would misread increases it.
+FORMAT = 1
+# What signatures do.
+ROLES = ("predict", "generate", "encode", "prefill", "decode")
+# What the arguments of signatures are. Only "input", an input of the model, is named by the user.
+KINDS = ("input", "padding", "position", "cache", "encoded")
+QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
+
+
+class Field(NamedTuple):
+    """A field of a manifest: what it must hold, in words and as a test."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+    optional: bool = False
+
+
+def _is_integer(x: Any, least: int = 0) -> bool:
+    return type(x) is int and x >= least
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, list) and all(_is_integer(size) for size in x)
+
+
+def _is_end(x: Any) -> bool:
+    ids = x if isinstance(x, list) else [x]
+    return x is None or all(_is_integer(one) for one in ids)
+
+
+def _among(names: tuple[str, ...]) -> Field:
+    return Field(f"one of {', '.join(names)}", lambda x: x in names)
+
+
+_SIZE = Field("a positive integer", lambda x: _is_integer(x, 1))
+_ID = Field("an id", _is_integer)
+_NAME = Field("a string", lambda x: isinstance(x, str))
+_FIELDS = Field("an object", lambda x: isinstance(x, dict))
+_TENSORS = Field("an object of tensors", lambda x: isinstance(x, dict) and bool(x))
+_TENSOR = {"shape": Field("a list of sizes", _is_shape), "dtype": _NAME}
+_INPUT = {
+    **_TENSOR,
+    "kind": _among(KINDS),
+    "padded": Field("true or false", lambda x: isinstance(x, bool)),
+    "pad_id": _ID._replace(optional=True),
+    "vocabulary_size": _SIZE._replace(optional=True),
+}
+_SIGNATURE = {"role": _among(ROLES), "inputs": _TENSORS, "outputs": _TENSORS}
+_STEPPED = {
+    "max_length": _SIZE,
+    "start_id": Field("an id or null", lambda x: x is None or _is_integer(x)),
+    "end_id": Field("an id, a list of ids, or null", _is_end),
+    "pad_id": _ID,
+    "target": _NAME,
+}
+_STRATEGY = Field(
+    "null, or an object with a name", lambda x: x is None or (isinstance(x, dict) and "name" in x)
+)
+_SETTINGS = {
+    "generate": {**_STEPPED, "strategy": _STRATEGY, "prompt": _NAME._replace(optional=True)},
+    "decode": {**_STEPPED, "vocabulary_size": _SIZE, "capacity": _SIZE},
+}
+_MANIFEST = {
+    "keras_tfm": _NAME,
+    "quantization": _among(QUANTIZATIONS),
+    "signatures": Field("an object of signatures", lambda x: isinstance(x, dict) and bool(x)),
+    "layers": Field(
+        "an object of sizes",
+        lambda x: isinstance(x, dict) and all(_is_integer(size) for size in x.values()),
+    ),
+    "model": Field("an object or null", lambda x: x is None or isinstance(x, dict)),
+    "tokenizers": Field(
+        "an object of strings",
+        lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),
+        optional=True,
+    ),
+    "tokenizer_options": Field(
+        "an object of objects",
+        lambda x: isinstance(x, dict) and all(isinstance(one, dict) for one in x.values()),
+        optional=True,
+    ),
+}
+
+
+def check_format(manifest: dict[str, Any]) -> None:
+    """Raises ValueError unless this version reads the manifest's format."""
+    version: Any = manifest.get("format")
+    if not _is_integer(version, 1):
+        raise ValueError(f"format must be a positive integer, got {_shown(version)}")
+    if version > FORMAT:
+        raise ValueError(
+            f"keras_tfm {manifest.get('keras_tfm')} wrote it in format {version}, and this version "
+            f"reads formats up to {FORMAT}: update keras_tfm"
+        )
+
+
+def check_fields(manifest: dict[str, Any], stored: dict[str, Any]) -> None:
+    """Raises ValueError unless the manifest has every field and describes the file.
+
+    Args:
+        manifest: of a format that `check_format` takes.
+        stored: the signatures in the file, from `signature_tensors`.
+    """
+    _check("", manifest, _MANIFEST)
+    signatures = manifest["signatures"]
+    for name, signature in signatures.items():
+        place = f"signatures.{name}"
+        _check("signatures", signatures, {name: _FIELDS})
+        _check(place, signature, _SIGNATURE)
+        _check(place, signature, _SETTINGS.get(signature["role"], {}))
+        for kind, fields in (("inputs", _INPUT), ("outputs", _TENSOR)):
+            for key, tensor in signature[kind].items():
+                _check(f"{place}.{kind}", signature[kind], {key: _FIELDS})
+                _check(f"{place}.{kind}.{key}", tensor, fields)
+        _check_arguments(place, signature)
+        _compare(place, signature, stored.get(name))
+    targets = {x["target"] for x in signatures.values() if x["role"] == "decode"}
+    for name, signature in signatures.items():
+        if signature["role"] == "prefill" and not targets & signature["inputs"].keys():
+            raise ValueError(f"signatures.{name}.inputs lacks the target of a decode signature")
+
+
+def _check(place: str, owner: dict[str, Any], fields: dict[str, Field]) -> None:
+    for key, field in fields.items():
+        if key not in owner:
+            if field.optional:
+                continue
+            raise ValueError(f"{place or 'it'} lacks {key!r}, {field.expected}")
+        if not field.holds(owner[key]):
+            full = f"{place}.{key}" if place else key
+            raise ValueError(f"{full} must be {field.expected}, got {_shown(owner[key])}")
+
+
+def _check_arguments(place: str, signature: dict[str, Any]) -> None:
+    """Raises unless the signature has the arguments that its role needs."""
+    inputs, outputs, role = signature["inputs"], signature["outputs"], signature["role"]
+    for name, spec in inputs.items():
+        if len(spec["shape"]) < (2 if "pad_id" in spec else 1):
+            raise ValueError(f"{place}.inputs.{name}.shape has too few axes: {spec['shape']}")
+    needed, kinds, results = [], [], {"decode": ["logits"], "generate": ["tokens"]}.get(role, [])
+    if role == "decode":
+        needed, kinds = [signature["target"]], ["position"]
+    elif role == "generate" and "prompt" in signature:
+        needed, kinds = [signature["prompt"]], ["padding"]
+    for name in needed:
+        if name not in inputs:
+            raise ValueError(f"{place}.inputs lacks {name!r}")
+    for kind in kinds:
+        if not of_kind(signature, kind):
+            raise ValueError(f"{place}.inputs lacks one of kind {kind!r}")
+    for name in results:
+        if name not in outputs:
+            raise ValueError(f"{place}.outputs lacks {name!r}")
+    if role == "decode" and not outputs.keys() - {"logits"} <= inputs.keys():
+        raise ValueError(f"{place}.outputs has caches that are not among its inputs")
+
+
+def _compare(place: str, signature: dict[str, Any], stored: dict[str, Any] | None) -> None:
+    """Raises unless the file has the signature with the same inputs and outputs."""
+    if stored is None:
+        raise ValueError(f"{place} is not among the signatures of the file")
+    for kind in ("inputs", "outputs"):
+        told = {name: (x["shape"], x["dtype"]) for name, x in signature[kind].items()}
+        found = {name: (x["shape"], x["dtype"]) for name, x in stored[kind].items()}
+        for name in [*told, *found]:
+            if told.get(name) != found.get(name):
+                raise ValueError(
+                    f"{place}.{kind}.{name} is {_tensor(told.get(name))}, "
+                    f"in the file {_tensor(found.get(name))}"
+                )
+
+
+def _tensor(x: tuple[list[int], str] | None) -> str:
+    return "missing" if x is None else f"{x[1]} {tuple(x[0])}"
+
+
+def _shown(x: Any) -> str:
+    text = json.dumps(x)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def of_kind(signature: dict[str, Any], kind: str) -> list[str]:
+    """The names of a signature's arguments of a kind of `KINDS`."""
+    return [name for name, spec in signature["inputs"].items() if spec["kind"] == kind]
+
+
+def signature_tensors(schema: Any, model: Any) -> dict[str, Any]:
+    """The inputs and outputs of each signature of a .tflite file, with shapes and dtypes.
+
+    Args:
+        schema: LiteRT's module of the file format.
+        model: the file, as `schema.Model`.
+    """
+    codes = vars(schema.TensorType).items()
+    types = {code: name.lower() for name, code in codes if not name.startswith("_")}
+
+    def described(graph: Any, index: int) -> dict[str, Any]:
+        tensor = graph.Tensors(index)
+        shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
+        return {"shape": shape, "dtype": types[tensor.Type()]}
+
+    result = {}
+    for i in range(model.SignatureDefsLength()):
+        signature = model.SignatureDefs(i)
+        graph = model.Subgraphs(signature.SubgraphIndex())
+        inputs = [signature.Inputs(j) for j in range(signature.InputsLength())]
+        outputs = [signature.Outputs(j) for j in range(signature.OutputsLength())]
+        result[signature.SignatureKey().decode()] = {
+            kind: {x.Name().decode(): described(graph, x.TensorIndex()) for x in tensors}
+            for kind, tensors in (("inputs", inputs), ("outputs", outputs))
+        }
+    return result
