@@ -8,9 +8,7 @@ from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import Model
-
-# Inputs of signatures that the exporter adds.
-_ADDED = ("padding", "position")
+from keras_tfm.runtime.manifest_fields import of_kind
 
 
 def check_pair(model: keras.Model, file: Model) -> None:
@@ -41,7 +39,7 @@ def _differences(model: keras.Model, file: Model) -> Any:
     for signature in file.signatures.values():
         role, inputs = signature["role"], signature["inputs"]
         target = signature.get("target")
-        taken = {x for x in inputs if x not in _ADDED and not x.startswith("cache_")}
+        taken = set(of_kind(signature, "input"))
         if role == "predict" and taken != set(specs):
             yield f"the model has the inputs {sorted(specs)}, the file {sorted(taken)}"
             continue

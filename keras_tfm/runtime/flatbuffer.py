@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_tfm.runtime.litert_internals import field_position
 from keras_tfm.runtime.manifest import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
 # Larger vectors, in bytes, are not deduplicated.
@@ -15,8 +16,8 @@ _LONG = 1 << 20
 # The constants of a flatbuffer, in bytes, which leaves 256 MB for its graphs.
 _LARGEST = (1 << 31) - (1 << 28)
 _ALIGNMENT = 16
-# In LiteRT's schema.fbs the second field of Buffer is `offset`.
-_OFFSET_SLOT = 6
+# The number of the field `offset` of Buffer in LiteRT's schema.fbs.
+_OFFSET = 1
 # The converter's mark of a file whose constants lie behind the flatbuffer.
 _BUFFER_LOCATION, _OUTSIDE = b"buffer_location", b"outside flatbuffers"
 
@@ -91,8 +92,7 @@ def write(model: Any) -> bytes:
     end = len(packed)
     for number, constant in zip(behind, constants, strict=True):
         padding = -end % _ALIGNMENT
-        buffer = table.Buffers(number)
-        place = buffer._tab.Pos + buffer._tab.Offset(_OFFSET_SLOT)
+        place = field_position(table.Buffers(number), _OFFSET)
         struct.pack_into("<Q", packed, place, end + padding)
         parts += [bytes(padding), constant]
         end += padding + len(constant)

@@ -37,6 +37,17 @@ def _is_end(x: Any) -> bool:
     return x is None or all(_is_integer(one) for one in ids)
 
 
+def _is_model(x: Any) -> bool:
+    if x is None:
+        return True
+    if not isinstance(x, dict) or not isinstance(x.get("family"), str):
+        return False
+    head = x.get("head")
+    parts = [x] if head is None else [x, head]
+    known = head is None or (isinstance(head, dict) and isinstance(head.get("kind"), str))
+    return known and all(isinstance(part.get("arguments"), dict) for part in parts)
+
+
 def _among(names: tuple[str, ...]) -> Field:
     return Field(f"one of {', '.join(names)}", lambda x: x in names)
 
@@ -53,6 +64,7 @@ _INPUT = {
     "padded": Field("true or false", lambda x: isinstance(x, bool)),
     "pad_id": _ID._replace(optional=True),
     "vocabulary_size": _SIZE._replace(optional=True),
+    "needs_token": Field("true or false", lambda x: isinstance(x, bool), optional=True),
 }
 _SIGNATURE = {"role": _among(ROLES), "inputs": _TENSORS, "outputs": _TENSORS}
 _STEPPED = {
@@ -77,7 +89,7 @@ _MANIFEST = {
         "an object of sizes",
         lambda x: isinstance(x, dict) and all(_is_integer(size) for size in x.values()),
     ),
-    "model": Field("an object or null", lambda x: x is None or isinstance(x, dict)),
+    "model": Field("null, or an object with family, arguments and head", _is_model),
     "tokenizers": Field(
         "an object of strings",
         lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),

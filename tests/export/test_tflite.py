@@ -363,16 +363,17 @@ def test_any_name_of_an_input_is_kept_or_refused(tmp_path, name):
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """Of an earlier file, which is as it was afterwards; no temporary file is left anywhere."""
+    """Of an earlier export, which is as it was afterwards; no temporary file is left anywhere."""
     path = tmp_path / "out" / "model.tflite"
     path.parent.mkdir()
-    path.write_bytes(b"earlier")
+    earlier = Path(small_file().path).read_bytes()
+    path.write_bytes(earlier)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     yield path
     monkeypatch.undo()
     assert list(path.parent.iterdir()) == [path]
-    assert path.read_bytes() == b"earlier"
+    assert path.read_bytes() == earlier
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
