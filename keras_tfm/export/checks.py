@@ -21,6 +21,8 @@ class Check:
         max_error, mean_error: of the outputs, absolute; for "generate" of the logits of every step
             (of a beam search, of the scores).
         relative_error: the root mean square of the errors, divided by that of the model's outputs.
+        scale: the root mean square of the model's outputs.
+        worst_error: the relative error of the row with the largest errors.
         top_1: the share of positions, 0 to 1, whose largest number along the last axis (the class,
             the next token) is the model's; for "generate" the share of tokens. None if no output
             has several numbers per row.
@@ -28,7 +30,7 @@ class Check:
             below the model's largest number, at most; relative as `relative_error` is.
         ms: median latency of a call, one thread; for "decode" of a step.
         tolerance: the largest `relative_error`, and half of the largest `top_1_gap`.
-        graph_error: the relative error of the file's graph with the model's own, unrounded weights.
+        graph_error: the `worst_error` of the file's graph with the model's own, unrounded weights.
         graph_tolerance: the largest `graph_error`.
     """
 
@@ -37,6 +39,8 @@ class Check:
     max_error: float
     mean_error: float
     relative_error: float
+    scale: float
+    worst_error: float
     top_1: float | None
     top_1_gap: float
     ms: float
@@ -80,15 +84,15 @@ def check(
     Args:
         name: the signature.
         rows: the number of rows that were compared.
-        errors: flat arrays of differences.
+        errors: flat arrays of differences, one for each row.
         wanted: flat arrays of the model's numbers, the scale of the errors.
         gaps: flat arrays: the model's largest number less its number of the file's choice.
         ms: latencies.
     """
     error, scale = np.abs(np.concatenate(errors)), np.concatenate(wanted).astype("float64")
     scale = scale[np.isfinite(scale)]
-    root = float(np.sqrt(np.mean(scale**2))) if len(scale) else 0.0
-    squares = float(np.sqrt(np.mean(error**2))) if len(error) else 0.0
+    root = root_mean_square(scale)
+    squares = root_mean_square(error)
     all_gaps = np.concatenate(gaps) if gaps else np.zeros(0)
     return Check(
         signature=name,
@@ -96,10 +100,17 @@ def check(
         max_error=float(error.max(initial=0.0)),
         mean_error=float(error.mean()) if len(error) else 0.0,
         relative_error=squares / max(root, 1e-6),
+        scale=max(root, 1e-6),
+        worst_error=max((root_mean_square(x) for x in errors), default=0.0) / max(root, 1e-6),
         top_1=float((all_gaps == 0.0).mean()) if len(all_gaps) else None,
         top_1_gap=float(all_gaps.max(initial=0.0)) / max(root, 1e-6),
         ms=float(np.median(ms)),
     )
+
+
+def root_mean_square(values: np.ndarray) -> float:
+    """Of no numbers 0."""
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -75,6 +75,10 @@ class Comparison:
     ):
         self.outputs, self.file, self.strategy = outputs, file, strategy
         self.rows = VerificationRows(file, inputs)
+        # By signature, the differences of each row, for inputs that do not depend on the file: of
+        # "generate", those of the first step.
+        self.differences: dict[str, list[np.ndarray]] = {}
+        self.checks: list[Check] = []
         self._generator: Generator | None = None
 
     def of(self, name: str) -> Check:
@@ -96,17 +100,20 @@ class Comparison:
         found = self.file.run(name, inputs)
         errors, wanted, gaps = [], [], []
         for key, expected in self.outputs.of(inputs).items():
-            errors.append(difference(found[key], expected))
+            errors += list(map(difference, found[key], expected))
             wanted.append(expected.ravel())
             several = expected[0].ndim and expected.shape[-1] > 1
             if several and expected.dtype.kind == "f":
                 gaps.append(top_1_gaps(found[key], expected))
+        self.differences[name] = errors
         return check(name, len(next(iter(inputs.values()))), errors, wanted, gaps, [ms])
 
     def _generate(self, name: str) -> Check:
         """Compares the logits of every step with a full pass over the tokens that they made."""
         signature = self.file.signatures[name]
-        errors, wanted, gaps, seconds = [], [], [], []
+        errors, wanted, gaps = [], [], []
+        first: list[np.ndarray] = []
+        seconds: list[float] = []
         loop = None
         if isinstance(self.strategy, Greedy):
             loop = LoopLogits(self.file.path.read_bytes(), name)
@@ -128,14 +135,17 @@ class Comparison:
             if loop is not None and loop.found:
                 steps = self._steps(loop, signature, inputs, found.tokens)
                 errors += [difference(x, y) for x, y, _ in steps]
+                first += [difference(x[0], y[0]) for x, y, _ in steps]
                 wanted += [y.ravel() for _, y, _ in steps]
                 gaps += [gaps_of(chosen, y) for _, y, chosen in steps]
             else:
                 error, scale, same = self._searched(signature, inputs, found)
-                errors.append(error)
+                errors += np.split(error, len(error))
+                first += np.split(error, len(error))
                 wanted.append(scale)
                 # Without logits there is no margin: the scores are compared.
                 gaps.append(np.where(same, 0.0, np.finfo("float64").tiny))
+        self.differences[name] = first
         return check(name, rows, errors, wanted, gaps, seconds)
 
     def _steps(
@@ -196,19 +206,26 @@ class Comparison:
 
     def _encode(self, name: str) -> Check:
         """Compares the logits of the steps that read the encoder's result."""
-        return _walk_check(name, self._walk(encode=name, steps=2))
+        return self._walk_check(name, self._walk(encode=name, steps=2))
 
     def _prefill(self, name: str) -> Check:
         """Compares the logits of the steps after the prefill."""
         length = self.file.signatures[name]["inputs"][self._settings["target"]]["shape"][1]
-        return _walk_check(name, self._walk(prefill=length, steps=2))
+        return self._walk_check(name, self._walk(prefill=length, steps=2))
 
     def _decode(self, name: str) -> Check:
         """Compares the logits at the positions for which this signature's caches are used."""
         decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
         capacity = self.file.signatures[name]["capacity"]
         smaller = [x["capacity"] for x in decoders if x["capacity"] < capacity]
-        return _walk_check(name, self._whole_walk, slice(max(smaller, default=0), capacity))
+        return self._walk_check(name, self._whole_walk, slice(max(smaller, default=0), capacity))
+
+    def _walk_check(self, name: str, walks: list["_Walk"], steps: slice = slice(None)) -> Check:
+        found = np.concatenate([walk.found[:, steps] for walk in walks])
+        full = np.concatenate([walk.full[:, steps] for walk in walks])
+        errors = self.differences[name] = list(map(difference, found, full))
+        times = [float(ms) for walk in walks for ms in walk.ms[steps]]
+        return check(name, len(found), errors, [full.ravel()], [top_1_gaps(found, full)], times)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -262,16 +279,3 @@ class _Walk(NamedTuple):
     found: np.ndarray
     full: np.ndarray
     ms: np.ndarray
-
-
-def _walk_check(name: str, walks: list[_Walk], steps: slice = slice(None)) -> Check:
-    found = np.concatenate([walk.found[:, steps] for walk in walks])
-    full = np.concatenate([walk.full[:, steps] for walk in walks])
-    return check(
-        name,
-        len(found),
-        [difference(found, full)],
-        [full.ravel()],
-        [top_1_gaps(found, full)],
-        [float(ms) for walk in walks for ms in walk.ms[steps]],
-    )

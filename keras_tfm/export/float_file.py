@@ -47,7 +47,7 @@ class FloatFile:
         return manifests.add(flatbuffer.write(self._model), described)
 
     def _read(self) -> None:
-        """Fills `stored`. Tensors with equal bytes and different scales get buffers of their own."""
+        """Fills `stored`; tensors with equal bytes and other scales get buffers of their own."""
         buffers: dict[Any, int] = {}
         used: set[int] = set()
         for graph in self._model.subgraphs:

@@ -33,8 +33,8 @@ def import_quantizer() -> Any:
 def quantize(content: bytes, kept: Collection[int]) -> bytes:
     """A float32 file with weights in four bits, a scale for every 32 numbers of a row.
 
-    Rows whose length is not a multiple of 32, convolutions, and matrices whose numbers are too small
-    or too large for scales in float16, get 8 bits with one scale per row, in float32.
+    Rows whose length is not a multiple of 32, convolutions, and matrices whose numbers are too
+    small or too large for scales in float16, get 8 bits with one scale per row, in float32.
     Weights of operators that the quantizer does not support (GATHER, BATCH_MATMUL) get float16.
     Activations are quantised to 8 bits at run time, as in "int8".
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.export.checks import Check
+from keras_tfm.export.checks import Check, root_mean_square
 from keras_tfm.export.comparison import Comparison, ModelOutputs
 from keras_tfm.export.float_file import FloatFile
 from keras_tfm.export.precision import in_float32
@@ -131,7 +131,7 @@ def verify(
     if quantization == "float32":
         for check in checks:
             check.tolerance = EXACT if tolerance is None else tolerance
-            check.graph_error, check.graph_tolerance = check.relative_error, check.tolerance
+            check.graph_error, check.graph_tolerance = check.worst_error, check.tolerance
     else:
         _log.info("comparing %s without its rounding", path)
         _compare_rounding(outputs, file, inputs, strategy, checks, tolerance)
@@ -158,17 +158,16 @@ def _compare_rounding(
     unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
     generator = np.random.default_rng(0)
 
-    def errors(of: ModelOutputs, values: dict[int, np.ndarray], exact: bool) -> dict[str, float]:
+    def comparison(of: ModelOutputs, values: dict[int, np.ndarray], exact: bool) -> Comparison:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "float.tflite"
             manifest = {**file.manifest, "quantization": "float32" if exact else quantization}
             path.write_bytes(graph.write(manifest, values))
-            comparison = Comparison(of, load(path), inputs, strategy)
-            return {
-                check.signature: comparison.of(check.signature).relative_error for check in checks
-            }
+            result = Comparison(of, load(path), inputs, strategy)
+            result.checks = [result.of(check.signature) for check in checks]
+            return result
 
-    rounded = errors(
+    rounded = comparison(
         outputs,
         {
             buffer: x.values
@@ -180,18 +179,26 @@ def _compare_rounding(
     with masks_of(quantization):
         # With other masks the model has other outputs.
         of = ModelOutputs(model) if quantization == "int8_full" else outputs
-        found = errors(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
-        unknown = dict.fromkeys(found, 0.0)
+        exact = comparison(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
+        sampled = exact
         if any(np.any(x.spread) for x in unrounded.values()):
             samples = {buffer: x.sample(generator) for buffer, x in unrounded.items()}
-            unknown = errors(of, samples, exact=False)
-    for check in checks:
+            sampled = comparison(of, samples, exact=True)
+    for check, found in zip(checks, exact.checks, strict=True):
         name = check.signature
-        check.graph_error = found[name]
-        check.graph_tolerance = EXACT + _CHANCE * unknown[name]
-        check.tolerance = min(EXACT + _ACTIVATIONS[quantization] * rounded[name], _LARGEST)
-        if tolerance is not None:
-            check.tolerance = tolerance
+        _, unknown = _distances(sampled.differences[name], exact.differences[name])
+        rounding, _ = _distances(rounded.differences[name], exact.differences[name])
+        check.graph_error = found.worst_error
+        check.graph_tolerance = EXACT + _CHANCE * unknown / found.scale
+        check.tolerance = EXACT + _ACTIVATIONS[quantization] * rounding / check.scale
+        check.tolerance = min(check.tolerance, _LARGEST) if tolerance is None else tolerance
+
+
+def _distances(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
+    """The root mean square of the differences of two lists of rows, and that of the worst row."""
+    rows = [x - y for x, y in zip(first, second, strict=True)]
+    worst = max(map(root_mean_square, rows), default=0.0)
+    return root_mean_square(np.concatenate(rows)) if rows else 0.0, worst
 
 
 def _strategy_of(file: Model) -> Strategy:

@@ -10,8 +10,8 @@ from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.random_inputs import random_inputs
 
-# Calls per signature with random inputs: as many as read the whole vocabulary, within these limits.
-# A call of a signature with a loop, or a loop on the host, takes as long as many calls of "predict".
+# Calls per signature with random inputs: as many as read the vocabulary, within these limits.
+# A loop, in the file or on the host, takes as long as many calls of "predict".
 CALLS = {"predict": (2, 64), "generate": (2, 8), "decode": (2, 4)}
 
 
@@ -29,8 +29,8 @@ class VerificationRows:
     def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
         """The arguments of call `number` of a signature, for the model and the file.
 
-        Random ids are those of the vocabulary in turn, so that together the calls read it all. Call
-        1 has padding in its second half.
+        Random ids are those of the vocabulary in turn, so that the calls together read it all.
+        Every second call has padding in its last quarter, half, or three quarters.
         """
         inputs = self.file.signatures[name]["inputs"]
         arrays = random_inputs(self.file.signatures[name], seed=number)
@@ -38,8 +38,9 @@ class VerificationRows:
             if inputs[key].get("vocabulary_size", 1) > 1 and x.dtype.kind in "iu":
                 ids = np.setdiff1d(np.arange(inputs[key]["vocabulary_size"]), inputs[key]["pad_id"])
                 arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
-            if number == 1 and inputs[key]["padded"]:
-                x[:, max(1, x.shape[1] // 2) :] = inputs[key]["pad_id"]
+            if number % 2 and inputs[key]["padded"]:
+                quarters = (2, 1, 3)[number // 2 % 3]
+                x[:, max(1, x.shape[1] * quarters // 4) :] = inputs[key]["pad_id"]
         rows = self._fitting(name)
         if rows:
             for key in self.given_inputs(name):
@@ -65,8 +66,8 @@ class VerificationRows:
             if "vocabulary_size" in x
         ]
         least, most = CALLS[signature["role"]]
-        # One call more, because padding takes half of the ids of call 1.
-        return min(most, max([least, *(size + 1 for size in sizes if size > 1)]))
+        # Padding takes the place of half of the ids in half of the calls, on average.
+        return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
 
     def walks(self, decode: str) -> int:
         """The number of texts to feed step by step."""
