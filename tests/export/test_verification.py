@@ -284,7 +284,7 @@ def test_rows_of_several_lengths_go_where_they_fit():
 def test_where_no_row_fits_they_are_made():
     verification = verify(small(), lengths_file().path, {"source": SOURCES[:1]})
     counts = {x.signature: x.rows for x in verification.checks}
-    assert (counts["predict_3"], counts["predict_5"]) == (2, 1)
+    assert counts["predict_3"] > counts["predict_5"] == 1
 
 
 def test_prompts_may_be_given_and_be_shorter():
