@@ -64,7 +64,7 @@ def composed():
             self_attention=MultiHeadSelfAttention(HEADS, causal=True, name="self_attention"),
             cross_attention=False,
             feed_forward=FeedForward(96, activation="silu", gated=True, name="feed_forward"),
-            residual=Residual("post", norm="rms"),
+            residual=Residual("post", norm="rms_norm"),
             name=f"decoder_{i}",
         )(x)
     return keras.Model(tokens, keras.layers.Dense(VOCABULARY, name="head")(x), name="composed")

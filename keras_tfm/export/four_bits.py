@@ -72,7 +72,8 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     content = flatbuffer.write(model)
     if not rules:
         return content
-    with native_log.captured():
+    # It divides zeros by scales of zero: `_floor_scales` writes those blocks again.
+    with native_log.captured(), np.errstate(divide="ignore", invalid="ignore"):
         quantizer = package.Quantizer(bytearray(content), rules)
         result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
     # Rewritten, because the quantizer stores large weights after the flatbuffer, where neither the
