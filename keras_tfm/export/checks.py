@@ -18,13 +18,20 @@ class Check:
     Attributes:
         signature: its name.
         rows: the number of rows that were compared.
-        max_error, mean_error: of the outputs, absolute; for "generate", which returns tokens, how
-            far the model's logit of a token is below its largest logit.
+        max_error, mean_error: of the outputs, absolute; for "generate" of the logits of every step
+            (of a beam search, of the scores).
         relative_error: the root mean square of the errors, divided by that of the model's outputs.
+        scale: the root mean square of the model's outputs.
+        worst_error: the relative error of the row with the largest errors.
         top_1: the share of positions, 0 to 1, whose largest number along the last axis (the class,
             the next token) is the model's; for "generate" the share of tokens. None if no output
             has several numbers per row.
+        top_1_gap: where it is not the model's: how far the model's number of the file's choice is
+            below the model's largest number, at most; relative as `relative_error` is.
         ms: median latency of a call, one thread; for "decode" of a step.
+        tolerance: the largest `relative_error`, and half of the largest `top_1_gap`.
+        graph_error: the `worst_error` of the file's graph with the model's own, unrounded weights.
+        graph_tolerance: the largest `graph_error`.
     """
 
     signature: str
@@ -32,8 +39,36 @@ class Check:
     max_error: float
     mean_error: float
     relative_error: float
+    scale: float
+    worst_error: float
     top_1: float | None
+    top_1_gap: float
     ms: float
+    tolerance: float = 0.0
+    graph_error: float = 0.0
+    graph_tolerance: float = 0.0
+
+    @property
+    def failure(self) -> str | None:
+        """What is beyond a tolerance, in one sentence."""
+        # "not <=", because NaN fails, too.
+        if not self.relative_error <= self.tolerance:
+            return (
+                f"{self.signature}: expected a relative error of at most {self.tolerance:.2g}, "
+                f"got {self.relative_error:.2g} (largest absolute error {self.max_error:.2g})"
+            )
+        if not self.graph_error <= self.graph_tolerance:
+            return (
+                f"{self.signature}: with unrounded weights expected a relative error of at most "
+                f"{self.graph_tolerance:.2g}, got {self.graph_error:.2g}: a weight or an operator "
+                "is not the model's"
+            )
+        if not self.top_1_gap <= 2 * self.tolerance:
+            return (
+                f"{self.signature}: expected another top-1 only where the model's is at most "
+                f"{2 * self.tolerance:.2g} larger, got {self.top_1_gap:.2g}"
+            )
+        return None
 
 
 def check(
@@ -41,7 +76,7 @@ def check(
     rows: int,
     errors: list[np.ndarray],
     wanted: list[np.ndarray],
-    top: list[np.ndarray],
+    gaps: list[np.ndarray],
     ms: list[float],
 ) -> Check:
     """The check of signature `name`.
@@ -49,24 +84,33 @@ def check(
     Args:
         name: the signature.
         rows: the number of rows that were compared.
-        errors: flat arrays of differences.
+        errors: flat arrays of differences, one for each row.
         wanted: flat arrays of the model's numbers, the scale of the errors.
-        top: flat arrays of booleans: whether the largest number is the model's.
+        gaps: flat arrays: the model's largest number less its number of the file's choice.
         ms: latencies.
     """
     error, scale = np.abs(np.concatenate(errors)), np.concatenate(wanted).astype("float64")
     scale = scale[np.isfinite(scale)]
-    root = float(np.sqrt(np.mean(scale**2))) if len(scale) else 0.0
-    squares = float(np.sqrt(np.mean(error**2))) if len(error) else 0.0
+    root = root_mean_square(scale)
+    squares = root_mean_square(error)
+    all_gaps = np.concatenate(gaps) if gaps else np.zeros(0)
     return Check(
         signature=name,
         rows=rows,
         max_error=float(error.max(initial=0.0)),
         mean_error=float(error.mean()) if len(error) else 0.0,
         relative_error=squares / max(root, 1e-6),
-        top_1=float(np.concatenate(top).mean()) if top else None,
+        scale=max(root, 1e-6),
+        worst_error=max((root_mean_square(x) for x in errors), default=0.0) / max(root, 1e-6),
+        top_1=float((all_gaps == 0.0).mean()) if len(all_gaps) else None,
+        top_1_gap=float(all_gaps.max(initial=0.0)) / max(root, 1e-6),
         ms=float(np.median(ms)),
     )
+
+
+def root_mean_square(values: np.ndarray) -> float:
+    """Of no numbers 0."""
+    return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -74,6 +118,27 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     found, wanted = found.astype("float64").ravel(), wanted.astype("float64").ravel()
     result = np.zeros_like(found)
     return np.subtract(found, wanted, out=result, where=found != wanted)
+
+
+def top_1_gaps(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """`wanted`'s largest number less its number at `found`'s choice, along the last axis.
+
+    >>> import numpy as np
+    >>> from keras_tfm.export.checks import top_1_gaps
+    >>> top_1_gaps(np.array([[1, 2], [4, 3]]), np.array([[5.0, 7.0], [1.0, 4.0]])).tolist()
+    [0.0, 3.0]
+    """
+    return gaps_of(np.argmax(found, -1), wanted)
+
+
+def gaps_of(chosen: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """`wanted`'s largest number less its number at `chosen`, along the last axis; flat."""
+    taken = np.take_along_axis(wanted, chosen[..., np.newaxis], axis=-1)[..., 0]
+    largest = wanted.max(axis=-1)
+    # Not the difference of two infinities.
+    gaps = np.subtract(largest, taken, out=np.zeros(largest.shape), where=largest != taken)
+    result: np.ndarray = gaps.ravel()
+    return result
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:

@@ -9,33 +9,77 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.export.checks import Check, check, difference, timed
+from keras_tfm.export.checks import Check, check, difference, gaps_of, timed, top_1_gaps
+from keras_tfm.export.loop_logits import LoopLogits
 from keras_tfm.export.signatures import named_outputs
-from keras_tfm.export.verification_rows import CALLS, VerificationRows, without_padding
+from keras_tfm.export.verification_rows import VerificationRows, without_padding
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
 from keras_tfm.generation.strategies import Greedy, Strategy
+from keras_tfm.runtime.checked_inputs import left_padded
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.model import Model
+
+
+class ModelOutputs:
+    """The outputs of a model, each computed once.
+
+    Args:
+        model: in float32.
+    """
+
+    # Rows per call of the model.
+    ROWS = 64
+
+    def __init__(self, model: keras.Model):
+        self.model = model
+        self.inputs = input_specs(model)
+        self._known: dict[Any, dict[str, np.ndarray]] = {}
+
+    def of(self, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+        """The outputs by their names in a file, for arrays of inputs by name."""
+        key = tuple((name, x.shape, x.tobytes()) for name, x in inputs.items())
+        if key not in self._known:
+            rows = len(next(iter(inputs.values())))
+            # A model may have a batch size of its own.
+            step = next(iter(self.inputs.values())).shape[0] or self.ROWS
+            parts: list[dict[str, np.ndarray]] = []
+            for start in range(0, rows, step):
+                chunk = {name: x[start : start + step] for name, x in inputs.items()}
+                tensors = {name: ops.convert_to_tensor(x) for name, x in chunk.items()}
+                results = named_outputs(self.model, call_model(self.model, tensors))
+                parts.append({name: ops.convert_to_numpy(y) for name, y in results.items()})
+            self._known[key] = {
+                name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+            }
+        return self._known[key]
+
+    def logits(self, inputs: dict[str, Any]) -> np.ndarray:
+        """The only output."""
+        (result,) = self.of(inputs).values()
+        return result
 
 
 class Comparison:
     """A model and a file exported from it.
 
     Args:
-        model: in float32.
+        outputs: of the model.
         file: the loaded file.
         inputs: rows of the model's inputs; None: random ones.
         strategy: the strategy of "generate".
     """
 
     def __init__(
-        self, model: keras.Model, file: Model, inputs: dict[str, Any] | None, strategy: Strategy
+        self, outputs: ModelOutputs, file: Model, inputs: dict[str, Any] | None, strategy: Strategy
     ):
-        self.model, self.file, self.strategy = model, file, strategy
+        self.outputs, self.file, self.strategy = outputs, file, strategy
         self.rows = VerificationRows(file, inputs)
-        self._inputs = list(input_specs(model))
+        # By signature, the differences of each row, for inputs that do not depend on the file: of
+        # "generate", those of the first step.
+        self.differences: dict[str, list[np.ndarray]] = {}
+        self.checks: list[Check] = []
         self._generator: Generator | None = None
 
     def of(self, name: str) -> Check:
@@ -51,26 +95,30 @@ class Comparison:
 
     def _predict(self, name: str) -> Check:
         """Compares the outputs number by number."""
-        errors, wanted, top, seconds = [], [], [], []
-        for number in range(self.rows.calls(name)):
-            inputs = self.rows.arguments(name, number)
-            outputs, ms = timed(functools.partial(self.file.run, name, inputs))
-            results = named_outputs(self.model, call_model(self.model, _tensors(inputs)))
-            for key, y in results.items():
-                expected, found = ops.convert_to_numpy(y), outputs[key]
-                errors.append(difference(found, expected))
-                wanted.append(expected.ravel())
-                several = expected[0].ndim and expected.shape[-1] > 1
-                if several and expected.dtype.kind == "f":
-                    top.append((np.argmax(found, -1) == np.argmax(expected, -1)).ravel())
-            seconds.append(ms)
-        rows = len(seconds) * len(next(iter(inputs.values())))
-        return check(name, rows, errors, wanted, top, seconds)
+        calls = [self.rows.arguments(name, i) for i in range(self.rows.calls(name))]
+        inputs = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
+        _, ms = timed(functools.partial(self.file.run, name, calls[0]))
+        found = self.file.run(name, inputs)
+        errors, wanted, gaps = [], [], []
+        for key, expected in self.outputs.of(inputs).items():
+            errors += list(map(difference, found[key], expected))
+            wanted.append(expected.ravel())
+            several = expected[0].ndim and expected.shape[-1] > 1
+            if several and expected.dtype.kind == "f":
+                gaps.append(top_1_gaps(found[key], expected))
+        self.differences[name] = errors
+        return check(name, len(next(iter(inputs.values()))), errors, wanted, gaps, [ms])
 
     def _generate(self, name: str) -> Check:
-        """Compares greedy tokens with the model's logits, others with the loop in Keras."""
+        """Compares the logits of every step with a full pass over the tokens that they made."""
         signature = self.file.signatures[name]
-        errors, wanted, top, seconds = [], [], [], []
+        errors, wanted, gaps = [], [], []
+        first: list[np.ndarray] = []
+        seconds: list[float] = []
+        loop = None
+        if isinstance(self.strategy, Greedy):
+            loop = LoopLogits(self.file.path.read_bytes(), name)
+        rows = 0
         for number in range(self.rows.calls(name)):
             inputs: dict[str, Any] = dict(self.rows.arguments(name, number))
             for key in of_kind(signature, "padding"):
@@ -80,44 +128,62 @@ class Comparison:
                 pad_id = signature["inputs"][prompt]["pad_id"]
                 inputs[prompt] = [without_padding(row, pad_id) for row in inputs[prompt]]
             elif prompt is not None:
-                inputs[prompt] = inputs[prompt][:, : max(1, inputs[prompt].shape[1] - number)]
-            found, ms = timed(functools.partial(self.file.generate_by, name, inputs))
+                length = inputs[prompt].shape[1]
+                inputs[prompt] = inputs[prompt][:, : length - number % length]
+            run = functools.partial(self.file.generate_by, name, inputs)
+            found, ms = timed(run) if not number else (run(), seconds[0])
             seconds.append(ms)
-            if isinstance(self.strategy, Greedy):
-                gaps, scale, right = self._gaps(signature, inputs, found.tokens)
+            rows += len(found.tokens)
+            if loop is not None and loop.found:
+                steps = self._steps(loop, signature, inputs, found.tokens)
+                errors += [difference(x, y) for x, y, _ in steps]
+                first += [difference(x[0], y[0]) for x, y, _ in steps]
+                wanted += [y.ravel() for _, y, _ in steps]
+                gaps += [gaps_of(chosen, y) for _, y, chosen in steps]
             else:
-                gaps, scale, right = self._searched(signature, inputs, found)
-            errors.append(gaps)
-            wanted.append(scale)
-            top.append(right)
-        return check(name, len(seconds) * len(found.tokens), errors, wanted, top, seconds)
+                error, scale, same = self._searched(signature, inputs, found)
+                errors += np.split(error, len(error))
+                first += np.split(error, len(error))
+                wanted.append(scale)
+                # Without logits there is no margin: the scores are compared.
+                gaps.append(np.where(same, 0.0, np.finfo("float64").tiny))
+        self.differences[name] = first
+        return check(name, rows, errors, wanted, gaps, seconds)
 
-    def _gaps(
-        self, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each token's logit below the largest one; all logits, centred; which are largest."""
-        target = signature["target"]
+    def _steps(
+        self,
+        loop: LoopLogits,
+        signature: dict[str, Any],
+        inputs: dict[str, Any],
+        tokens: np.ndarray,
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each row the file's logits (T, V) of its steps, the model's, and the tokens (T,)."""
+        target, given = signature["target"], dict(inputs)
+        if "prompt" in signature:
+            given[target], given["padding"] = left_padded(
+                target, inputs[target], signature["inputs"][target]
+            )
+        found = loop.run({key: np.asarray(x) for key, x in given.items()})
         others = {key: x for key, x in inputs.items() if key != target}
-        logits = self._full_pass(others, target, tokens)
+        wanted = self._full_pass(others, target, tokens)
         ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
-        gaps, scale, right = [], [], []
-        for row, (ids, given) in enumerate(zip(tokens, logits, strict=True)):
+        result = []
+        for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
-            ended = np.flatnonzero(np.isin(ids[first:], ends))
-            last = first + ended[0] + 1 if len(ended) else len(ids)
-            of = given[first - 1 : last - 1]
-            chosen = np.take_along_axis(of, ids[first:last, np.newaxis], axis=-1)[:, 0]
-            gaps.append(of.max(axis=-1) - chosen)
-            scale.append((of - of.mean(axis=-1, keepdims=True)).ravel())
-            right.append(gaps[-1] <= 0)
-        return np.concatenate(gaps), np.concatenate(scale), np.concatenate(right)
+            last = min(len(ids), first + found.shape[1])
+            # After the end, or where a tie was decided otherwise, the tokens are others.
+            chosen = np.argmax(found[row, : last - first], axis=-1)
+            stops = np.isin(ids[first:last], ends) | (chosen != ids[first:last])
+            if np.any(stops):
+                last = first + int(np.argmax(stops)) + 1
+            result.append(
+                (found[row, : last - first], wanted[row, first - 1 : last - 1], ids[first:last])
+            )
+        return result
 
     def _full_pass(self, others: dict[str, Any], target: str, tokens: np.ndarray) -> np.ndarray:
         """The model's logits (B, T, V) over whole rows of tokens."""
-        inputs = _tensors({**others, target: tokens.astype("int32")})
-        (logits,) = keras.tree.flatten(call_model(self.model, inputs))
-        result: np.ndarray = ops.convert_to_numpy(logits)
-        return result
+        return self.outputs.logits({**others, target: tokens.astype("int32")})
 
     def _searched(
         self, signature: dict[str, Any], inputs: dict[str, Any], found: Any
@@ -125,7 +191,7 @@ class Comparison:
         """Errors of the scores, the scores, and whether the tokens are equal, row by row."""
         if self._generator is None:
             self._generator = Generator(
-                self.model,
+                self.outputs.model,
                 signature["max_length"],
                 signature["start_id"],
                 signature["end_id"],
@@ -142,19 +208,26 @@ class Comparison:
 
     def _encode(self, name: str) -> Check:
         """Compares the logits of the steps that read the encoder's result."""
-        return _walk_check(name, self._walk(encode=name, steps=2))
+        return self._walk_check(name, self._walk(encode=name, steps=2))
 
     def _prefill(self, name: str) -> Check:
         """Compares the logits of the steps after the prefill."""
         length = self.file.signatures[name]["inputs"][self._settings["target"]]["shape"][1]
-        return _walk_check(name, self._walk(prefill=length, steps=2))
+        return self._walk_check(name, self._walk(prefill=length, steps=2))
 
     def _decode(self, name: str) -> Check:
         """Compares the logits at the positions for which this signature's caches are used."""
         decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
         capacity = self.file.signatures[name]["capacity"]
         smaller = [x["capacity"] for x in decoders if x["capacity"] < capacity]
-        return _walk_check(name, self._whole_walk, slice(max(smaller, default=0), capacity))
+        return self._walk_check(name, self._whole_walk, slice(max(smaller, default=0), capacity))
+
+    def _walk_check(self, name: str, walks: list["_Walk"], steps: slice = slice(None)) -> Check:
+        found = np.concatenate([walk.found[:, steps] for walk in walks])
+        full = np.concatenate([walk.full[:, steps] for walk in walks])
+        errors = self.differences[name] = list(map(difference, found, full))
+        times = [float(ms) for walk in walks for ms in walk.ms[steps]]
+        return check(name, len(found), errors, [full.ravel()], [top_1_gaps(found, full)], times)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -175,10 +248,10 @@ class Comparison:
         source = encode or next(reversed(by_length(self.file.signatures, "encode")), None)
         first = min(prefill + 1, length - 1)
         result = []
-        for number in range(CALLS if self.rows.given is None else 1):
+        for number in range(self.rows.walks(decode)):
             inputs = self.rows.arguments(source, number) if source else {}
             for key, x in self.rows.arguments(decode, number).items():
-                if key in self._inputs and key not in inputs:
+                if key in self.outputs.inputs and key not in inputs:
                     inputs[key] = x
             tokens = self.rows.tokens(decode, number)
             inputs[target] = tokens[:, :first]
@@ -208,20 +281,3 @@ class _Walk(NamedTuple):
     found: np.ndarray
     full: np.ndarray
     ms: np.ndarray
-
-
-def _walk_check(name: str, walks: list[_Walk], steps: slice = slice(None)) -> Check:
-    found = np.concatenate([walk.found[:, steps] for walk in walks])
-    full = np.concatenate([walk.full[:, steps] for walk in walks])
-    return check(
-        name,
-        len(found),
-        [difference(found, full)],
-        [full.ravel()],
-        [(np.argmax(found, -1) == np.argmax(full, -1)).ravel()],
-        [float(ms) for walk in walks for ms in walk.ms[steps]],
-    )
-
-
-def _tensors(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {name: ops.convert_to_tensor(x) for name, x in inputs.items()}

@@ -4,10 +4,16 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from keras_tfm.runtime import flatbuffer
 
 # The number of weights that share a scale; XNNPACK has kernels for multiples of 32.
 BLOCK = 32
+# A block's scale is stored in float16. XNNPACK refuses a file with a scale of 0; below the smallest
+# normal number a scale has few digits, above the largest it is infinite.
+_SMALLEST_SCALE, _LARGEST_SCALE = float(np.finfo("float16").tiny), 65280.0
+_LARGEST_STEP = 7  # of -7..7
 
 
 def import_quantizer() -> Any:
@@ -27,7 +33,8 @@ def import_quantizer() -> Any:
 def quantize(content: bytes, kept: Collection[int]) -> bytes:
     """A float32 file with weights in four bits, a scale for every 32 numbers of a row.
 
-    Rows whose length is not a multiple of 32, and convolutions, get 8 bits with one scale per row.
+    Rows whose length is not a multiple of 32, convolutions, and matrices whose numbers are too
+    small or too large for scales in float16, get 8 bits with one scale per row, in float32.
     Weights of operators that the quantizer does not support (GATHER, BATCH_MATMUL) get float16.
     Activations are quantised to 8 bits at run time, as in "int8".
 
@@ -40,13 +47,14 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
 
     model = flatbuffer.read(content)
     uses: dict[int, list[flatbuffer.WeightUse]] = {}
-    candidates = flatbuffer.float_weights(model).keys() - set(kept)
+    weights = flatbuffer.float_weights(model)
+    candidates = weights.keys() - set(kept)
     for use in flatbuffer.weight_uses(model):
         if use.tensor.buffer in candidates:
             uses.setdefault(use.tensor.buffer, []).append(use)
     recipe, halved = recipe_manager.RecipeManager(), []
     for buffer, readers in uses.items():
-        bits = _bits(readers)
+        bits = _bits(readers, weights[buffer])
         if bits is None:
             halved.append(buffer)
             continue
@@ -65,15 +73,55 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     if not rules:
         return content
     quantizer = package.Quantizer(bytearray(content), rules)
-    result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
+    # It divides zeros by scales of zero: `_floor_scales` writes those blocks again.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
     # Rewritten, because the quantizer stores large weights after the flatbuffer, where neither the
     # manifest nor the report would find them.
-    return flatbuffer.write(flatbuffer.read(bytes(result.quantized_model)))
+    quantized = flatbuffer.read(bytes(result.quantized_model))
+    _floor_scales(quantized)
+    return flatbuffer.write(quantized)
 
 
-def _bits(uses: list[flatbuffer.WeightUse]) -> int | None:
+def _bits(uses: list[flatbuffer.WeightUse], values: np.ndarray) -> int | None:
     """The number of bits that all readers of a weight support, so that it is stored once."""
     names = {use.name for use in uses}
     if names <= {"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}:
-        return 4 if uses[0].tensor.shape[-1] % BLOCK == 0 else 8
+        if values.shape[-1] % BLOCK:
+            return 8
+        scale = float(np.abs(values).max(initial=0.0)) / _LARGEST_STEP
+        # Between the two, a block that gets the smallest scale loses less than the largest block.
+        return 4 if scale == 0.0 or _SMALLEST_SCALE <= scale <= _LARGEST_SCALE else 8
     return 8 if names <= {"CONV_2D"} or names <= {"DEPTHWISE_CONV_2D"} else None
+
+
+def _floor_scales(model: Any) -> None:
+    """Raises each block's scale to the smallest normal float16, and rounds its numbers to that."""
+    done = set()
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            details = tensor.quantization and tensor.quantization.details
+            if not hasattr(details, "scales") or tensor.buffer in done:
+                continue
+            done.add(tensor.buffer)
+            stored = graph.tensors[details.scales].buffer
+            scales = np.frombuffer(bytes(model.buffers[stored].data), "float16")
+            floored = np.maximum(scales, np.float16(_SMALLEST_SCALE))
+            if np.array_equal(scales, floored):
+                continue
+            blocks = unpacked(model, tensor).reshape(-1, details.blockSize).astype("float32")
+            blocks *= (scales.astype("float32") / floored.astype("float32"))[:, np.newaxis]
+            model.buffers[stored].data = floored.view("uint8")
+            model.buffers[tensor.buffer].data = _packed(np.rint(blocks).astype("int8"))
+
+
+def unpacked(model: Any, tensor: Any) -> np.ndarray:
+    """The numbers -8..7 of a tensor in four bits, as int8; the first of a byte are its low bits."""
+    data = np.frombuffer(bytes(model.buffers[tensor.buffer].data), "int8")
+    numbers = np.stack([(data << 4).astype("int8") >> 4, data >> 4], axis=-1).ravel()
+    return numbers[: int(np.prod(tensor.shape))].reshape(tensor.shape)
+
+
+def _packed(numbers: np.ndarray) -> np.ndarray:
+    low, high = numbers.reshape(-1, 2).astype("uint8").T
+    return ((low & 15) | (high << 4)).astype("uint8")

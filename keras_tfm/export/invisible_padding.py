@@ -73,7 +73,7 @@ def _some_rows(
     for i, (key, x) in enumerate(specs.items()):
         shape = (12, *(5 + i * difference if d is None else d for d in x.shape[1:]))
         if "int" in x.dtype or key in sizes:
-            size = sizes.get(key, 3)  # unknown: ids that every vocabulary has
+            size = sizes.get(key, 2)  # unknown: ids that every vocabulary has
             ids = np.setdiff1d(np.arange(size), pad_ids.get(key, 0)) if size > 1 else np.arange(1)
             values: Any = generator.choice(ids, shape)
             if key in pad_ids:

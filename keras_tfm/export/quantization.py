@@ -110,7 +110,7 @@ class Quantization:
 
     def tracing(self) -> AbstractContextManager[None]:
         """The context in which the graph must be traced."""
-        return bounded_masks(_MASKED_IN_8_BITS) if self.preset == "int8_full" else nullcontext()
+        return masks_of(self.preset)
 
     def apply(self, convert: Convert) -> bytes:
         """The quantised file.
@@ -149,6 +149,11 @@ class Quantization:
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = data
+
+
+def masks_of(preset: str) -> AbstractContextManager[None]:
+    """The context in which the model masks scores as a file of this preset does."""
+    return bounded_masks(_MASKED_IN_8_BITS) if preset == "int8_full" else nullcontext()
 
 
 def _plain(converter: Any) -> None:

@@ -10,8 +10,9 @@ from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.random_inputs import random_inputs
 
-# Calls per signature with random inputs.
-CALLS = 2
+# Calls per signature with random inputs: as many as read the vocabulary, within these limits.
+# A loop, in the file or on the host, takes as long as many calls of "predict".
+CALLS = {"predict": (2, 64), "generate": (2, 8), "decode": (2, 4)}
 
 
 class VerificationRows:
@@ -28,13 +29,18 @@ class VerificationRows:
     def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
         """The arguments of call `number` of a signature, for the model and the file.
 
-        Of random rows, all calls but the first have padding in their second half.
+        Random ids are those of the vocabulary in turn, so that the calls together read it all.
+        Every second call has padding in its last quarter, half, or three quarters.
         """
         inputs = self.file.signatures[name]["inputs"]
         arrays = random_inputs(self.file.signatures[name], seed=number)
         for key, x in arrays.items():
-            if number and inputs[key]["padded"]:
-                x[:, max(1, x.shape[1] // 2) :] = inputs[key]["pad_id"]
+            if inputs[key].get("vocabulary_size", 1) > 1 and x.dtype.kind in "iu":
+                ids = np.setdiff1d(np.arange(inputs[key]["vocabulary_size"]), inputs[key]["pad_id"])
+                arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
+            if number % 2 and inputs[key]["padded"]:
+                quarters = (2, 1, 3)[number // 2 % 3]
+                x[:, max(1, x.shape[1] * quarters // 4) :] = inputs[key]["pad_id"]
         rows = self._fitting(name)
         if rows:
             for key in self.given_inputs(name):
@@ -50,8 +56,27 @@ class VerificationRows:
     def calls(self, name: str) -> int:
         """The number of calls of a signature, so that every given row that fits is in one."""
         rows = self._fitting(name)
-        batch = next(iter(self.file.signatures[name]["inputs"].values()))["shape"][0]
-        return -(-len(rows) // batch) if rows else CALLS
+        signature = self.file.signatures[name]
+        batch = next(iter(signature["inputs"].values()))["shape"][0]
+        if rows:
+            return -(-len(rows) // batch)
+        sizes = [
+            -(-x["vocabulary_size"] // int(np.prod(x["shape"])))
+            for x in signature["inputs"].values()
+            if "vocabulary_size" in x
+        ]
+        least, most = CALLS[signature["role"]]
+        # Padding takes the place of half of the ids in half of the calls, on average.
+        return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
+
+    def walks(self, decode: str) -> int:
+        """The number of texts to feed step by step."""
+        if self.given is not None:
+            return 1
+        signature = self.file.signatures[decode]
+        count = signature["inputs"][signature["target"]]["shape"][0] * signature["max_length"]
+        least, most = CALLS["decode"]
+        return min(most, max(least, -(-signature["vocabulary_size"] // count)))
 
     def tokens(self, decode: str, number: int) -> np.ndarray:
         """Tokens (B, T) to feed step by step: the given ones, then random ones."""
@@ -64,7 +89,7 @@ class VerificationRows:
         ids = np.arange(size) if size == 1 else np.setdiff1d(np.arange(size), spec["pad_id"])
         ids = ids if np.isin(ids, ends).all() else np.setdiff1d(ids, ends)
         shape = (spec["shape"][0], signature["max_length"])
-        tokens = np.random.default_rng(number).choice(ids, shape)
+        tokens = _in_turn(ids, number, shape)
         if self.given is not None and target in self.given:
             for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
                 known = without_padding(given, spec["pad_id"])[: len(row)]
@@ -97,6 +122,15 @@ class VerificationRows:
             row = np.asarray(self.given[key][rows[(number * len(like) + i) % len(rows)]])
             result[i][tuple(slice(n) for n in row.shape)] = row
         return result
+
+
+def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Part `number` of the ids in a random order, again and again in other orders."""
+    count = int(np.prod(shape))
+    rounds = range(number * count // len(ids), (number + 1) * count // len(ids) + 1)
+    taken = np.concatenate([np.random.default_rng(x).permutation(ids) for x in rounds])
+    start = number * count - rounds[0] * len(ids)
+    return taken[start : start + count].reshape(shape)
 
 
 def without_padding(row: Any, pad_id: int) -> np.ndarray:

@@ -24,7 +24,6 @@ from small_models import (
 )
 
 from keras_tfm.export import VerificationError, export_tflite, verify
-from keras_tfm.export.verification import TOLERANCES
 from keras_tfm.generation import Beam
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
@@ -80,9 +79,10 @@ def test_every_signature_is_verified_before_the_file_is_there():
     verification = whole_file().verification
     assert [x.signature for x in verification.checks] == NAMES
     assert verification.path == whole_file().path
-    assert (verification.quantization, verification.tolerance) == ("float32", 1e-4)
+    assert verification.quantization == "float32"
     for check in verification.checks:
-        assert check.rows == 2
+        assert check.tolerance == check.graph_tolerance == 1e-4
+        assert check.rows >= 2
         assert 0 <= check.relative_error < FLOAT32
         assert 0 <= check.mean_error <= check.max_error < FLOAT32
         assert check.top_1 == 1.0
@@ -139,12 +139,13 @@ def test_numbers_are_those_of_the_definition():
     assert check.top_1 == 1.0  # of equal numbers the first one
 
 
-@pytest.mark.parametrize("quantization", ["float16", "int8"])
-def test_quantised_files_have_tolerances_of_their_own(quantization):
+@pytest.mark.parametrize(("quantization", "coarsest"), [("float16", 0.01), ("int8", 0.2)])
+def test_a_tolerance_comes_from_the_rounding_of_the_weights(quantization, coarsest):
     report = export_tflite(wide_model(), new_path(), quantization=quantization)
-    assert report.verification.tolerance == TOLERANCES[quantization]
     (check,) = report.verification.checks
-    assert 10 * FLOAT32 < check.relative_error < TOLERANCES[quantization]
+    assert 10 * FLOAT32 < check.relative_error < check.tolerance < coarsest
+    assert check.graph_error < FLOAT32
+    assert check.graph_tolerance == 1e-4  # each stored number is the model's, rounded
 
 
 # What is noticed
@@ -284,7 +285,7 @@ def test_rows_of_several_lengths_go_where_they_fit():
 def test_where_no_row_fits_they_are_made():
     verification = verify(small(), lengths_file().path, {"source": SOURCES[:1]})
     counts = {x.signature: x.rows for x in verification.checks}
-    assert (counts["predict_3"], counts["predict_5"]) == (2, 1)
+    assert counts["predict_3"] > counts["predict_5"] == 1
 
 
 def test_prompts_may_be_given_and_be_shorter():

@@ -1,0 +1,153 @@
+"""An exported file with its graph computed in float32: rounded weights can be replaced."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.export.four_bits import unpacked
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime import manifest as manifests
+
+
+class Stored(NamedTuple):
+    """A weight as the file stores it: float32 numbers, and the step between two neighbours."""
+
+    values: np.ndarray
+    step: np.ndarray
+
+
+class FloatFile:
+    """The graph of a file without the rounding of weights and activations.
+
+    Constants are dequantised, quantised activations become float32, and the operators that
+    quantise and dequantise are removed.
+
+    Args:
+        content: the file.
+
+    Attributes:
+        stored: the rounded weights by the number of their buffer.
+    """
+
+    def __init__(self, content: bytes):
+        self._schema = manifests.import_litert("schema_py_generated")
+        self._model = flatbuffer.read(content)
+        self._model.metadata = []
+        self.stored: dict[int, Stored] = {}
+        self._read()
+        for graph in self._model.subgraphs:
+            self._compute_in_float(graph)
+
+    def write(self, manifest: dict[str, Any], values: dict[int, np.ndarray]) -> bytes:
+        """The bytes of a file with a manifest, and `values` in the buffers of weights."""
+        for buffer in self.stored:
+            raw = np.ascontiguousarray(values[buffer], "float32").tobytes()
+            self._model.buffers[buffer].data = np.frombuffer(raw, "uint8")
+        described = {key: x for key, x in manifest.items() if key != "sha256"}
+        return manifests.add(flatbuffer.write(self._model), described)
+
+    def _read(self) -> None:
+        """Fills `stored`; tensors with equal bytes and other scales get buffers of their own."""
+        buffers: dict[Any, int] = {}
+        used: set[int] = set()
+        for graph in self._model.subgraphs:
+            scales = {_scales(x) for x in graph.tensors} - {None}
+            read = {}
+            for index, tensor in enumerate(graph.tensors):
+                stored = None if index in scales else self._stored(graph, tensor)
+                if stored is not None:
+                    read[index] = stored
+            for index, stored in read.items():
+                tensor = graph.tensors[index]
+                key = (tensor.buffer, tensor.type, stored.step.shape, stored.step.tobytes())
+                if key not in buffers:
+                    buffers[key] = tensor.buffer
+                    if tensor.buffer in used:
+                        buffers[key] = len(self._model.buffers)
+                        self._model.buffers.append(self._schema.BufferT())
+                    used.add(tensor.buffer)
+                    self.stored[buffers[key]] = stored
+                tensor.buffer = buffers[key]
+
+    def _stored(self, graph: Any, tensor: Any) -> Stored | None:
+        """The numbers of a constant that is stored with rounding."""
+        types, quantization = self._schema.TensorType, tensor.quantization
+        data = self._model.buffers[tensor.buffer].data
+        if data is None or not len(data):
+            return None
+        if tensor.type == types.FLOAT16:
+            half = np.frombuffer(bytes(data), "float16").reshape(_shape(tensor))
+            return Stored(half.astype("float32"), np.spacing(np.abs(half)).astype("float32"))
+        details = quantization and quantization.details
+        if hasattr(details, "scales"):
+            rows = graph.tensors[details.scales]
+            raw = np.frombuffer(bytes(self._model.buffers[rows.buffer].data), "float16")
+            step = np.repeat(raw.astype("float32"), details.blockSize).reshape(_shape(tensor))
+            return Stored(unpacked(self._model, tensor) * step, step)
+        if not _is_quantized(tensor):
+            return None
+        scale = np.asarray(quantization.scale, "float32")
+        zero = np.zeros(1, "int64")
+        if quantization.zeroPoint is not None and len(quantization.zeroPoint):
+            zero = np.asarray(quantization.zeroPoint, "int64")
+        if scale.size > 1:
+            along = [1] * len(tensor.shape)
+            along[quantization.quantizedDimension] = -1
+            scale = scale.reshape(along)
+            zero = zero.reshape(along) if zero.size > 1 else zero
+        if tensor.type == types.INT4:
+            numbers = unpacked(self._model, tensor)
+        else:
+            kinds = {types.INT8: "int8", types.INT16: "int16", types.INT32: "int32"}
+            numbers = np.frombuffer(bytes(data), kinds[tensor.type]).reshape(_shape(tensor))
+        values = (numbers.astype("float64") - zero) * scale
+        return Stored(values.astype("float32"), np.broadcast_to(scale, values.shape))
+
+    def _compute_in_float(self, graph: Any) -> None:
+        types, operators = self._schema.TensorType, self._schema.BuiltinOperator
+        scales = {_scales(x) for x in graph.tensors} - {None}
+        for index, tensor in enumerate(graph.tensors):
+            if index in scales:
+                continue
+            if (
+                tensor.buffer in self.stored
+                or tensor.type == types.FLOAT16
+                or _is_quantized(tensor)
+            ):
+                tensor.type, tensor.quantization = types.FLOAT32, None
+        same: dict[int, int] = {}
+        kept = []
+        for operator in graph.operators:
+            operator.inputs = [same.get(int(x), int(x)) for x in operator.inputs]
+            code = self._model.operatorCodes[operator.opcodeIndex]
+            number = max(code.builtinCode, code.deprecatedBuiltinCode)
+            if number in (operators.QUANTIZE, operators.DEQUANTIZE):
+                same[int(operator.outputs[0])] = operator.inputs[0]
+                continue
+            if hasattr(operator.builtinOptions, "asymmetricQuantizeInputs"):
+                operator.builtinOptions.asymmetricQuantizeInputs = False
+            kept.append(operator)
+        graph.operators = kept
+        graph.outputs = [same.get(int(x), int(x)) for x in graph.outputs]
+        number = self._model.subgraphs.index(graph)
+        for signature in self._model.signatureDefs or ():
+            for output in signature.outputs if signature.subgraphIndex == number else ():
+                output.tensorIndex = same.get(output.tensorIndex, output.tensorIndex)
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(x) for x in tensor.shape) if tensor.shape is not None else ()
+
+
+def _scales(tensor: Any) -> int | None:
+    """The tensor with the scales of blocks of a tensor, if it has some."""
+    details = tensor.quantization and tensor.quantization.details
+    return details.scales if hasattr(details, "scales") else None
+
+
+def _is_quantized(tensor: Any) -> bool:
+    quantization = tensor.quantization
+    if quantization is None:
+        return False
+    scale = quantization.scale
+    return _scales(tensor) is not None or (scale is not None and len(scale) > 0)

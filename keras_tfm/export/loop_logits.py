@@ -1,0 +1,138 @@
+"""The logits of every step of a greedy loop inside a file, which itself returns only tokens."""
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime import flatbuffer, native_log
+from keras_tfm.runtime.manifest import import_litert
+
+
+class LoopLogits:
+    """Runs a "generate" signature in pieces, and keeps the logits that each step chooses from.
+
+    The graph is cut at its loops. Each loop's condition and body become signatures, and the body
+    also returns its logits. The operators are those of the file, in the same order.
+
+    Args:
+        content: the file.
+        signature: the name of the signature.
+
+    Attributes:
+        found: whether the loops were found: only greedy search has logits (B, V) in its loop.
+    """
+
+    def __init__(self, content: bytes, signature: str):
+        self._schema = import_litert("schema_py_generated")
+        self._model = flatbuffer.read(content)
+        self._model.metadata = []
+        (self._entry,) = (
+            x for x in self._model.signatureDefs if x.signatureKey.decode() == signature
+        )
+        self._main = self._model.subgraphs[self._entry.subgraphIndex]
+        self._loops = [x for x in self._main.operators if self._is(x, "WHILE")]
+        bodies = [self._model.subgraphs[x.builtinOptions.bodySubgraphIndex] for x in self._loops]
+        logits = [self._logits_of(body) for body in bodies]
+        self.found = bool(bodies) and None not in logits
+        self._runners: dict[str, Any] = {}
+        # Of each output of a piece, the number of the input that it is, or its constant value, or
+        # None if it is computed.
+        self._known: dict[str, list[Any]] = {}
+        if self.found:
+            self._load(bodies, logits)
+
+    def run(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        """The logits (B, steps, V) for one call's inputs, in the exported shape."""
+        tensors = {x.tensorIndex: inputs[x.name.decode()] for x in self._entry.inputs}
+        result = []
+        for number, loop in enumerate(self._loops):
+            state = self._call(f"before_{number}", [tensors[i] for i in sorted(tensors)])
+            while self._call(f"condition_{number}", state)[0].item():
+                *state, logits = self._call(f"body_{number}", state)
+                result.append(logits)
+            tensors.update(zip(map(int, loop.outputs), state, strict=True))
+        return np.stack(result, axis=1)
+
+    def _is(self, operator: Any, name: str) -> bool:
+        code = self._model.operatorCodes[operator.opcodeIndex]
+        number = max(code.builtinCode, code.deprecatedBuiltinCode)
+        return bool(number == getattr(self._schema.BuiltinOperator, name))
+
+    def _logits_of(self, body: Any) -> int | None:
+        """The tensor of which a loop's body takes the largest number."""
+        found = [int(x.inputs[0]) for x in body.operators if self._is(x, "TOPK_V2")]
+        nested = any(self._is(x, "WHILE") for x in body.operators)
+        return found[0] if len(found) == 1 and not nested else None
+
+    def _load(self, bodies: list[Any], logits: list[Any]) -> None:
+        self._model.signatureDefs = []
+        known = [int(x.tensorIndex) for x in self._entry.inputs]
+        for number, loop in enumerate(self._loops):
+            self._add(f"before_{number}", self._main, sorted(known), list(loop.inputs))
+            known += [int(x) for x in loop.outputs]
+            condition = self._model.subgraphs[loop.builtinOptions.condSubgraphIndex]
+            self._add(
+                f"condition_{number}", condition, list(condition.inputs), list(condition.outputs)
+            )
+            body = bodies[number]
+            self._add(f"body_{number}", body, list(body.inputs), [*body.outputs, logits[number]])
+        interpreter_module = import_litert("interpreter")
+        names = [x.signatureKey.decode() for x in self._model.signatureDefs]
+        with native_log.captured():
+            self._interpreter = interpreter_module.Interpreter(
+                model_content=flatbuffer.write(self._model), num_threads=1
+            )
+            self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
+
+    def _add(self, name: str, graph: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """A signature for the operators of `graph` that make `outputs` of `inputs`."""
+        # LiteRT does not fill an output that is an input or a dequantised constant.
+        places = {int(x): i for i, x in enumerate(inputs)}
+        known = [places.get(int(x), self._constant(graph, int(x))) for x in outputs]
+        self._known[name] = known
+        outputs = [x for x, value in zip(outputs, known, strict=True) if value is None]
+        piece = copy.copy(graph)
+        piece.name, piece.inputs, piece.outputs = name.encode(), inputs, outputs
+        needed, kept = {int(x) for x in outputs} - set(map(int, inputs)), []
+        for operator in reversed(graph.operators):
+            if needed & set(map(int, operator.outputs)):
+                kept.append(operator)
+                needed |= set(map(int, operator.inputs)) - set(map(int, inputs))
+        piece.operators = kept[::-1]
+        signature = self._schema.SignatureDefT()
+        signature.signatureKey, signature.subgraphIndex = name.encode(), len(self._model.subgraphs)
+        signature.inputs = self._maps("in", inputs)
+        signature.outputs = self._maps("out", outputs)
+        self._model.subgraphs.append(piece)
+        self._model.signatureDefs.append(signature)
+
+    def _constant(self, graph: Any, index: int) -> np.ndarray | None:
+        """The value of a weight that an operator dequantises."""
+        for operator in graph.operators:
+            if index in operator.outputs and self._is(operator, "DEQUANTIZE"):
+                tensor = graph.tensors[operator.inputs[0]]
+                data = self._model.buffers[tensor.buffer].data
+                if data is None:
+                    return None
+                if tensor.type == self._schema.TensorType.FLOAT16:
+                    half = np.frombuffer(bytes(data), "float16").reshape(tensor.shape)
+                    return half.astype("float32")
+                return flatbuffer.dequantized(self._model, tensor)[0]
+        return None
+
+    def _maps(self, prefix: str, tensors: list[Any]) -> list[Any]:
+        result = []
+        for number, tensor in enumerate(tensors):
+            entry = self._schema.TensorMapT()
+            entry.name, entry.tensorIndex = f"{prefix}{number}".encode(), int(tensor)
+            result.append(entry)
+        return result
+
+    def _call(self, name: str, arguments: list[np.ndarray]) -> list[np.ndarray]:
+        results = self._runners[name](**{f"in{i}": x for i, x in enumerate(arguments)})
+        computed = (results[f"out{i}"] for i in range(len(results)))
+        return [
+            next(computed) if x is None else arguments[x] if isinstance(x, int) else x
+            for x in self._known[name]
+        ]

@@ -1,0 +1,164 @@
+"""The weights of a file before they were rounded: found in the model, by value."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# A stored number is at most half a step from the model's; the rest is float32's own rounding.
+_HALF = 0.502
+_ROUNDING = 1e-6
+# Rows on which a weight is tried before all are.
+_TRIED = 48
+
+
+@dataclass
+class Unrounded:
+    """A weight of a file, as far as it is known.
+
+    Attributes:
+        values: the model's numbers if `known`; otherwise the file's.
+        spread: how far the unrounded numbers may be from `values`, an array that broadcasts to
+            them: for `known` weights relative to `values`, otherwise absolute.
+        known: whether the model has this weight.
+    """
+
+    values: np.ndarray
+    spread: np.ndarray
+    known: bool
+
+    def sample(self, generator: np.random.Generator) -> np.ndarray:
+        """Numbers that round to the file's as well as `values` do."""
+        drawn = self.spread * generator.uniform(-1.0, 1.0, self.spread.shape)
+        return (self.values * (1.0 + drawn) if self.known else self.values + drawn).astype(
+            "float32"
+        )
+
+
+class ModelWeights:
+    """The weights of a model, to be found again in a file.
+
+    A converter transposes and reshapes a kernel, and multiplies its rows or columns by a factor
+    that stood before or after it in the graph, as the gamma of a normalization or the half of a
+    GELU.
+
+    Args:
+        arrays: the model's weights.
+
+    >>> import numpy as np
+    >>> from keras_tfm.export.stored_weights import ModelWeights
+    >>> kernel = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]], "float32")
+    >>> step = np.full((3, 1), 0.1, "float32")
+    >>> ModelWeights([kernel]).unrounded(np.round(kernel.T, 1) + 0.04, step).values[2].tolist()
+    [3.0, 7.0]
+    >>> ModelWeights([kernel]).unrounded(kernel.T + 0.2, step).known
+    False
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self._matrices = [x.astype("float32") for x in arrays if x.ndim > 1]
+        self._vectors = [x.astype("float64") for x in arrays if x.ndim == 1]
+
+    def unrounded(self, values: np.ndarray, step: np.ndarray) -> Unrounded:
+        """The model's weight that rounds to `values`.
+
+        Args:
+            values: of the file, in float32.
+            step: the difference of neighbouring numbers that the file can store; broadcasts.
+        """
+        half = np.broadcast_to(_HALF * step, values.shape)
+        inexact = None
+        for matrix in self._matrices:
+            if matrix.size != values.size:
+                continue
+            for rows in _arrangements(matrix):
+                found = self._scaled(values.reshape(rows.shape), half.reshape(rows.shape), rows)
+                if found is None:
+                    continue
+                known, spread = found
+                result = Unrounded(
+                    known.reshape(values.shape).astype("float32"),
+                    np.broadcast_to(spread, rows.shape).reshape(values.shape)
+                    if spread.size > 1
+                    else spread,
+                    True,
+                )
+                if spread.size == 1:
+                    return result
+                inexact = inexact or result
+        return inexact or Unrounded(values, np.asarray(step) / 2, False)
+
+    def _scaled(
+        self, values: np.ndarray, half: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """`rows`, scaled so that they round to `values`, and the uncertainty of the factors."""
+        slack = half + _ROUNDING * np.abs(values).max(initial=0.0)
+        if np.all(np.abs(values - rows) <= slack):
+            return rows, np.zeros(1)
+        if len(rows) == 1:  # one number a column: factors would fit anything
+            return None
+        inexact = None
+        for turn in (False, True):
+            v, h, w = (x.T if turn else x for x in (values, slack, rows))
+            if len(v) < 4:  # too few numbers to tell a factor from a coincidence
+                continue
+            # Factors of columns, first tried on a few rows.
+            few = slice(None, None, max(1, len(v) // _TRIED))
+            if _interval(v[few], h[few], w[few]) is None:
+                continue
+            between = _interval(v, h, w)
+            if between is None:
+                continue
+            low, high = between
+            for vector in (np.ones(1), *(x for x in self._vectors if x.size == low.size)):
+                factor = _common(low, high, vector)
+                if factor is not None:
+                    scaled = w * (factor * vector)
+                    return (scaled.T if turn else scaled), np.zeros(1)
+            middle = (low + high) / 2
+            spread = (high - low) / 2 / np.maximum(np.abs(middle), 1e-30)
+            scaled, spread = w * middle, np.broadcast_to(spread, w.shape)
+            inexact = inexact or ((scaled.T, spread.T) if turn else (scaled, spread))
+        return inexact
+
+
+def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
+    """The weight as a matrix, for each way to group its axes, and transposed."""
+    yield weight.reshape(1, -1)
+    for axis in range(1, weight.ndim):
+        matrix = weight.reshape(int(np.prod(weight.shape[:axis])), -1)
+        yield matrix
+        yield matrix.T
+
+
+def _interval(
+    values: np.ndarray, half: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The least and the largest factor of each column that agree with all rows, if there are."""
+    # Where the model's number is nearly zero, any factor does, and the file's must be zero, too.
+    tiny = np.abs(rows) <= 1e-7 * np.abs(rows).max(initial=0.0)
+    if np.any(tiny & (np.abs(values) > half)):
+        return None
+    divisor = np.where(tiny, 1.0, rows).astype("float64")
+    a, b = (values - half) / divisor, (values + half) / divisor
+    low = np.where(tiny, -np.inf, np.minimum(a, b)).max(axis=0)
+    high = np.where(tiny, np.inf, np.maximum(a, b)).min(axis=0)
+    if np.any(low > high):
+        return None
+    free = ~np.isfinite(low) | ~np.isfinite(high)  # a column of zeros
+    return np.where(free, 1.0, low), np.where(free, 1.0, high)
+
+
+def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> float | None:
+    """The factor by which `vector` is between `low` and `high`, if there is one."""
+    safe = np.where(vector == 0.0, 1.0, vector)
+    a, b = low / safe, high / safe
+    zero = np.broadcast_to(vector == 0.0, low.shape)
+    if np.any(zero & ((low > 0.0) | (high < 0.0))):
+        return None
+    least = np.where(zero, -np.inf, np.minimum(a, b)).max()
+    most = np.where(zero, np.inf, np.maximum(a, b)).min()
+    if not np.isfinite(least) or least > most:
+        return None
+    exact = [x for x in (1.0, 0.5, 0.5**0.5, 2.0**0.5, 2.0) if least <= x <= most]
+    return exact[0] if exact else float((least + most) / 2)

@@ -1,0 +1,74 @@
+"""Weights of a file, found again in the model after rounding, transposing and folded factors."""
+
+import numpy as np
+import pytest
+
+from keras_tfm.export.stored_weights import ModelWeights
+
+RNG = np.random.default_rng(0)
+KERNEL = RNG.normal(size=(23, 19)).astype("float32")
+GAMMA = (1.0 + 0.3 * RNG.normal(size=23)).astype("float32")
+OTHER = RNG.normal(size=(23, 19)).astype("float32")
+
+
+def rounded(values, levels):
+    """Each row in its own steps, as a file stores it."""
+    step = np.abs(values).max(axis=1, keepdims=True) / levels
+    return (np.rint(values / step) * step).astype("float32"), step
+
+
+@pytest.mark.parametrize("levels", [7, 127])
+@pytest.mark.parametrize(
+    "folded",
+    [
+        pytest.param(KERNEL.T, id="transposed"),
+        pytest.param(0.5 * KERNEL.T, id="halved, for a GELU"),
+        pytest.param(KERNEL.T * GAMMA, id="with the scale of the norm before"),
+        pytest.param(-0.5 * KERNEL.T * GAMMA, id="with scale and factor"),
+    ],
+)
+def test_a_rounded_weight_is_the_models(folded, levels):
+    found = ModelWeights([OTHER, KERNEL, GAMMA]).unrounded(*rounded(folded, levels))
+    assert found.known
+    assert not np.any(found.spread)
+    # An unknown factor is between bounds that all 437 numbers set.
+    np.testing.assert_allclose(found.values, folded, rtol=0.3 / (levels * 19))
+
+
+def test_unknown_factors_are_known_as_far_as_the_numbers_tell():
+    factors = np.linspace(0.5, 2.0, 23)
+    values, step = rounded(KERNEL.T * factors, 127)
+    found = ModelWeights([KERNEL]).unrounded(values, step)
+    assert found.known
+    assert 0.0 < found.spread.max() < 0.02
+    error = np.abs(found.values - KERNEL.T * factors)
+    assert np.all(error <= 1.01 * found.spread * np.abs(found.values) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(RNG.permutation(KERNEL).T, id="shuffled rows"),
+        pytest.param(OTHER.T, id="another weight"),
+    ],
+)
+def test_another_weight_is_unknown(wrong):
+    values, step = rounded(wrong, 7)
+    found = ModelWeights([KERNEL, GAMMA]).unrounded(values, step)
+    assert not found.known
+    np.testing.assert_array_equal(found.values, values)
+    np.testing.assert_array_equal(found.spread, step / 2)
+
+
+def test_a_number_that_is_off_by_more_than_half_a_step_is_not_the_models():
+    values, step = rounded(KERNEL.T, 127)
+    assert ModelWeights([KERNEL]).unrounded(values, step).known
+    values[3, 4] += step[3, 0]
+    assert not ModelWeights([KERNEL]).unrounded(values, step).known
+
+
+def test_samples_differ_by_the_spread():
+    values, step = rounded(OTHER.T, 7)
+    found = ModelWeights([KERNEL]).unrounded(values, step)
+    difference = np.abs(found.sample(np.random.default_rng(1)) - values) / step
+    assert 0.45 < difference.max() <= 0.5 + 1e-6
