@@ -117,7 +117,9 @@ class Comparison:
         seconds: list[float] = []
         loop = None
         if isinstance(self.strategy, Greedy):
-            loop = LoopLogits(self.file.path.read_bytes(), name)
+            batch = next(iter(signature["inputs"].values()))["shape"][0]
+            size = batch * self.outputs.model.outputs[0].shape[-1]
+            loop = LoopLogits(self.file.path.read_bytes(), name, size)
         rows = 0
         for number in range(self.rows.calls(name)):
             inputs: dict[str, Any] = dict(self.rows.arguments(name, number))

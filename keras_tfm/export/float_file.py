@@ -48,6 +48,7 @@ class FloatFile:
 
     def _read(self) -> None:
         """Fills `stored`; tensors with equal bytes and other scales get buffers of their own."""
+        twice = self._rounded_twice()
         buffers: dict[Any, int] = {}
         used: set[int] = set()
         for graph in self._model.subgraphs:
@@ -56,7 +57,7 @@ class FloatFile:
             for index, tensor in enumerate(graph.tensors):
                 stored = None if index in scales else self._stored(graph, tensor)
                 if stored is not None:
-                    read[index] = stored
+                    read[index] = stored._replace(step=stored.step + twice.get(tensor.buffer, 0.0))
             for index, stored in read.items():
                 tensor = graph.tensors[index]
                 key = (tensor.buffer, tensor.type, stored.step.shape, stored.step.tobytes())
@@ -68,6 +69,26 @@ class FloatFile:
                     used.add(tensor.buffer)
                     self.stored[buffers[key]] = stored
                 tensor.buffer = buffers[key]
+
+    def _rounded_twice(self) -> dict[int, float]:
+        """The step of an earlier rounding, of the tables that `round_after_lookup` stored again.
+
+        They had one scale for all numbers, from the least to the largest.
+        """
+        types = self._schema.TensorType
+        steps = {}
+        for use in flatbuffer.weight_uses(self._model):
+            graph, tensor = use.graph, use.tensor
+            is_full = any(
+                x.type == types.INT8
+                and _is_quantized(x)
+                and self._model.buffers[x.buffer].data is None
+                for x in graph.tensors
+            )
+            if use.name == "EMBEDDING_LOOKUP" and tensor.type == types.INT8 and is_full:
+                values = flatbuffer.dequantized(self._model, tensor)[0]
+                steps[tensor.buffer] = float(values.max() - values.min()) / 255
+        return steps
 
     def _stored(self, graph: Any, tensor: Any) -> Stored | None:
         """The numbers of a constant that is stored with rounding."""

@@ -8,6 +8,9 @@ import numpy as np
 from keras_tfm.runtime import flatbuffer, native_log
 from keras_tfm.runtime.manifest import import_litert
 
+# The operators that prepare logits for the choice of the best block.
+_BLOCKING = ("RESHAPE", "REDUCE_MAX", "PAD", "PADV2", "CONCATENATION")
+
 
 class LoopLogits:
     """Runs a "generate" signature in pieces, and keeps the logits that each step chooses from.
@@ -18,12 +21,13 @@ class LoopLogits:
     Args:
         content: the file.
         signature: the name of the signature.
+        size: the number of the logits of all rows, B times V.
 
     Attributes:
         found: whether the loops were found: only greedy search has logits (B, V) in its loop.
     """
 
-    def __init__(self, content: bytes, signature: str):
+    def __init__(self, content: bytes, signature: str, size: int):
         self._schema = import_litert("schema_py_generated")
         self._model = flatbuffer.read(content)
         self._model.metadata = []
@@ -33,7 +37,7 @@ class LoopLogits:
         self._main = self._model.subgraphs[self._entry.subgraphIndex]
         self._loops = [x for x in self._main.operators if self._is(x, "WHILE")]
         bodies = [self._model.subgraphs[x.builtinOptions.bodySubgraphIndex] for x in self._loops]
-        logits = [self._logits_of(body) for body in bodies]
+        logits = [self._logits_of(body, size) for body in bodies]
         self.found = bool(bodies) and None not in logits
         self._runners: dict[str, Any] = {}
         # Of each output of a piece, the number of the input that it is, or its constant value, or
@@ -52,18 +56,28 @@ class LoopLogits:
                 *state, logits = self._call(f"body_{number}", state)
                 result.append(logits)
             tensors.update(zip(map(int, loop.outputs), state, strict=True))
-        return np.stack(result, axis=1)
+        return np.stack([x.reshape(-1, x.shape[-1]) for x in result], axis=1)
 
     def _is(self, operator: Any, name: str) -> bool:
         code = self._model.operatorCodes[operator.opcodeIndex]
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
         return bool(number == getattr(self._schema.BuiltinOperator, name))
 
-    def _logits_of(self, body: Any) -> int | None:
-        """The tensor of which a loop's body takes the largest number."""
-        found = [int(x.inputs[0]) for x in body.operators if self._is(x, "TOPK_V2")]
-        nested = any(self._is(x, "WHILE") for x in body.operators)
-        return found[0] if len(found) == 1 and not nested else None
+    def _logits_of(self, body: Any, size: int) -> int | None:
+        """The tensor of which a loop's body takes the largest number, maybe block by block."""
+        makers = {int(y): x for x in body.operators for y in x.outputs}
+        first = next((x for x in body.operators if self._is(x, "TOPK_V2")), None)
+        if first is None or any(self._is(x, "WHILE") for x in body.operators):
+            return None
+        tensor = int(first.inputs[0])
+        while np.prod(body.tensors[tensor].shape) != size:
+            maker = makers.get(tensor)
+            if maker is None or not any(self._is(maker, name) for name in _BLOCKING):
+                return None
+            tensor = int(maker.inputs[0])
+        while (maker := makers.get(tensor)) is not None and self._is(maker, "RESHAPE"):
+            tensor = int(maker.inputs[0])  # (B, V) before it is cut into blocks
+        return tensor
 
     def _load(self, bodies: list[Any], logits: list[Any]) -> None:
         self._model.signatureDefs = []

@@ -8,6 +8,8 @@ import numpy as np
 # A stored number is at most half a step from the model's; the rest is float32's own rounding.
 _HALF = 0.502
 _ROUNDING = 1e-6
+# Factors that layers have: of activations, and of scores and embeddings of the usual widths.
+_FACTORS = [1.0, 0.5, 2.0, *(2.0 ** (x / 2) for x in (-1, 1, *range(-12, 13)))]
 # Rows on which a weight is tried before all are.
 _TRIED = 48
 
@@ -67,6 +69,12 @@ class ModelWeights:
             step: the difference of neighbouring numbers that the file can store; broadcasts.
         """
         half = np.broadcast_to(_HALF * step, values.shape)
+        ends = (0.0, values.min(initial=0.0), values.max(initial=0.0))
+        if np.all(np.isin(values, ends)):  # a mask or a scale, stored exactly
+            return Unrounded(values, np.zeros(1), True)
+        for vector in self._vectors:
+            if vector.shape == values.shape and np.all(np.abs(values - vector) <= half):
+                return Unrounded(vector.astype("float32"), np.zeros(1), True)
         inexact = None
         for matrix in self._matrices:
             if matrix.size != values.size:
@@ -111,10 +119,11 @@ class ModelWeights:
                 continue
             low, high = between
             for vector in (np.ones(1), *(x for x in self._vectors if x.size == low.size)):
-                factor = _common(low, high, vector)
-                if factor is not None:
+                common = _common(low, high, vector)
+                if common is not None:
+                    factor, spread = common
                     scaled = w * (factor * vector)
-                    return (scaled.T if turn else scaled), np.zeros(1)
+                    return (scaled.T if turn else scaled), np.full(1, spread)
             middle = (low + high) / 2
             spread = (high - low) / 2 / np.maximum(np.abs(middle), 1e-30)
             scaled, spread = w * middle, np.broadcast_to(spread, w.shape)
@@ -149,8 +158,8 @@ def _interval(
     return np.where(free, 1.0, low), np.where(free, 1.0, high)
 
 
-def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> float | None:
-    """The factor by which `vector` is between `low` and `high`, if there is one."""
+def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> tuple[float, float] | None:
+    """A factor by which `vector` is between `low` and `high`, and its relative uncertainty."""
     safe = np.where(vector == 0.0, 1.0, vector)
     a, b = low / safe, high / safe
     zero = np.broadcast_to(vector == 0.0, low.shape)
@@ -160,5 +169,8 @@ def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> float | No
     most = np.where(zero, np.inf, np.maximum(a, b)).min()
     if not np.isfinite(least) or least > most:
         return None
-    exact = [x for x in (1.0, 0.5, 0.5**0.5, 2.0**0.5, 2.0) if least <= x <= most]
-    return exact[0] if exact else float((least + most) / 2)
+    exact = [x for x in _FACTORS if least <= x <= most]
+    if exact:
+        return exact[0], 0.0
+    middle = float((least + most) / 2)
+    return middle, abs(float(most - least) / 2 / middle)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 EXACT = 1e-4
 # A file rounds activations, too, and at most so many times as coarsely as the weights: LiteRT
 # scales them for each row ("int8", "int4"), or once for all inputs ("int8_full").
-_ACTIVATIONS = {"float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 20.0}
+_ACTIVATIONS = {"float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
 # Beyond this relative error nothing is left of the model.
 _LARGEST = 1.0
 # Between two random roundings of the same weights the errors differ less than this.
