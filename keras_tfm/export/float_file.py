@@ -44,7 +44,7 @@ class FloatFile:
             raw = np.ascontiguousarray(values[buffer], "float32").tobytes()
             self._model.buffers[buffer].data = np.frombuffer(raw, "uint8")
         described = {key: x for key, x in manifest.items() if key != "sha256"}
-        return manifests.add(flatbuffer.write(self._model), described)
+        return flatbuffer.add_manifest(flatbuffer.write(self._model), described)
 
     def _read(self) -> None:
         """Fills `stored`; tensors with equal bytes and other scales get buffers of their own."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime import flatbuffer, native_log
+from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import import_litert
 
 # The operators that prepare logits for the choice of the best block.
@@ -93,11 +93,10 @@ class LoopLogits:
             self._add(f"body_{number}", body, list(body.inputs), [*body.outputs, logits[number]])
         interpreter_module = import_litert("interpreter")
         names = [x.signatureKey.decode() for x in self._model.signatureDefs]
-        with native_log.captured():
-            self._interpreter = interpreter_module.Interpreter(
-                model_content=flatbuffer.write(self._model), num_threads=1
-            )
-            self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
+        self._interpreter = interpreter_module.Interpreter(
+            model_content=flatbuffer.write(self._model), num_threads=1
+        )
+        self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
 
     def _add(self, name: str, graph: Any, inputs: list[Any], outputs: list[Any]) -> None:
         """A signature for the operators of `graph` that make `outputs` of `inputs`."""
