@@ -17,6 +17,14 @@ REVISED = [
     "keras_tfm/plots.py",
     "keras_tfm/text",
     "keras_tfm/training",
+    "keras_tfm/cli",
+    "keras_tfm/export",
+    "keras_tfm/runtime",
+    "keras_tfm/keras_internals.py",
+    "README.md",
+    "docs",
+    "export",
+    "examples/web/README.md",
     "benchmarks",
     "examples/bert_pretraining.py",
     "examples/dates.py",
@@ -28,7 +36,6 @@ REVISED = [
     "examples/text_classification.py",
     "examples/translation.py",
     "examples/translation_data.py",
-    "docs/architecture.md",
     "CONTRIBUTING.md",
 ]
 # Regular expressions, in which a space also matches a line break inside a comment or docstring.
