@@ -125,9 +125,9 @@ class ModelWeights:
                     scaled = w * (factor * vector)
                     return (scaled.T if turn else scaled), np.full(1, spread)
             middle = (low + high) / 2
-            spread = (high - low) / 2 / np.maximum(np.abs(middle), 1e-30)
-            scaled, spread = w * middle, np.broadcast_to(spread, w.shape)
-            inexact = inexact or ((scaled.T, spread.T) if turn else (scaled, spread))
+            relative = (high - low) / 2 / np.maximum(np.abs(middle), 1e-30)
+            scaled, spreads = w * middle, np.broadcast_to(relative, w.shape)
+            inexact = inexact or ((scaled.T, spreads.T) if turn else (scaled, spreads))
         return inexact
 
 

@@ -15,7 +15,7 @@ Tensor = Any
 
 
 def as_boolean(mask: Tensor, name: str) -> Tensor:
-    """Returns `mask` as booleans. Integers 0 and 1 are accepted, floats raise a TypeError.
+    """Returns `mask` as booleans. Of integers, all but 0 are True; floats raise a TypeError.
 
     A float mask is usually additive (0 = attend, -1e9 = hide). Cast to booleans it would mean the
     opposite.

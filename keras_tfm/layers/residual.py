@@ -99,7 +99,7 @@ class Residual(RematerializedLayer):
         if order == "sandwich":
             self.output_norm = make_norm(norm, epsilon, self.dtype_policy, "output_norm")
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.drop_path_layer = keras.layers.Dropout(drop_path, dtype=self.dtype_policy)
+        self.drop_path_layer = Dropout(drop_path, dtype=self.dtype_policy)
         self.supports_masking = True
 
     def build(self, x_shape: Any) -> None:

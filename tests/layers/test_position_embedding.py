@@ -282,3 +282,24 @@ def test_fault_42_a_keras_file_holds_the_table(x, tmp_path):
     assert again.initializer.get_config() == initializer.get_config()
     assert_close(loaded(x), model(x), EXACT)
     assert [weight.path for weight in layer.weights] == ["learned/positions"]
+
+
+def test_a_position_before_the_table_is_no_other_row():
+    layer = PositionEmbedding(5)
+    y = to_numpy(layer(np.zeros((1, 2, 3), "float32"), np.array([[-1, 4]])))
+    assert np.isnan(y[0, 0]).all()
+    assert_close(y[0, 1], to_numpy(layer.positions)[4], 0.0)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_rows_before_that_of_position_0_are_unused(length):
+    """As in RoBERTa's checkpoints."""
+    layer = PositionEmbedding(5, offset=2)
+    x = np.zeros((1, length, 3), "float32")
+    expected = to_numpy(layer(x))
+    assert layer.positions.shape == (7, 3)
+    assert_close(expected[0], to_numpy(layer.positions)[2 : 2 + length], 0.0)
+    assert_close(layer(x, np.arange(length)), expected, 0.0)
+    assert type(layer).from_config(layer.get_config()).offset == 2
+    with pytest.raises(ValueError, match="offset must be at least 0, got -1"):
+        PositionEmbedding(5, offset=-1)

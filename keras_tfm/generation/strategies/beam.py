@@ -52,7 +52,9 @@ class Beam(Strategy):
     Args:
         size: int, the beam width.
         length_penalty: float, the exponent, 0.6 in the original Transformer; or a function of n (a
-            float32 tensor) that returns the divisor.
+            float32 tensor) that returns the divisor. It must not decrease, or not increase, with n:
+            the search ends when no open hypothesis can become better at its shortest or longest
+            length.
         hypotheses: int, number of hypotheses returned. With 1, `tokens` is (B, T) and `scores`
             (B,); with n > 1, (B, n, T) and (B, n), best first.
 

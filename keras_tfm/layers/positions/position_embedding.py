@@ -110,8 +110,9 @@ class PositionEmbedding(RematerializedLayer):
         if limit is not None:
             # A finished row is stepped along with the others, even past the table: not an error.
             index = ops.minimum(positions, self.max_length - 1)
-        # XLA silently clamps an index that is too large: return NaN instead of the last row.
-        beyond = ops.where(positions < self.max_length, 0.0, float("nan"))
+        # `take` reads another row for an index outside the table: return NaN instead.
+        inside = ops.logical_and(positions >= 0, positions < self.max_length)
+        beyond = ops.where(inside, 0.0, float("nan"))
         return ops.take(table, index, axis=0) + ops.expand_dims(ops.cast(beyond, table.dtype), -1)
 
     def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
