@@ -63,7 +63,9 @@ def written(page: Path) -> str:
         text = "\n\n".join(entry_of(match["path"], members, link))
         return f"{match[0].splitlines()[0]}\n\n{text}\n\n<!-- end -->"
 
-    text = re.sub(r"^::: (keras_tfm.+)$", r"<!-- \1 -->\n<!-- end -->", page.read_text(), flags=re.M)
+    text = re.sub(
+        r"^::: (keras_tfm.+)$", r"<!-- \1 -->\n<!-- end -->", page.read_text(), flags=re.M
+    )
     return ENTRY.sub(entry, text)
 
 

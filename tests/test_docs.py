@@ -5,6 +5,7 @@ import builtins
 import importlib.util
 import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,15 +30,21 @@ GUIDES = [
     "on-device",
     "troubleshooting",
 ]
-SLOW = ["first-model", "training", "export"]
+SLOW = ["first-model", "training", "export", "cookbook"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
+    "cookbook": ["tokenizers"],
+    "from-kerashub": ["keras_hub", "safetensors"],
+    "from-transformers-tf": ["safetensors"],
+    "on-device": ["tokenizers"],
     "data": ["tokenizers", "sentencepiece"],
     "export": ["tokenizers", "ai_edge_quantizer"],
     "huggingface": ["tokenizers", "safetensors"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
+# Folders that a guide's program finds.
+FOLDERS = {"from-transformers-tf": {"tf_folder": ROOT / "tests/parity/transformers_tf/bert"}}
 
 
 def blocks_of(page):
@@ -57,6 +64,8 @@ def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     for package in NEEDED.get(page, []):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    for name, folder in FOLDERS.get(page, {}).items():
+        shutil.copytree(folder, name)
     smaller = SMALLER.get(page, {})
     printed = {}
 
