@@ -146,6 +146,25 @@ def test_sections_of_a_docstring_become_lists_and_examples_fences():
     )
 
 
+def messages_of(path):
+    """The texts of a module, with "\0" for what varies."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(x.value if isinstance(x, ast.Constant) else "\0" for x in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_messages_in_troubleshooting_are_the_library_s():
+    page = (DOCS / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `(.+?)` \|", page, re.M)
+    assert len(quoted) > 30
+    known = [text for path in (ROOT / "keras_tfm").rglob("*.py") for text in messages_of(path)]
+    for message in quoted:
+        pattern = ".*".join(map(re.escape, message.split("...")))
+        assert any(re.search(pattern, text, re.S) for text in known), message
+
+
 def test_every_guide_is_in_the_contents():
     tree = ast.parse((DOCS / "conf.py").read_text())
     (contents,) = (
