@@ -42,6 +42,11 @@ WIDTH = 88
 
 
 def main() -> None:
+    for path in API.glob("*.md"):
+        text = path.read_text()
+        entries = re.sub(r"^::: (keras_tfm.+)$", r"<!-- \1 -->\n<!-- end -->", text, flags=re.M)
+        if entries != text:
+            path.write_text(entries)
     for path in pages():
         text = written(path)
         if text != path.read_text():
@@ -63,10 +68,7 @@ def written(page: Path) -> str:
         text = "\n\n".join(entry_of(match["path"], members, link))
         return f"{match[0].splitlines()[0]}\n\n{text}\n\n<!-- end -->"
 
-    text = re.sub(
-        r"^::: (keras_tfm.+)$", r"<!-- \1 -->\n<!-- end -->", page.read_text(), flags=re.M
-    )
-    return ENTRY.sub(entry, text)
+    return ENTRY.sub(entry, page.read_text())
 
 
 # --- names and links
@@ -87,6 +89,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+@functools.cache
 def public_names() -> dict[str, tuple[str, str]]:
     """ "Greedy", "generation.Greedy" -> page and anchor; no name that two packages have."""
     names: dict[str, set[tuple[str, str]]] = {}
@@ -100,7 +103,6 @@ def public_names() -> dict[str, tuple[str, str]]:
     return {short: places.pop() for short, places in names.items() if len(places) == 1}
 
 
-NAMES = public_names()
 LINK = r"(?<!!)\[(?P<shown>[^\]]+)\]\((?P<target>[^)]+)\)"
 
 
@@ -112,10 +114,12 @@ def linked(page: str, folder: str = "") -> Callable[[str], str]:
         folder: from the text's folder to docs/api.
     """
 
+    names = public_names()
+
     def link(match: re.Match[str]) -> str:
-        if (match["name"] or "") not in NAMES:
+        if match["name"] not in names:
             return match[0]
-        target, anchor = NAMES[match["name"]]
+        target, anchor = names[match["name"]]
         return f"[{match[0]}]({'' if target == page else folder + target}#{anchor})"
 
     pattern = rf"^#.*$|{LINK}|`(?P<name>[\w.]+)(?:\([^`]*\))?`"
