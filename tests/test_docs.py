@@ -157,7 +157,7 @@ def messages_of(path):
 
 def test_the_messages_in_troubleshooting_are_the_library_s():
     page = (DOCS / "troubleshooting.md").read_text()
-    quoted = re.findall(r"^\| `(.+?)` \|", page, re.M)
+    quoted = re.findall(r"^\| `(.+?)` (?:\(.*?\) )?\|", page, re.M)
     assert len(quoted) > 30
     known = [text for path in (ROOT / "keras_tfm").rglob("*.py") for text in messages_of(path)]
     for message in quoted:
