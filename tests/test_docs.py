@@ -1,8 +1,11 @@
 """The guides' programs run, from top to bottom, and print what their comments say."""
 
+import ast
 import builtins
 import importlib.util
+import inspect
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,16 +24,27 @@ GUIDES = [
     "generation",
     "export",
     "huggingface",
+    "cookbook",
+    "from-kerashub",
+    "from-transformers-tf",
+    "on-device",
+    "troubleshooting",
 ]
-SLOW = ["first-model", "training", "export"]
+SLOW = ["first-model", "training", "export", "cookbook"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
+    "cookbook": ["tokenizers"],
+    "from-kerashub": ["keras_hub", "safetensors"],
+    "from-transformers-tf": ["safetensors"],
+    "on-device": ["tokenizers"],
     "data": ["tokenizers", "sentencepiece"],
     "export": ["tokenizers", "ai_edge_quantizer"],
     "huggingface": ["tokenizers", "safetensors"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
+# Folders that a guide's program finds.
+FOLDERS = {"from-transformers-tf": {"tf_folder": ROOT / "tests/parity/transformers_tf/bert"}}
 
 
 def blocks_of(page):
@@ -50,6 +64,8 @@ def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     for package in NEEDED.get(page, []):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    for name, folder in FOLDERS.get(page, {}).items():
+        shutil.copytree(folder, name)
     smaller = SMALLER.get(page, {})
     printed = {}
 
@@ -78,19 +94,92 @@ def test_the_first_model_is_the_readme_s():
     assert [x for x in first.splitlines() if x] == [x for x in program.splitlines() if x]
 
 
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize(
     "package",
     ["text", "checkpoints", "layers", "models", "training", "generation", "export", "runtime"],
 )
 def test_the_reference_has_each_public_name_once(package):
-    listed = re.findall(r"^::: keras_tfm\.(.*)$", (DOCS / f"api/{package}.md").read_text(), re.M)
+    page = (DOCS / f"api/{package}.md").read_text()
+    listed = re.findall(r"^<!-- keras_tfm\.([\w.]+).* -->$", page, re.M)
     names = [name.split(".")[-1] for name in listed if not name.startswith("runtime.inspection.")]
     assert sorted(names) == sorted(getattr(keras_tfm, package).__all__)
 
 
+def test_the_reference_has_the_docstrings_as_they_are():
+    pytest.importorskip("matplotlib")
+    reference = script("reference")
+    assert len(reference.pages()) == 9
+    for page in reference.pages():
+        assert page.read_text() == reference.written(page), "run python docs/reference.py"
+
+
+def test_sections_of_a_docstring_become_lists_and_examples_fences():
+    docstring = """Adds, see arXiv:1706.03762.
+
+    Args:
+        a, b: numbers, which
+            may be large.
+        **kwargs: ignored.
+
+    Returns:
+        A sum: exact.
+
+    Raises:
+        ValueError: a `bad` number.
+
+    >>> 1 + 1
+    2
+    """
+    assert script("reference").described(inspect.cleandoc(docstring)) == (
+        "Adds, see [arXiv:1706.03762](https://arxiv.org/abs/1706.03762).\n\n"
+        "**Arguments**\n\n- `a`, `b`: numbers, which\n  may be large.\n- `**kwargs`: ignored.\n\n"
+        "**Returns**\n\nA sum: exact.\n\n"
+        "**Raises**\n\n- `ValueError`: a `bad` number.\n\n"
+        "```pycon\n>>> 1 + 1\n2\n```"
+    )
+
+
+def messages_of(path):
+    """The texts of a module, with "\0" for what varies."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(x.value if isinstance(x, ast.Constant) else "\0" for x in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_messages_in_troubleshooting_are_the_library_s():
+    page = (DOCS / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `(.+?)` (?:\(.*?\) )?\|", page, re.M)
+    assert len(quoted) > 30
+    known = [text for path in (ROOT / "keras_tfm").rglob("*.py") for text in messages_of(path)]
+    for message in quoted:
+        pattern = ".*".join(map(re.escape, message.split("...")))
+        assert any(re.search(pattern, text, re.S) for text in known), message
+
+
+def test_every_guide_is_in_the_contents():
+    tree = ast.parse((DOCS / "conf.py").read_text())
+    (contents,) = (
+        ast.literal_eval(x.value)
+        for x in tree.body
+        if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == "CONTENTS"
+    )
+    files = [str(x.relative_to(DOCS).with_suffix("")) for x in DOCS.rglob("*.md")]
+    files.remove("README")
+    assert sorted(files) == sorted(page for pages in contents.values() for page in pages)
+    index = (DOCS / "README.md").read_text()
+    assert [x for x in sorted(files) if f"({x}.md)" not in index] == []
+
+
 def test_the_reference_has_the_command_line_as_it_is():
     pytest.importorskip("typer")
-    spec = importlib.util.spec_from_file_location("command_line", DOCS / "command_line.py")
-    command_line = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(command_line)
+    command_line = script("command_line")
     assert command_line.PAGE.read_text() == command_line.page(), "run python docs/command_line.py"

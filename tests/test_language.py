@@ -36,7 +36,9 @@ REVISED = [
     "examples/text_classification.py",
     "examples/translation.py",
     "examples/translation_data.py",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "RELEASING.md",
 ]
 # Regular expressions, in which a space also matches a line break inside a comment or docstring.
 PHRASES = {

@@ -1,7 +1,14 @@
 """Loads and saves Hugging Face checkpoints, without network access and without pickle."""
 
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
+from keras_tfm.checkpoints.keras_hub import copy_keras_hub_weights
 from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
 from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
 
-__all__ = ["load_huggingface", "load_sentence_transformer", "load_tokenizer", "save_huggingface"]
+__all__ = [
+    "copy_keras_hub_weights",
+    "load_huggingface",
+    "load_sentence_transformer",
+    "load_tokenizer",
+    "save_huggingface",
+]

@@ -1,0 +1,177 @@
+"""Copies the weights of KerasHub's layers to the layers of this library."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.layers import (
+    PositionEmbedding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+    TransformerEncoderBlock,
+)
+
+# KerasHub's layer -> ours, then names of weights.
+LAYERS = {
+    "TransformerEncoder": TransformerEncoderBlock,
+    "TransformerDecoder": TransformerDecoderBlock,
+    "PositionEmbedding": PositionEmbedding,
+    "ReversibleEmbedding": TokenEmbedding,  # of Keras itself
+}
+TABLES = {TokenEmbedding: "embeddings", PositionEmbedding: "positions"}
+BLOCK = {
+    "self_attention_layer_norm": "self_attention_residual/norm",
+    "cross_attention_layer_norm": "cross_attention_residual/norm",
+    "feedforward_layer_norm": "feed_forward_residual/norm",
+    "feedforward_intermediate_dense": "feed_forward/inner",
+    "feedforward_output_dense": "feed_forward/outer",
+}
+OUTPUT = {"attention_output": "output_projection"}
+FUSED = ("query", "key", "value")
+
+
+def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
+    """Copies the weights of a KerasHub layer to the corresponding layer of this library.
+
+    The two layers then return the same values for the same inputs and masks. KerasHub itself is not
+    imported.
+
+    Args:
+        source: a built `TransformerEncoder`, `TransformerDecoder`, `PositionEmbedding` or
+            `ReversibleEmbedding` of `keras_hub.layers`. Of a `TokenAndPositionEmbedding` copy
+            `token_embedding` and `position_embedding`.
+        target: a built `TransformerEncoderBlock`, `TransformerDecoderBlock`, `TokenEmbedding` or
+            `PositionEmbedding` with the same arguments.
+
+    Raises:
+        TypeError: the layers do not correspond.
+        ValueError: a layer is not built; an argument or a shape differs (the error names it), or
+            the embedding's output weights are not tied.
+
+    Example:
+
+    ```python
+    old = keras_hub.layers.TransformerEncoder(intermediate_dim=64, num_heads=4)
+    new = keras_tfm.layers.TransformerEncoderBlock(intermediate_dim=64, num_heads=4)
+    old.build((None, None, 32))
+    new.build((None, None, 32))
+    checkpoints.copy_keras_hub_weights(old, new)
+    ```
+
+    KerasHub's `ReversibleEmbedding` is the one of Keras:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> from keras_tfm import checkpoints, layers
+    >>> old, new = keras.layers.ReversibleEmbedding(11, 4), layers.TokenEmbedding(11, 4)
+    >>> ids = np.array([[3, 1, 4]])
+    >>> x, y = old(ids), new(ids)
+    >>> checkpoints.copy_keras_hub_weights(old, new)
+    >>> np.allclose(old(ids), new(ids))
+    True
+    """
+    kind: Any = LAYERS.get(type(source).__name__)
+    if kind is None or type(source).__module__.split(".")[0] not in ("keras", "keras_hub"):
+        raise TypeError(f"source must be one of KerasHub's {list(LAYERS)}, got {_kind(source)}")
+    if not isinstance(target, kind):
+        raise TypeError(
+            f"a {type(source).__name__} needs a {kind.__name__} as target, got {_kind(target)}"
+        )
+    for layer in (source, target):
+        if not layer.built:
+            raise ValueError(f"{layer.name} has no weights yet: build it, or call it once")
+    found = {_name(x, source): ops.convert_to_numpy(x) for x in source.weights}
+    if kind in TABLES:
+        if kind is TokenEmbedding:
+            _check_embedding(source, target)
+        values = {TABLES[kind]: found["embeddings"]}
+    else:
+        _check_block(source, target)
+        values = _block(found)
+    weights = {_name(x, target): x for x in target.weights}
+    if values.keys() != weights.keys():
+        raise ValueError(
+            f"{source.name} and {target.name} have other weights: "
+            f"{sorted(values.keys() ^ weights.keys())}"
+        )
+    for name, value in values.items():
+        if value.shape != tuple(weights[name].shape):
+            raise ValueError(
+                f"{source.name} and {target.name} have other shapes: {name} is "
+                f"{value.shape} and {tuple(weights[name].shape)}"
+            )
+    for name, value in values.items():
+        weights[name].assign(value)
+
+
+def _kind(layer: Any) -> str:
+    return f"{type(layer).__module__.split('.')[0]}.{type(layer).__name__}"
+
+
+def _name(weight: Any, layer: keras.layers.Layer) -> str:
+    return str(weight.path).removeprefix(layer.path + "/")
+
+
+def _block(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights of a KerasHub block under our names: (D, H, K) -> (D, H K), fused."""
+    values = {}
+    for name, value in found.items():
+        part, *projection, variable = name.split("/")
+        if not projection:
+            values[f"{BLOCK[part]}/{variable}"] = value
+            continue
+        # kernel (D, H, K) or (H, K, D), bias (H, K) or (D).
+        if projection[0] == "attention_output":
+            value = value.reshape(-1, value.shape[-1]) if variable == "kernel" else value
+        else:
+            value = value.reshape(*value.shape[:-2], -1)
+        attention = part.removesuffix("_layer")
+        values[f"{attention}/{OUTPUT.get(projection[0], projection[0])}/{variable}"] = value
+    for variable in ("kernel", "bias"):
+        parts = [values.pop(f"self_attention/{name}/{variable}") for name in FUSED]
+        values[f"self_attention/query_key_value/{variable}"] = np.concatenate(parts, axis=-1)
+    return values
+
+
+def _check_embedding(source: Any, target: Any) -> None:
+    if not source.tie_weights or source.logit_soft_cap is not None:
+        raise ValueError(
+            f"{source.name} has tie_weights={source.tie_weights} and "
+            f"logit_soft_cap={source.logit_soft_cap}; TokenEmbedding has tied weights and no cap"
+        )
+    if target.scale:
+        raise ValueError(f"{target.name} has scale=True; KerasHub's embedding does not scale")
+    if source.mask_zero != (target.mask_id == 0):
+        raise ValueError(
+            f"{source.name} has mask_zero={source.mask_zero}, {target.name} "
+            f"mask_id={target.mask_id}"
+        )
+
+
+def _check_block(source: Any, target: Any) -> None:
+    """Other arguments would give other values without an error."""
+    theirs, ours = source.get_config(), target.get_config()
+    for name in ("intermediate_dim", "num_heads", "normalize_first", "layer_norm_epsilon"):
+        if theirs[name] != ours[name]:
+            raise ValueError(
+                f"{source.name} has {name}={theirs[name]}, {target.name} {name}={ours[name]}"
+            )
+    plain = type(target)(
+        **{name: ours[name] for name in ("intermediate_dim", "num_heads", "normalize_first")},
+        cross_attention=target.cross_attention is not None,
+    ).get_config()
+    given = ("self_attention", "cross_attention", "feed_forward", "residual", "causal")
+    for name in given:
+        if plain.get(name) != ours.get(name):
+            raise ValueError(
+                f"{target.name} has another {name} than KerasHub's layer: {ours[name]}"
+            )
+    x = np.linspace(-4, 4, 33, dtype="float32")
+    before, after = (ops.convert_to_numpy(layer.activation(x)) for layer in (source, target))
+    if not np.allclose(before, after, atol=1e-6):
+        raise ValueError(
+            f"{source.name} has activation={theirs['activation']!r}, "
+            f"{target.name} activation={ours['activation']!r}"
+        )

@@ -1,0 +1,165 @@
+"""Blocks with KerasHub's weights return KerasHub's values."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_tfm import layers
+from keras_tfm.checkpoints import copy_keras_hub_weights
+
+hub = pytest.importorskip("keras_hub").layers
+
+D, H, F, C = 12, 3, 20, 10
+rng = np.random.default_rng(0)
+
+
+def noise(*shape):
+    return rng.normal(size=shape).astype("float32")
+
+
+def shaken(layer):
+    """Norms and biases that are not 1 and 0."""
+    for weight in layer.weights:
+        weight.assign(weight + 0.3 * noise(*weight.shape))
+    return layer
+
+
+ARGUMENTS = [
+    {},
+    {"normalize_first": True, "activation": "gelu", "layer_norm_epsilon": 1e-3},
+    {"activation": "silu", "dropout": 0.4},
+]
+# float32, with sums in another order.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_an_encoder(arguments):
+    old = hub.TransformerEncoder(F, H, **arguments)
+    new = layers.TransformerEncoderBlock(F, H, **arguments)
+    old.build((None, None, D))
+    new.build((None, None, D))
+    copy_keras_hub_weights(shaken(old), new)
+    x, mask = noise(2, 7, D), np.arange(7) < np.array([[7], [4]])
+    y = new(x, mask=mask)
+    np.testing.assert_allclose(
+        np.where(mask[..., None], y, 0),
+        np.where(mask[..., None], old(x, padding_mask=mask), 0),
+        **CLOSE,
+    )
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("cross", [True, False])
+def test_a_decoder(arguments, cross):
+    old = hub.TransformerDecoder(F, H, **arguments)
+    new = layers.TransformerDecoderBlock(F, H, cross_attention=cross, **arguments)
+    shapes = [(None, None, D), (None, None, C)][: 1 + cross]
+    old.build(*shapes)
+    new.build(*shapes)
+    copy_keras_hub_weights(shaken(old), new)
+    x, context = noise(2, 7, D), noise(2, 5, C)
+    mask = np.arange(5) < np.array([[5], [2]])
+    if cross:
+        found, expected = (
+            new(x, context, context_mask=mask),
+            old(x, context, encoder_padding_mask=mask),
+        )
+    else:
+        found, expected = new(x), old(x)
+    np.testing.assert_allclose(found, expected, **CLOSE)
+
+
+def test_embeddings_and_the_tied_output():
+    old = hub.TokenAndPositionEmbedding(13, 9, D)
+    token = layers.TokenEmbedding(13, D)
+    position = layers.PositionEmbedding(9)
+    old.build((None, None))
+    token.build((None, None))
+    position.build((None, None, D))
+    copy_keras_hub_weights(shaken(old.token_embedding), token)
+    copy_keras_hub_weights(shaken(old.position_embedding), position)
+    ids, x = rng.integers(1, 13, (2, 7)), noise(2, 7, D)
+    np.testing.assert_allclose(position(token(ids)), old(ids), **CLOSE)
+    np.testing.assert_allclose(
+        token(x, reverse=True), old.token_embedding(x, reverse=True), **CLOSE
+    )
+
+
+def test_sinusoids_are_the_same():
+    x = noise(2, 7, D)
+    np.testing.assert_allclose(
+        layers.PositionalEncoding()(x), x + hub.SinePositionEncoding()(x), atol=1e-6
+    )
+
+
+def test_layers_inside_models():
+    def model(encoder, name):
+        x = keras.Input((None, D))
+        return keras.Model(x, encoder(x), name=name)
+
+    old = hub.TransformerEncoder(F, H, name="encoder")
+    new = layers.TransformerEncoderBlock(F, H, name="encoder")
+    before, after = model(old, "encoder"), model(new, "encoder")
+    copy_keras_hub_weights(shaken(old), new)
+    x = noise(2, 7, D)
+    np.testing.assert_allclose(after(x), before(x), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        ({"normalize_first": True}, "normalize_first=False, .* normalize_first=True"),
+        ({"num_heads": 4}, "num_heads=3, .* num_heads=4"),
+        ({"intermediate_dim": 19}, "intermediate_dim=20, .* intermediate_dim=19"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-05, .* layer_norm_epsilon=1e-06"),
+        ({"activation": "gelu"}, "activation='relu', .* activation='gelu'"),
+        ({"residual": layers.Residual("sandwich")}, "another residual"),
+        ({"causal": True}, "another causal"),
+    ],
+)
+def test_other_arguments_are_an_error_and_copy_nothing(arguments, text):
+    old = hub.TransformerEncoder(F, H)
+    new = layers.TransformerEncoderBlock(**{"intermediate_dim": F, "num_heads": H, **arguments})
+    old.build((None, None, D))
+    new.build((None, None, D))
+    before = [np.array(x) for x in new.get_weights()]
+    with pytest.raises(ValueError, match=text):
+        copy_keras_hub_weights(old, new)
+    assert all((x == y).all() for x, y in zip(before, new.get_weights(), strict=True))
+
+
+def test_layers_that_do_not_correspond_are_an_error():
+    old, new = hub.TransformerEncoder(F, H), layers.TransformerEncoderBlock(F, H)
+    with pytest.raises(ValueError, match=r"transformer_encoder.* has no weights yet"):
+        copy_keras_hub_weights(old, new)
+    with pytest.raises(TypeError, match=r"needs a TransformerEncoderBlock .* got keras\.Dense"):
+        copy_keras_hub_weights(old, keras.layers.Dense(3))
+    with pytest.raises(TypeError, match=r"one of KerasHub's .*, got keras_tfm.Transf"):
+        copy_keras_hub_weights(new, old)
+
+
+def test_other_widths_and_untied_tables_are_an_error():
+    old, new = hub.PositionEmbedding(9), layers.PositionEmbedding(8)
+    old.build((None, None, D))
+    new.build((None, None, D))
+    with pytest.raises(ValueError, match=r"positions is \(9, 12\) and \(8, 12\)"):
+        copy_keras_hub_weights(old, new)
+
+
+@pytest.mark.parametrize(
+    "theirs, ours, text",
+    [
+        ({"tie_weights": False}, {}, "tie_weights=False"),
+        ({"logit_soft_cap": 30.0}, {}, "logit_soft_cap=30.0"),
+        ({}, {"scale": True}, "does not scale"),
+        ({"mask_zero": True}, {}, "mask_zero=True, .* mask_id=None"),
+        ({}, {"mask_zero": True}, "mask_zero=False, .* mask_id=0"),
+    ],
+)
+def test_embeddings_that_would_give_other_values_are_an_error(theirs, ours, text):
+    old, new = hub.ReversibleEmbedding(13, D, **theirs), layers.TokenEmbedding(13, D, **ours)
+    old.build((None, None))
+    new.build((None, None))
+    with pytest.raises(ValueError, match=text):
+        copy_keras_hub_weights(old, new)
