@@ -21,6 +21,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -97,7 +98,6 @@ def main() -> int:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import hypothesis  # noqa: F401
     import keras  # noqa: F401
     import pytest  # noqa: F401
     import tensorflow  # noqa: F401
@@ -109,7 +109,7 @@ def main() -> int:
         tests = [test for test in tests if Path(test).exists()]
         source = (ROOT / file).read_text()
         begin = time.monotonic()
-        if run(file, source, tests, limit=1800) != 0:
+        if run(file, source, tests, limit=1800, shown=True) != 0:
             print(f"{target}: {', '.join(tests)} fail without a mutation", flush=True)
             unexpected += 1
             continue
@@ -195,7 +195,7 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, str(ROOT / self.file), "exec"), module.__dict__)
 
 
-def run(file: str, source: str, tests: list[str], limit: float) -> int:
+def run(file: str, source: str, tests: list[str], limit: float, shown=False) -> int:
     """pytest's exit status with this source in place of the file's; 1 after `limit` seconds."""
     process = os.fork()
     if process == 0:
@@ -204,12 +204,15 @@ def run(file: str, source: str, tests: list[str], limit: float) -> int:
             os.setpgid(0, 0)
             sys.meta_path.insert(0, Mutated(file, source))
             nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
+            for descriptor in (0,) if shown else (0, 1, 2):
                 os.dup2(nowhere, descriptor)
             import pytest
 
             status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
             os._exit(status)
     begin = time.monotonic()
     while time.monotonic() - begin < limit:

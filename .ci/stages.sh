@@ -129,10 +129,12 @@ with_uv() {
     [[ -x $WORK/uv/bin/uv ]] || environment uv python3 uv
 }
 
-# The README's environment, where its test command was not run before.
-readme_environment() {
+# The README's environment, and what the stages after its test command need beside it.
+with_extras() {
+    [[ ! -f .venv/extras ]] || return 0
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    .venv/bin/pip install -q -e ".[test]"
+    .venv/bin/pip install -q -e ".[examples,hub,lint,test]" "$TORCH" transformers
+    touch .venv/extras
 }
 
 # `debian COMMAND PACKAGE...`: installs Debian's packages where the command is missing and this may.
@@ -146,6 +148,7 @@ debian() {
 }
 
 pytest() {
+    with_extras
     .venv/bin/python -m pytest "$@"
 }
 
@@ -153,8 +156,16 @@ pytest() {
 
 # Without TensorFlow: for the layers, and for the docs the packages of the extra alone.
 stage_environments() {
+    with_layers
+    with_docs
+}
+with_layers() {
+    [[ ! -d $WORK/layers ]] || return 0
     environment layers python3 jax "$TORCH" "keras>=3.15,<3.16" numpy pytest pytest-xdist
     "$WORK/layers/bin/pip" install -q --no-deps -e .
+}
+with_docs() {
+    [[ ! -d $WORK/docs ]] || return 0
     python3 -c 'import tomllib
 with open("pyproject.toml", "rb") as file:
     print(*tomllib.load(file)["project"]["optional-dependencies"]["docs"], sep="\n")' > "$WORK/docs.txt"
@@ -170,19 +181,19 @@ stage_readme() {
     bash -c "$command"
 }
 
-# What the stages below need beside the README's extra.
 stage_extras() {
-    readme_environment
-    .venv/bin/pip install -q -e ".[examples,hub,lint]" "$TORCH" transformers
+    with_extras
 }
 
 stage_lint() {
+    with_extras
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
     .venv/bin/mypy
 }
 
 stage_examples() {
+    with_extras
     .venv/bin/python examples/dates.py --smoke --ask "3 de marzo de 2026"
     .venv/bin/python examples/names.py --smoke --write de
     .venv/bin/python examples/translation.py --smoke --ask "Norwegian"
@@ -194,6 +205,7 @@ stage_examples() {
 # attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once. The rest
 # is run by .ci/full.
 stage_layers() {
+    with_layers
     local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,fused_attention}.py)
     local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
     KERAS_BACKEND=torch "${pytest[@]}" "${contract[@]}" \
@@ -203,6 +215,7 @@ stage_layers() {
 }
 
 stage_docs() {
+    with_docs
     NO_MKDOCS_2_WARNING=1 "$WORK/docs/bin/mkdocs" build --strict -q -d "$WORK/site"
     if grep -rqE '<(script|link|img|iframe)[^>]*(src|href)="?(https?:)?//' "$WORK/site" --include='*.html'; then
         echo "the site loads something from another host" >&2
