@@ -59,7 +59,7 @@ TARGETS = {
     "alibi": (f"{LAYERS}/positions/alibi.py", [f"{TESTS}/test_relative_position.py"]),
     "filters": (
         "keras_tfm/generation/filters.py",
-        ["tests/generation/test_filters.py", "tests/generation/test_top_k.py"],
+        ["tests/generation/test_strategies.py", "tests/generation/test_strategy_states.py"],
     ),
     "beam": (
         "keras_tfm/generation/strategies/beam.py",
@@ -208,7 +208,8 @@ def run(file: str, source: str, tests: list[str], limit: float, shown=False) -> 
                 os.dup2(nowhere, descriptor)
             import pytest
 
-            status = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]))
+            options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "not xla"]
+            status = int(pytest.main([*options, *tests]))
         except BaseException:
             traceback.print_exc()
         finally:

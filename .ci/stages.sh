@@ -264,8 +264,8 @@ import re, sys
 print(*re.findall(r"```python\n(.*?)```", open(sys.argv[1]).read(), re.DOTALL))
 print('model.save("sort.keras")')
 PYTHON
-    "$folder/bin/python" first_model.py | tee said.txt
-    grep -qF "$answer" said.txt
+    "$folder/bin/python" first_model.py > said.txt || { cat said.txt; return 1; }
+    tail -n 1 said.txt | grep -F "$answer"
     "$folder/bin/keras-tfm" export sort.keras shell.tflite --quantize int8 --lengths 5 --max-length 7 --start 1 --end 2
     "$folder/bin/keras-tfm" verify sort.keras shell.tflite
     "$folder/bin/keras-tfm" inspect shell.tflite
