@@ -4,11 +4,11 @@
     python .ci/mutation.py                        # everything; some hours on two cores
     python .ci/mutation.py filters beam --sample 40
 
-The operators are Cosmic Ray's. Its runner starts a process a mutant, ten seconds of imports each, so
+The operators are Cosmic Ray's. Its runner starts a process a mutant, with ten seconds of imports, so
 this one imports TensorFlow, Keras and pytest once, and forks: the child imports the mutated source
 in place of the file, which is not touched, and runs the module's own tests. A mutant that no test
-notices is printed with its diff, and the exit status is 1 where it is not among those with a reason,
-`.ci/survivors.txt`.
+notices survives and is printed with its diff. The exit status is 1 if one is not listed, with a
+reason, in `.ci/survivors.txt`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TARGETS = {
     "attention": (f"{LAYERS}/attention.py", [f"{TESTS}/test_attention.py"]),
     "masks": (
         f"{LAYERS}/masks.py",
-        [f"{TESTS}/test_masks.py", f"{TESTS}/test_attention.py", f"{TESTS}/test_window_and_caps.py"],
+        [f"{TESTS}/test_{x}.py" for x in ("masks", "attention", "window_and_caps")],
     ),
     "stepped_attention": (
         f"{LAYERS}/stepped_attention.py",
@@ -87,6 +87,7 @@ OTHERS = {
 
 
 def main() -> int:
+    """Runs the targets of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
     parser.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
@@ -171,6 +172,7 @@ def executed(source: str) -> str:
 
 
 def changed_lines(source: str, mutant: str) -> str:
+    """The number of the first changed line, and the change."""
     lines = list(difflib.unified_diff(source.splitlines(), mutant.splitlines(), n=0))
     number = lines[2].split()[1][1:].split(",")[0]
     return "\n".join([number, *lines[3:]])
@@ -184,14 +186,17 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.file, self.source = file, source
 
     def find_spec(self, name, path=None, target=None):
+        """The module's, or None for the next finder."""
         if name != self.name:
             return None
         return importlib.util.spec_from_file_location(name, ROOT / self.file, loader=self)
 
     def get_filename(self, name):
+        """The path of the file that is not read."""
         return str(ROOT / self.file)
 
     def exec_module(self, module):
+        """Executes the string."""
         exec(compile(self.source, str(ROOT / self.file), "exec"), module.__dict__)
 
 

@@ -97,7 +97,12 @@ def assert_same(ours, theirs):
 
 
 # By default one head of each family.
-FAST = {"BertForPreTraining", "GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "T5ForConditionalGeneration"}
+FAST = {
+    "BertForPreTraining",
+    "GPT2LMHeadModel",
+    "OpenAIGPTLMHeadModel",
+    "T5ForConditionalGeneration",
+}
 
 
 def some_models():

@@ -38,10 +38,10 @@ LENGTHS = {"source_length": 7, "max_length": 5, "start_id": 1}
 TYPES = {code: name for name, code in vars(schema.TensorType).items() if not name.startswith("_")}
 
 # The root of the mean squared error, relative to the logits' own. A weight is rounded, relative to
-# the largest of its row, by at most 2^-12 and 1/254; errors are uniform (times 0.58), weights a third
-# of the largest, and some ten products in a row add up (times 3): 5 times that, and a margin of 3
-# (measured: 0.0011 and 0.041). Below a tenth of the plain rounding nothing would be quantised. int4
-# is compared with Keras on weights rounded in the same way: activations alone are left, as in int8.
+# the largest of its row, by at most 2^-12 and 1/254; errors are uniform (times 0.58), weights a
+# third of the largest, and some ten products in a row add up (times 3): 5 times that, and a margin
+# of 3 (measured: 0.0011 and 0.041). Below a tenth of the plain rounding nothing would be quantised.
+# int4 is compared with Keras on weights that are rounded in the same way: activations are left.
 ERRORS = {
     "float32": (0.0, 1e-5),
     "float16": (2e-5, 2e-3),

@@ -13,7 +13,7 @@ from keras_tfm.checkpoints.without_storage import without_storage
 FIXTURE = Path(__file__).parents[1] / "parity" / "huggingface" / "parameter_counts.json"
 COUNTS = json.loads(FIXTURE.read_text())
 BILLION = 10**9
-# Billions: table 2.1 of arXiv:2005.14165, section 3.7 of arXiv:1910.10683, as they are rounded there.
+# Billions, as table 2.1 of arXiv:2005.14165 and section 3.7 of arXiv:1910.10683 round them.
 PAPERS = {
     ("gpt", "gpt3-small"): 0.125, ("gpt", "gpt3-medium"): 0.350, ("gpt", "gpt3-large"): 0.760,
     ("gpt", "gpt3-xl"): 1.3, ("gpt", "gpt3-2.7b"): 2.7, ("gpt", "gpt3-6.7b"): 6.7,
