@@ -4,7 +4,7 @@
     python .ci/mutation.py                        # everything; some hours on two cores
     python .ci/mutation.py filters beam --sample 40
 
-The operators are Cosmic Ray's. Its runner starts a process a mutant, with ten seconds of imports, so
+The operators are Cosmic Ray's. Its runner starts a process per mutant, ten seconds of imports, so
 this one imports TensorFlow, Keras and pytest once, and forks: the child imports the mutated source
 in place of the file, which is not touched, and runs the module's own tests. A mutant that no test
 notices survives and is printed with its diff. The exit status is 1 if one is not listed, with a
@@ -59,7 +59,7 @@ TARGETS = {
     "alibi": (f"{LAYERS}/positions/alibi.py", [f"{TESTS}/test_relative_position.py"]),
     "filters": (
         "keras_tfm/generation/filters.py",
-        ["tests/generation/test_strategies.py", "tests/generation/test_strategy_states.py"],
+        ["tests/generation/test_filters.py"],
     ),
     "beam": (
         "keras_tfm/generation/strategies/beam.py",

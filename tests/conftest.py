@@ -11,6 +11,7 @@ TESTS = Path(__file__).parent
 FAST = [
     "checkpoints/test_rows.py",
     "checkpoints/test_transforms.py",
+    "generation/test_filters.py",
     "generation/test_strategy_states.py",
     "generation/test_top_k.py",
     "layers/test_attention.py",
