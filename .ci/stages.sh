@@ -30,8 +30,9 @@ start() {
         trap 'echo "$?" > "$WORK/$NAME.status"; echo "$SECONDS" > "$WORK/$NAME.seconds"' EXIT
         SECONDS=0
         set -eo pipefail
-        "stage_${1//[-.]/_}"
-    ) < /dev/null > "${2:-/dev/stdout}" 2>&1 &
+        [[ ! ${2:-} ]] || exec > "$2"
+        "stage_${1//[-.]/_}" 2>&1
+    ) < /dev/null &
     PROCESSES[$1]=$!
     set +m
 }
