@@ -16,6 +16,7 @@ import ast
 import difflib
 import importlib.abc
 import importlib.util
+import linecache
 import os
 import random
 import signal
@@ -196,8 +197,10 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return str(ROOT / self.file)
 
     def exec_module(self, module):
-        """Executes the string."""
-        exec(compile(self.source, str(ROOT / self.file), "exec"), module.__dict__)
+        """Executes the string, which is also what `inspect` and AutoGraph find."""
+        path, lines = str(ROOT / self.file), self.source.splitlines(keepends=True)
+        linecache.cache[path] = len(self.source), None, lines, path
+        exec(compile(self.source, path, "exec"), module.__dict__)
 
 
 def run(file: str, source: str, tests: list[str], limit: float, shown=False) -> int:
