@@ -114,7 +114,7 @@ def some_models():
         yield pytest.param(name, options, id=f"{i}-{name}", marks=[pytest.mark.slow] * slow)
 
 
-@pytest.mark.parametrize(("name", "options"), some_models())
+@pytest.mark.parametrize(("name", "options"), list(some_models()))
 def test_both_ways(name, options, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)
