@@ -16,11 +16,12 @@ import ast
 import difflib
 import importlib.abc
 import importlib.util
-import linecache
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -179,38 +180,31 @@ def changed_lines(source: str, mutant: str) -> str:
     return "\n".join([number, *lines[3:]])
 
 
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a string."""
+class Mutated(importlib.abc.MetaPathFinder):
+    """Imports one module from another file, in which AutoGraph and `inspect` find its source too."""
 
     def __init__(self, file: str, source: str):
         self.name = file.removesuffix(".py").replace("/", ".")
-        self.file, self.source = file, source
+        self.path = Path(tempfile.mkdtemp(prefix="mutant_")) / Path(file).name
+        self.path.write_text(source)
 
     def find_spec(self, name, path=None, target=None):
         """The module's, or None for the next finder."""
-        if name != self.name:
-            return None
-        return importlib.util.spec_from_file_location(name, ROOT / self.file, loader=self)
-
-    def get_filename(self, name):
-        """The path of the file that is not read."""
-        return str(ROOT / self.file)
-
-    def exec_module(self, module):
-        """Executes the string, which is also what `inspect` and AutoGraph find."""
-        path, lines = str(ROOT / self.file), self.source.splitlines(keepends=True)
-        linecache.cache[path] = len(self.source), None, lines, path
-        exec(compile(self.source, path, "exec"), module.__dict__)
+        return (
+            importlib.util.spec_from_file_location(name, self.path) if name == self.name else None
+        )
 
 
 def run(file: str, source: str, tests: list[str], limit: float, shown=False) -> int:
     """pytest's exit status with this source in place of the file's; 1 after `limit` seconds."""
+    mutated = Mutated(file, source)
     process = os.fork()
     if process == 0:
         status = 3
         try:
             os.setpgid(0, 0)
-            sys.meta_path.insert(0, Mutated(file, source))
+            sys.dont_write_bytecode = True
+            sys.meta_path.insert(0, mutated)
             nowhere = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0,) if shown else (0, 1, 2):
                 os.dup2(nowhere, descriptor)
@@ -223,15 +217,18 @@ def run(file: str, source: str, tests: list[str], limit: float, shown=False) -> 
         finally:
             sys.stdout.flush()
             os._exit(status)
-    begin = time.monotonic()
-    while time.monotonic() - begin < limit:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return 1
+    try:
+        begin = time.monotonic()
+        while time.monotonic() - begin < limit:
+            done, status = os.waitpid(process, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        return 1
+    finally:
+        shutil.rmtree(mutated.path.parent)
 
 
 if __name__ == "__main__":
