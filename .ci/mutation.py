@@ -181,7 +181,7 @@ def changed_lines(source: str, mutant: str) -> str:
 
 
 class Mutated(importlib.abc.MetaPathFinder):
-    """Imports one module from another file, in which AutoGraph and `inspect` find its source too."""
+    """Imports one module from another file, where AutoGraph and `inspect` find its source."""
 
     def __init__(self, file: str, source: str):
         self.name = file.removesuffix(".py").replace("/", ".")
