@@ -32,3 +32,17 @@ def pairwise(*axes):
         )
         for i, combination in enumerate(combinations)
     ]
+
+
+def one_of_each(cases, names):
+    """Cases of (name, options) as parameters: all are slow but the first of each of `names`."""
+    first = {name: i for i, (name, _) in reversed(list(enumerate(cases)))}
+    return [
+        pytest.param(
+            name,
+            options,
+            id=f"{i}-{name}",
+            marks=[pytest.mark.slow] * (name not in names or i != first[name]),
+        )
+        for i, (name, options) in enumerate(cases)
+    ]

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from compare import assert_close
+from grids import one_of_each
 from huggingface_cases import CASES, FOLDER, inputs_of, loaded, run
 
 from keras_tfm import checkpoints
@@ -96,7 +97,6 @@ def assert_same(ours, theirs):
         assert_close(a, b, FLOAT32)
 
 
-# By default one head of each family.
 FAST = {
     "BertForPreTraining",
     "GPT2LMHeadModel",
@@ -105,16 +105,7 @@ FAST = {
 }
 
 
-def some_models():
-    """Of each of FAST the first; the others are slow."""
-    seen = set()
-    for i, (name, options) in enumerate(MODELS):
-        slow = name in seen or name not in FAST
-        seen.add(name)
-        yield pytest.param(name, options, id=f"{i}-{name}", marks=[pytest.mark.slow] * slow)
-
-
-@pytest.mark.parametrize(("name", "options"), list(some_models()))
+@pytest.mark.parametrize(("name", "options"), one_of_each(MODELS, FAST))
 def test_both_ways(name, options, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)

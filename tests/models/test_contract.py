@@ -22,6 +22,14 @@ SMALL = {"dim": 10, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13, "dr
 VOCABULARY, LENGTH = 17, 7
 BUILDERS = {
     "bert": lambda **x: models.bert(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "roberta": lambda **x: models.roberta(VOCABULARY, **SMALL, max_length=9, pad_id=0, **x),
+    "distilbert": lambda **x: models.distilbert(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "electra": lambda **x: models.electra(
+        VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
+    ),
+    "albert": lambda **x: models.albert(
+        VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
+    ),
     "gpt": lambda **x: models.gpt(VOCABULARY, **SMALL, max_length=LENGTH, **x),
     "t5": lambda **x: models.t5(VOCABULARY, **SMALL, gated=True, num_buckets=8, **x),
     "transformer": lambda **x: models.transformer(VOCABULARY, 11, **SMALL, **x),
@@ -32,13 +40,20 @@ HEADS = {
     "masked_language_model": {"next_sentence": True},
     "next_sentence": {},
     "question_answering": {},
+    "replaced_token_detection": {},
     "sentence_embedding": {},
     "sequence_classifier": {"num_classes": 3},
     "token_classifier": {"num_classes": 5},
 }
 CASES = {
     **{family: (family, None) for family in BUILDERS},
-    **{f"bert, {head}": ("bert", head) for head in HEADS if head not in ("backbone", "encoder")},
+    **{
+        f"bert, {head}": ("bert", head)
+        for head in HEADS
+        if head not in ("backbone", "encoder", "replaced_token_detection")
+    },
+    "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
+    "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
     "gpt, backbone": ("gpt", "backbone"),
     "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
     "t5, encoder": ("t5", "encoder"),
