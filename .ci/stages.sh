@@ -228,7 +228,7 @@ stage_docs() {
 
 # Beside transformers and PyTorch as they are today: a head of each family.
 stage_peers() {
-    pytest -n 0 --fail-on-skip tests/checkpoints/test_transformers{,_encoders}.py
+    pytest -n 0 --fail-on-skip tests/checkpoints/test_transformers{,_encoders,_decoders}.py
 }
 
 # The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook, and

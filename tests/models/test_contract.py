@@ -19,6 +19,7 @@ FLOAT32 = 1e-5
 # Bfloat16 rounds at 4e-3; some twenty roundings, of which most cancel.
 BFLOAT16 = 0.1
 SMALL = {"dim": 10, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13, "dropout": 0.0}
+NARROW = {name: x for name, x in SMALL.items() if name != "dropout"}
 VOCABULARY, LENGTH = 17, 7
 BUILDERS = {
     "bert": lambda **x: models.bert(VOCABULARY, **SMALL, max_length=LENGTH, **x),
@@ -29,6 +30,9 @@ BUILDERS = {
     ),
     "albert": lambda **x: models.albert(
         VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
+    ),
+    "llama": lambda **x: models.llama(
+        VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
     ),
     "gpt": lambda **x: models.gpt(VOCABULARY, **SMALL, max_length=LENGTH, **x),
     "t5": lambda **x: models.t5(VOCABULARY, **SMALL, gated=True, num_buckets=8, **x),
@@ -61,7 +65,7 @@ CASES = {
 }
 # The others' graphs have no other operators than those of their family.
 EXPORTED = ["bert, sequence_classifier", "gpt", "t5", "transformer"]
-DECODING = ["gpt", "t5", "transformer"]
+DECODING = ["gpt", "llama", "t5", "transformer"]
 # What transformers has no model for.
 OURS_ALONE = {
     "bert, sentence_embedding",
