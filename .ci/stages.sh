@@ -164,7 +164,7 @@ stage_environments() {
 }
 with_layers() {
     [[ ! -d $WORK/layers ]] || return 0
-    environment layers python3 jax "$TORCH" "keras>=3.15,<3.16" numpy pytest pytest-xdist
+    environment layers python3 jax "$TORCH" "keras>=3.15,<3.16" numpy pytest pytest-xdist hypothesis
     "$WORK/layers/bin/pip" install -q --no-deps -e .
 }
 with_docs() {

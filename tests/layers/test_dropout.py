@@ -18,7 +18,6 @@ from keras_tfm.layers import (
     attention,
 )
 from keras_tfm.layers.dropout import DrawnDropout
-from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
 
 SHAPE = (1000, 1000)
 # A mean of a million draws of p = 0.1 has a deviation of 3e-4; correlations have 1e-3.
@@ -28,6 +27,8 @@ FOUR_DEVIATIONS = 4e-3
 def dropped(seed, shape=SHAPE, rate=0.1):
     """Which values are dropped."""
     import tensorflow as tf
+
+    from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
 
     return to_numpy(hashed_dropout(tf.ones(shape), rate, tf.constant(seed, "int64"))) == 0
 
@@ -95,6 +96,8 @@ def test_graph_and_xla_drop_the_same():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_the_gradient_is_dropped_where_the_value_was(dtype):
     import tensorflow as tf
+
+    from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
 
     x = tf.cast(np.random.default_rng(0).normal(size=(13, 17)), dtype)
 
