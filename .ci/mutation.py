@@ -67,7 +67,10 @@ TARGETS = {
         "keras_tfm/generation/strategies/beam.py",
         ["tests/generation/test_strategies.py", "tests/generation/test_strategy_states.py"],
     ),
-    "manifest": ("keras_tfm/runtime/manifest.py", ["tests/runtime/test_manifest.py", "tests/runtime/test_text.py"]),
+    "manifest": (
+        "keras_tfm/runtime/manifest.py",
+        ["tests/runtime/test_manifest.py", "tests/runtime/test_text.py"],
+    ),
     "flatbuffer": ("keras_tfm/runtime/flatbuffer.py", ["tests/runtime/test_manifest.py"]),
     "comparison": ("keras_tfm/export/comparison.py", ["tests/export/test_verification.py"]),
     "verification": ("keras_tfm/export/verification.py", ["tests/export/test_verification.py"]),
