@@ -94,8 +94,8 @@ def weights_of(model):
         for name, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
             parts["self_attention"] |= {name: kernel, f"{name}_bias": bias}
         parts["self_attention_norm"] = norm(layer.self_attention_residual.norm)
-        if hasattr(layer, "cross_attention"):
-            cross = layer.cross_attention
+        cross = getattr(layer, "cross_attention", None)
+        if cross is not None:
             parts["cross_attention"] = dense(cross.output_projection, "output")
             for name in ("query", "key", "value"):
                 parts["cross_attention"] |= dense(getattr(cross, name), name)

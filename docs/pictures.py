@@ -38,7 +38,11 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=pictures, default=list(pictures))
-    names = parser.parse_args().only
+    parser.add_argument("--smoke", action="store_true", help="accept a model that reads wrongly")
+    arguments = parser.parse_args()
+    names = arguments.only
+    if arguments.smoke:
+        pictures["attention"] = lambda: draw_attention(must_read=False)
     for needed in (MODEL, FILE):
         if {"attention", "sizes"} & set(names) and not needed.exists():
             sys.exit(f"{needed} is missing: run python examples/dates.py first")
@@ -92,7 +96,7 @@ def draw_overview() -> None:
     save(figure, "overview.png", 130)
 
 
-def draw_attention() -> None:
+def draw_attention(must_read: bool = True) -> None:
     """Which characters the last block looks at when it writes each digit."""
     model = keras_tfm.load_model(MODEL)
     tokenizer = data.target_tokenizer()
@@ -101,7 +105,7 @@ def draw_attention() -> None:
     with AttentionProbe() as probe:
         logits = model({"source": source, "target": target})
     written = tokenizer.decode(np.argmax(logits[0], axis=-1).tolist())
-    if written != ANSWER:
+    if must_read and written != ANSWER:
         sys.exit(f"the model reads {TEXT!r} as {written!r}: train it for longer")
     last = [name for name in probe.maps if "cross_attention" in name][-1]
     figure = plot_attention(

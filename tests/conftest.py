@@ -1,6 +1,85 @@
-"""What holds for all tests."""
+"""What holds for all tests: the fast tier, and what a skipped test means to CI."""
 
 import gc
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+# The fast tier, `python -m pytest -m fast`: pure functions and layers, eager or as a graph, without
+# XLA, training, files or processes. Under a minute on two cores.
+FAST = [
+    "checkpoints/test_rows.py",
+    "checkpoints/test_transforms.py",
+    "generation/test_filters.py",
+    "generation/test_strategy_states.py",
+    "generation/test_top_k.py",
+    "layers/test_attention.py",
+    "layers/test_attention_probe.py",
+    "layers/test_feed_forward.py",
+    "layers/test_layer_normalization.py",
+    "layers/test_leading_axes.py",
+    "layers/test_masks.py",
+    "layers/test_multi_head_cross_attention.py",
+    "layers/test_multi_head_self_attention.py",
+    "layers/test_numerics.py",
+    "layers/test_position_embedding.py",
+    "layers/test_positional_encoding.py",
+    "layers/test_projection.py",
+    "layers/test_relative_position.py",
+    "layers/test_residual.py",
+    "layers/test_rotary_embedding.py",
+    "layers/test_segment_embedding.py",
+    "layers/test_token_embedding.py",
+    "layers/test_transformer_encoder_block.py",
+    "layers/test_window_and_caps.py",
+    "models/test_heads_by_hand.py",
+    "test_reference.py",
+    "test_structure.py",
+    "text/test_batches.py",
+    "text/test_bucketed_batches.py",
+    "text/test_mask_tokens.py",
+    "text/test_packed_batches.py",
+    "text/test_pad_ids.py",
+    "text/test_rows.py",
+    "text/test_teacher_forcing.py",
+    "training/test_losses.py",
+    "training/test_metrics.py",
+    "training/test_perplexity.py",
+    "training/test_schedules.py",
+    "training/test_weight_decay.py",
+]
+NOT_FAST = ("xla", "fit", "jit", "keras_file")  # in a test's name or its parameters
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fail-on-skip",
+        action="store_true",
+        help="a skipped test is a failure: for stages of CI that install all that is needed",
+    )
+
+
+def pytest_configure(config):
+    missing = [name for name in FAST if not (TESTS / name).is_file()]
+    if missing:
+        raise pytest.UsageError(f"{__file__}: FAST must name files, got {', '.join(missing)}")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With `-m fast` other files are not even imported."""
+    if config.option.markexpr == "fast" and collection_path.suffix == ".py":
+        return collection_path.relative_to(TESTS).as_posix() not in FAST or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    fast = {TESTS / name for name in FAST}
+    for item in items:
+        slow = item.get_closest_marker("slow") or any(x in item.name for x in NOT_FAST)
+        if item.path in fast and not slow:
+            item.add_marker("fast")
 
 
 def pytest_collection_finish(session):
@@ -8,3 +87,10 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()  # modules
     gc.set_threshold(50_000, 20, 50)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.option.fail_on_skip and reporter and reporter.stats.get("skipped"):
+        session.exitstatus = 1
+        reporter.write_line("skipped tests fail this run: --fail-on-skip")

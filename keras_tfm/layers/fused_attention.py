@@ -65,6 +65,9 @@ def fused_attention(
     if keras.backend.backend() == "torch" and key.shape[1] == 1:
         # PyTorch chooses no fused kernel for a broadcast head, whose stride is 0.
         key, value = (ops.repeat(x, heads, axis=1) for x in (key, value))
+    if causal and scale <= 0:
+        # PyTorch's causal kernel scales hidden scores, which are -inf: NaN or +inf.
+        mask, causal = masks.causal(length), False
     full = (batch, heads, length, key.shape[-2])
     if bias is not None:
         visible = masks.causal(length) if causal else mask

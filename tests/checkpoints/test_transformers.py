@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from compare import assert_close
+from grids import one_of_each
 from huggingface_cases import CASES, FOLDER, inputs_of, loaded, run
 
 from keras_tfm import checkpoints
@@ -96,9 +97,15 @@ def assert_same(ours, theirs):
         assert_close(a, b, FLOAT32)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), MODELS, ids=[f"{i}-{x[0]}" for i, x in enumerate(MODELS)]
-)
+FAST = {
+    "BertForPreTraining",
+    "GPT2LMHeadModel",
+    "OpenAIGPTLMHeadModel",
+    "T5ForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize(("name", "options"), one_of_each(MODELS, FAST))
 def test_both_ways(name, options, tmp_path):
     torch.manual_seed(0)
     cls = getattr(transformers, name)
@@ -113,12 +120,14 @@ def test_both_ways(name, options, tmp_path):
     assert_same(ours, again)
 
 
+@pytest.mark.slow
 def test_t5_of_14_buckets(tmp_path):
     """No multiple of 4: halves of 7, of which 3 are exact."""
     options = {**T5, "relative_attention_num_buckets": 14, "relative_attention_max_distance": 9}
     test_both_ways("T5ForConditionalGeneration", options, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "T5ForConditionalGeneration"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_in_several_files(name, dtype, tmp_path):
@@ -131,6 +140,7 @@ def test_half_precision_in_several_files(name, dtype, tmp_path):
     assert_same(checkpoints.load_huggingface(tmp_path), theirs.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_fixtures_are_loaded_by_transformers_as_they_are_here(case, tmp_path):
     """So the committed files are what this version of transformers means by them."""

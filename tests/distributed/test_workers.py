@@ -1,7 +1,5 @@
 """Two real processes on loopback, three on request: equality, a killed worker, a restart."""
 
-import time
-
 import numpy as np
 import programs
 import pytest
@@ -48,13 +46,10 @@ def test_fault_33_34_a_worker_is_killed_and_all_go_on_from_the_checkpoint(
     else:
         expected = heard(programs.run("worker.py", "--resume", whole, workers=workers))["resumed"]
 
-    start = time.monotonic()
     kill = ["--kill-worker", 1, "--at-step", 7]
     result = programs.run("worker.py", "--resume", killed, *kill, workers=workers)
     assert result.returncode == 128 + 9, result.stdout + result.stderr
     assert "worker 1 ended with status -9" in result.stderr
-    # The start of the processes, seven steps, and the minute that the others get.
-    assert time.monotonic() - start < 240
     assert not [line for line in result.stdout.splitlines() if line.startswith("RESULT")]
 
     again = heard(programs.run("worker.py", "--resume", killed, workers=workers))["resumed"]

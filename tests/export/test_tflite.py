@@ -93,18 +93,17 @@ def test_shorter_inputs_are_padded():
     np.testing.assert_allclose(actual[:, :2], expected, rtol=0.0, atol=LOGITS)
 
 
-def test_padding_is_invisible_or_refused(tmp_path):
-    """A model without `mask_zero` attends to padding: its answers to short ids would be wrong."""
+def test_a_model_that_attends_to_padding_refuses_short_ids(tmp_path):
+    """Without `mask_zero` the answers would be wrong."""
     source = keras.Input((None,), dtype="int32", name="source")
     x = MultiHeadSelfAttention(num_heads=2, head_dim=3)(TokenEmbedding(SOURCE_SIZE, 7)(source))
     model = keras.Model(source, layers.Dense(3)(x))
-    try:
-        export_tflite(model, tmp_path / "model.tflite", source_length=SOURCE_LENGTH)
-        actual = runtime.load(tmp_path / "model.tflite").predict([[3, 4, 5]])["output"][:, :3]
-    except ValueError as error:
-        assert "mask" in str(error)
-    else:
-        np.testing.assert_allclose(actual, model(np.array([[3, 4, 5]])), rtol=0.0, atol=LOGITS)
+    export_tflite(model, tmp_path / "model.tflite", source_length=SOURCE_LENGTH)
+    file, whole = runtime.load(tmp_path / "model.tflite"), np.array([[3, 4, 5, 6, 7]])
+    actual = file.predict(whole)["output"]
+    np.testing.assert_allclose(actual, model(whole), rtol=0.0, atol=LOGITS)
+    with pytest.raises(ValueError, match="mask"):
+        file.predict([[3, 4, 5]])
 
 
 def test_any_litert_runs_it():
@@ -345,17 +344,12 @@ def test_inputs_in_another_order_than_the_alphabets(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["source-ids", "source.ids", "_source", "source ids", "quelle_ä"])
-def test_any_name_of_an_input_is_kept_or_refused(tmp_path, name):
+def test_any_name_of_an_input_is_kept(tmp_path, name):
     x = keras.Input((4,), name=name)
     model = keras.Model(x, layers.Dense(3)(x))
-    try:
-        report = export_tflite(model, tmp_path / "model.tflite")
-    except ValueError as error:
-        assert name in str(error)
-        assert list(tmp_path.iterdir()) == []
-    else:
-        actual = runtime.load(report.path).predict({name: np.ones((1, 4), "float32")})["output"]
-        np.testing.assert_allclose(actual, model(np.ones((1, 4))), rtol=0.0, atol=LOGITS)
+    report = export_tflite(model, tmp_path / "model.tflite")
+    actual = runtime.load(report.path).predict({name: np.ones((1, 4), "float32")})["output"]
+    np.testing.assert_allclose(actual, model(np.ones((1, 4))), rtol=0.0, atol=LOGITS)
 
 
 # What is refused, and what is left then: nothing

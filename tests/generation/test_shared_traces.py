@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from blocks import decoder_block
 from execution import tensorflow_only
+from grids import pairwise
 from small_models import randomize
 
 from keras_tfm import layers
@@ -64,10 +65,12 @@ def inputs_of(model):
     return inputs
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("strategy", [None, Beam(3)], ids=["greedy", "beam"])
-@pytest.mark.parametrize("context", [False, True])
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    ("position", "context", "strategy", "jit_compile"),
+    pairwise(
+        POSITIONS.keys(), [False, True], {"greedy": None, "beam": Beam(3)}, {"": False, "xla": True}
+    ),
+)
 def test_tokens_and_scores_are_those_of_separate_traces(
     position, context, strategy, jit_compile, monkeypatch
 ):

@@ -16,6 +16,8 @@ from keras_tfm.layers import (
 
 # Float32 rounds at 6e-8; weights follow scores of size 3.
 FLOAT32 = 1e-5
+# On JAX and PyTorch a probed layer leaves the fused operation, which sums in another order.
+PROBED = 0.0 if keras.backend.backend() == "tensorflow" else 2e-6
 
 B, T, S, D = 2, 5, 3, 6
 MASK = np.array([[True, True, True, False, True], [True, True, False, False, False]])
@@ -121,7 +123,7 @@ def test_what_a_layer_returns_is_unchanged(x, context, kind):
     with AttentionProbe():
         y = layer(*inputs)
     assert type(y) is type(layer(*inputs))
-    assert_close(y, expected, 0.0)
+    assert_close(y, expected, PROBED)
     assert_close(layer(*inputs), expected, 0.0)
 
     def in_training():
@@ -156,7 +158,7 @@ def test_a_functional_model_can_be_probed(x):
     model = randomize(keras.Model(inputs, y))
     with AttentionProbe() as probe:
         y = model(x)
-    assert_close(y, model(x), 0.0)
+    assert_close(y, model(x), PROBED)
     assert [weights.shape[1] for weights in probe.maps.values()] == [2, 3]
     alone, _ = map_of(first.self_attention, x)
     assert_close(probe.maps["000_self_attention"], alone, 0.0)

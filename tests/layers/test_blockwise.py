@@ -10,6 +10,7 @@ from attention_features import POSITIONS, built, expected_self_attention, random
 from blocks import encoder_block
 from compare import assert_close, to_numpy
 from execution import compiled, gradients, tensorflow_only
+from grids import pairwise
 from keras import ops
 
 from keras_tfm.layers import (
@@ -151,9 +152,10 @@ def assert_both_agree(results, layer, tolerance=FLOAT32):
 
 
 @tensorflow_only
-@every_position
-@both_directions
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(
+    ("position", "causal", "window"),
+    pairwise(POSITIONS, {"": False, "causal": True}, [None, 4]),
+)
 def test_fault_04_forward_and_gradients_are_those_of_attention_at_once(
     blocks_of, x, position, causal, window
 ):
@@ -280,9 +282,10 @@ def test_cross_attention_in_blocks(blocks_of, x, learn_bias):
         assert_close(other, one, FLOAT32)
 
 
-@pytest.mark.parametrize("steps", [[11], [7, 4], [4, 4, 3], [8, 1, 1, 1]], ids=str)
-@every_position
-@pytest.mark.parametrize("window", [None, 4])
+STEPS = {"1": [11], "2": [7, 4], "3": [4, 4, 3], "4": [8, 1, 1, 1]}
+
+
+@pytest.mark.parametrize(("steps", "position", "window"), pairwise(STEPS, POSITIONS, [None, 4]))
 def test_fault_19_prefill_in_blocks(blocks_of, x, steps, position, window):
     """Chunks of more tokens than a block, at a position known when the graph is made."""
     layer = MultiHeadSelfAttention(**HEADS, causal=True, window=window, position=position())

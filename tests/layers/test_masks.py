@@ -113,3 +113,38 @@ def test_an_attention_mask_is_broadcast_in_blocks_and_steps():
             parts.append(to_numpy(layer(x[:, t : t + 1], attention_mask=mask)))
         cache = scope.cache
     assert_close(np.concatenate(parts, axis=1), full, 1e-5)
+
+
+def test_a_penalty_is_0_or_the_masked_score():
+    """Exactly, as the score of a key that is attended must not change."""
+    mask = np.array([[True, False], [False, True]])
+    found = masks.penalty(mask, -1e4)
+    assert keras.backend.standardize_dtype(found.dtype) == "float32"
+    np.testing.assert_array_equal(found, [[0.0, -1e4], [-1e4, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((2, 7, 3), r"\(B, S\) = \(2, 7\)"), ((2, 5, 7, 3), r"\(\.\.\., S\) = ")]
+)
+def test_a_key_mask_of_a_wrong_shape_is_named(shape, axes):
+    keys = np.zeros(shape, "float32")
+    right = np.ones(shape[:-1], bool)
+    np.testing.assert_array_equal(masks.key_mask("mask", right, keys), right)
+    assert masks.key_mask("mask", None, keys) is None
+    with pytest.raises(ValueError, match=f"mask must have shape {axes}"):
+        masks.key_mask("mask", np.ones((2, 6), bool), keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype"),
+    [
+        (3, "float32"),
+        (3, "float16"),
+        pytest.param(0, "float32", marks=tensorflow_only),  # elsewhere attention returns before
+    ],
+)
+def test_queries_that_see_a_key(keys, dtype):
+    mask = np.array([[True, False, True], [False, False, False], [False, False, True]])[:, :keys]
+    found = masks.sees_any(mask, dtype)
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    np.testing.assert_array_equal(found, [[keys > 0], [False], [keys > 0]])

@@ -15,6 +15,7 @@ from keras_tfm.layers import (
     RelativePositionEmbedding,
     RotaryEmbedding,
     TransformerEncoderBlock,
+    t5_buckets,
 )
 
 # Float32 rounds at 6e-8; 60 terms a sum, and weights that follow scores of size 3.
@@ -298,6 +299,16 @@ def test_shaws_widths_must_agree_where_a_part_is_shared(widths):
     MultiHeadSelfAttention(2, head_dim=3, position=part).build((B, T, 6))
     with pytest.raises(ValueError, match=r"vectors is shared by layers .*3.*5"):
         MultiHeadSelfAttention(2, **widths, position=part).build((B, T, 6))
+
+
+@pytest.mark.parametrize(("num_buckets", "causal"), [(2, True), (4, False)])
+def test_the_fewest_buckets(num_buckets, causal):
+    """One for distance 0, one for all others, of each direction."""
+    distances = np.array([-3, -1, 0, 1, 3])
+    expected = [1, 1, 0, 0, 0] if causal else [1, 1, 0, 3, 3]
+    np.testing.assert_array_equal(t5_buckets(distances, num_buckets, 9, causal), expected)
+    with pytest.raises(ValueError, match=f"num_buckets must be at least {num_buckets}"):
+        t5_buckets(distances, num_buckets - 1, 9, causal)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,18 @@ def test_far_positions_are_exact(rng, form, scaling):
     np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-6)
 
 
+def test_rows_at_positions_of_their_own(rng):
+    """Of left-padded prompts: two rows of three heads, each rotated as it is alone."""
+    position, starts = RotaryEmbedding(), [4, 9]
+    x = rng.normal(size=(2, 3, 5, 6)).astype("float32")
+    positions = np.arange(5) + np.array(starts)[:, np.newaxis]
+    actual = to_numpy(position.rotate(x, ops.convert_to_tensor(positions, "int32")))
+    for row, start in enumerate(starts):
+        alone = slice(row, row + 1)
+        expected = rp.rotate(x[alone], rp.rotary_frequencies(6), start=start)
+        np.testing.assert_allclose(actual[alone], expected, rtol=0.0, atol=1e-6)
+
+
 def test_a_sequence_of_100000_is_exact_at_its_end(rng):
     position = RotaryEmbedding()
     x = rng.uniform(-1.0, 1.0, size=(1, 1, FAR, 4)).astype("float32")

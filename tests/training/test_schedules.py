@@ -1,5 +1,3 @@
-import math
-
 import keras
 import numpy as np
 import pytest
@@ -112,18 +110,6 @@ def test_linear_without_warm_up_equals_keras_s_polynomial_decay():
     expected = keras.optimizers.schedules.PolynomialDecay(0.3, 11, end_learning_rate=0.1)
     for step in range(15):
         assert float(schedule(step)) == pytest.approx(float(expected(step)), rel=FLOAT32)
-
-
-def test_keras_s_cosine_with_a_warm_up_is_that_of_transformers():
-    """get_cosine_schedule_with_warmup, so none is written here."""
-    peak, total, warmup = 3e-4, 23, 5
-    schedule = keras.optimizers.schedules.CosineDecay(
-        0.0, total - warmup, warmup_target=peak, warmup_steps=warmup
-    )
-    for step in range(30):
-        progress = min(1.0, (step - warmup) / (total - warmup))
-        factor = step / warmup if step < warmup else 0.5 * (1.0 + math.cos(math.pi * progress))
-        assert float(schedule(step)) == pytest.approx(peak * factor, rel=1e-5, abs=1e-10)
 
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])

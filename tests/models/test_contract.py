@@ -1,0 +1,265 @@
+"""What every model promises: each family, bare and with each head."""
+
+import functools
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+from compare import assert_close, to_numpy
+from execution import saving, tensorflow_only
+from keras_weights import randomize
+
+from keras_tfm import models
+from keras_tfm.models import describe, with_dtype
+
+# Float32 rounds at 6e-8; two blocks, sums of up to 13 terms, outputs of up to 10.
+FLOAT32 = 1e-5
+# Bfloat16 rounds at 4e-3; some twenty roundings, of which most cancel.
+BFLOAT16 = 0.1
+SMALL = {"dim": 10, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13, "dropout": 0.0}
+NARROW = {name: x for name, x in SMALL.items() if name != "dropout"}
+VOCABULARY, LENGTH = 17, 7
+BUILDERS = {
+    "bert": lambda **x: models.bert(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "roberta": lambda **x: models.roberta(VOCABULARY, **SMALL, max_length=9, pad_id=0, **x),
+    "distilbert": lambda **x: models.distilbert(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "electra": lambda **x: models.electra(
+        VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
+    ),
+    "albert": lambda **x: models.albert(
+        VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
+    ),
+    "llama": lambda **x: models.llama(
+        VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
+    ),
+    "gpt": lambda **x: models.gpt(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "t5": lambda **x: models.t5(VOCABULARY, **SMALL, gated=True, num_buckets=8, **x),
+    "transformer": lambda **x: models.transformer(VOCABULARY, 11, **SMALL, **x),
+}
+HEADS = {
+    "backbone": {},
+    "encoder": {},
+    "masked_language_model": {"next_sentence": True},
+    "next_sentence": {},
+    "question_answering": {},
+    "replaced_token_detection": {},
+    "sentence_embedding": {},
+    "sequence_classifier": {"num_classes": 3},
+    "token_classifier": {"num_classes": 5},
+}
+CASES = {
+    **{family: (family, None) for family in BUILDERS},
+    **{
+        f"bert, {head}": ("bert", head)
+        for head in HEADS
+        if head not in ("backbone", "encoder", "replaced_token_detection")
+    },
+    "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
+    "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
+    "gpt, backbone": ("gpt", "backbone"),
+    "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
+    "t5, encoder": ("t5", "encoder"),
+    "transformer, encoder": ("transformer", "encoder"),
+}
+# The others' graphs have no other operators than those of their family.
+EXPORTED = ["bert, sequence_classifier", "gpt", "t5", "transformer"]
+DECODING = ["gpt", "llama", "t5", "transformer"]
+# What transformers has no model for.
+OURS_ALONE = {
+    "bert, sentence_embedding",
+    "gpt, sequence_classifier",
+    "transformer",
+    "transformer, encoder",
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def made(case, **options):
+    family, head = CASES[case]
+    model = BUILDERS[family](**options)
+    return getattr(models, head)(model, **HEADS[head]) if head else model
+
+
+@functools.cache
+def model_of(case):
+    """With random weights. Made once: no test may change it."""
+    return randomize(made(case))
+
+
+@functools.cache
+def inputs_of(case):
+    """Two rows, the second padded; a target starts with the start token and is padded too."""
+    arrays = {
+        "tokens": [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]],
+        "segments": [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]],
+        "source": [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]],
+        "target": [[1, 4, 5, 6, 7], [1, 9, 0, 0, 0]],
+    }
+    names = [x.name for x in model_of(case).inputs]
+    return {name: np.array(arrays[name], "int32") for name in names}
+
+
+def outputs_of(model, inputs):
+    """By name, as arrays: what is called without names is called `output`."""
+    if not isinstance(model.input, dict):
+        (inputs,) = inputs.values()
+    outputs = model(inputs, training=False)
+    outputs = outputs if isinstance(outputs, dict) else {"output": outputs}
+    return {name: to_numpy(x) for name, x in outputs.items()}
+
+
+def assert_same(actual, expected, tolerance):
+    assert actual.keys() == expected.keys()
+    for name, x in expected.items():
+        assert_close(actual[name], x, tolerance)
+
+
+@functools.cache
+def expected_of(case):
+    return outputs_of(model_of(case), inputs_of(case))
+
+
+def test_every_builder_and_every_head_is_here():
+    public = {name: getattr(models, name) for name in models.__all__}
+    functions = {name for name, x in public.items() if inspect.isfunction(x)}
+    assert functions - {"describe", "with_dtype"} == {*BUILDERS, *HEADS}
+    assert {head for _, head in CASES.values() if head} == {*HEADS}
+
+
+@saving
+@every_case
+def test_it_is_saved_and_loaded(case, tmp_path):
+    model_of(case).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_same(outputs_of(loaded, inputs_of(case)), expected_of(case), 0.0)
+    assert describe(loaded) == describe(model_of(case))
+
+
+@every_case
+def test_its_description_is_json_and_names_the_family(case):
+    family, head = CASES[case]
+    described = describe(model_of(case))
+    assert json.loads(json.dumps(described)) == described
+    assert described["family"] == family
+    if head and head not in ("backbone", "encoder"):
+        assert described["head"]["kind"] == head
+
+
+@every_case
+def test_weights_go_into_a_model_that_is_made_again(case):
+    again = made(case)
+    assert [x.path for x in again.weights] == [x.path for x in model_of(case).weights]
+    again.set_weights(model_of(case).get_weights())
+    assert_same(outputs_of(again, inputs_of(case)), expected_of(case), 0.0)
+
+
+@every_case
+def test_a_copy_in_half_precision_answers_nearly_as_well(case):
+    copy = with_dtype(model_of(case), "mixed_bfloat16")
+    found, expected = outputs_of(copy, inputs_of(case)), expected_of(case)
+    assert_same(found, expected, BFLOAT16)
+    assert any(np.any(found[name] != expected[name]) for name in found)
+    back = with_dtype(copy, "float32")
+    assert_same(outputs_of(back, inputs_of(case)), expected, 0.0)
+
+
+@every_case
+def test_more_padding_changes_nothing(case):
+    """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
+    inputs, expected = inputs_of(case), expected_of(case)
+    longer = {name: np.pad(x, [(0, 0), (0, 2)]) for name, x in inputs.items()}
+    real = next(iter(inputs.values())) != 0
+    for name, x in outputs_of(model_of(case), longer).items():
+        wanted = expected[name]
+        if wanted.shape[1:2] == real.shape[1:]:
+            x, wanted = x[:, : real.shape[1]][real], wanted[real]
+        assert_close(x, wanted, FLOAT32)
+
+
+@tensorflow_only
+@every_case
+def test_a_step_of_training_changes_every_weight(case):
+    """A gradient that is missing is a warning of Keras, and here an error."""
+    model = randomize(made(case))
+    before = {x.path: to_numpy(x) for x in model.trainable_weights}
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    inputs, rng = inputs_of(case), np.random.default_rng(0)
+    answers = {name: rng.normal(size=x.shape) for name, x in expected_of(case).items()}
+    if not isinstance(model.input, dict):
+        (inputs,) = inputs.values()
+    if not isinstance(model.output, dict):
+        (answers,) = answers.values()
+    assert np.all(np.isfinite(model.train_on_batch(inputs, answers)))
+    unchanged = [x.path for x in model.trainable_weights if np.all(to_numpy(x) == before[x.path])]
+    assert not unchanged
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in EXPORTED)) for x in CASES]
+)
+def test_its_file_answers_as_it_does(case, tmp_path):
+    from keras_tfm import runtime
+    from keras_tfm.export import export_tflite
+
+    model, inputs = model_of(case), inputs_of(case)
+    lengths = {"source_length": 5, **({"max_length": 5} if "target" in inputs else {})}
+    report = export_tflite(model, tmp_path / "x.tflite", ["predict"], verify=False, **lengths)
+    found = runtime.load(report.path).predict(inputs)
+    expected = expected_of(case)
+    if not isinstance(model.output, dict):
+        ((_, x),) = expected.items()
+        expected = dict.fromkeys(found, x)
+    assert_same(found, expected, FLOAT32)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("case", DECODING)
+def test_its_file_generates_what_it_generates(case, tmp_path):
+    """And that is what full passes choose, token by token."""
+    from keras_tfm import runtime
+    from keras_tfm.export import export_tflite
+    from keras_tfm.generation import generate
+
+    model = model_of(case)
+    lengths = {"max_length": LENGTH}
+    if "source" in inputs_of(case):
+        questions, start = inputs_of(case)["source"], {"start_id": 1}
+        lengths["source_length"] = 5
+    else:
+        questions, start = inputs_of(case)["tokens"][:1, :2], {}
+        lengths["prompt_length"] = 2
+    tokens = generate(model, questions, LENGTH, **start).tokens
+    steps = range(1 if start else 2, LENGTH)
+    for step in steps:
+        if start:
+            full = model({"source": questions, "target": tokens[:, :step]})
+        else:
+            full = model(tokens[:, :step])
+        np.testing.assert_array_equal(np.argmax(full[:, -1], axis=-1), tokens[:, step])
+    report = export_tflite(
+        model, tmp_path / "x.tflite", ["generate"], verify=False, **lengths, **start
+    )
+    np.testing.assert_array_equal(runtime.load(report.path).generate(questions).tokens, tokens)
+
+
+@pytest.mark.parametrize("case", [x for x in CASES if x not in OURS_ALONE])
+def test_it_goes_to_hugging_face_and_comes_back(case, tmp_path):
+    pytest.importorskip("safetensors")
+    from keras_tfm.checkpoints import load_huggingface, save_huggingface
+
+    save_huggingface(model_of(case), tmp_path / "folder")
+    again = load_huggingface(tmp_path / "folder")
+    assert_same(outputs_of(again, inputs_of(case)), expected_of(case), 0.0)
+
+
+@pytest.mark.parametrize("case", sorted(OURS_ALONE))
+def test_what_hugging_face_has_no_model_for_is_refused(case, tmp_path):
+    pytest.importorskip("safetensors")
+    from keras_tfm.checkpoints import save_huggingface
+
+    with pytest.raises(ValueError):
+        save_huggingface(model_of(case), tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
