@@ -71,7 +71,7 @@ def draw_overview() -> None:
         axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": dark, "lw": 1.6})
 
     layers = ("TransformerEncoderBlock,", "TransformerDecoderBlock, ...", "trained with model.fit")
-    folder = ("BERT, GPT-2, T5,", "sentence-transformers:", "weights and tokenizer")
+    folder = ("BERT, RoBERTa, Llama, T5,", "sentence-transformers:", "weights and tokenizer")
     contents = (
         "weights",
         "decode loop with KV cache,",
