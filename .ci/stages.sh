@@ -236,7 +236,8 @@ stage_peers() {
 WITH_HUB=(
     tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_carried_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
-    tests/examples/test_quickstart.py tests/test_readme.py
+    tests/examples/test_quickstart.py tests/test_readme.py tests/checkpoints/test_keras_hub.py
+    "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[from-kerashub]"
 )
 stage_hub() {
     pytest -n 0 --fail-on-skip "${WITH_HUB[@]}"
@@ -258,8 +259,9 @@ stage_wheel() {
     local python folder=$WORK/installed answer="[[ 1  3  4  5  9 12  2]]" found
     python=$(newest_python)
     "$python" --version
-    environment build "$python" build
+    environment build "$python" build twine
     "$WORK/build/bin/python" -m build -o "$WORK/dist" . > /dev/null
+    "$WORK/build/bin/twine" check --strict "$WORK"/dist/*
     ls -l "$WORK/dist"
     environment installed "$python" "$(echo "$WORK"/dist/*.whl)[cli]"
     mkdir "$folder/run"

@@ -29,7 +29,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime.inspection import bytes_by_scope, inspected
+from keras_tfm.runtime.inspection import bytes_by_scopes, inspected
 from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.runtime.manifest_fields import FORMAT, signature_tensors
 from keras_tfm.version import __version__
@@ -280,8 +280,10 @@ def _layer_path(model: keras.Model, scope: str) -> str:
 def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
     """The bytes of each layer's weights, by path; "" for constants of no layer."""
     sizes: dict[str, int] = {}
-    for scope, size in bytes_by_scope(content).items():
-        path = _layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", scope))
+    for scopes, size in bytes_by_scopes(content).items():
+        # The innermost layer: of a projection and the residual that was fused with it, the former.
+        paths = [_layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", x)) for x in scopes[::-1]]
+        path = max(paths, key=lambda x: x.count("/") if x else -1, default="")
         sizes[path] = sizes.get(path, 0) + size
     order = {layer.name: i for i, layer in enumerate(model.layers)}
     return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))

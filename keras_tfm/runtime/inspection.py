@@ -213,14 +213,14 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
     return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
 
 
-def bytes_by_scope(content: bytes) -> dict[str, int]:
-    """The bytes of constants by the scope of the operator that reads them.
+def bytes_by_scopes(content: bytes) -> dict[tuple[str, ...], int]:
+    """The bytes of constants by the scopes of the operators that the converter fused into one.
 
-    The converter names a tensor by the operators that it fused, the original one last.
+    The original operator is usually the last, but not where a scale or a residual was fused.
     """
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
-    sizes: Counter[str] = Counter()
+    sizes: Counter[tuple[str, ...]] = Counter()
     seen: set[int] = set()
     for i in range(model.SubgraphsLength()):
         graph = model.Subgraphs(i)
@@ -230,7 +230,7 @@ def bytes_by_scope(content: bytes) -> dict[str, int]:
             if size and tensor.Buffer() not in seen:
                 seen.add(tensor.Buffer())
                 names = [x for x in (tensor.Name() or b"").decode().split(";") if "/" in x]
-                sizes[names[-1] if names else ""] += size
+                sizes[tuple(names)] += size
     return dict(sizes)
 
 

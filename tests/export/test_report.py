@@ -198,3 +198,19 @@ def test_a_table_for_people(report):
 def test_asdict(report):
     assert report.asdict() == asdict(report)
     assert report.asdict()["subgraphs"][0]["operators"]["WHILE"] == 1
+
+
+def test_weights_are_counted_for_the_layer_that_owns_them():
+    """Although the converter fuses projections with scales and residuals."""
+    model = transformer(31, dim=32, num_layers=1, num_heads=4, intermediate_dim=64)
+    options = {"source_length": 8, "max_length": 8, "start_id": 1, "verify": False}
+    sizes = export_tflite(model, new_path(), quantization="int8", **options).layers
+    for block, attention in [
+        ("encoder_0", "self_attention"),
+        ("decoder_0", "self_attention"),
+        ("decoder_0", "cross_attention"),
+    ]:
+        of_attention = {x: n for x, n in sizes.items() if x.startswith(f"{block}/{attention}/")}
+        # Four kernels of 32 x 32 and, at most, their biases and scales in float32.
+        assert 4 * 1024 <= sum(of_attention.values()) <= 4 * 1024 + 4 * 32 * 8, sizes
+        assert sizes.get(f"{block}/{attention}_residual", 0) < 32 * 8, sizes
