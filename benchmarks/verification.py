@@ -244,7 +244,7 @@ def mask_ignored(model):
 def mask_off_by_one(model):
     """One key more: of padding in BERT, of the future elsewhere."""
     if not model.name.startswith("bert"):
-        return causal(model, lambda n: np.tril(np.ones((1, n, n), bool), 1))
+        return causal(model, lambda b, n: np.tril(np.ones((b, n, n), bool), 1))
 
     def longer(layer, x, named):
         mask = named.get("mask", named.get("x_mask"))
@@ -255,11 +255,11 @@ def mask_off_by_one(model):
 
 @contextmanager
 def causal(model, mask):
-    """Causal attention with another mask, of n columns."""
+    """Causal attention with another mask (b, n, n)."""
     layers = [x for x in layers_of(model, MultiHeadSelfAttention) if x.causal]
 
     def changed(layer, x, named):
-        return {**named, "attention_mask": mask(x.shape[1])} if layer in layers and mask else named
+        return {**named, "attention_mask": mask(*x.shape[:2])} if layer in layers and mask else named
 
     with with_masks(model, changed):
         for layer in layers:

@@ -169,7 +169,7 @@ def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> tuple[floa
     most = np.where(zero, np.inf, np.maximum(a, b)).min()
     if not np.isfinite(least) or least > most:
         return None
-    exact = [x for x in _FACTORS if least <= x <= most]
+    exact = [x for y in _FACTORS for x in (y, -y) if least <= x <= most]
     if exact:
         return exact[0], 0.0
     middle = float((least + most) / 2)
