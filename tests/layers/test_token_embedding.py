@@ -90,6 +90,7 @@ class Subclassed(keras.Model):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.embedding = TokenEmbedding(V, D, mask_zero=True)
         self.segments = SegmentEmbedding(3)
         self.block = TransformerEncoderBlock(5, 1)
