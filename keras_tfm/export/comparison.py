@@ -224,7 +224,9 @@ class Comparison:
         smaller = [x["capacity"] for x in decoders if x["capacity"] < capacity]
         return self._check_steps(name, self._all_steps, slice(max(smaller, default=0), capacity))
 
-    def _check_steps(self, name: str, runs: list["_SteppedLogits"], steps: slice = slice(None)) -> Check:
+    def _check_steps(
+        self, name: str, runs: list["_SteppedLogits"], steps: slice = slice(None)
+    ) -> Check:
         found = np.concatenate([run.found[:, steps] for run in runs])
         full = np.concatenate([run.full[:, steps] for run in runs])
         errors = self.differences[name] = list(map(difference, found, full))

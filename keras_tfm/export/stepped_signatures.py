@@ -49,7 +49,7 @@ class Caches:
 
     @cached_property
     def growing(self) -> list[str]:
-        """The cache entries of self-attention, which grow; those of cross-attention are constant."""
+        """The cache entries of self-attention, which grow; cross-attention's are constant."""
         return self._first_step[0].growing
 
     @cached_property

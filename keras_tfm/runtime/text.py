@@ -172,8 +172,7 @@ class _Generation:
 
 
 def _lengths(model: Model, role: str) -> dict[str, int | None]:
-    """The inputs of a role, each with its maximum number of ids; None for inputs that are not ids.
-    """
+    """The maximum number of ids of each input of a role; None for an input of another kind."""
     names = by_length(model.signatures, role)
     if not names:
         raise ValueError(f"{model.path} has no signature {role!r}, it has {list(model.signatures)}")

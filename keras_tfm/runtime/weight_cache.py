@@ -154,7 +154,7 @@ def _name(key: str, cache: Path) -> str:
 
 @functools.cache
 def _environment() -> Any:
-    """LiteRT's environment, shared by all models, since each new one loads accelerator libraries."""
+    """LiteRT's environment, shared by all models: creating one loads accelerator libraries."""
     return import_litert("environment").Environment.create()
 
 
