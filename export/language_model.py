@@ -118,7 +118,7 @@ def export(smoke: bool, quantization: str) -> None:
     rows = rows_of(train[:2_000] if smoke else train)
     model.fit(rows[:, :-1], rows[:, 1:], batch_size=64, epochs=1 if smoke else 3, verbose=2)
 
-    # Convert. Before the file is kept, all signatures are compared with the model on held-out names.
+    # Convert. Before the file is kept, all signatures are compared with the model on held-out data.
     PATH.parent.mkdir(parents=True, exist_ok=True)
     report = export_tflite(
         model,

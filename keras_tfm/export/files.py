@@ -34,7 +34,7 @@ _open: dict[Path, int] = {}
 def check_file(path: Path, overwrite: bool) -> None:
     """Raises unless a .tflite file may be written to `path`.
 
-    It may if nothing is there, or an earlier export, or an empty file, such as `tempfile` makes.
+    `path` may be an earlier export, an empty file (`tempfile` creates those), or missing.
     `overwrite` allows any other file, but never a folder, a device, a FIFO or a socket.
     """
     _check_parent(path)
@@ -54,8 +54,8 @@ def check_file(path: Path, overwrite: bool) -> None:
 def check_folder(path: Path, overwrite: bool) -> None:
     """Raises unless a SavedModel may be written to `path`.
 
-    It may if nothing is there, or an empty folder, or an earlier export. `overwrite` allows any
-    other SavedModel, but no other folder and no file.
+    `path` may be an earlier export, an empty folder, or missing. `overwrite` allows any other
+    SavedModel, but no other folder and no file.
     """
     _check_parent(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):

@@ -118,7 +118,7 @@ def write_saved_model(
     default: str | None = None,
     resources: Iterable[Any] = (),
 ) -> None:
-    """Traces the signatures and writes them: each graph once, each weight once.
+    """Traces the signatures and writes each graph and each weight once.
 
     `keras.export.ExportArchive` writes both twice, and takes ten times as long.
 
@@ -150,5 +150,5 @@ def write_saved_model(
             raise
         raise ValueError(
             "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
-            f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
+            f"TensorFlow cannot find a table that it reads ({str(error).splitlines()[0][:200]})"
         ) from error

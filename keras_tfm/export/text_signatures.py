@@ -84,7 +84,7 @@ def add_text_signatures(
     detokenizer: Any,
     target: str | None,
 ) -> list[Signature]:
-    """The signatures `names`, in their order: those of `made`, and text signatures around them."""
+    """The signatures `names`, in this order: from `made`, or text signatures that wrap those."""
     by_name = {signature.name: signature for signature in made}
     result = []
     for name in names:

@@ -41,7 +41,7 @@ def stream(
                 f"all inputs must have the same number of rows, got {len(x)} and {rows}"
             )
     if not 0 < rows <= batch:
-        raise ValueError(f"{runner.path} steps {batch} rows at once, got {rows}")
+        raise ValueError(f"{runner.path} decodes at most {batch} rows at once, got {rows}")
     check_prompt_length(prompt.shape[1], decode["max_length"])
     known = {key: filled_batch(x, batch) for key, x in known.items()}
     steps = step(
