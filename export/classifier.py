@@ -1,12 +1,12 @@
-"""A classifier in int8, in three lengths of one file: the language that a name is written in.
+"""An int8 classifier with three input lengths in one file: the language that a name is written in.
 
     pip install -e ".[examples]"
     python export/classifier.py                          # two minutes
-    python export/classifier.py --ask "Neuseeland"       # by the file alone, with no Keras
+    python export/classifier.py --ask "Neuseeland"       # runs the file, without Keras
 
-Copy it where your own classifier is to leave: replace `examples_of` by your texts and `build` by
-your model (or `keras_tfm.load_model(path)`). Data: Babel's names of countries, cities, currencies
-and languages in 30 languages; a tenth of the things is held out, in all languages.
+To export your own classifier, copy this script, and replace `examples_of` by your texts and `build`
+by your model (or `keras_tfm.load_model(path)`). Data: Babel's names of countries, cities,
+currencies and languages in 30 languages; a tenth of them is held out, in all languages.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+# Set before TensorFlow is imported: log only errors.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 import names as data
@@ -25,13 +26,13 @@ from keras_tfm import runtime
 from keras_tfm.runtime import native_log
 
 PATH = Path("artifacts/export/classifier.tflite")
-LENGTHS = (8, 16, 32)  # the runtime takes the shortest that fits
+LENGTHS = (8, 16, 32)  # the runtime uses the shortest that fits
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ask", metavar="NAME", help="a name to sort; exports first if need be")
-    parser.add_argument("--smoke", action="store_true", help="half a minute, to see that all runs")
+    parser.add_argument("--ask", metavar="NAME", help="classify a name; exports first if necessary")
+    parser.add_argument("--smoke", action="store_true", help="a short test run, half a minute")
     parser.add_argument("--quantize", choices=("float32", "float16", "int8"), default="int8")
     arguments = parser.parse_args()
     if not (arguments.ask and PATH.exists()):
@@ -43,12 +44,12 @@ def main() -> None:
 
 
 def examples_of(names: list) -> tuple[list[str], np.ndarray]:
-    """Texts, and the numbers of their classes."""
+    """Texts, and the indices of their classes."""
     return [x.text for x in names], np.array([data.LANGUAGES.index(x.language) for x in names])
 
 
 def make_tokenizer(texts: list[str]) -> Tokenizer:
-    """Characters; 0 is padding, 1 any other character."""
+    """A tokenizer of characters: id 0 is padding, 1 an unknown character."""
     vocabulary = ["<padding>", "<unknown>", *sorted(set("".join(texts)))]
     ids = {token: i for i, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unknown>"))
@@ -59,7 +60,7 @@ def make_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def build(vocabulary_size: int, classes: int, dim: int, num_layers: int):
-    """A functional Keras model: ids in, logits out. Padding is masked all the way to the mean."""
+    """A functional Keras model: ids in, logits out. Padding is masked, also in the average."""
     import keras
 
     from keras_tfm import layers
@@ -107,7 +108,7 @@ def export(smoke: bool, quantization: str) -> None:
         ids_of(texts)[:few], classes[:few], batch_size=64, epochs=1 if smoke else 3, verbose=2
     )
 
-    # Convert; before the file is kept, it is compared with the model on names that were held out.
+    # Convert. Before the file is kept, it is compared with the model on held-out names.
     PATH.parent.mkdir(parents=True, exist_ok=True)
     report = export_tflite(
         model,
@@ -125,7 +126,7 @@ def export(smoke: bool, quantization: str) -> None:
     in_litert = file.predict_text(test_texts[few])["output"].argmax(-1)
     right = [np.mean(x == test_classes[few]) for x in (in_keras, in_litert)]
     print(
-        f"\n{len(in_keras):,} names of things never seen: {right[0]:.1%} right in Keras, "
+        f"\n{len(in_keras):,} held-out names: {right[0]:.1%} right in Keras, "
         f"{right[1]:.1%} in {quantization}; "
         f"the same answer for {np.mean(in_keras == in_litert):.1%}"
     )

@@ -1,13 +1,13 @@
-"""A decoder-only model for a host that drives the loop: prefill and decode, the caches outside.
+"""A decoder-only model with the decoding loop on the host: prefill, decode and KV caches.
 
     pip install -e ".[examples]"
     python export/language_model.py                         # three minutes
-    python export/language_model.py --write "[de][city]"    # by the file alone, with no Keras
+    python export/language_model.py --write "[de][city]"    # runs the file, without Keras
 
-Copy it where your own language model is to leave: replace `texts_of` and the tokenizer by yours,
-and `build` by your model (or `keras_tfm.load_model(path)`). The host chooses each token itself,
-here at random by probability: "prefill" reads a prompt in one pass, "decode" a token, and both
-return only what they add to the caches. It learns names in 30 languages, out of Babel.
+To export your own language model, copy this script, and replace `texts_of` and the tokenizer by
+yours, and `build` by your model (or `keras_tfm.load_model(path)`). The host chooses each token,
+here by sampling. "prefill" reads a prompt in one pass, "decode" reads one token; both return only
+their new cache entries. The model learns names in 30 languages, from Babel.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+# Set before TensorFlow is imported: log only errors.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 import names as data
@@ -32,8 +33,8 @@ LENGTH = data.LONGEST + 3  # two tags, the characters, the end
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", metavar="BEGINNING", help='as "[de][city]Neu"')
-    parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
+    parser.add_argument("--write", metavar="PROMPT", help='continue a prompt: "[de][city]Neu"')
+    parser.add_argument("--smoke", action="store_true", help="a short test run, one minute")
     parser.add_argument("--quantize", choices=("float32", "float16", "int8"), default="int8")
     arguments = parser.parse_args()
     if not (arguments.write and PATH.exists()):
@@ -46,7 +47,7 @@ def texts_of(names: list) -> list[str]:
 
 
 def make_tokenizer(names: list) -> Tokenizer:
-    """Tags and characters; 0 is padding, 1 the end, 2 any other character."""
+    """A tokenizer of tags and characters: id 0 is padding, 1 the end, 2 an unknown character."""
     tags = [f"[{tag}]" for tag in (*data.LANGUAGES, *data.KINDS)]
     characters = sorted({character for name in names for character in name.text})
     vocabulary = ["<padding>", "<end>", "<unknown>", *tags, *characters]
@@ -61,7 +62,7 @@ def make_tokenizer(names: list) -> Tokenizer:
 
 
 def build(vocabulary_size: int, dim: int, num_layers: int):
-    """One input, "tokens", ids of which 0 is padding; logits out, by the embedding's own table."""
+    """From "tokens", ids with padding 0, to logits, with the embedding's table as output layer."""
     import keras
 
     from keras_tfm import layers
@@ -117,14 +118,14 @@ def export(smoke: bool, quantization: str) -> None:
     rows = rows_of(train[:2_000] if smoke else train)
     model.fit(rows[:, :-1], rows[:, 1:], batch_size=64, epochs=1 if smoke else 3, verbose=2)
 
-    # Convert; before the file is kept, all of it is compared with the model on held-out names.
+    # Convert. Before the file is kept, all signatures are compared with the model on held-out data.
     PATH.parent.mkdir(parents=True, exist_ok=True)
     report = export_tflite(
         model,
         PATH,
         ["prefill", "decode"],
         quantization=quantization,
-        prompt_length=(4, 16),  # the runtime takes the shortest that fits
+        prompt_length=(4, 16),  # the runtime uses the shortest that fits
         max_length=LENGTH,
         end_id=END,
         tokenizer=tokenizer,
@@ -133,17 +134,17 @@ def export(smoke: bool, quantization: str) -> None:
     print(report)
 
 
-def write(beginning: str, count: int = 10, temperature: float = 0.8) -> None:
-    """Names that go on from a beginning, a piece at a time."""
+def write(prompt: str, count: int = 10, temperature: float = 0.8) -> None:
+    """Prints names that continue a prompt, piece by piece."""
     file, generator = runtime.load(PATH), np.random.default_rng()
 
     def choose(logits: np.ndarray) -> np.ndarray:
-        """Logits (B, V) -> tokens (B,): argmax(logits / t + Gumbel noise) draws by probability."""
+        """Logits (B, V) -> tokens (B,): argmax(logits / t + Gumbel noise) samples the softmax."""
         noise = generator.gumbel(size=logits.shape)
         return np.argmax(logits / temperature + noise, axis=-1)
 
     for _ in range(count):
-        for piece in file.stream_text(beginning, choose):
+        for piece in file.stream_text(prompt, choose):
             print(piece, end="", flush=True)
         print()
 

@@ -1,13 +1,14 @@
-"""A SavedModel that takes strings, behind HTTP, in plain TensorFlow: no keras_tfm, no Keras code.
+"""A SavedModel that takes strings, served over HTTP by plain TensorFlow, without Keras.
 
     pip install -e ".[examples]"
-    python export/saved_model_server.py              # two minutes: builds, exports, asks it once
+    python export/saved_model_server.py              # two minutes: trains, exports, tests a server
     python export/saved_model_server.py --serve      # answers on port 8501, as TensorFlow Serving
     curl -d '{"instances": ["Neuseeland"]}' localhost:8501/v1/models/names:predict
 
-Copy it where your own model is to stand on a server. The folder that it writes is what TensorFlow
-Serving takes (`--model_base_path`): the tokenizer is inside, so clients send text. The model is the
-classifier of export/classifier.py: the language that a name is written in.
+To serve your own model, copy this script, and replace the classifier by your model. TensorFlow
+Serving can load the folder that it writes (`--model_base_path`). The tokenizer is inside, so
+clients send text. The model is that of export/classifier.py: the language that a name is written
+in.
 """
 
 import argparse
@@ -21,9 +22,10 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+# Set before TensorFlow is imported: log only errors.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-FOLDER = Path("artifacts/export/names/1")  # 1 is the version, as TensorFlow Serving has it
+FOLDER = Path("artifacts/export/names/1")  # 1 is the version that TensorFlow Serving expects
 ROUTE = "/v1/models/names:predict"
 
 
@@ -31,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--serve", action="store_true", help="answer until interrupted")
     parser.add_argument("--port", type=int, default=8501)
-    parser.add_argument("--smoke", action="store_true", help="half a minute, to see that all runs")
+    parser.add_argument("--smoke", action="store_true", help="a short test run, half a minute")
     arguments = parser.parse_args()
     if arguments.serve:
         serve(arguments.port)
@@ -55,7 +57,7 @@ def export(smoke: bool) -> None:
     train, test = classifier.data.split(classifier.data.names())
     np.random.default_rng(0).shuffle(train)
     texts, classes = classifier.examples_of(train)
-    # Of TensorFlow's own operators, so that the SavedModel runs wherever TensorFlow does.
+    # Uses only TensorFlow's own operators, so the SavedModel runs wherever TensorFlow does.
     tokenizer = keras.layers.TextVectorization(standardize=None, split="character")
     tokenizer.adapt(texts)
     languages = classifier.data.LANGUAGES
@@ -75,7 +77,7 @@ def export(smoke: bool) -> None:
     size = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file())
     print(f"{FOLDER}: {size / 1e6:.2f} MB")
 
-    # Verify: a process of its own answers over HTTP as Keras does here.
+    # Verify: a server in a separate process must give the same answers as Keras in this one.
     questions = [name.text for name in test[:50]]
     expected = model.predict(np.asarray(tokenizer(questions), "int32"), verbose=0)
     command = [sys.executable, __file__, "--serve", "--port", "0"]
@@ -88,7 +90,8 @@ def export(smoke: bool) -> None:
         finally:
             server.terminate()
     print(
-        f"{len(questions)} answers over HTTP, off by at most {np.abs(found - expected).max():.1e}"
+        f"{len(questions)} answers over HTTP, "
+        f"largest difference from Keras {np.abs(found - expected).max():.1e}"
     )
     for question, scores in list(zip(questions, found, strict=True))[:3]:
         print(f"{question} -> {languages[scores.argmax()]}")

@@ -2,11 +2,11 @@
 
     pip install -e ".[examples]"
     python export/translator.py                              # three minutes
-    python export/translator.py --ask "3 de marzo de 2026"   # by the file alone, with no Keras
+    python export/translator.py --ask "3 de marzo de 2026"   # runs the file, without Keras
 
-Copy it where your own translator is to leave: replace the tokenizers and the pairs by yours, and
-`build` by your model (or `keras_tfm.load_model(path)`). What is translated here are dates in 29
-languages, into ISO 8601 (examples/dates_data.py); examples/dates.py trains the same model longer.
+To export your own translator, copy this script, and replace the tokenizers and the pairs by yours,
+and `build` by your model (or `keras_tfm.load_model(path)`). This one translates dates in 29
+languages to ISO 8601 (examples/dates_data.py); examples/dates.py trains the same model longer.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+# Set before TensorFlow is imported: log only errors.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 import dates_data as data
@@ -27,8 +28,10 @@ PATH = Path("artifacts/export/translator.tflite")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ask", metavar="TEXT", help="a date to read; exports first if need be")
-    parser.add_argument("--smoke", action="store_true", help="a minute, to see that all runs")
+    parser.add_argument(
+        "--ask", metavar="TEXT", help="translate a date; exports first if necessary"
+    )
+    parser.add_argument("--smoke", action="store_true", help="a short test run, one minute")
     parser.add_argument("--quantize", choices=("float32", "float16", "int8"), default="int8")
     arguments = parser.parse_args()
     if not (arguments.ask and PATH.exists()):
@@ -39,7 +42,7 @@ def main() -> None:
 
 
 def build(source_size: int, target_size: int, dim: int, num_layers: int):
-    """Inputs "source" and "target", ids of which 0 is padding; logits out."""
+    """From "source" and "target", ids with padding 0, to logits."""
     from keras_tfm.models import transformer
 
     return transformer(
@@ -75,7 +78,7 @@ def export(smoke: bool, quantization: str) -> None:
     # The decoder sees the target without its last token and predicts it without its first.
     model.fit({"source": source, "target": target[:, :-1]}, target[:, 1:], batch_size=64, verbose=2)
 
-    # Convert; before the file is kept, it is compared with the model on dates never seen.
+    # Convert. Before the file is kept, it is compared with the model on held-out dates.
     PATH.parent.mkdir(parents=True, exist_ok=True)
     tests = data.test_dates()[:200]
     questions = [data.question(example.text, example.tag) for example in tests]
@@ -85,7 +88,7 @@ def export(smoke: bool, quantization: str) -> None:
         PATH,
         ["generate"],
         quantization=quantization,
-        source_length=(20, data.SOURCE_LENGTH),  # the runtime takes the shorter where it fits
+        source_length=(20, data.SOURCE_LENGTH),  # the runtime uses the shortest that fits
         max_length=data.TARGET_LENGTH,
         start_id=data.START,
         end_id=data.END,
@@ -100,7 +103,7 @@ def export(smoke: bool, quantization: str) -> None:
     found = [file.generate_text(question) for question in questions]
     first = sum(x[0].text == example.iso for x, example in zip(found, tests, strict=True))
     among = sum(example.iso in [y.text for y in x] for x, example in zip(found, tests, strict=True))
-    print(f"\n{len(tests)} dates never seen: {first} right, {among} right among the three best")
+    print(f"\n{len(tests)} held-out dates: {first} right, {among} right among the three best")
     for question, hypotheses in list(zip(questions, found, strict=True))[:3]:
         print(f"{question} -> {', '.join(f'{x.text} {x.score:.2f}' for x in hypotheses)}")
 

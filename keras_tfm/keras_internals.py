@@ -20,12 +20,12 @@ Node = Any  # keras.src.ops.node.Node: .operation, .arguments, .input_tensors, .
 
 
 class Producer(NamedTuple):
-    """What computed a symbolic tensor.
+    """The origin of a symbolic tensor.
 
     Attributes:
         operation: the layer or operation; an `InputLayer` for a model's input.
-        node_index: which call of it, an index of `calls_of(operation)`.
-        tensor_index: which of the call's outputs.
+        node_index: int, the call that computed it, an index of `calls_of(operation)`.
+        tensor_index: int, the index of the tensor in the call's outputs.
     """
 
     operation: Any
@@ -56,7 +56,7 @@ def producer(tensor: Any) -> Producer:
 
 
 def fill_in(node: Node, values: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments of a call, with values for its symbolic tensors.
+    """The positional and keyword arguments of a call, with values in place of symbolic tensors.
 
     Args:
         node: a call.
@@ -84,8 +84,8 @@ def run_node(
         node: a call.
         values: the value of each symbolic tensor, by its `id`. The outputs are added.
         training: passed on to operations that take it, unless it is None.
-        call: from an operation, its positional and its keyword arguments to its outputs; calls the
-            operation by default.
+        call: function from an operation, its positional arguments and its keyword arguments to its
+            outputs; default: calls the operation.
     """
     import keras
 
@@ -109,17 +109,17 @@ def sublayers(layer: Any) -> list[Any]:
 
 
 def own_trainable_variables(layer: Any) -> list[Any]:
-    """The trainable variables that a layer made itself, without those of its sublayers."""
+    """The trainable variables that a layer created itself, without those of its sublayers."""
     return list(layer._trainable_variables)
 
 
 def remat_mode(layer: Any) -> Any:
-    """The mode of the `keras.RematScope` a layer was made in (`.mode` is its name), or None."""
+    """The mode of a layer's `keras.RematScope` (`.mode` is its name), or None."""
     return layer._remat_mode
 
 
 def set_remat_mode(layer: Any, mode: Any) -> None:
-    """Gives a layer the mode that `remat_mode` returned for another, or None for no remat."""
+    """Sets the mode of a layer to one that `remat_mode` returned, or to None for no remat."""
     layer._remat_mode = mode
 
 
@@ -143,16 +143,16 @@ def are_probabilities(tensor: Tensor) -> bool:
 
 
 def in_symbolic_scope() -> bool:
-    """Whether Keras only infers shapes and builds layers, with placeholders for values."""
+    """Whether Keras is only inferring shapes and building layers, on placeholders."""
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope as in_scope
 
     return bool(in_scope())
 
 
 def object_sharing_scope() -> Any:
-    """A context in which an object that several configurations share is made once.
+    """A context in which an object that several configs share is created only once.
 
-    Inside another one, which a `.keras` file opens too, it changes nothing.
+    Nested in another such context, for instance that of loading a `.keras` file, it does nothing.
     """
     from contextlib import nullcontext
 
@@ -164,9 +164,9 @@ def object_sharing_scope() -> Any:
 
 
 def share_in_clones(model_class: Any) -> Any:
-    """Class decorator: `keras.models.clone_model` makes an object that layers share once.
+    """Class decorator: `keras.models.clone_model` creates an object that layers share only once.
 
-    Keras copies the layers one by one while it runs through the graph of the model.
+    Keras clones the layers one by one while it runs through the graph of the model.
     """
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,14 +181,14 @@ def share_in_clones(model_class: Any) -> Any:
 
 
 def global_seed() -> Any:
-    """The variable of the seed generator that `seed=None` draws from outside layers."""
+    """The variable of the global seed generator, which `seed=None` uses outside layers."""
     from keras.src.random.seed_generator import global_seed_generator
 
     return global_seed_generator().state
 
 
 def set_initial_seed(generator: Any, seed: Tensor) -> None:
-    """Sets the seed of a `SeedGenerator` subclass that makes no variable.
+    """Sets the seed of a `SeedGenerator` subclass that creates no variable.
 
     PyTorch's dropout reads this attribute and takes None to mean that there is no seed.
     """
@@ -213,7 +213,7 @@ def set_uninitialized_variables(variables: list[Any]) -> None:
 
 
 def strategy_of(model: Any) -> Any:
-    """The `tf.distribute` strategy a model was made under, or None. TensorFlow backend only."""
+    """The `tf.distribute` strategy of a model, or None. TensorFlow backend only."""
     return model._distribute_strategy
 
 
@@ -225,12 +225,12 @@ def takes_training(model: Any) -> bool:
 def compute_loss(
     model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> Any:
-    """`model.compute_loss`, also where a subclass overrides it without the argument `training`."""
+    """`model.compute_loss`, even if a subclass overrides it without the argument `training`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
 def unscale_loss(loss: Tensor) -> Tensor:
-    """A loss as it was before Keras divided it by the number of replicas."""
+    """A loss before Keras divided it by the number of replicas."""
     from keras.src.losses.loss import unscale_loss_for_distribution
 
     return unscale_loss_for_distribution(loss)
@@ -259,7 +259,7 @@ def set_compiled_loss(model: Any, loss: Any) -> None:
 
 
 class LossArguments(NamedTuple):
-    """What a `CompileLoss` was made from: its constructor's arguments."""
+    """The arguments of `CompileLoss`'s constructor."""
 
     loss: Any
     loss_weights: Any
@@ -267,7 +267,7 @@ class LossArguments(NamedTuple):
 
 
 def loss_arguments(loss: Any) -> LossArguments:
-    """The constructor's arguments of a `CompileLoss`."""
+    """The arguments that a `CompileLoss` was created with."""
     return LossArguments(loss._user_loss, loss._user_loss_weights, loss.output_names)
 
 
@@ -276,7 +276,7 @@ def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
 
     Args:
         loss: a `CompileLoss`.
-        wrap: takes a loss function and returns the one that replaces it.
+        wrap: function from a loss function to its replacement.
     """
     loss._flat_losses = [entry._replace(loss=wrap(entry.loss)) for entry in loss._flat_losses]
 
@@ -287,8 +287,8 @@ def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
 def build_with(model_class: Any) -> Any:
     """Class decorator: before `fit`, Keras calls `model.build_before(iterator, data_batch)`.
 
-    `fit` and `evaluate` give an `EpochIterator`, other methods a batch; the other one is None.
-    Keras 3.15's own building fails on distributed batches.
+    `fit` and `evaluate` pass an `EpochIterator`, other methods a batch; the other argument is None.
+    Keras 3.15's own build fails on distributed batches.
     """
 
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -299,24 +299,24 @@ def build_with(model_class: Any) -> Any:
 
 
 def default_build(model: Any, data_batch: Any) -> None:
-    """What Keras does to build a model from a batch, where `build_with` replaced it."""
+    """Builds a model from a batch as Keras does without `build_with`."""
     import keras
 
     keras.Model._maybe_symbolic_build(model, data_batch=data_batch)
 
 
 def symbolic_build(model: Any, data_batch: Any) -> None:
-    """Makes the variables of a model, its metrics, loss and optimizer from specs of a batch."""
+    """Creates the variables of a model, its metrics, loss and optimizer from specs of a batch."""
     model._symbolic_build(data_batch=data_batch)
 
 
 def element_spec(iterator: Any) -> Any:
-    """The `tf.data` specs of the batches of an `EpochIterator`, as they are distributed."""
+    """The `tf.data` specs of the (distributed) batches of an `EpochIterator`."""
     return iterator._distributed_dataset.element_spec
 
 
 def restarts_each_epoch(iterator: Any) -> bool:
-    """Whether an `EpochIterator` iterates anew over arrays or a `tf.data.Dataset` in each epoch."""
+    """Whether an `EpochIterator` restarts its arrays or its `tf.data.Dataset` in each epoch."""
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
@@ -325,12 +325,12 @@ def restarts_each_epoch(iterator: Any) -> bool:
 
 
 def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[Any]]) -> None:
-    """Replaces the steps of the next epoch of an `EpochIterator`; later epochs are Keras's.
+    """Replaces the steps of the next epoch of an `EpochIterator`; later epochs are unchanged.
 
     Args:
         iterator: an `EpochIterator`.
-        epoch: takes the steps of that epoch, each `(begin, end, batches)`, and returns those that
-            `fit` is to see.
+        epoch: function from the steps of that epoch, each `(begin, end, batches)`, to the steps
+            that `fit` runs.
     """
     whole = iterator._enumerate_iterator
 
@@ -342,7 +342,7 @@ def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Makes `fit` begin at an epoch; called in `on_train_begin`, and with None to undo it."""
+    """Makes `fit` start at an epoch; call it in `on_train_begin`. None undoes it."""
     model._initial_epoch = epoch
 
 
@@ -365,11 +365,11 @@ def callback_list() -> Any:
 
 
 def set_gradient_sum(optimizer: Any, function: Callable[[Any], Any]) -> None:
-    """Replaces the sum of gradients over replicas that a TensorFlow optimizer makes.
+    """Replaces the function with which a TensorFlow optimizer sums gradients over replicas.
 
     Args:
-        optimizer: not a `LossScaleOptimizer`, but the one inside.
-        function: takes and returns a list of (gradient, variable).
+        optimizer: an optimizer; of a `LossScaleOptimizer`, the inner one.
+        function: takes and returns a list of pairs (gradient, variable).
     """
     optimizer._all_reduce_sum_gradients = function
 
@@ -385,5 +385,5 @@ def restore_gradient_sum(optimizer: Any) -> None:
 
 
 def batches_seen(optimizer: Any) -> Any:
-    """The variable that counts calls of `apply`; `optimizer.iterations` counts updates instead."""
+    """The variable that counts calls of `apply`; `optimizer.iterations` counts updates."""
     return optimizer._iterations

@@ -1,8 +1,8 @@
 """The command `keras-tfm`.
 
 Exit codes: 0, success; 1, an error, described on standard error; 2, wrong usage; 3, the file
-differs from the model; 130, interrupted. If single rows of `generate` or `predict` fail, the others
-are still run; each error is on standard error with the row's number, and the exit code is 1.
+differs from the model; 130, interrupted. If a row of `generate` or `predict` fails, the other rows
+still run; its error goes to standard error with the row's number, and the exit code is 1.
 """
 
 import sys
@@ -52,7 +52,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)  # Typer's code, too
+        sys.exit(INTERRUPTED)  # as Typer does
     except BrokenPipeError:
         sys.exit(FAILED)
     except USER_ERRORS as error:

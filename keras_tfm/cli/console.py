@@ -18,14 +18,14 @@ except ModuleNotFoundError as missing:
         raise
     sys.exit('keras-tfm needs typer and rich: pip install "keras-tfm[cli]"')
 
-# Before TensorFlow is imported: only its errors, and the backend that exports.
+# Set before TensorFlow is imported: log only errors; use the backend that exports.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 from keras_tfm.runtime import native_log
 
 FAILED, DIFFERENT, INTERRUPTED = 1, 3, 130
-# Errors of the user's input; any other error is a bug and keeps its traceback.
+# Errors that the user's input can cause; any other error is a bug and keeps its traceback.
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, RuntimeError)
 
 app = typer.Typer(
@@ -61,11 +61,11 @@ def print_result(result: Any, as_json: bool) -> None:
 
 @contextmanager
 def work(text: str, options: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Shows the current work on standard error and, for an export, each step.
+    """Shows what the command is doing on standard error and, for an export, each step.
 
     Args:
-        text: the work.
-        options: the option of each Python argument, for the messages of errors.
+        text: what the command is doing.
+        options: the command-line option for each Python argument, for error messages.
     """
     with native_log.removed(), messages.status(text) as status:
 
@@ -91,13 +91,13 @@ def work(text: str, options: Mapping[str, str] | None = None) -> Iterator[None]:
 
 
 def with_options(message: str, options: Mapping[str, str]) -> str:
-    """An error with the options of a command instead of the arguments of a function.
+    """An error message with command-line options in place of a function's arguments.
 
     >>> from keras_tfm.cli.console import with_options
     >>> with_options("start_id must be in 0..12, got 99", {"start_id": "--start"})
     '--start must be in 0..12, got 99'
 
-    A name that is also a word is replaced only where an argument must be meant:
+    A name that is also an English word is replaced only where it must be the argument:
 
     >>> with_options("target must be a target: name it with target=", {"target": "--target"})
     '--target must be a target: name it with --target'

@@ -1,4 +1,4 @@
-"""Commands on a .tflite file: benchmark, inspect, generate, predict."""
+"""Commands for a .tflite file: benchmark, inspect, generate, predict."""
 
 import json
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ Threads = Annotated[
 @app.command()
 def benchmark(
     file: FilePath,
-    threads: Annotated[str, typer.Option(help="Numbers of threads: 1,2,4.")] = "1,2",
+    threads: Annotated[str, typer.Option(help="Numbers of threads to measure: 1,2,4.")] = "1,2",
     seconds: Annotated[
         float, typer.Option(help="Seconds per signature and number of threads.")
     ] = 1.0,
@@ -67,7 +67,7 @@ def generate(
 ) -> None:
     """Generates text with a .tflite file; needs neither Keras nor TensorFlow.
 
-    With --ids, tokens after the end are the padding id of the file.
+    With --ids, columns after the end token hold the padding id.
     """
     if stream and (ids or as_json):
         raise typer.BadParameter(
@@ -105,8 +105,8 @@ def predict(
         bool,
         typer.Option(
             "--from-json",
-            help="Each row is JSON: an array or a text for the first input, or an object of arrays "
-            "and texts by input.",
+            help="Read each row as JSON: an array or a text for the first input, or an object of "
+            "arrays and texts by input.",
         ),
     ] = False,
     labels: Annotated[
@@ -159,13 +159,13 @@ def _load(file: Any, threads: int, roles: tuple[str, ...]) -> runtime.Model:
 
 
 def _check_tokenizers(model: runtime.Model, otherwise: str) -> None:
-    """Raises for all rows at once what would fail for each."""
+    """Raises before the first row, since every row would fail."""
     if not model.tokenizers:
         raise ValueError(f"{model.path} has no tokenizer: export it with --tokenizer, {otherwise}")
 
 
 def _first_text(model: runtime.Model) -> str:
-    """The input that a bare text is for."""
+    """The input that reads a text given without a name."""
     signature = next(x for x in model.signatures.values() if x["role"] == "predict")
     return next(name for name in signature["inputs"] if name in model.tokenizers)
 
@@ -175,13 +175,14 @@ def _check_labels(model: runtime.Model, labels: list[str]) -> None:
     sizes = {name: x["shape"][-1] for name, x in signature["outputs"].items()}
     if len(labels) not in sizes.values():
         raise typer.BadParameter(
-            f"the number of names must be that of an output's classes, {sizes}, got {len(labels)}",
+            f"the number of labels must be an output's number of classes, {sizes}, "
+            f"got {len(labels)}",
             param_hint="'--labels'",
         )
 
 
 def _of_classes(x: np.ndarray, labels: list[str] | None, length: int | None) -> str:
-    """One row of an output as text: the largest class, or that of each of `length` tokens."""
+    """One row of an output as text: the most probable class, or that of each of `length` tokens."""
     if x.ndim == 0 or x.size == 1:
         return f"{x.item():.6g}"
     names = labels if labels is not None and len(labels) == x.shape[-1] else None
@@ -203,7 +204,7 @@ def _from_json(text: str) -> Any:
 
 
 def _as_json(row: Any, output: Any) -> str:
-    """A line of JSON; an error if a number of the output has no form in it."""
+    """A line of JSON; NaN and infinity, which JSON lacks, raise a ValueError."""
     try:
         return json.dumps({"input": row, "output": output}, allow_nan=False)
     except ValueError:

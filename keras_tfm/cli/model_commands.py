@@ -1,4 +1,4 @@
-"""Commands on a .keras model: export, verify, import."""
+"""Commands for a .keras model: export, verify, import."""
 
 import importlib
 import json
@@ -31,23 +31,23 @@ def _tolerance(value: float | None) -> float | None:
 ModelPath = Annotated[Path, typer.Argument(help="A .keras file; loaded in safe mode.")]
 Inputs = Annotated[
     Path | None,
-    typer.Option(help="An .npz of rows by input to compare on; by default random rows."),
+    typer.Option(help="An .npz file of rows by input to compare with; by default random rows."),
 ]
 Tolerance = Annotated[
     float | None,
     typer.Option(
-        help="The largest relative error; the default depends on the quantization.",
+        help="The largest allowed relative error; the default depends on the quantization.",
         callback=_tolerance,
     ),
 ]
 Custom = Annotated[
     list[str] | None,
     typer.Option(
-        help="A class of your own that the model uses: module:Class; repeatable. The module is "
+        help="A custom class that the model uses: module:Class; repeatable. The module is "
         "imported, which runs its code."
     ),
 ]
-# The options of `export` by the arguments of `export_tflite` that they set.
+# The option of `export` for each argument of `export_tflite`.
 EXPORT_OPTIONS = {
     "quantization": "--quantize",
     "signatures": "--signatures",
@@ -87,7 +87,8 @@ def export(
         str | None, typer.Option(help="Maximum length of a prompt in ids, or several: 16,64.")
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(help="Maximum tokens of a row, start token or prompt included.")
+        int | None,
+        typer.Option(help="Maximum number of tokens per row, with the start token or prompt."),
     ] = None,
     start: Annotated[int | None, typer.Option(help="Id of the start token.")] = None,
     end: Annotated[str | None, typer.Option(help="Id of the end token, or several: 2,3.")] = None,
@@ -105,10 +106,10 @@ def export(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="For int8_full: an .npz of a few hundred rows by input."),
+        typer.Option(help="Calibration data for int8_full: an .npz file of a few hundred rows."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json or a SentencePiece .model to include.")
+        Path | None, typer.Option(help="A tokenizer.json or a SentencePiece .model to store.")
     ] = None,
     detokenizer: Annotated[
         Path | None, typer.Option(help="The tokenizer of the generated text, if different.")
@@ -237,7 +238,7 @@ def _load(path: Path, custom: list[str] | None) -> Any:
 
 
 def _custom_class(text: str) -> tuple[str, Any]:
-    """The name and the class of "module:Class", also of a module in the current folder."""
+    """The name and the class of "module:Class"; the module may be in the current folder."""
     module_name, _, name = text.partition(":")
     hint = "'--custom'"
     if not module_name or not name:
@@ -248,7 +249,7 @@ def _custom_class(text: str) -> tuple[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # a package that the module needs
+            raise  # the module itself imports a missing package
         raise typer.BadParameter(f"there is no module {module_name!r}", param_hint=hint) from None
     if not callable(getattr(module, name, None)):
         raise typer.BadParameter(
@@ -268,9 +269,9 @@ def _arrays(path: Path | None, option: str) -> dict[str, Any] | None:
     try:
         with np.load(path, allow_pickle=False) as loaded:
             arrays = {name: loaded[name] for name in loaded.files}
-        if not all(isinstance(x, np.ndarray) for x in arrays.values()):  # another archive
+        if not all(isinstance(x, np.ndarray) for x in arrays.values()):  # some other zip file
             raise TypeError("its members are not arrays")
-    except Exception as error:  # of several types: no archive, pickled objects, one array
+    except Exception as error:  # several types: not a zip file, pickled objects, a bare array
         raise ValueError(f"{option}: {path} must be an .npz file of arrays by input") from error
     return arrays
 

@@ -1,4 +1,4 @@
-"""Rows of a batch, from arguments or standard input, where one bad row does not end the others."""
+"""Runs rows from arguments or standard input; one bad row does not stop the others."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +9,8 @@ from keras_tfm.cli.console import FAILED, messages, typer
 def run(texts: Sequence[str] | None, answer: Callable[[str], str]) -> None:
     """Prints the answer to each text, or to each line of standard input if there are no texts.
 
-    Errors of a row go to standard error with its number. If there was one, the command ends with
-    the exit code 1 after the last row.
+    An error in a row goes to standard error with the row's number; after the last row, the command
+    then exits with code 1.
     """
     count = failed = 0
     for place, row in _rows(texts):
@@ -28,7 +28,7 @@ def run(texts: Sequence[str] | None, answer: Callable[[str], str]) -> None:
 
 
 def _rows(texts: Sequence[str] | None) -> Iterator[tuple[str, str | bytes]]:
-    """Each row with its place. Lines are bytes, which may be no UTF-8."""
+    """Each row with its place. Lines are bytes, which may not be valid UTF-8."""
     if texts:
         yield from ((f"argument {i}", text) for i, text in enumerate(texts, 1))
         return

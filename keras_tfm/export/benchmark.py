@@ -73,7 +73,7 @@ class Footprint:
 
 @dataclass
 class Benchmark:
-    """The measurements; `print` them, take `asdict()`, or `write_json`."""
+    """The measurements of a file; `print` them, take `asdict()`, or `write_json`."""
 
     path: str
     bytes: int
@@ -96,7 +96,7 @@ class Benchmark:
         Path(path).write_text(json.dumps(self.asdict(), indent=2) + "\n")
 
     def __str__(self) -> str:
-        """A table for people."""
+        """The measurements as a text table."""
         sizes = ", ".join(f"{kind} {_size(n)}" for kind, n in self.bytes_by_kind.items())
         lines = [
             f"{self.path}: {_size(self.bytes)}, {self.quantization}",
@@ -143,9 +143,9 @@ def benchmark(
 ) -> Benchmark:
     """Measures a file that `export_tflite` wrote, on this machine, with random inputs.
 
-    Every signature is called for `seconds` with each number of threads. Ids fill the exported
-    length and are no padding. With an `end_id` rows may end early: the tokens counted are those
-    generated up to and including the end. A call whose rows end early still reads its whole source.
+    Every signature is called for `seconds` with each number of threads. Ids have the exported
+    length, without padding. With an `end_id`, rows may end early: only tokens up to and including
+    the end are counted. A call whose rows end early still reads its whole source.
 
     Args:
         path: the .tflite file.
@@ -201,7 +201,7 @@ def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -
     signature = model.signatures[name]
     inputs = random_inputs(signature, seed)
     for key in of_kind(signature, "padding"):
-        inputs[key][:] = 0  # prompts fill their length
+        inputs[key][:] = 0  # prompts of full length
     outputs = model.run(name, inputs)
     times: list[float] = []
     while len(times) < LEAST_RUNS or sum(times) < seconds:
@@ -210,12 +210,12 @@ def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -
         times.append(time.perf_counter() - start)
     tokens = None
     if "max_length" in signature and "tokens" in outputs:
-        # Columns after max_length are for rows with padded prompts.
+        # Columns from max_length on are used only by rows with padded prompts.
         prompt = 1
         if "prompt" in signature:
             prompt = signature["inputs"][signature["prompt"]]["shape"][1]
-        made = outputs["tokens"][..., : signature["max_length"]]
-        tokens = count_tokens(made, signature.get("end_id"), prompt)
+        whole = outputs["tokens"][..., : signature["max_length"]]
+        tokens = count_tokens(whole, signature.get("end_id"), prompt)
     median, p90 = (1e3 * float(np.quantile(times, q)) for q in (0.5, 0.9))
     return Latency(name, threads, len(times), median, p90, tokens)
 
@@ -230,8 +230,8 @@ def count_tokens(
     >>> count_tokens(np.array([[1, 5, 2, 0], [1, 5, 6, 7]]), end_id=2)
     5
     """
-    made = tokens.reshape(-1, tokens.shape[-1])[:, prompt_length:]
-    ended = np.isin(made, [] if end_id is None else end_id)
+    generated = tokens.reshape(-1, tokens.shape[-1])[:, prompt_length:]
+    ended = np.isin(generated, [] if end_id is None else end_id)
     ended_before: np.ndarray = np.cumsum(ended, axis=1) - ended
     return int((ended_before == 0).sum())
 
@@ -247,7 +247,7 @@ def _footprint(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
-        # LiteRT logs until the process ends.
+        # LiteRT's log lines may follow the error.
         lines = [x for x in done.stderr.strip().splitlines() if not x.startswith("INFO: ")]
         raise RuntimeError(
             f"loading {path} in a separate process failed with exit code {done.returncode}: "

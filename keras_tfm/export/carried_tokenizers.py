@@ -1,4 +1,4 @@
-"""Tokenizers in a .tflite file: the bytes of each in a metadata entry of its own."""
+"""Stores tokenizers in a .tflite file, each in its own metadata entry."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,13 @@ from keras_tfm.runtime.tokenizer import Tokenizer, read
 
 
 class Form(NamedTuple):
-    """A tokenizer as bytes: the ending of its entry's name, and options outside the bytes."""
+    """A tokenizer as bytes.
+
+    Attributes:
+        ending: the suffix of its entry's name, ".json" or ".model".
+        content: the bytes.
+        options: the options that the bytes do not include, as pairs of name and value.
+    """
 
     ending: str
     content: bytes
@@ -22,7 +28,7 @@ class Form(NamedTuple):
 
 @dataclass
 class Carried:
-    """The tokenizers for a file.
+    """The tokenizers to store in a file.
 
     Attributes:
         entries: the bytes of each tokenizer, by the name of its metadata entry.
@@ -86,7 +92,7 @@ def _by_input(request: Request, tokenizer: Any, detokenizer: Any) -> dict[str, A
     if request.roles == ["predict"]:
         if detokenizer is not None:
             raise ValueError(
-                "a detokenizer is for generated text, got one for the signature 'predict' alone"
+                "a detokenizer is for generated text, got one with only the signature 'predict'"
             )
         return result
     target = request.target
@@ -162,7 +168,7 @@ def _of_keras_hub(name: str, tokenizer: Any) -> Form:
 def _of_tokenizers(name: str, tokenizer: Any) -> Form:
     try:
         text = tokenizer.to_str()
-    except Exception as error:  # Rust's errors have this type
+    except Exception as error:  # errors from Rust have no narrower type
         raise ValueError(
             f"the tokenizer of input {name!r} cannot be stored: {error} (it has a part in Python, "
             "and a .tflite file stores no code)"
@@ -171,7 +177,7 @@ def _of_tokenizers(name: str, tokenizer: Any) -> Form:
 
 
 def _json(name: str, content: bytes) -> Form:
-    """The form without truncation, padding and merge dropout, which are for training."""
+    """The stored form, without truncation, padding and merge dropout, which are for training."""
     try:
         settings = json.loads(content)
         model = settings["model"]
@@ -190,14 +196,15 @@ def _json(name: str, content: bytes) -> Form:
 
 
 def _of_sentencepiece(name: str, tokenizer: Any) -> Form:
-    options = {"add_bos": tokenizer._add_bos, "add_eos": tokenizer._add_eos}  # not public
+    # Private attributes: there are no public ones.
+    options = {"add_bos": tokenizer._add_bos, "add_eos": tokenizer._add_eos}
     if tokenizer._reverse:
         raise ValueError(
-            f"the tokenizer of input {name!r} must not reverse ids, got a reversing one"
+            f"the tokenizer of input {name!r} must not reverse ids, got one with reverse=True"
         )
     return Form(".model", tokenizer.serialized_model_proto(), _on(options))
 
 
 def _on(options: dict[str, bool]) -> tuple[tuple[str, bool], ...]:
-    """The options that are on, which the manifest stores."""
+    """The options that are True; the manifest stores only these."""
     return tuple((key, True) for key, on in options.items() if on)

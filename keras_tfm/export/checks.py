@@ -1,4 +1,4 @@
-"""The error of one signature against the model, in numbers."""
+"""The numerical error of one signature against the model."""
 
 import time
 from collections.abc import Callable
@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
-# Timed runs per call; the median counts.
+# Timed runs per call, of which the median is reported.
 RUNS = 3
 
 
 @dataclass
 class Check:
-    """One signature against the model.
+    """The comparison of one signature with the model.
 
     Attributes:
         signature: its name.
         rows: the number of rows that were compared.
-        max_error, mean_error: of the outputs, absolute; for "generate" of the logits of every step
-            (of a beam search, of the scores).
+        max_error, mean_error: the largest and the mean absolute error of the outputs; for
+            "generate", of the logits of every step, or of the scores of a beam search.
         relative_error: the root mean square of the errors, divided by that of the model's outputs.
         scale: the root mean square of the model's outputs.
         worst_error: the relative error of the row with the largest errors.
-        top_1: the share of positions, 0 to 1, whose largest number along the last axis (the class,
-            the next token) is the model's; for "generate" the share of tokens. None if no output
-            has several numbers per row.
-        top_1_gap: where it is not the model's: how far the model's number of the file's choice is
-            below the model's largest number, at most; relative as `relative_error` is.
-        ms: median latency of a call, one thread; for "decode" of a step.
-        tolerance: the largest `relative_error`.
+        top_1: the share of positions, 0 to 1, where file and model have the same argmax of the last
+            axis (the class, the next token); for "generate", the share of equal tokens. None if no
+            output has several values per row.
+        top_1_gap: where the argmax differs, the largest difference between the model's maximum and
+            its value at the file's argmax, divided by `scale`.
+        ms: median latency in milliseconds of a call, or of a step of "decode", with one thread.
+        tolerance: the largest allowed `relative_error`.
         graph_error: the `worst_error` of the file's graph with the model's own, unrounded weights.
-        graph_tolerance: the largest `graph_error`.
+        graph_tolerance: the largest allowed `graph_error`.
     """
 
     signature: str
@@ -50,8 +50,8 @@ class Check:
 
     @property
     def failure(self) -> str | None:
-        """What is beyond a tolerance, in one sentence."""
-        # "not <=", because NaN fails, too.
+        """The tolerance that is exceeded, in one sentence; None if the check passed."""
+        # "not <=" instead of ">": NaN must fail, too.
         if not self.relative_error <= self.tolerance:
             return (
                 f"{self.signature}: expected a relative error of at most {self.tolerance:.2g}, "
@@ -61,15 +61,15 @@ class Check:
             return (
                 f"{self.signature}: with unrounded weights expected a relative error of at most "
                 f"{self.graph_tolerance:.2g}, got {self.graph_error:.2g}: a weight or an operator "
-                "is not the model's"
+                "differs from the model's"
             )
-        # A choice changes where errors of two numbers add up to the margin; of many, the largest
-        # errors are six times the usual.
+        # The argmax changes where the errors of two values add up to their margin. Among many
+        # values, the largest errors are six times as large as usual.
         noise = max(2 * self.tolerance, 12 * self.relative_error)
         if not self.top_1_gap <= noise:
             return (
-                f"{self.signature}: expected another top-1 only where the model's is at most "
-                f"{noise:.2g} larger, got {self.top_1_gap:.2g}"
+                f"{self.signature}: expected a different top-1 only where the model's margin is at "
+                f"most {noise:.2g}, got {self.top_1_gap:.2g}"
             )
         return None
 
@@ -88,9 +88,9 @@ def check(
         name: the signature.
         rows: the number of rows that were compared.
         errors: flat arrays of differences, one for each row.
-        wanted: flat arrays of the model's numbers, the scale of the errors.
-        gaps: flat arrays: the model's largest number less its number of the file's choice.
-        ms: latencies.
+        wanted: flat arrays of the model's values, whose root mean square is the scale of errors.
+        gaps: flat arrays, the model's maximum minus its value at the file's argmax.
+        ms: latencies in milliseconds.
     """
     error, scale = np.abs(np.concatenate(errors)), np.concatenate(wanted).astype("float64")
     scale = scale[np.isfinite(scale)]
@@ -112,19 +112,19 @@ def check(
 
 
 def root_mean_square(values: np.ndarray) -> float:
-    """Of no numbers 0."""
+    """The root mean square of an array; 0 if it is empty."""
     return float(np.sqrt(np.mean(values**2))) if values.size else 0.0
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Flat, float64: 0 where both are equal, infinities too; NaN where either is NaN."""
+    """`found` - `wanted`, flat, in float64; 0 for equal infinities, NaN where either is NaN."""
     found, wanted = found.astype("float64").ravel(), wanted.astype("float64").ravel()
     result = np.zeros_like(found)
     return np.subtract(found, wanted, out=result, where=found != wanted)
 
 
 def top_1_gaps(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """`wanted`'s largest number less its number at `found`'s choice, along the last axis.
+    """The maximum of `wanted` minus its value at the argmax of `found`, along the last axis; flat.
 
     >>> import numpy as np
     >>> from keras_tfm.export.checks import top_1_gaps
@@ -135,10 +135,10 @@ def top_1_gaps(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def gaps_of(chosen: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """`wanted`'s largest number less its number at `chosen`, along the last axis; flat."""
+    """The maximum of `wanted` minus its value at `chosen`, along the last axis; flat."""
     taken = np.take_along_axis(wanted, chosen[..., np.newaxis], axis=-1)[..., 0]
     largest = wanted.max(axis=-1)
-    # Not the difference of two infinities.
+    # Equal values are skipped: the difference of two infinities is NaN.
     gaps = np.subtract(largest, taken, out=np.zeros(largest.shape), where=largest != taken)
     result: np.ndarray = gaps.ravel()
     return result

@@ -26,7 +26,7 @@ class ModelOutputs:
     """The outputs of a model, each computed once.
 
     Args:
-        model: in float32.
+        model: a model in float32.
     """
 
     # Rows per call of the model.
@@ -42,7 +42,7 @@ class ModelOutputs:
         key = tuple((name, x.shape, x.tobytes()) for name, x in inputs.items())
         if key not in self._known:
             rows = len(next(iter(inputs.values())))
-            # A model may have a batch size of its own.
+            # A model may have a fixed batch size.
             step = next(iter(self.inputs.values())).shape[0] or self.ROWS
             parts: list[dict[str, np.ndarray]] = []
             for start in range(0, rows, step):
@@ -56,7 +56,7 @@ class ModelOutputs:
         return self._known[key]
 
     def logits(self, inputs: dict[str, Any]) -> np.ndarray:
-        """The only output."""
+        """The only output of the model."""
         (result,) = self.of(inputs).values()
         return result
 
@@ -65,7 +65,7 @@ class Comparison:
     """A model and a file exported from it.
 
     Args:
-        outputs: of the model.
+        outputs: the outputs of the model.
         file: the loaded file.
         inputs: rows of the model's inputs; None: random ones.
         strategy: the strategy of "generate".
@@ -76,8 +76,8 @@ class Comparison:
     ):
         self.outputs, self.file, self.strategy = outputs, file, strategy
         self.rows = VerificationRows(file, inputs)
-        # By signature, the differences of each row, for inputs that do not depend on the file: of
-        # "generate", those of the first step.
+        # By signature, the differences of each row, for inputs that do not depend on the file. For
+        # "generate" these are the inputs of the first step.
         self.differences: dict[str, list[np.ndarray]] = {}
         self.checks: list[Check] = []
         self._generator: Generator | None = None
@@ -110,7 +110,7 @@ class Comparison:
         return check(name, len(next(iter(inputs.values()))), errors, wanted, gaps, [ms])
 
     def _generate(self, name: str) -> Check:
-        """Compares the logits of every step with a full pass over the tokens that they made."""
+        """Compares the logits of every step with a full pass over the generated tokens."""
         signature = self.file.signatures[name]
         errors, wanted, gaps = [], [], []
         first: list[np.ndarray] = []
@@ -159,7 +159,7 @@ class Comparison:
         inputs: dict[str, Any],
         tokens: np.ndarray,
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each row the file's logits (T, V) of its steps, the model's, and the tokens (T,)."""
+        """For each row, the file's and the model's logits (T, V) of its steps; the tokens (T,)."""
         target, given = signature["target"], dict(inputs)
         if "prompt" in signature:
             given[target], given["padding"] = left_padded(
@@ -173,7 +173,7 @@ class Comparison:
         for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
             last = min(len(ids), first + found.shape[1])
-            # After the end, or where a tie was decided otherwise, the tokens are others.
+            # After the end, or after a tie that was broken differently, the tokens differ.
             chosen = np.argmax(found[row, : last - first], axis=-1)
             stops = np.isin(ids[first:last], ends) | (chosen != ids[first:last])
             if np.any(stops):
@@ -210,25 +210,27 @@ class Comparison:
 
     def _encode(self, name: str) -> Check:
         """Compares the logits of the steps that read the encoder's result."""
-        return self._walk_check(name, self._walk(encode=name, steps=2))
+        return self._check_steps(name, self._run_steps(encode=name, steps=2))
 
     def _prefill(self, name: str) -> Check:
         """Compares the logits of the steps after the prefill."""
         length = self.file.signatures[name]["inputs"][self._settings["target"]]["shape"][1]
-        return self._walk_check(name, self._walk(prefill=length, steps=2))
+        return self._check_steps(name, self._run_steps(prefill=length, steps=2))
 
     def _decode(self, name: str) -> Check:
-        """Compares the logits at the positions for which this signature's caches are used."""
+        """Compares the logits at the positions where caches of this capacity are used."""
         decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
         capacity = self.file.signatures[name]["capacity"]
         smaller = [x["capacity"] for x in decoders if x["capacity"] < capacity]
-        return self._walk_check(name, self._whole_walk, slice(max(smaller, default=0), capacity))
+        return self._check_steps(name, self._all_steps, slice(max(smaller, default=0), capacity))
 
-    def _walk_check(self, name: str, walks: list["_Walk"], steps: slice = slice(None)) -> Check:
-        found = np.concatenate([walk.found[:, steps] for walk in walks])
-        full = np.concatenate([walk.full[:, steps] for walk in walks])
+    def _check_steps(
+        self, name: str, runs: list["_SteppedLogits"], steps: slice = slice(None)
+    ) -> Check:
+        found = np.concatenate([run.found[:, steps] for run in runs])
+        full = np.concatenate([run.full[:, steps] for run in runs])
         errors = self.differences[name] = list(map(difference, found, full))
-        times = [float(ms) for walk in walks for ms in walk.ms[steps]]
+        times = [float(ms) for run in runs for ms in run.ms[steps]]
         return check(name, len(found), errors, [full.ravel()], [top_1_gaps(found, full)], times)
 
     @property
@@ -238,19 +240,25 @@ class Comparison:
         return max(decoders, key=operator.itemgetter("capacity"))
 
     @functools.cached_property
-    def _whole_walk(self) -> list["_Walk"]:
-        return self._walk()
+    def _all_steps(self) -> list["_SteppedLogits"]:
+        return self._run_steps()
 
-    def _walk(
+    def _run_steps(
         self, encode: str | None = None, prefill: int = 0, steps: int | None = None
-    ) -> list["_Walk"]:
-        """Feeds tokens step by step, after a prefill of `prefill` tokens, and in one full pass."""
+    ) -> list["_SteppedLogits"]:
+        """Runs the same tokens step by step and in one full pass.
+
+        Args:
+            encode: the name of the "encode" signature; default: the longest.
+            prefill: the number of tokens to prefill before the first step.
+            steps: the number of steps; default: up to max_length.
+        """
         settings, decode = self._settings, by_length(self.file.signatures, "decode")[-1]
         target, length = settings["target"], settings["max_length"]
         source = encode or next(reversed(by_length(self.file.signatures, "encode")), None)
         first = min(prefill + 1, length - 1)
         result = []
-        for number in range(self.rows.walks(decode)):
+        for number in range(self.rows.stepped_batches(decode)):
             inputs = self.rows.arguments(source, number) if source else {}
             for key, x in self.rows.arguments(decode, number).items():
                 if key in self.outputs.inputs and key not in inputs:
@@ -273,11 +281,11 @@ class Comparison:
                 begun = time.perf_counter()
             others = {key: x for key, x in inputs.items() if key != target}
             full = self._full_pass(others, target, tokens)[:, first - 1 :][:, : len(found)]
-            result.append(_Walk(np.stack(found, axis=1), full, np.array(times)))
+            result.append(_SteppedLogits(np.stack(found, axis=1), full, np.array(times)))
         return result
 
 
-class _Walk(NamedTuple):
+class _SteppedLogits(NamedTuple):
     """Logits (B, T, V) of the steps and of the full pass, and milliseconds (T,) per step."""
 
     found: np.ndarray

@@ -1,7 +1,8 @@
-"""How an export reaches its path: made in a temporary folder, then renamed over the earlier one.
+"""Writes an export in a temporary folder, then renames it to its path.
 
 Temporary folders are named `.keras_tfm-*` and locked while their export runs. SIGTERM and SIGHUP
-remove them. What `kill -9` leaves is not locked any more, and the next export removes it.
+remove them. A folder that `kill -9` leaves behind is no longer locked, and the next export removes
+it.
 """
 
 import contextlib
@@ -24,17 +25,17 @@ if sys.platform != "win32":
     import fcntl
 
 _PREFIX = ".keras_tfm-"
-# TensorFlow leaves the folder `assets.extra` of a SavedModel to other programs.
+# TensorFlow reserves the folder `assets.extra` of a SavedModel for other programs.
 _MARK = Path("assets.extra", "keras_tfm.json")
-# The folders of the exports that run in this process, each with the process that made it.
+# The temporary folders of running exports, each with the id of the process that created it.
 _open: dict[Path, int] = {}
 
 
 def check_file(path: Path, overwrite: bool) -> None:
-    """Raises unless a .tflite file may be written: nothing is there, or an earlier export.
+    """Raises unless a .tflite file may be written to `path`.
 
-    An empty file counts as nothing; `tempfile` makes those. `overwrite` allows any other file, but
-    never a folder, a device, a FIFO or a socket.
+    `path` may be an earlier export, an empty file (`tempfile` creates those), or missing.
+    `overwrite` allows any other file, but never a folder, a device, a FIFO or a socket.
     """
     _check_parent(path)
     if path.is_dir():
@@ -51,9 +52,10 @@ def check_file(path: Path, overwrite: bool) -> None:
 
 
 def check_folder(path: Path, overwrite: bool) -> None:
-    """Raises unless a SavedModel may be written: nothing is there, or an earlier export.
+    """Raises unless a SavedModel may be written to `path`.
 
-    `overwrite` allows any other SavedModel, but no other folder and no file.
+    `path` may be an earlier export, an empty folder, or missing. `overwrite` allows any other
+    SavedModel, but no other folder and no file.
     """
     _check_parent(path)
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -76,12 +78,12 @@ def _check_parent(path: Path) -> None:
 
 
 def real(path: Path) -> Path:
-    """The absolute path that is written: where a symbolic link points to."""
+    """The absolute path to write to; symbolic links are resolved."""
     return Path(os.path.realpath(path))
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a new file to the disk, with the mode that the umask gives."""
+    """Writes a new file and flushes it to disk; its mode is that of the umask."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()
@@ -89,15 +91,15 @@ def write(path: Path, content: bytes) -> None:
 
 
 def replace_file(new: Path, path: Path, overwrite: bool) -> None:
-    """Renames `new` to `path` atomically. An earlier file's mode is kept, and a link to it."""
-    check_file(path, overwrite)  # again: verification takes time
+    """Renames `new` to `path` atomically. Keeps the mode of an earlier file, and links to it."""
+    check_file(path, overwrite)  # again: it may have changed during the verification
     target = real(path)
     _keep_mode(new, target)
     os.replace(new, target)
 
 
 def replace_folder(new: Path, path: Path, overwrite: bool) -> None:
-    """Renames `new`, in a temporary folder, to `path`, and an earlier folder out of the way."""
+    """Renames `new` to `path`, after moving an earlier folder next to `new`."""
     extra = (new / _MARK).parent
     extra.mkdir()
     for folder in (new, *(path for path in new.iterdir() if path.is_dir())):
@@ -124,14 +126,16 @@ def _keep_mode(new: Path, earlier: Path) -> None:
 
 @contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder for an export, removed at its end; first removes what killed exports left.
+    """A temporary folder for an export, removed at the end of the block.
+
+    First removes the folders that killed exports left behind.
 
     Args:
-        parent: the folder to make it in; by default that of `tempfile`.
+        parent: the folder to create it in; default: that of `tempfile`.
     """
     parent = Path(tempfile.gettempdir()) if parent is None else parent
-    for left in parent.glob(f"{_PREFIX}*"):
-        _remove_if_left(left)
+    for found in parent.glob(f"{_PREFIX}*"):
+        _remove_if_stale(found)
     folder, lock = _locked(parent)
     _open[folder] = os.getpid()
     try:
@@ -153,17 +157,18 @@ def _locked(parent: Path) -> tuple[Path, int | None]:
         lock = None
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a file system without locks: nothing is removed
-        # Another export may have taken the folder, not locked yet, for one that was left.
+            # Where the file system has no locks, stale folders are never removed.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another export may have removed the folder as stale before it was locked.
         if folder.exists():
             return folder, lock
         if lock is not None:
             os.close(lock)
 
 
-def _remove_if_left(folder: Path) -> None:
+def _remove_if_stale(folder: Path) -> None:
     """Removes a temporary folder unless a process has it locked."""
-    # Killed between the two renames of `replace_folder`: both SavedModels are in there, complete.
+    # Killed between the two renames of `replace_folder`: it holds both SavedModels, complete.
     if sys.platform == "win32" or ((folder / "old").exists() and (folder / "new").exists()):
         return
     try:
@@ -181,9 +186,10 @@ def _remove_if_left(folder: Path) -> None:
 
 @contextmanager
 def _removed_on_termination() -> Iterator[None]:
-    """Removes the temporary folders when a signal ends the process, as it would without us.
+    """Removes the temporary folders if SIGTERM or SIGHUP ends the process.
 
-    A program's own handler is left alone. Only the main thread can set handlers.
+    The exit status is that of the signal. A program's own handler is kept. Only the main thread can
+    set handlers.
     """
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     numbers = [getattr(signal, name) for name in names]
@@ -203,7 +209,7 @@ def _removed_on_termination() -> Iterator[None]:
 
 def _terminate(number: int, _: Any) -> None:
     for folder, process in list(_open.items()):
-        if process == os.getpid():  # not in a child that was forked meanwhile
+        if process == os.getpid():  # a forked child must not remove its parent's folders
             shutil.rmtree(folder, ignore_errors=True)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""An exported file with its graph computed in float32: rounded weights can be replaced."""
+"""An exported file whose graph computes in float32, so that its rounded weights can be replaced."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from keras_tfm.runtime import manifest as manifests
 
 
 class Stored(NamedTuple):
-    """A weight as the file stores it: float32 numbers, and the step between two neighbours."""
+    """A weight as the file stores it: dequantised values in float32, and the quantisation step."""
 
     values: np.ndarray
     step: np.ndarray
@@ -19,14 +19,14 @@ class Stored(NamedTuple):
 class FloatFile:
     """The graph of a file without the rounding of weights and activations.
 
-    Constants are dequantised, quantised activations become float32, and the operators that
-    quantise and dequantise are removed.
+    Constants are dequantised, quantised activations become float32, and the QUANTIZE and DEQUANTIZE
+    operators are removed.
 
     Args:
-        content: the file.
+        content: the bytes of the file.
 
     Attributes:
-        stored: the rounded weights by the number of their buffer.
+        stored: the rounded weights, by the index of their buffer.
     """
 
     def __init__(self, content: bytes):
@@ -39,7 +39,7 @@ class FloatFile:
             self._compute_in_float(graph)
 
     def write(self, manifest: dict[str, Any], values: dict[int, np.ndarray]) -> bytes:
-        """The bytes of a file with a manifest, and `values` in the buffers of weights."""
+        """The bytes of the file with `manifest`, and with `values` as weights, by buffer."""
         for buffer in self.stored:
             raw = np.ascontiguousarray(values[buffer], "float32").tobytes()
             self._model.buffers[buffer].data = np.frombuffer(raw, "uint8")
@@ -47,7 +47,7 @@ class FloatFile:
         return flatbuffer.add_manifest(flatbuffer.write(self._model), described)
 
     def _read(self) -> None:
-        """Fills `stored`; tensors with equal bytes and other scales get buffers of their own."""
+        """Fills `stored`. Tensors that share a buffer but not their scales get separate buffers."""
         twice = self._rounded_twice()
         buffers: dict[Any, int] = {}
         used: set[int] = set()
@@ -71,9 +71,9 @@ class FloatFile:
                 tensor.buffer = buffers[key]
 
     def _rounded_twice(self) -> dict[int, float]:
-        """The step of an earlier rounding, of the tables that `round_after_lookup` stored again.
+        """The first quantisation step of the tables that `round_after_lookup` quantised again.
 
-        They had one scale for all numbers, from the least to the largest.
+        Before, one scale covered all values of a table, from the smallest to the largest.
         """
         types = self._schema.TensorType
         steps = {}
@@ -91,7 +91,7 @@ class FloatFile:
         return steps
 
     def _stored(self, graph: Any, tensor: Any) -> Stored | None:
-        """The numbers of a constant that is stored with rounding."""
+        """The dequantised values of a rounded constant; None for any other tensor."""
         types, quantization = self._schema.TensorType, tensor.quantization
         data = self._model.buffers[tensor.buffer].data
         if data is None or not len(data):
@@ -161,7 +161,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _scales(tensor: Any) -> int | None:
-    """The tensor with the scales of blocks of a tensor, if it has some."""
+    """The index of the tensor that holds a tensor's blockwise scales, or None."""
     details = tensor.quantization and tensor.quantization.details
     return details.scales if hasattr(details, "scales") else None
 

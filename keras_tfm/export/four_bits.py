@@ -1,4 +1,4 @@
-"""Weights in four bits, through Google's ai-edge-quantizer."""
+"""4-bit weights ("int4"), made by Google's ai-edge-quantizer."""
 
 import re
 from collections.abc import Collection
@@ -10,10 +10,10 @@ from keras_tfm.runtime import flatbuffer
 
 # The number of weights that share a scale; XNNPACK has kernels for multiples of 32.
 BLOCK = 32
-# A block's scale is stored in float16. XNNPACK refuses a file with a scale of 0; below the smallest
-# normal number a scale has few digits, above the largest it is infinite.
+# A block's scale is stored in float16. XNNPACK refuses a file with a scale of 0; a subnormal scale
+# has few digits, and a larger one overflows to infinity.
 _SMALLEST_SCALE, _LARGEST_SCALE = float(np.finfo("float16").tiny), 65280.0
-_LARGEST_STEP = 7  # of -7..7
+_LARGEST_LEVEL = 7  # of the levels -7..7
 
 
 def import_quantizer() -> Any:
@@ -31,16 +31,16 @@ def import_quantizer() -> Any:
 
 
 def quantize(content: bytes, kept: Collection[int]) -> bytes:
-    """A float32 file with weights in four bits, a scale for every 32 numbers of a row.
+    """Quantises the weights of a float32 file to 4 bits, with one scale per 32 values of a row.
 
-    Rows whose length is not a multiple of 32, convolutions, and matrices whose numbers are too
+    Rows whose length is not a multiple of 32, convolutions, and matrices whose values are too
     small or too large for scales in float16, get 8 bits with one scale per row, in float32.
     Weights of operators that the quantizer does not support (GATHER, BATCH_MATMUL) get float16.
     Activations are quantised to 8 bits at run time, as in "int8".
 
     Args:
-        content: the file.
-        kept: numbers of the buffers that stay float32.
+        content: the bytes of the file.
+        kept: the indices of the buffers that stay float32.
     """
     package = import_quantizer()
     from ai_edge_quantizer import qtyping, recipe_manager
@@ -73,30 +73,31 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     if not rules:
         return content
     quantizer = package.Quantizer(bytearray(content), rules)
-    # It divides zeros by scales of zero: `_floor_scales` writes those blocks again.
+    # A block of zeros has the scale 0, and 0/0 warns here; `_floor_scales` rewrites such blocks.
     with np.errstate(divide="ignore", invalid="ignore"):
         result = quantizer.quantize(enable_progress_bar=False, enable_progress_report=False)
-    # Rewritten, because the quantizer stores large weights after the flatbuffer, where neither the
-    # manifest nor the report would find them.
+    # Read and written again: the quantizer stores large weights behind the flatbuffer, where
+    # neither the manifest nor the report would find them.
     quantized = flatbuffer.read(bytes(result.quantized_model))
     _floor_scales(quantized)
     return flatbuffer.write(quantized)
 
 
 def _bits(uses: list[flatbuffer.WeightUse], values: np.ndarray) -> int | None:
-    """The number of bits that all readers of a weight support, so that it is stored once."""
+    """The number of bits of a weight that all operators reading it support; None: use float16."""
     names = {use.name for use in uses}
     if names <= {"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}:
         if values.shape[-1] % BLOCK:
             return 8
-        scale = float(np.abs(values).max(initial=0.0)) / _LARGEST_STEP
-        # Between the two, a block that gets the smallest scale loses less than the largest block.
+        scale = float(np.abs(values).max(initial=0.0)) / _LARGEST_LEVEL
+        # Raising a small block's scale to the smallest normal float16 then costs less precision
+        # than the block with the largest values loses anyway.
         return 4 if scale == 0.0 or _SMALLEST_SCALE <= scale <= _LARGEST_SCALE else 8
     return 8 if names <= {"CONV_2D"} or names <= {"DEPTHWISE_CONV_2D"} else None
 
 
 def _floor_scales(model: Any) -> None:
-    """Raises each block's scale to the smallest normal float16, and rounds its numbers to that."""
+    """Raises each block's scale to at least the smallest normal float16, and rounds again."""
     done = set()
     for graph in model.subgraphs:
         for tensor in graph.tensors:
@@ -116,7 +117,7 @@ def _floor_scales(model: Any) -> None:
 
 
 def unpacked(model: Any, tensor: Any) -> np.ndarray:
-    """The numbers -8..7 of a tensor in four bits, as int8; the first of a byte are its low bits."""
+    """The values -8..7 of a 4-bit tensor, as int8. A byte holds the first value in its low bits."""
     data = np.frombuffer(bytes(model.buffers[tensor.buffer].data), "int8")
     numbers = np.stack([(data << 4).astype("int8") >> 4, data >> 4], axis=-1).ravel()
     return numbers[: int(np.prod(tensor.shape))].reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""How a model treats padding: found by padding its inputs and reading the outputs."""
+"""Finds out how a model treats padding: pads its inputs and compares the outputs."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def invisibly_padded(
 ) -> frozenset[str]:
     """The inputs of ids among `names` whose padding does not change the outputs.
 
-    Each is padded with its own id. If inputs must have equal lengths, all are padded together.
+    Each is padded with its own padding id. If inputs must have equal lengths, all are padded.
     """
     specs = input_specs(model)
     ids = tuple(key for key in pad_ids if specs[key].shape[1] is None)
@@ -67,13 +67,16 @@ def _outputs(model: keras.Model, inputs: dict[str, Any]) -> list[np.ndarray] | N
 def _some_rows(
     specs: dict[str, Any], sizes: dict[str, int], pad_ids: dict[str, int], difference: int
 ) -> dict[str, Any]:
-    """Rows of every input, each input `difference` longer than the last: random, then constant."""
+    """Rows of every input: random ones, then rows that repeat one id.
+
+    Each input is `difference` longer than the one before it.
+    """
     generator = np.random.default_rng(0)
     inputs = {}
     for i, (key, x) in enumerate(specs.items()):
         shape = (12, *(5 + i * difference if d is None else d for d in x.shape[1:]))
         if "int" in x.dtype or key in sizes:
-            size = sizes.get(key, 2)  # unknown: ids that every vocabulary has
+            size = sizes.get(key, 2)  # unknown: ids 0 and 1, which every vocabulary has
             ids = np.setdiff1d(np.arange(size), pad_ids.get(key, 0)) if size > 1 else np.arange(1)
             values: Any = generator.choice(ids, shape)
             if key in pad_ids:
@@ -86,7 +89,7 @@ def _some_rows(
 
 
 def _as_before(short: np.ndarray, long: np.ndarray) -> bool:
-    """Whether outputs are equal within float32's rounding and a fraction of their spread."""
+    """Whether outputs are equal up to float32 rounding and 0.1% of their standard deviation."""
     if short.shape != long.shape:
         long = long[:, : short.shape[1]]
     finite = np.isfinite(short)

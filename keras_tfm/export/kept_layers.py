@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_tfm.keras_internals import sublayers
 
-# The rounding error of folding a factor into a float32 weight, relative to the row's largest.
+# The rounding error of folding a factor into a float32 weight, relative to the row's largest value.
 _ROUNDING = 1e-5
 
 
@@ -17,14 +17,14 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
     """The weights of rank 2 and higher of the layers of each name.
 
     Args:
-        model: functional.
+        model: a functional model.
         names: layer names, paths, or consecutive parts of paths: "self_attention/key" means the
             layer "key" of every layer "self_attention".
 
     Raises:
         TypeError: `names` is one string.
-        ValueError: no layer has a name (the error lists similar names), or its layers have only
-            vectors such as biases, which are never quantised.
+        ValueError: no layer has one of the names (the error lists similar names), or its layers
+            have only vectors such as biases, which are never quantised.
 
     >>> import keras
     >>> from keras_tfm.export.kept_layers import find_layers
@@ -64,14 +64,14 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
 def find_buffers(
     stored: dict[int, np.ndarray], layers: dict[str, list[np.ndarray]]
 ) -> dict[int, np.ndarray]:
-    """The weights of the file that are weights of the layers.
+    """The weights of the file that belong to the layers, by the index of their buffer.
 
     They are compared by value, because a file's tensors are named after the last operator that used
-    them. The converter transposes kernels, and folds factors before a layer (the gamma of a
-    normalisation) and after it into the kernel.
+    them. The converter transposes kernels and folds factors into them, from before the layer (the
+    gamma of a normalisation) or from after it.
 
     Args:
-        stored: the file's weights in float32, by the number of their buffer.
+        stored: the file's weights in float32, by the index of their buffer.
         layers: the result of `find_layers`.
 
     Raises:
@@ -117,7 +117,7 @@ def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
     for axis in range(1, weight.ndim):
         matrix = weight.reshape(int(np.prod(weight.shape[:axis])), -1)
         for rows in (matrix, matrix.T):
-            if rows.shape[1] > 1:  # rows of one number are proportional to any
+            if rows.shape[1] > 1:  # rows of one value are proportional to any other
                 yield rows
 
 
@@ -131,7 +131,7 @@ def _proportional(values: np.ndarray, rows: np.ndarray) -> bool:
         errors = np.abs(values - factors * scaled)
         if np.all(errors <= _ROUNDING * largest):
             return True
-        # For the same weight each pass reduces the error; for another weight hardly.
+        # Each pass reduces the error a lot only if the weights are the same.
         if len(rows) == 1 or np.sum(errors) > 0.8 * before:
             return False
         before = np.sum(errors)

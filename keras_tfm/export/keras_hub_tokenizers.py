@@ -1,9 +1,9 @@
-"""Tokenizers of keras-hub in a form that a file can store, if it gives the same ids.
+"""Converts keras-hub tokenizers to a form that a file can store and that gives the same ids.
 
-SentencePiece models are stored unchanged. A WordPiece that keeps upper case becomes one of Hugging
-Face's `tokenizers`. A lower-casing one is refused: keras-hub folds case after it has split words,
-which turns one punctuation mark into several, and `tokenizers` before. So is a byte-pair tokenizer:
-in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
+SentencePiece models are stored unchanged. A cased WordPiece tokenizer becomes a Hugging Face
+`tokenizers.Tokenizer`. A lower-casing one is refused: keras-hub folds case after splitting words,
+`tokenizers` before, and case folding turns one punctuation mark into several. A byte-pair tokenizer
+is refused, too: in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
 """
 
 import importlib
@@ -13,8 +13,8 @@ import numpy as np
 
 from keras_tfm.runtime.tokenizer import Tokenizer, read, shown
 
-# What both must read alike: scripts, accents in both forms, digits, spaces, line ends, signs,
-# letters that become two in another case, words of many bytes.
+# Texts that both must encode alike: scripts, composed and decomposed accents, digits, spaces, line
+# ends, symbols, letters that become two in another case, words of many bytes.
 SAMPLES = (
     *(
         "",
@@ -33,7 +33,7 @@ SAMPLES = (
     *("a\u00a0b\u2009c\u3000d\u200be\u00adf\ufeffg", "«quoted» „so“ ‘x’ … — –", "a\0b"),
     *("$5 #1 @x ^ ~ ` | < > = +", "[CLS] [MASK] <s> </s> <unk> <pad> <|endoftext|>", "x" * 150),
 )
-# The characters that keras-hub takes for words of their own.
+# The characters that keras-hub splits off as separate words.
 _PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
 _IDEOGRAPHS = (
     "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
@@ -42,17 +42,17 @@ _IDEOGRAPHS = (
 
 
 def converted(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
-    """How the name of a tokenizer's entry ends, its bytes, and its options.
+    """The suffix of the name of a tokenizer's entry, its bytes, and its options.
 
     Raises:
-        ValueError: it cannot be stored such that the same texts give the same ids.
+        ValueError: it cannot be stored in a form that gives the same ids.
         ModuleNotFoundError: `tokenizers` is missing.
     """
     kinds = [cls.__name__ for cls in type(tokenizer).__mro__]
     if tokenizer.sequence_length is not None:
-        raise ValueError("it cuts rows: make it with sequence_length=None")
+        raise ValueError("it truncates rows: make it with sequence_length=None")
     if "int" not in str(tokenizer.compute_dtype):
-        raise ValueError(f"it makes no ids, but {tokenizer.compute_dtype}")
+        raise ValueError(f"it must return integer ids, got {tokenizer.compute_dtype}")
     if "SentencePieceTokenizer" in kinds:
         tokenizer._check_vocabulary()
         options = {"add_bos": tokenizer.add_bos, "add_eos": tokenizer.add_eos}
@@ -62,8 +62,8 @@ def converted(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
         result = ".json", _word_piece(tokenizer), {}
     else:
         raise ValueError(
-            "of keras-hub's tokenizers SentencePieceTokenizer and WordPieceTokenizer can be "
-            "stored exactly: make a tokenizers.Tokenizer, and train with that"
+            "only keras-hub's SentencePieceTokenizer and WordPieceTokenizer can be stored exactly: "
+            "make a tokenizers.Tokenizer, and train with that"
         )
     _compare(tokenizer, read(f"tokenizer{result[0]}", *result[1:]))
     return result
@@ -82,7 +82,7 @@ def _word_piece(tokenizer: Any) -> bytes:
             {piece: i for i, piece in enumerate(tokenizer.vocabulary)},
             unk_token=tokenizer.oov_token,
             continuing_subword_prefix=tokenizer.suffix_indicator,
-            max_input_chars_per_word=100,  # keras-hub: bytes
+            max_input_chars_per_word=100,  # keras-hub counts bytes
         )
     )
     if tokenizer.strip_accents:
@@ -101,10 +101,12 @@ def _word_piece(tokenizer: Any) -> bytes:
 
 
 def _compare(tokenizer: Any, carried: Tokenizer) -> None:
-    """Raises where a sample, or a text of the vocabulary's own, gives other ids or other text."""
+    """Raises unless both give the same ids for the samples and for random texts."""
     drawn = np.random.default_rng(0).integers(0, tokenizer.vocabulary_size(), (50, 9)).tolist()
     texts = [*SAMPLES, *(str(text) for text in tokenizer.detokenize(drawn))]
     for text, ids in zip(texts, tokenizer.tokenize(texts), strict=True):
         found, wanted = carried.encode(text), [int(i) for i in ids]
         if found != wanted:
-            raise ValueError(f"of {shown(text)} it makes the ids {wanted}, its stored form {found}")
+            raise ValueError(
+                f"for {shown(text)} it gives the ids {wanted}, its stored form {found}"
+            )

@@ -1,4 +1,4 @@
-"""The logits of every step of a greedy loop inside a file, which itself returns only tokens."""
+"""The logits of every step of a greedy decoding loop in a file, which returns only tokens."""
 
 import copy
 from typing import Any
@@ -8,20 +8,20 @@ import numpy as np
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import import_litert
 
-# The operators that prepare logits for the choice of the best block.
+# The operators between the logits and TOPK_V2 where the argmax is taken block by block.
 _BLOCKING = ("RESHAPE", "REDUCE_MAX", "PAD", "PADV2", "CONCATENATION")
 
 
 class LoopLogits:
-    """Runs a "generate" signature in pieces, and keeps the logits that each step chooses from.
+    """Runs a "generate" signature in pieces, and returns the logits of each step.
 
     The graph is cut at its loops. Each loop's condition and body become signatures, and the body
     also returns its logits. The operators are those of the file, in the same order.
 
     Args:
-        content: the file.
+        content: the bytes of the file.
         signature: the name of the signature.
-        size: the number of the logits of all rows, B times V.
+        size: the number of logits of a step over all rows, B times V.
 
     Attributes:
         found: whether the loops were found: only greedy search has logits (B, V) in its loop.
@@ -40,8 +40,8 @@ class LoopLogits:
         logits = [self._logits_of(body, size) for body in bodies]
         self.found = bool(bodies) and None not in logits
         self._runners: dict[str, Any] = {}
-        # Of each output of a piece, the number of the input that it is, or its constant value, or
-        # None if it is computed.
+        # For each output of a piece: the index of the input that it equals, or its constant value,
+        # or None if the piece computes it.
         self._known: dict[str, list[Any]] = {}
         if self.found:
             self._load(bodies, logits)
@@ -64,7 +64,7 @@ class LoopLogits:
         return bool(number == getattr(self._schema.BuiltinOperator, name))
 
     def _logits_of(self, body: Any, size: int) -> int | None:
-        """The tensor of which a loop's body takes the largest number, maybe block by block."""
+        """The index of the logits in a loop's body: the tensor whose argmax it takes."""
         makers = {int(y): x for x in body.operators for y in x.outputs}
         first = next((x for x in body.operators if self._is(x, "TOPK_V2")), None)
         if first is None or any(self._is(x, "WHILE") for x in body.operators):
@@ -99,8 +99,8 @@ class LoopLogits:
         self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
 
     def _add(self, name: str, graph: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """A signature for the operators of `graph` that make `outputs` of `inputs`."""
-        # LiteRT does not fill an output that is an input or a dequantised constant.
+        """Adds a signature with the operators of `graph` that compute `outputs` from `inputs`."""
+        # LiteRT does not write an output that is an input or a dequantised constant.
         places = {int(x): i for i, x in enumerate(inputs)}
         known = [places.get(int(x), self._constant(graph, int(x))) for x in outputs]
         self._known[name] = known
@@ -121,7 +121,7 @@ class LoopLogits:
         self._model.signatureDefs.append(signature)
 
     def _constant(self, graph: Any, index: int) -> np.ndarray | None:
-        """The value of a weight that an operator dequantises."""
+        """The value of a tensor that is a dequantised weight; None for any other tensor."""
         for operator in graph.operators:
             if index in operator.outputs and self._is(operator, "DEQUANTIZE"):
                 tensor = graph.tensors[operator.inputs[0]]

@@ -19,7 +19,7 @@ def check_pair(model: keras.Model, file: Model) -> None:
 
 
 def other_arguments(model: keras.Model, file: Model) -> str:
-    """Builder and arguments that differ, for an error; empty if none do, or if none are known."""
+    """The builder arguments that differ, for an error; empty if none do or if none are known."""
     ours, theirs = describe(model), file.manifest.get("model")
     if not ours or not theirs:
         return ""
@@ -64,6 +64,6 @@ def _differences(model: keras.Model, file: Model) -> Any:
 
 
 def _fits(shape: Any, exported: Any) -> bool:
-    """Whether a file's static shape is one of the model's; its batch size is the exporter's."""
+    """Whether a static shape in a file fits a shape of the model; the batch size may differ."""
     pairs = list(zip(shape, exported, strict=False))[1:]
     return len(shape) == len(exported) and all(d is None or d == n for d, n in pairs)

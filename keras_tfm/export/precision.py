@@ -1,4 +1,4 @@
-"""Exports compute in float32, also those of models trained in half precision."""
+"""Exports compute in float32, even if the model was trained in half precision."""
 
 import logging
 

@@ -22,22 +22,22 @@ from keras_tfm.runtime.manifest_fields import QUANTIZATIONS
 # error of 0.04; with -100, 0.05; with -1e4, 0.35. A masked key has a weight of 1e-13.
 _MASKED_IN_8_BITS = -30.0
 
-# Takes a function that sets up a converter, converts, and returns the file.
+# Converts the model to the bytes of a file. The argument configures the converter.
 Convert = Callable[[Callable[[Any], None]], bytes]
 
 
 class Quantization:
-    """One preset with its exceptions, checked before the conversion.
+    """One preset and its exceptions, checked before the conversion.
 
     Args:
-        model: functional.
-        preset: of `QUANTIZATIONS`.
+        model: a functional model.
+        preset: one of `QUANTIZATIONS`.
         keep_float: names of layers whose weights stay float32; see `find_layers`.
         representative_data: inputs of "predict" for "int8_full", an iterable of arrays by name (or
             of arrays, for a model of one input), each of exactly the exported shape.
 
     Raises:
-        ValueError: an unknown preset or layer, or arguments that exclude each other.
+        ValueError: a preset or layer is unknown, or arguments exclude each other.
         ModuleNotFoundError: "int4" without its extra, which the message names.
 
     >>> import keras
@@ -94,7 +94,7 @@ class Quantization:
             )
 
     def read_data(self, signatures: Sequence[Signature]) -> None:
-        """Reads the representative data, once; raises ValueError if they do not fit."""
+        """Reads the representative data once; raises ValueError if they do not fit."""
         if self.preset != "int8_full":
             return
         assert self._data is not None
@@ -165,7 +165,7 @@ def _dynamic(converter: Any) -> None:
 
 
 def _restore(content: bytes, plain: bytes, layers: dict[str, list[np.ndarray]]) -> bytes:
-    """The int8 file `content` with the layers' weights of the float32 file `plain`."""
+    """The int8 file `content` with the layers' weights from the float32 file `plain`."""
     kept = find_buffers(flatbuffer.float_weights(flatbuffer.read(plain)), layers)
     model = flatbuffer.read(content)
     rounded = {

@@ -53,7 +53,7 @@ class GenerationArguments(TypedDict, total=False):
 
 
 class ExportArguments(GenerationArguments, total=False):
-    """The arguments of `export_tflite` that set shapes, with those of `GenerationArguments`.
+    """The arguments of `export_tflite` that set shapes, and those of `GenerationArguments`.
 
     All are optional keyword arguments.
 
@@ -82,7 +82,7 @@ class ExportArguments(GenerationArguments, total=False):
 def check_keywords(
     function: Callable[..., Any], given: Mapping[str, Any], known: type[GenerationArguments]
 ) -> None:
-    """Raises a TypeError unless `known` has every keyword that is given.
+    """Raises a TypeError unless `known` has every keyword in `given`.
 
     >>> from keras_tfm.export.request import GenerationArguments, check_keywords
     >>> def write(path, **arguments): check_keywords(write, arguments, GenerationArguments)
@@ -105,8 +105,8 @@ class Request:
     """The arguments of an export, checked before anything is traced.
 
     Args:
-        model: functional.
-        roles: among `ROLES`; None: "generate" with a `start_id` or a `prompt_length`, otherwise
+        model: a functional model.
+        roles: some of `ROLES`; None: "generate" with a `start_id` or a `prompt_length`, otherwise
             "predict".
         static: whether every axis must have a size. If not, a `batch_size` or `source_length` that
             is not given leaves its axis open.
@@ -129,7 +129,7 @@ class Request:
         max_length, start_id = arguments.get("max_length"), arguments.get("start_id")
         prompt_length = arguments.get("prompt_length")
         strategy = arguments.get("strategy")
-        input_names(model)  # refuses what is not functional
+        input_names(model)  # raises unless the model is functional
         if roles is None:
             generates = start_id is not None or prompt_length is not None
             roles = ["generate"] if generates else ["predict"]
@@ -147,7 +147,7 @@ class Request:
         self.start_id = None if start_id is None else _integer("start_id", start_id)
         self.end_ids = end_ids_of(arguments.get("end_id"))
         if strategy is not None and not isinstance(strategy, Strategy):
-            raise TypeError(f"strategy must be a Strategy as Beam(4), got {strategy!r}")
+            raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
@@ -177,7 +177,7 @@ class Request:
         return [name for name in input_names(self.model) if name != self.target]
 
     def own_name(self, name: str) -> str:
-        """The name of an argument that no input of the model has: `name`, if possible."""
+        """`name`, with underscores appended until no input of the model has this name."""
         while name in input_names(self.model):
             name += "_"
         return name
@@ -190,7 +190,7 @@ class Request:
 
     @functools.cached_property
     def needing_a_token(self) -> frozenset[str]:
-        """The inputs of which no row may be padding alone. Found by calling the model."""
+        """The inputs whose rows need at least one token. Found by calling the model."""
         names = input_names(self.model) if self.roles == ["predict"] else self.others
         return needing_a_token(self.model, names, self.vocabulary_sizes, self.pad_ids)
 
@@ -218,10 +218,10 @@ class Request:
                 f"a prompt_length must be less than max_length ({self.max_length}), "
                 f"got {max(self.prompt_lengths)}"
             )
-        lonely = [role for role in roles if role in ("encode", "prefill")]
-        if lonely and "decode" not in roles:
+        unpaired = [role for role in roles if role in ("encode", "prefill")]
+        if unpaired and "decode" not in roles:
             raise ValueError(
-                f"the signature {lonely[0]!r} makes caches for 'decode': export both, "
+                f"the signature {unpaired[0]!r} computes caches for 'decode': export both, "
                 f"got {self.roles}"
             )
         if "encode" in roles and not self.others:
@@ -234,7 +234,8 @@ class Request:
             if self.strategy.draws:
                 raise ValueError(
                     f"{type(self.strategy).__name__} draws random numbers, which LiteRT's builtin "
-                    "operators cannot: export 'decode', and sample from its logits on the host"
+                    "operators do not support: export 'decode', and sample from its logits on the "
+                    "host"
                 )
             if self.strategy.reads_features:
                 raise ValueError(
@@ -277,7 +278,7 @@ class Request:
     ) -> dict[str, tf.TensorSpec]:
         """The specs of inputs by name; open axes get `length`, by default the longest.
 
-        `lengths` has other lengths for some of the inputs.
+        `lengths` overrides the length of some inputs.
         """
         longest = max(self.source_lengths, default=None)
         specs = {}

@@ -1,4 +1,4 @@
-"""SavedModel: what TensorFlow Serving runs, and what the TFLite converter reads."""
+"""Writes a SavedModel, which TensorFlow Serving runs and the TFLite converter reads."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,33 +27,35 @@ def export_saved_model(
     overwrite: bool = False,
     **arguments: Unpack[GenerationArguments],
 ) -> Path:
-    """Writes a SavedModel that TensorFlow loads without keras_tfm and Keras. Any batch, any length.
+    """Writes a SavedModel that TensorFlow loads without keras_tfm or Keras. Any batch, any length.
 
-    The first signature is also `serve`, as Keras calls it, and `serving_default`, which TensorFlow
-    Serving asks for.
+    The first signature is also stored as `serve`, Keras's name, and as `serving_default`, which
+    TensorFlow Serving calls by default.
 
     With a `tokenizer`, "generate_text" and "predict_text" take strings: the tokenizer and its
-    vocabulary are inside the SavedModel. One of plain TensorFlow operations
-    (`keras.layers.TextVectorization`, `keras.layers.StringLookup`) runs wherever TensorFlow does;
-    one of tensorflow-text, as those of keras-hub are, needs `import tensorflow_text` before the
+    vocabulary are inside the SavedModel. A tokenizer of plain TensorFlow operations
+    (`keras.layers.TextVectorization`, `keras.layers.StringLookup`) runs wherever TensorFlow does.
+    One that uses tensorflow-text, as keras-hub's do, needs `import tensorflow_text` before the
     SavedModel is loaded.
 
     Args:
-        model: functional.
+        model: a functional model.
         path: a folder. An earlier export there is replaced once the new one is complete, and its
             mode kept; where `path` is a symbolic link, the folder that it points to is replaced.
-        signatures: of "generate" (ids in, ids out, the loop and the caches inside), "predict"
-            (one full pass), and with a tokenizer "generate_text" (strings in, "text" (B,) out) and
-            "predict_text" (strings in); by default "generate" where `start_id` is given, otherwise
-            "predict", and with a tokenizer the same for text.
-        tokenizer: a Keras layer (or a `tf.Module`) that makes of strings (B,) ids, ragged or
-            (B, S), for every input of ids; or a dictionary of them by the input's name. Ragged rows
-            are filled up with 0, which the model must mask (`mask_zero`). What it returns is fed as
-            it is: "generate_text" begins with `start_id`, "predict_text" with what the tokenizer
-            says.
-        detokenizer: a layer that makes of ragged ids, without the start and the end token, strings
-            (B,), or words, which are joined by spaces; by default the `detokenize` of the tokenizer
-            (of `target`, where there are several).
+        signatures: the signatures to write, by default "generate" with a `start_id`, otherwise
+            "predict"; with a tokenizer, also the text signature of the same name.
+            "predict": one full pass.
+            "generate": ids in, tokens out, with the decoding loop and the KV caches inside.
+            "generate_text": strings in, "text" (B,) out; needs a tokenizer.
+            "predict_text": strings in, outputs as of "predict"; needs a tokenizer.
+        tokenizer: a Keras layer (or a `tf.Module`) from strings (B,) to ids, ragged or (B, S), for
+            every input of ids; or a dictionary of tokenizers by input. Ragged rows are padded with
+            the input's padding id, which the model must mask. The ids are the model's input
+            unchanged: special tokens in the source are the tokenizer's task. "generate_text"
+            generates from `start_id`.
+        detokenizer: a layer from ragged ids, without the start and the end token, to strings (B,),
+            or to words, which are joined by spaces; by default the `detokenize` of the tokenizer
+            (with several, of that of `target`).
         overwrite: whether to replace a SavedModel at `path` that is not an earlier export.
         arguments: `max_length`, `start_id`, `end_id`, `target` and `strategy`, documented in
             `GenerationArguments`.
@@ -65,7 +67,7 @@ def export_saved_model(
         ValueError: an argument is out of range, the model cannot be stepped, or the tokenizer has
             more ids than the model's embedding.
         TypeError: an argument is unknown; the error lists the known ones.
-        FileExistsError: `path` is not an earlier export, nor an empty folder.
+        FileExistsError: `path` is neither an earlier export nor an empty folder.
         FileNotFoundError, PermissionError: `path` cannot be written.
 
     After an error nothing is written, and an earlier SavedModel is unchanged.
@@ -116,20 +118,20 @@ def write_saved_model(
     default: str | None = None,
     resources: Iterable[Any] = (),
 ) -> None:
-    """Traces the signatures and writes them: each graph once, each weight once.
+    """Traces the signatures and writes each graph and each weight once.
 
     `keras.export.ExportArchive` writes both twice, and takes ten times as long.
 
     Args:
-        model: the tables of its preprocessing layers are written, as the weights are.
-        signatures: what is written.
-        path: a folder that is not there yet.
-        default: the signature that is `serve` and `serving_default` as well; None: there is none.
-        resources: other layers whose tables are written.
+        model: the model. The lookup tables of its preprocessing layers are written, too.
+        signatures: the signatures to write.
+        path: a folder that does not exist yet.
+        default: the signature to store as `serve` and `serving_default`, too; None: no default.
+        resources: further layers whose lookup tables are written.
     """
     root = tf.Module()
     concrete = {signature.name: signature.traced for signature in signatures}
-    # What a module holds is written beside the functions: here what they read, and no more.
+    # The attributes of a module are saved. Only the variables that the functions read are needed.
     used = [variable for function in concrete.values() for variable in function.variables]
     root.model_variables = list({id(variable): variable for variable in used}.values())
     root.tables = [
@@ -148,5 +150,5 @@ def write_saved_model(
             raise
         raise ValueError(
             "a tokenizer must be a Keras layer or a tf.Module that holds its tables: "
-            f"TensorFlow cannot find what one reads ({str(error).splitlines()[0][:200]})"
+            f"TensorFlow cannot find a table that it reads ({str(error).splitlines()[0][:200]})"
         ) from error

@@ -1,4 +1,4 @@
-"""The signatures of an exported file: functions of one model, with the specs of their inputs."""
+"""The signatures of an exported file: functions of the model and the specs of their inputs."""
 
 import dataclasses
 import re
@@ -25,14 +25,14 @@ class Signature:
     Attributes:
         name: the signature's name in the file.
         role: one of `manifest_fields.ROLES`.
-        function: takes a dictionary of the inputs by name, returns the outputs by name.
+        function: from a dictionary of the inputs by name to the outputs by name.
         inputs: the spec of each input.
         vocabulary_sizes: the number of ids of each input that an embedding reads.
         settings: further entries of the manifest.
         padded: the inputs whose rows may be padded.
         pad_ids: the padding id of each input of ids (B, S).
-        needing_a_token: the inputs of which no row may be padding alone.
-        kinds: what the inputs are that the exporter named, of `manifest_fields.KINDS`.
+        needing_a_token: the inputs whose rows need at least one token.
+        kinds: the kind, of `manifest_fields.KINDS`, of each input that the exporter named.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Signature:
 
     @cached_property
     def parameters(self) -> dict[str, str]:
-        """The inputs' names as parameters of a TensorFlow function, which need identifiers.
+        """The parameter of the TensorFlow function for each input, which must be an identifier.
 
-        Names that are none are changed: "a b" to "a_b", "self" to "input_self".
+        Other names are changed: "a b" to "a_b", "self" to "input_self".
         """
         kept = [x for x in self.inputs if re.fullmatch("[A-Za-z][A-Za-z0-9_]*", x) and x != "self"]
         result = {name: name for name in kept}
@@ -149,7 +149,7 @@ def predict(request: Request) -> list[Signature]:
 
 
 def generate(request: Request) -> list[Signature]:
-    """Ids in, tokens out, with the loop and its caches inside the graph."""
+    """Ids in, tokens out, with the decoding loop and the KV caches inside the graph."""
     settings: dict[str, Any] = {
         "max_length": request.max_length,
         "start_id": request.start_id,
@@ -209,7 +209,7 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             batch = first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
             prompt = tf.fill((batch, 1), tf.constant(request.start_id, tf.int32))
         else:
-            # Prompts are padded on the left: columns for the longest padding are added.
+            # Prompts are padded on the left: the capacity includes the longest padding.
             length += prompt.shape[1] - 1
             limit = padding + request.max_length
         return generation_loop(
@@ -247,7 +247,7 @@ def named_outputs(model: keras.Model, outputs: Any) -> dict[str, Any]:
     if len(flat) == 1:
         return {"output": flat[0]}
     names: list[str] = []
-    for name in model.output_names:  # equal for several outputs of one layer
+    for name in model.output_names:  # outputs of the same layer have the same name
         unique, number = name, 1
         while unique in names:
             unique, number = f"{name}_{number}", number + 1

@@ -24,9 +24,9 @@ Tensor = Any
 
 
 class Caches:
-    """What steps share: the shapes of a model's caches, and the encoded values that a step reads.
+    """The model's KV caches and the encoded values that a step reads, as flat arguments.
 
-    Both are found once for all signatures, and are arguments with flat names.
+    Their names and shapes are found once for all signatures.
     """
 
     def __init__(self, request: Request):
@@ -39,7 +39,7 @@ class Caches:
 
     @cached_property
     def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:
-        """The scope of a first step on zeros, which has the shapes, and the result of `encode`."""
+        """The scope of a first step on zeros, which has the cache shapes, and `encode`'s result."""
         specs = self.request.specs(self.request.others)
         token = tf.zeros((self.request.batch_size, 1), "int32")
         encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
@@ -49,12 +49,12 @@ class Caches:
 
     @cached_property
     def growing(self) -> list[str]:
-        """The entries of self-attention, which grow; those of cross-attention are constant."""
+        """The cache entries of self-attention, which grow; cross-attention's are constant."""
         return self._first_step[0].growing
 
     @cached_property
     def _traced_step(self) -> tuple[dict[str, Tensor], Any]:
-        """A traced step of one token: the encoded values, and its outputs: logits, new entries."""
+        """A traced step of one token: the encoded values it gets; its logits and new entries."""
         request, length = self.request, self.request.max_length
         assert length is not None
         _, encoded = self._first_step
@@ -82,8 +82,8 @@ class Caches:
     def encoded(self) -> dict[str, str]:
         """The encoded values that a step reads beside the caches: flat name -> name in `encode`.
 
-        Most models have none: cross-attention reads its keys and values from the cache. A value
-        that is an input of the model has the input's name where there is no signature "encode".
+        Most models have none: cross-attention reads its keys and values from the cache. Without a
+        signature "encode", each value must be an input of the model, and has its name.
         """
         encoded, outputs = self._traced_step
         waiting = [x.op for x in tf.nest.flatten(outputs)]
@@ -120,7 +120,7 @@ class Caches:
         }
 
     def to_host(self, encoded: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The values of `encode` that a step reads, by flat name, as long as the longest source."""
+        """The values of `encode` that a step reads, by flat name, padded to the longest source."""
         result = {}
         for flat, spec in self.encoded_specs().items():
             x = encoded[self.encoded[flat]]
@@ -136,12 +136,12 @@ class Caches:
         """The logits of a step. Call it inside a `DecodingScope`.
 
         Args:
-            given: a signature's arguments, the encoded values that the step reads among them.
+            given: a signature's arguments, including the encoded values that the step reads.
             tokens: (B, n).
         """
         _, shapes = self._first_step
         flat_names = {name: flat for flat, name in self.encoded.items()}
-        # No layer reads the zeros.
+        # The step does not read the values that are replaced by zeros.
         encoded = {
             name: tf.cast(given[flat_names[name]], x.dtype)
             if name in flat_names
@@ -173,11 +173,11 @@ class Caches:
         return cache
 
     def flat_name(self, entry: str, part: str) -> str:
-        """The name of a part of an entry as an argument."""
+        """The argument's name for a part of a cache entry."""
         return self.request.own_name(f"cache_{entry}_{part}")
 
     def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Entries of the cache by flat name, as hosts take them."""
+        """Cache entries by flat name, in dtypes that hosts support."""
         return {
             self.flat_name(entry, part): tf.cast(x, _host_dtype(x.dtype))
             for entry, parts in entries.items()
@@ -185,7 +185,7 @@ class Caches:
         }
 
     def kinds(self, names: Iterable[str]) -> dict[str, str]:
-        """What the arguments of a signature are that are not inputs of the model."""
+        """The kind of each argument that is not an input of the model."""
         found = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
         if "encode" in self.request.roles:
             found |= dict.fromkeys(self.encoded, "encoded")
@@ -203,11 +203,11 @@ def _from_host(part: str, x: Tensor) -> Tensor:
 
 
 def encode(caches: Caches) -> list[Signature]:
-    """All that does not depend on the stepped input, computed once for all steps.
+    """Everything that does not depend on the stepped input, computed once for all steps.
 
     These are the keys, values and mask of each cross-attention, and other encoded values that a
-    step reads. With several source lengths, all results have the longest shape, so one `decode`
-    reads them all.
+    step reads. With several source lengths, all results are padded to the longest, so one `decode`
+    works for all.
     """
     request = caches.request
     longest = max(request.source_lengths, default=None)
@@ -245,7 +245,7 @@ def encode(caches: Caches) -> list[Signature]:
 
 
 def prefill(caches: Caches) -> list[Signature]:
-    """From N tokens, at positions 0 to N - 1, to their cache entries (B, G, N, K).
+    """Reads N tokens at positions 0 to N - 1; returns their cache entries (B, G, N, K).
 
     A shorter prompt is padded on the right. `decode` masks the entries of the padding, and later
     steps overwrite them.
@@ -289,7 +289,7 @@ def prefill(caches: Caches) -> list[Signature]:
 
 
 def decode(caches: Caches) -> list[Signature]:
-    """From one token per row, its position and the caches to logits (B, V) and new entries."""
+    """Reads one token per row, its position and the caches; returns logits (B, V), new entries."""
     request = caches.request
     assert request.max_length is not None
     capacities = cache_capacities(request.max_length, first=128)

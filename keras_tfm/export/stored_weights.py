@@ -1,27 +1,27 @@
-"""The weights of a file before they were rounded: found in the model, by value."""
+"""Finds the unrounded weights of a file in its model, by value."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# A stored number is at most half a step from the model's; the rest is float32's own rounding.
+# A stored value is at most half a step from the model's; the excess covers float32 rounding.
 _HALF = 0.502
 _ROUNDING = 1e-6
-# Factors that layers have: of activations, and of scores and embeddings of the usual widths.
+# Factors that layers apply: in activations, and to scores and embeddings of common widths.
 _FACTORS = [1.0, 0.5, 2.0, *(2.0 ** (x / 2) for x in (-1, 1, *range(-12, 13)))]
-# Rows on which a weight is tried before all are.
+# A weight is first compared on about this number of rows.
 _TRIED = 48
 
 
 @dataclass
 class Unrounded:
-    """A weight of a file, as far as it is known.
+    """A weight of a file before rounding, as far as it is known.
 
     Attributes:
-        values: the model's numbers if `known`; otherwise the file's.
-        spread: how far the unrounded numbers may be from `values`, an array that broadcasts to
-            them: for `known` weights relative to `values`, otherwise absolute.
+        values: the model's values if `known`; otherwise the file's.
+        spread: the largest difference between the unrounded values and `values`, broadcastable:
+            relative to `values` if `known`, otherwise absolute.
         known: whether the model has this weight.
     """
 
@@ -30,7 +30,7 @@ class Unrounded:
     known: bool
 
     def sample(self, generator: np.random.Generator) -> np.ndarray:
-        """Numbers that round to the file's as well as `values` do."""
+        """Random values within `spread`, which round to the file's as `values` do."""
         drawn = self.spread * generator.uniform(-1.0, 1.0, self.spread.shape)
         return (self.values * (1.0 + drawn) if self.known else self.values + drawn).astype(
             "float32"
@@ -38,11 +38,10 @@ class Unrounded:
 
 
 class ModelWeights:
-    """The weights of a model, to be found again in a file.
+    """The weights of a model, to be matched with the weights of a file.
 
     A converter transposes and reshapes a kernel, and multiplies its rows or columns by a factor
-    that stood before or after it in the graph, as the gamma of a normalization or the half of a
-    GELU.
+    from before or after it in the graph, such as the gamma of a normalization or the 1/2 of a GELU.
 
     Args:
         arrays: the model's weights.
@@ -65,8 +64,8 @@ class ModelWeights:
         """The model's weight that rounds to `values`.
 
         Args:
-            values: of the file, in float32.
-            step: the difference of neighbouring numbers that the file can store; broadcasts.
+            values: the file's weight, dequantised to float32.
+            step: the quantisation step, broadcastable to `values`.
         """
         half = np.broadcast_to(_HALF * step, values.shape)
         ends = (0.0, values.min(initial=0.0), values.max(initial=0.0))
@@ -103,12 +102,12 @@ class ModelWeights:
         slack = half + _ROUNDING * np.abs(values).max(initial=0.0)
         if np.all(np.abs(values - rows) <= slack):
             return rows, np.zeros(1)
-        if len(rows) == 1:  # one number a column: factors would fit anything
+        if len(rows) == 1:  # one value per column: factors would fit anything
             return None
         inexact = None
         for turn in (False, True):
             v, h, w = (x.T if turn else x for x in (values, slack, rows))
-            if len(v) < 4:  # too few numbers to tell a factor from a coincidence
+            if len(v) < 4:  # too few values to tell a factor from a coincidence
                 continue
             # Factors of columns, first tried on a few rows.
             few = slice(None, None, max(1, len(v) // _TRIED))
@@ -143,8 +142,8 @@ def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:
 def _interval(
     values: np.ndarray, half: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the largest factor of each column that agree with all rows, if there are."""
-    # Where the model's number is nearly zero, any factor does, and the file's must be zero, too.
+    """The smallest and largest factor of each column that fit all rows; None if none fits."""
+    # Where the model's value is nearly zero, any factor fits, and the file's must be zero, too.
     tiny = np.abs(rows) <= 1e-7 * np.abs(rows).max(initial=0.0)
     if np.any(tiny & (np.abs(values) > half)):
         return None
@@ -159,7 +158,7 @@ def _interval(
 
 
 def _common(low: np.ndarray, high: np.ndarray, vector: np.ndarray) -> tuple[float, float] | None:
-    """A factor by which `vector` is between `low` and `high`, and its relative uncertainty."""
+    """A factor that puts `vector` between `low` and `high`, and its relative uncertainty."""
     safe = np.where(vector == 0.0, 1.0, vector)
     a, b = low / safe, high / safe
     zero = np.broadcast_to(vector == 0.0, low.shape)

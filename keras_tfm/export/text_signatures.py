@@ -11,8 +11,8 @@ from keras_tfm.generation.model_inputs import find_target, input_specs, vocabula
 from keras_tfm.generation.preparation import end_ids_of
 
 TEXT = "_text"
-# Operators of tensorflow-text that were tested in LiteRT, where an app links their kernels. Others
-# are refused.
+# Operators of tensorflow-text that were tested in LiteRT, with their kernels linked. Others are
+# refused.
 LITERT_OPERATORS = {
     "FastWordpieceTokenizeWithOffsets",
     "RaggedTensorToTensor",
@@ -28,10 +28,10 @@ def check_tokenizers(
     """The tokenizers by input, checked against the vocabularies of the model.
 
     Args:
-        model: functional.
+        model: a functional model.
         names: the requested signatures.
         tokenizer: one for all inputs of ids, or a dictionary by input, or None.
-        detokenizer: checked only for being given without a text signature.
+        detokenizer: a detokenizer, or None; an error without a text signature.
 
     Raises:
         ValueError: text signatures without a tokenizer or the reverse, a tokenizer for an input
@@ -84,7 +84,7 @@ def add_text_signatures(
     detokenizer: Any,
     target: str | None,
 ) -> list[Signature]:
-    """The signatures `names`, in their order: those of `made`, and text signatures around them."""
+    """The signatures `names`, in this order: from `made`, or text signatures that wrap those."""
     by_name = {signature.name: signature for signature in made}
     result = []
     for name in names:
@@ -134,14 +134,14 @@ def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer
 
 def _vocabulary_size(tokenizer: Any) -> int | None:
     size = getattr(tokenizer, "vocabulary_size", None)
-    with tf.init_scope():  # Keras reads it from a table, which would be a tensor in a graph
+    with tf.init_scope():  # Keras reads it from a table, which in a graph returns a tensor
         return int(size() if callable(size) else size) if size is not None else None
 
 
 def _tokenized(
     name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature
 ) -> Any:
-    """Ids (B, S), padded; at least one column, since a softmax over no keys is undefined."""
+    """Ids (B, S), padded to at least one column: a softmax over no keys is undefined."""
     spec, pad_id = signature.inputs[name], signature.pad_ids.get(name, 0)
     ids, length = tokenizer(strings), spec.shape[1]
     if isinstance(ids, tf.RaggedTensor):
@@ -163,12 +163,12 @@ def _tokenized(
         ids = tf.pad(ids, [(0, 0), (0, missing)], constant_values=tf.cast(pad_id, ids.dtype))
     ids = tf.cast(ids, spec.dtype)
     if spec.shape.is_fully_defined():
-        return tf.reshape(ids, spec.shape)  # in LiteRT, which has no assertions, this fails
+        return tf.reshape(ids, spec.shape)  # LiteRT has no assertions: too many ids fail here
     return tf.ensure_shape(ids, spec.shape)
 
 
 def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
-    """Checks that run with the SavedModel, since they depend on the ids."""
+    """Checks that depend on the ids, and run in the SavedModel."""
     length, size = signature.inputs[name].shape[1], signature.vocabulary_sizes.get(name)
     checks = []
     if length is not None:

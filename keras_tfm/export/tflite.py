@@ -1,4 +1,4 @@
-"""One .tflite file from a trained model."""
+"""Exports a trained model to one .tflite file."""
 
 import logging
 import re
@@ -54,13 +54,13 @@ def export_tflite(
     overwrite: bool = False,
     **arguments: Unpack[ExportArguments],
 ) -> Report:
-    """Writes one LiteRT (.tflite) file: builtin operators, static shapes, the loop inside.
+    """Writes one LiteRT (.tflite) file: builtin operators, static shapes, decoding loop included.
 
     The file holds the trained model itself: `generate` is the traced loop of `generation.generate`.
-    Its manifest and checksum are for `runtime.load`; any LiteRT runs the file.
+    `runtime.load` reads its manifest and checksum; the file runs in any LiteRT.
 
     Args:
-        model: functional. A model in mixed precision is exported in float32.
+        model: a functional model. A model in mixed precision is exported in float32.
         path: the file. It is written completely or not at all. An earlier export is replaced, and
             its mode kept; where `path` is a symbolic link, the file that it points to is replaced.
         signatures: the signatures of the file, by default "generate" with a `start_id` or
@@ -91,9 +91,8 @@ def export_tflite(
             runtime runs `generate_text` and `predict_text`. It is stored in the file: a
             `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of such a
             file (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. Text
-            signatures instead take what
-            `export_saved_model` takes, made of tensorflow-text's FastWordpieceTokenizer or
-            FastSentencepieceTokenizer.
+            signatures instead need a tokenizer as in `export_saved_model`, made of
+            tensorflow-text's FastWordpieceTokenizer or FastSentencepieceTokenizer.
         detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.
         overwrite: whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
@@ -142,7 +141,7 @@ def export_tflite(
             f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
             "save the model, and load it with KERAS_BACKEND=tensorflow"
         )
-    input_names(model)  # refuses what is not functional
+    input_names(model)  # raises unless the model is functional
     model = in_float32(model)
     quantized = Quantization(model, quantization, keep_float, representative_data)
     manifests.import_litert("interpreter")
@@ -175,10 +174,10 @@ def export_tflite(
         "signatures": _describe(content, made),
         "layers": _layer_sizes(content, model),
         **carried.manifest,
-        # Family, arguments and head; null for a model that was composed by hand.
+        # Family, arguments and head; null for a model that no builder made.
         "model": describe(model),
     }
-    # TensorFlow's functions need identifiers as parameters; in the file an input has its own name.
+    # TensorFlow's parameters must be identifiers; in the file each input gets its own name back.
     own = {x.name: {new: old for old, new in x.parameters.items()} for x in with_text}
     content = flatbuffer.add_manifest(content, manifest, carried.entries, own)
     _log.info("counting operators")
@@ -216,7 +215,7 @@ def _convert(
             set_up(converter)
             try:
                 return bytes(converter.convert())
-            except Exception as error:  # of several types, with the whole graph as text
+            except Exception as error:  # several types; the message has the whole graph
                 failure = error
             lacking = _lacking(str(failure), model)
             if lacking:
@@ -228,7 +227,7 @@ def _convert(
         _log.info("converting")
         content = quantization.apply(convert)
     foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
-    if foreign:  # without text signatures, the converter itself raises
+    if foreign:  # only with text signatures; without them the converter itself raises
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
     return content
 

@@ -1,4 +1,4 @@
-"""Whether an exported file returns what the model returns, signature by signature."""
+"""Verifies that each signature of an exported file returns what the model returns."""
 
 import logging
 import tempfile
@@ -22,17 +22,17 @@ from keras_tfm.runtime.model import Model, load
 
 _log = logging.getLogger(__name__)
 
-# What float32 rounds: a file whose weights are the model's is closer.
+# The allowed relative error of float32: a file with the model's own weights stays below it.
 EXACT = 1e-4
-# A file rounds activations, too, and at most so many times as coarsely as the weights: LiteRT
-# scales them for each row ("int8", "int4"), or once for all inputs ("int8_full").
+# A file rounds activations, too. The allowed error, as a multiple of that of rounding the weights:
+# LiteRT scales activations for each row ("int8", "int4"), or once for all inputs ("int8_full").
 _ACTIVATIONS = {"float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
-# Half a step of activations in 8 bits. It exceeds the rounding of weights where outputs hardly
-# depend on them, in a classifier that is always sure for instance.
+# Half a step of 8-bit activations. It exceeds the error of rounding the weights where outputs hardly
+# depend on them, for instance in a classifier that is always certain.
 _STEP = {"float16": 0.0, "int8": 1 / 254, "int4": 1 / 254, "int8_full": 1 / 254}
-# Beyond this relative error nothing is left of the model.
+# The largest default tolerance: at this relative error the output is noise.
 _LARGEST = 1.0
-# Between two random roundings of the same weights the errors differ less than this.
+# The errors of two random roundings of the same weights differ by less than this factor.
 _CHANCE = 2.0
 
 
@@ -46,7 +46,7 @@ class Verification:
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each signature beyond a tolerance."""
+        """One sentence for each signature that exceeds a tolerance."""
         return [x.failure for x in self.checks if x.failure is not None]
 
     def asdict(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Verification:
         return asdict(self)
 
     def __str__(self) -> str:
-        """A table for people."""
+        """The checks as a text table."""
         lines = [
             f"  {'against Keras':16} {'rows':>5} {'max error':>10} {'mean error':>11} "
             f"{'relative':>9} {'allowed':>8} {'graph':>8} {'top-1':>7} {'ms':>9}"
@@ -70,7 +70,7 @@ class Verification:
 
 
 class VerificationError(ValueError):
-    """A file that differs from the model; `verification` has the numbers."""
+    """The file differs from the model; `verification` has the numbers."""
 
     def __init__(self, message: str, verification: Verification):
         super().__init__(message)
@@ -86,26 +86,28 @@ def verify(
 ) -> Verification:
     """Runs every signature of a file and the model on the same inputs, and compares the results.
 
-    "predict" is compared number by number. "decode", with its "encode" and "prefill", is fed tokens
-    one by one, and its logits are compared with those of one full pass. Of a greedy "generate" the
-    logits of every step are compared with those of a full pass over its tokens; with another
-    strategy, tokens and scores with those of the same loop in Keras.
+    - "predict": the outputs are compared value by value.
+    - "decode", with its "encode" and "prefill": the logits of steps of one token are compared with
+      those of one full pass.
+    - "generate", greedy: the logits of every step are compared with those of a full pass over the
+      generated tokens. With another strategy, tokens and scores are compared with those of the same
+      loop in Keras.
 
-    A file with rounded weights is run three times: as it is; with the model's weights in the place
-    of the rounded ones and activations in float32, which leaves the errors of float32 alone; and
-    with other roundings of the same coarseness, whose error is the scale of the tolerance.
+    A file with rounded weights is run three times: as it is; with the model's unrounded weights and
+    float32 activations, where only float32 errors remain; and with random rounding of the same step
+    size, whose error sets the tolerance.
 
     Args:
-        model: the exported model; one in mixed precision is compared in float32.
+        model: the exported model; a model in mixed precision is compared in float32.
         path: the file.
         inputs: rows of the model's inputs by name, of any exported lengths; the stepped input is
-            optional. By default random rows of every exported length.
-        tolerance: the largest relative error (`Check.relative_error`) of the file as it is; by
-            default 1e-4 in float32, otherwise a multiple of the error of rounding the weights.
-        strategy: the exported strategy; needed only for a custom one.
+            optional. Default: random rows of every exported length.
+        tolerance: the largest allowed relative error (`Check.relative_error`) of the file as it is;
+            default: 1e-4 in float32, otherwise a multiple of the error of rounding the weights.
+        strategy: the exported strategy; needed only if it is a custom one.
 
     Raises:
-        VerificationError: a signature is beyond the tolerance.
+        VerificationError: a signature exceeds a tolerance.
         ValueError: the inputs do not fit, or the file is damaged.
         TypeError: ids are not integers.
 
@@ -184,7 +186,7 @@ def _compare_rounding(
         exact=False,
     )
     with masks_of(quantization):
-        # With other masks the model has other outputs.
+        # int8_full masks scores with another value, which changes the model's outputs.
         of = ModelOutputs(model) if quantization == "int8_full" else outputs
         exact = comparison(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
         sampled = exact
@@ -203,7 +205,7 @@ def _compare_rounding(
 
 
 def _distances(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
-    """The root mean square of the differences of two lists of rows, and that of the worst row."""
+    """The root mean square of the differences between two lists of rows, and of the worst row."""
     rows = [x - y for x, y in zip(first, second, strict=True)]
     worst = max(map(root_mean_square, rows), default=0.0)
     return root_mean_square(np.concatenate(rows)) if rows else 0.0, worst
@@ -217,7 +219,7 @@ def _strategy_of(file: Model) -> Strategy:
             name = settings.pop("name")
             if name != "Beam" or set(settings) != {field.name for field in fields(Beam)}:
                 raise ValueError(
-                    f"{file.path} was exported with the custom strategy {name}: give strategy="
+                    f"{file.path} was exported with the custom strategy {name}: pass strategy="
                 )
             return Beam(**settings)
     return Greedy()

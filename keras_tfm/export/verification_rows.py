@@ -10,8 +10,8 @@ from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.random_inputs import random_inputs
 
-# Calls per signature with random inputs: as many as read the vocabulary, within these limits.
-# A loop, in the file or on the host, takes as long as many calls of "predict".
+# The minimum and maximum number of calls per signature with random inputs. Within these limits they
+# cover the vocabulary. A decoding loop takes as long as many calls of "predict".
 CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4)}
 
 
@@ -20,7 +20,7 @@ class VerificationRows:
 
     Args:
         file: the loaded file.
-        given: rows of the model's inputs by name, of any lengths; None: random ones.
+        given: rows of the model's inputs by name, of any lengths; None: random rows.
     """
 
     def __init__(self, file: Model, given: dict[str, Any] | None):
@@ -29,8 +29,8 @@ class VerificationRows:
     def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
         """The arguments of call `number` of a signature, for the model and the file.
 
-        Random ids are those of the vocabulary in turn, so that the calls together read it all.
-        Every second call has padding in its last quarter, half, or three quarters.
+        Random ids cycle through the vocabulary, so that the calls together cover it. Every second
+        call has padding in its last quarter, half, or three quarters.
         """
         inputs = self.file.signatures[name]["inputs"]
         arrays = random_inputs(self.file.signatures[name], seed=number)
@@ -48,13 +48,13 @@ class VerificationRows:
         return arrays
 
     def given_inputs(self, name: str) -> list[str]:
-        """The inputs of a signature that the caller gave, without the token that a step reads."""
+        """The inputs of a signature that the caller provided, except the token of a step."""
         signature = self.file.signatures[name]
         stepped = signature["target"] if signature["role"] == "decode" else None
         return [x for x in signature["inputs"] if x in (self.given or {}) and x != stepped]
 
     def calls(self, name: str) -> int:
-        """The number of calls of a signature, so that every given row that fits is in one."""
+        """The number of calls of a signature: they cover the given rows, or the vocabulary."""
         rows = self._fitting(name)
         signature = self.file.signatures[name]
         batch = next(iter(signature["inputs"].values()))["shape"][0]
@@ -66,11 +66,11 @@ class VerificationRows:
             if "vocabulary_size" in x
         ]
         least, most = CALLS[signature["role"]]
-        # Padding takes the place of half of the ids in half of the calls, on average.
+        # On average, padding replaces half of the ids in half of the calls.
         return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
 
-    def walks(self, decode: str) -> int:
-        """The number of texts to feed step by step."""
+    def stepped_batches(self, decode: str) -> int:
+        """The number of batches of tokens to decode step by step."""
         if self.given is not None:
             return 1
         signature = self.file.signatures[decode]
@@ -79,7 +79,7 @@ class VerificationRows:
         return min(most, max(least, -(-signature["vocabulary_size"] // count)))
 
     def tokens(self, decode: str, number: int) -> np.ndarray:
-        """Tokens (B, T) to feed step by step: the given ones, then random ones."""
+        """Tokens (B, T) to decode step by step: the given ones, then random ones."""
         signature = self.file.signatures[decode]
         target = signature["target"]
         spec = signature["inputs"][target]
@@ -97,7 +97,7 @@ class VerificationRows:
         return tokens.astype("int32")
 
     def _fitting(self, name: str) -> list[int]:
-        """The numbers of the given rows that are short enough; empty: random rows are used."""
+        """The indices of the given rows that are short enough; empty: random rows are used."""
         keys = self.given_inputs(name)
         if self.given is None or not keys:
             return []
@@ -125,7 +125,7 @@ class VerificationRows:
 
 
 def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Part `number` of the ids in a random order, again and again in other orders."""
+    """Part `number` of an endless sequence of all ids, each time in a new random order."""
     count = int(np.prod(shape))
     rounds = range(number * count // len(ids), (number + 1) * count // len(ids) + 1)
     taken = np.concatenate([np.random.default_rng(x).permutation(ids) for x in rounds])

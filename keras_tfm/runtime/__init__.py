@@ -1,4 +1,4 @@
-"""Runs an exported file with numpy and LiteRT alone: neither Keras nor TensorFlow is imported."""
+"""Runs an exported file with only NumPy and LiteRT; imports neither Keras nor TensorFlow."""
 
 from keras_tfm.runtime.model import Generated, Model, load
 from keras_tfm.runtime.text import Hypothesis

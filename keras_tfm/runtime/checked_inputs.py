@@ -113,7 +113,7 @@ def check_prompt_length(count: int, max_length: int) -> None:
 
 
 def left_padded(name: str, values: Any, expected: Spec) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts (B, N), padded on the left, and the number of padding ids of each: (B,), int32."""
+    """Prompts (B, N), padded on the left, and the number of padding ids per row (B,), int32."""
     rows, length = integer_rows(name, values, expected), expected["shape"][1]
     if min(map(len, rows)) < 1 or max(map(len, rows)) > length:
         raise ValueError(
@@ -127,7 +127,7 @@ def left_padded(name: str, values: Any, expected: Spec) -> tuple[np.ndarray, np.
 
 
 def filled_batch(array: np.ndarray, batch: int) -> np.ndarray:
-    """A smaller last chunk, filled to `batch` rows by repeating its last row."""
+    """A smaller last chunk, padded to `batch` rows by repeating its last row."""
     missing = batch - len(array)
     return array if missing == 0 else np.concatenate([array, np.repeat(array[-1:], missing, 0)])
 

@@ -1,4 +1,4 @@
-"""Sentence embeddings of texts, by a file with the head `models.sentence_embedding`."""
+"""Sentence embeddings of texts, from a file with the head `models.sentence_embedding`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def embed(model: Model, texts: Any, prompt: str | None) -> np.ndarray:
     elif not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
         raise TypeError(f"expected a text (str) or a list of texts, got {type(texts).__name__}")
     name, rows = rows_of_texts(model, "predict", [prefix + text for text in texts])
-    # Grouped by length, so that one long text does not make the others long.
+    # Grouped by exported length, so that one long text does not make all rows long.
     groups: dict[str, list[int]] = {}
     runner = model._runner
     for i, row in enumerate(rows):
@@ -41,7 +41,7 @@ def embed(model: Model, texts: Any, prompt: str | None) -> np.ndarray:
 
 
 def _prefix(model: Model, arguments: dict[str, Any], prompt: str | None) -> str:
-    """The text of a prompt."""
+    """The text of the prompt with this name, or of the default one."""
     prompts: dict[str, str] = arguments["prompts"] or {}
     name = arguments["default_prompt"] if prompt is None else prompt
     if name is None:

@@ -1,4 +1,4 @@
-"""A .tflite file as objects: its weights, which operators read them, and its metadata."""
+"""Reads and writes a .tflite file as objects: weights, the operators that use them, metadata."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ import numpy as np
 from keras_tfm.runtime.litert_internals import field_position
 from keras_tfm.runtime.manifest import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
-# Larger vectors, in bytes, are not deduplicated.
+# Vectors of more bytes are not deduplicated.
 _LONG = 1 << 20
-# The constants of a flatbuffer, in bytes, which leaves 256 MB for its graphs.
+# The largest size of the constants in a flatbuffer, in bytes: 2 GiB less 256 MiB for the graphs.
 _LARGEST = (1 << 31) - (1 << 28)
 _ALIGNMENT = 16
 # The number of the field `offset` of Buffer in LiteRT's schema.fbs.
 _OFFSET = 1
-# The converter's mark of a file whose constants lie behind the flatbuffer.
+# The metadata entry by which the converter marks a file with constants behind the flatbuffer.
 _BUFFER_LOCATION, _OUTSIDE = b"buffer_location", b"outside flatbuffers"
 
 # The weight input of each operator that quantization presets apply to.
@@ -68,11 +68,11 @@ def _behind(content: bytes, start: int, size: int) -> np.ndarray:
 def write(model: Any) -> bytes:
     """The bytes of a file from `read`; equal names and small vectors are stored once.
 
-    Every signature lists all weights again, with names and, in int8, scales and zero points per
-    row: a tenth of a file with three signatures.
+    Every signature lists all weights again, with their names and, in int8, one scale and zero point
+    per row: without this, a tenth of a file with three signatures.
 
-    A flatbuffer holds at most 2 GB. Of a larger file only graphs and metadata are in it, and the
-    constants lie behind it, each at the `offset` of its buffer.
+    A flatbuffer holds at most 2 GB. In a larger file, it holds only graphs and metadata; the
+    constants follow it, each at the `offset` of its buffer.
     """
     sizes = [0 if buffer.data is None else len(buffer.data) for buffer in model.buffers]
     if sum(sizes) <= _LARGEST:
@@ -135,10 +135,10 @@ def add_manifest(
     """The .tflite file `content` with `manifest` and a checksum in its metadata.
 
     Args:
-        content: the file.
+        content: the bytes of the file.
         manifest: the manifest, without a checksum.
         entries: further metadata by name; the checksum covers them, too.
-        arguments: new names of the arguments of signatures, by signature and present name.
+        arguments: new names of the arguments of signatures, by signature and current name.
     """
     raw = json.dumps({**manifest, "sha256": NO_CHECKSUM}, ensure_ascii=True).encode()
     model = read(content)
@@ -166,7 +166,7 @@ def _entry(model: Any, name: str | bytes, data: bytes) -> Any:
 
 
 def weight_uses(model: Any) -> Iterator[WeightUse]:
-    """Every operator that reads a constant weight, in all subgraphs, also of loops."""
+    """Every operator that reads a constant weight, in all subgraphs, including those of loops."""
     schema = import_litert("schema_py_generated")
     inputs = {getattr(schema.BuiltinOperator, name): name for name in WEIGHT_INPUT}
     for graph in model.subgraphs:
@@ -181,7 +181,7 @@ def weight_uses(model: Any) -> Iterator[WeightUse]:
 
 
 def float_weights(model: Any) -> dict[int, np.ndarray]:
-    """The weights stored in float32, by the number of their buffer."""
+    """The weights stored in float32, by the index of their buffer."""
     schema = import_litert("schema_py_generated")
     return {
         use.tensor.buffer: _array(model, use.tensor, "float32")
@@ -214,14 +214,14 @@ def store_float(model: Any, buffer: int, values: np.ndarray) -> None:
         if hasattr(use.operator.builtinOptions, "asymmetricQuantizeInputs"):
             use.operator.builtinOptions.asymmetricQuantizeInputs = False
         if use.graph.tensors[use.operator.outputs[0]].type == schema.TensorType.INT8:
-            _give_float(model, use)
+            _remove_dequantize(model, use)
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             if tensor.buffer == buffer:
                 tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
 
 
-def _give_float(model: Any, use: WeightUse) -> None:
+def _remove_dequantize(model: Any, use: WeightUse) -> None:
     """Removes the DEQUANTIZE after an operator (GATHER) that read an int8 weight."""
     schema = import_litert("schema_py_generated")
     output = use.operator.outputs[0]
@@ -230,8 +230,8 @@ def _give_float(model: Any, use: WeightUse) -> None:
     numbers = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in codes]
     if numbers != [schema.BuiltinOperator.DEQUANTIZE]:
         raise ValueError(
-            f"keep_float: {use.tensor.name.decode()} is read by {use.name} for more than float32; "
-            "leave its layer out"
+            f"keep_float: the result of {use.name} of {use.tensor.name.decode()} is also used in "
+            "int8; leave its layer out"
         )
     use.operator.outputs = readers[0].outputs
     use.graph.operators = [other for other in use.graph.operators if other is not readers[0]]
@@ -249,7 +249,7 @@ def store_half(model: Any, buffers: Collection[int]) -> None:
         model.buffers[buffer].data = _raw(data)
     code = _operator_code(model, schema.BuiltinOperator.DEQUANTIZE, version=3)
     for graph in model.subgraphs:
-        wideners = []
+        dequantizers = []
         for index, tensor in enumerate(list(graph.tensors)):
             if tensor.buffer not in buffers:
                 continue
@@ -258,21 +258,21 @@ def store_half(model: Any, buffers: Collection[int]) -> None:
             half.type, half.buffer = schema.TensorType.FLOAT16, tensor.buffer
             graph.tensors.append(half)
             tensor.buffer = 0  # the empty buffer: the tensor is computed
-            wideners.append(_operator(schema, code, len(graph.tensors) - 1, index))
-        graph.operators = [*wideners, *graph.operators]
+            dequantizers.append(_operator(schema, code, len(graph.tensors) - 1, index))
+        graph.operators = [*dequantizers, *graph.operators]
 
 
 def round_after_lookup(model: Any) -> None:
     """Makes lookups in an int8 table return float32, and adds a QUANTIZE after them.
 
-    In full int8 the converter makes lookups that return int8, which LiteRT does not run; nor does
-    it run lookups in a table with a zero point other than 0.
+    In full int8, the converter makes lookups that return int8, which LiteRT does not support. Nor
+    does it support a table with a zero point other than 0.
     """
     schema = import_litert("schema_py_generated")
     tables = [use for use in weight_uses(model) if use.name == "EMBEDDING_LOOKUP"]
     for use in {use.tensor.buffer: use for use in tables}.values():
         if use.tensor.type == schema.TensorType.INT8:
-            _centre(model, use.tensor)
+            _remove_zero_point(model, use.tensor)
     lookups = {
         id(use.operator): use.graph
         for use in weight_uses(model)
@@ -296,7 +296,7 @@ def round_after_lookup(model: Any) -> None:
         graph.operators = operators
 
 
-def _centre(model: Any, table: Any) -> None:
+def _remove_zero_point(model: Any, table: Any) -> None:
     """Stores the int8 table (V, D) with one scale per row and zero point 0."""
     zero = int(np.asarray(table.quantization.zeroPoint).flat[0])
     if zero == 0:

@@ -1,6 +1,6 @@
 """The time and memory of loading a file, measured in a separate process.
 
-`python -m keras_tfm.runtime.footprint model.tflite [threads [cache folder]]` prints it as JSON.
+`python -m keras_tfm.runtime.footprint model.tflite [threads [cache folder]]` prints both as JSON.
 """
 
 import json
@@ -18,10 +18,10 @@ def measure(path: str, threads: int = 1, weight_cache: str | None = None) -> dic
     """Loads a file in this process, runs each signature once, and measures time and memory.
 
     Returns:
-        "load_ms", to open, check and allocate; "first_ms", the first run of each signature, summed;
-        "peak_bytes", the growth of peak resident memory; "private_bytes", the growth of private
-        memory, without pages of files, which the system may share and drop. Memory is None without
-        /proc (outside Linux).
+        A dictionary. "load_ms": time to open, check and allocate; "first_ms": time of the first run
+        of each signature, summed; "peak_bytes": growth of peak resident memory; "private_bytes":
+        growth of private memory, without pages of files, which the system may share and drop.
+        Memory is None without /proc (outside Linux).
     """
     import_litert("compiled_model" if weight_cache else "interpreter")
     import_litert("schema_py_generated")

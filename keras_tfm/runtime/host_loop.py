@@ -30,7 +30,7 @@ class CopiedBuffers:
 
 
 def by_length(signatures: dict[str, dict[str, Any]], role: str) -> list[str]:
-    """The signatures of a role, the shortest first."""
+    """The signatures of a role, shortest first."""
 
     def size(name: str) -> int:
         inputs = signatures[name]["inputs"].values()
@@ -50,35 +50,35 @@ def step(
     """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
     Args:
-        signatures: of the manifest.
-        buffers: makes the `litert_internals.Buffers` of a signature, or `CopiedBuffers`.
-        known: arguments that all steps share: the results of `encode`; without it, inputs.
+        signatures: the signatures in the manifest.
+        buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
+        known: the arguments that all steps share: the results of `encode`; without it, inputs.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).
     """
     decoders = by_length(signatures, "decode")
     settings = signatures[decoders[0]]
     target, ends, pad_id = settings["target"], settings["end_id"], settings["pad_id"]
-    (at_position,) = of_kind(settings, "position")
+    (position_name,) = of_kind(settings, "position")
     end_ids = [] if ends is None else np.atleast_1d(ends).tolist()
     cache, position = _prefilled(signatures, buffers, known, target, prompt)
     name = next(name for name in decoders if signatures[name]["capacity"] > position)
-    at = _begin(buffers(name), known, cache)
+    decoder = _initialized(buffers(name), known, cache)
     capacity = signatures[name]["capacity"]
-    grown = [key for key in settings["outputs"] if key != "logits"]
+    growing = [key for key in settings["outputs"] if key != "logits"]
     ended = np.zeros(len(prompt), bool)
     token = prompt[:, position : position + 1]
     while position + 1 < settings["max_length"]:
         if position == capacity:
             name = decoders[decoders.index(name) + 1]
-            full = {key: np.array(at.inputs[key]) for key in grown}
-            at = _begin(buffers(name), known, full)
+            full = {key: np.array(decoder.inputs[key]) for key in growing}
+            decoder = _initialized(buffers(name), known, full)
             capacity = signatures[name]["capacity"]
-        at.inputs[target][:] = token
-        at.inputs[at_position][:] = position
-        results = at.run()
-        for key in grown:
-            _write(at.inputs[key], results[key], position)
+        decoder.inputs[target][:] = token
+        decoder.inputs[position_name][:] = position
+        results = decoder.run()
+        for key in growing:
+            _write(decoder.inputs[key], results[key], position)
         position += 1
         if position < prompt.shape[1]:
             token = prompt[:, position : position + 1]
@@ -100,7 +100,7 @@ def _prefilled(
     target: str,
     prompt: np.ndarray,
 ) -> tuple[dict[str, np.ndarray], int]:
-    """The cache entries of a prefill, and how many positions it read; steps read the others."""
+    """The cache entries of a prefill, and the number of its positions; steps read the others."""
     names = by_length(signatures, "prefill")
     before = prompt.shape[1] - 1
     if not names or not before:
@@ -108,10 +108,10 @@ def _prefilled(
     lengths = {name: signatures[name]["inputs"][target]["shape"][1] for name in names}
     name = next((name for name in names if lengths[name] >= before), names[-1])
     count = min(before, lengths[name])
-    at = _begin(buffers(name), known, {})
-    at.inputs[target][:] = signatures[name]["inputs"][target]["pad_id"]
-    at.inputs[target][:, :count] = prompt[:, :count]
-    return {key: _first(x, count) for key, x in at.run().items()}, count
+    prefill = _initialized(buffers(name), known, {})
+    prefill.inputs[target][:] = signatures[name]["inputs"][target]["pad_id"]
+    prefill.inputs[target][:, :count] = prompt[:, :count]
+    return {key: _first(x, count) for key, x in prefill.run().items()}, count
 
 
 def _tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
@@ -128,14 +128,14 @@ def _tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarra
     return np.where(ended, pad_id, tokens)
 
 
-def _begin(at: Any, known: dict[str, np.ndarray], cache: dict[str, np.ndarray]) -> Any:
-    """The buffers, filled with what is known before the first token."""
-    for key, array in at.inputs.items():
+def _initialized(buffers: Any, known: dict[str, np.ndarray], cache: dict[str, np.ndarray]) -> Any:
+    """The buffers, with the known arguments and cache entries written, and zeros elsewhere."""
+    for key, array in buffers.inputs.items():
         # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
         array[...] = known.get(key, 0)
     for key, x in cache.items():
-        _write(at.inputs[key], x, 0)
-    return at
+        _write(buffers.inputs[key], x, 0)
+    return buffers
 
 
 def _first(x: np.ndarray, count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What is in a .tflite file: signatures, sizes, operators and XNNPACK partitions."""
+"""The content of a .tflite file: signatures, sizes, operators and XNNPACK partitions."""
 
 import struct
 from collections import Counter
@@ -15,7 +15,7 @@ from keras_tfm.runtime.manifest_fields import of_kind
 
 @dataclass
 class Subgraph:
-    """One graph of the file: a signature's, or a loop's body or condition.
+    """One graph of the file: that of a signature, or the body or condition of a loop.
 
     Attributes:
         name: the name that the converter gave it.
@@ -46,7 +46,7 @@ class Inspection:
         manifest: its manifest, with the signatures.
         subgraphs: its graphs.
         layers: the bytes of each layer's weights, by its path in the model.
-        bytes_by_kind: the bytes of constants by dtype, of "metadata", and of "graph", the rest.
+        bytes_by_kind: the bytes of constants by dtype, of "metadata", and of the rest, "graph".
         custom_operators: the operators that plain LiteRT lacks.
     """
 
@@ -79,11 +79,11 @@ class Inspection:
         return asdict(self)
 
     def __str__(self) -> str:
-        """A table for people."""
+        """The content as a text table."""
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Size, signatures and graphs, a line each."""
+        """Size, signatures and graphs, one per line."""
         lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}"]
         steps = [x for x in self.signatures.values() if x["role"] in ("prefill", "decode")]
         cached = {name for signature in steps for name in of_kind(signature, "cache")}
@@ -100,7 +100,7 @@ class Inspection:
         return lines
 
     def table(self, depth: int = 1) -> str:
-        """`lines`, sizes of layers to a depth, bytes by kind, operators, and the manifest."""
+        """`lines`, sizes of layers up to `depth`, bytes by kind, operators, and the manifest."""
         lines = self.lines()
         sizes: Counter[str] = Counter()
         for path, size in self.layers.items():
@@ -126,7 +126,7 @@ class Inspection:
 
 
 def _described(tensors: dict[str, Any], cached: set[str]) -> str:
-    """Names, shapes, dtypes and padding ids other than 0; all caches as one entry."""
+    """Names, shapes, dtypes and nonzero padding ids; all caches as one entry."""
     texts, caches = [], [x for name, x in tensors.items() if name in cached]
     for name, x in tensors.items():
         if name not in cached:
@@ -139,7 +139,7 @@ def _described(tensors: dict[str, Any], cached: set[str]) -> str:
 
 
 def inspect_file(path: str | Path) -> Inspection:
-    """The content of a file, after its checksum was compared.
+    """The content of a file, after its checksum was verified.
 
     Raises:
         FileNotFoundError, ValueError: as in `runtime.load`.
@@ -182,9 +182,9 @@ def inspect_subgraphs(content: bytes) -> list[Subgraph]:
         numbers = (graph.Operators(i).OpcodeIndex() for i in range(graph.OperatorsLength()))
         operators = Counter(operator_names[number] for number in numbers)
         try:
-            delegated, partitions = _delegation(_first(content, index))
+            delegated, partitions = _delegation(_with_main(content, index))
         except RuntimeError:
-            if not custom_operators(content):  # which LiteRT cannot run here
+            if not custom_operators(content):  # LiteRT cannot run those here
                 raise
             delegated, partitions = 0, 0
         name = (graph.Name() or b"").decode()
@@ -216,7 +216,7 @@ def bytes_by_kind(content: bytes) -> dict[str, int]:
 def bytes_by_scopes(content: bytes) -> dict[tuple[str, ...], int]:
     """The bytes of constants by the scopes of the operators that the converter fused into one.
 
-    The original operator is usually the last, but not where a scale or a residual was fused.
+    The original operator is usually the last, except where a scale or a residual was fused.
     """
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
@@ -253,10 +253,10 @@ def _buffer_size(buffer: Any) -> int:
     return int(buffer.DataLength() or buffer.Size())
 
 
-def _first(content: bytes, index: int) -> bytes:
-    """The same file with subgraph `index` as the main one, whose nodes LiteRT lists.
+def _with_main(content: bytes, index: int) -> bytes:
+    """The same file with subgraph `index` as the main one: LiteRT lists only the main one's nodes.
 
-    A few numbers are changed in place, since unpacking and packing a file in Python takes a second
+    A few bytes are changed in place, since unpacking and packing a file in Python takes a second
     per graph. Field numbers are from LiteRT's schema.fbs: in Model, 2 is `subgraphs` and 7
     `signature_defs`; in WhileOptions, 0 is the condition's graph and 1 the body's.
     """

@@ -1,7 +1,7 @@
 """Every private name of LiteRT and flatbuffers that keras_tfm uses.
 
-Tried with ai-edge-litert 2.3; pyproject.toml excludes 2.4 until it is tried. A test of each
-function (tests/runtime/test_litert_internals.py) fails when a name moves.
+Tested with ai-edge-litert 2.3; pyproject.toml excludes 2.4 until it is tested. Each function has a
+test in tests/runtime/test_litert_internals.py, which fails when a name moves.
 """
 
 from typing import Any
@@ -38,8 +38,8 @@ class Buffers:
 def nodes(interpreter: Any) -> list[dict[str, Any]]:
     """The nodes of the main subgraph: "index", "op_name", "inputs" and "outputs".
 
-    Delegated nodes stay in the list, beside one node "DELEGATE" for each partition. No public
-    function says what is delegated.
+    Delegated nodes stay in the list, beside one node "DELEGATE" for each partition. LiteRT has no
+    public function that lists the delegated nodes.
     """
     details: list[dict[str, Any]] = interpreter._get_ops_details()
     return details

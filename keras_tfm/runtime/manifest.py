@@ -23,7 +23,7 @@ NO_CHECKSUM = "0" * 64
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The manifest of a file, after comparing its checksum.
+    """The manifest of a file, after verifying its checksum.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -50,7 +50,8 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
-    _check(path, lambda: check_format(manifest))  # first: another format may sign otherwise
+    # First: another format may compute the checksum differently.
+    _check(path, lambda: check_format(manifest))
     digest = hashlib.sha256()
     # Read in blocks: mapped pages would count as memory of the process.
     with path.open("rb") as file:
@@ -75,7 +76,7 @@ def _check(path: Path, check: Callable[[], None]) -> None:
 
 
 def is_export(path: Path) -> bool:
-    """Whether keras_tfm wrote the file, intact or not."""
+    """Whether keras_tfm wrote the file, even if it is damaged."""
     try:
         schema = import_litert("schema_py_generated")
         content = _mapped(path)
@@ -100,7 +101,7 @@ def _update(digest: Any, file: IO[bytes], count: int) -> None:
 
 
 def read_entries(path: Path, manifest: dict[str, Any], names: Iterable[str]) -> dict[str, bytes]:
-    """Further metadata entries, by name, of a file whose manifest was read before.
+    """Further metadata entries of a file whose manifest was read before, by name.
 
     Raises:
         ValueError: the file was replaced since then, or an entry is missing.

@@ -1,4 +1,4 @@
-"""The fields of a manifest, checked when a file is loaded, so that no later step lacks one.
+"""The fields of a manifest, checked when a file is loaded, so that later code can rely on them.
 
 The signatures in the manifest are compared with those in the file, which LiteRT runs.
 """
@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
 FORMAT = 1
-# What signatures do.
+# The roles of signatures.
 ROLES = ("predict", "generate", "encode", "prefill", "decode")
-# What the arguments of signatures are. Only "input", an input of the model, is named by the user.
+# The kinds of arguments of signatures. Only those of kind "input", the model's inputs, have names
+# from the user.
 KINDS = ("input", "padding", "position", "cache", "encoded")
 QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
 
 
 class Field(NamedTuple):
-    """A field of a manifest: what it must hold, in words and as a test."""
+    """A field of a manifest: the expected value, in words and as a function that tests it."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -119,7 +120,7 @@ def check_fields(manifest: dict[str, Any], stored: dict[str, Any]) -> None:
     """Raises ValueError unless the manifest has every field and describes the file.
 
     Args:
-        manifest: of a format that `check_format` takes.
+        manifest: a manifest that passed `check_format`.
         stored: the signatures in the file, from `signature_tensors`.
     """
     _check("", manifest, _MANIFEST)
@@ -181,12 +182,12 @@ def _compare(place: str, signature: dict[str, Any], stored: dict[str, Any] | Non
     if stored is None:
         raise ValueError(f"{place} is not among the signatures of the file")
     for kind in ("inputs", "outputs"):
-        told = {name: (x["shape"], x["dtype"]) for name, x in signature[kind].items()}
+        described = {name: (x["shape"], x["dtype"]) for name, x in signature[kind].items()}
         found = {name: (x["shape"], x["dtype"]) for name, x in stored[kind].items()}
-        for name in [*told, *found]:
-            if told.get(name) != found.get(name):
+        for name in [*described, *found]:
+            if described.get(name) != found.get(name):
                 raise ValueError(
-                    f"{place}.{kind}.{name} is {_tensor(told.get(name))}, "
+                    f"{place}.{kind}.{name} is {_tensor(described.get(name))}, "
                     f"in the file {_tensor(found.get(name))}"
                 )
 
@@ -209,8 +210,8 @@ def signature_tensors(schema: Any, model: Any) -> dict[str, Any]:
     """The inputs and outputs of each signature of a .tflite file, with shapes and dtypes.
 
     Args:
-        schema: LiteRT's module of the file format.
-        model: the file, as `schema.Model`.
+        schema: LiteRT's module `schema_py_generated`.
+        model: the file as a `schema.Model`.
     """
     codes = vars(schema.TensorType).items()
     types = {code: name.lower() for name, code in codes if not name.startswith("_")}

@@ -1,4 +1,4 @@
-"""An exported file, loaded: `Model`, and `load`, which makes one."""
+"""A loaded file: `Model`, and `load`, which creates one."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from keras_tfm.runtime.tokenizer import Tokenizer
 
 
 class Generated(NamedTuple):
-    """Generated tokens and, of a beam search, their scores.
+    """Generated tokens and, from a beam search, their scores.
 
     Attributes:
         tokens: (B, T), int32: the start token or the prompt, the generated tokens, and the pad id
@@ -31,7 +31,7 @@ class Generated(NamedTuple):
 
 
 class Model:
-    """A file that `keras_tfm.export.export_tflite` wrote, ready to run; made by `load`.
+    """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object.
 
@@ -49,10 +49,10 @@ class Model:
         self.signatures = self._runner.signatures
 
     def close(self) -> None:
-        """Releases LiteRT's memory and the mapped file; calling it twice is no error.
+        """Releases LiteRT's memory and the mapped file; a second call does nothing.
 
-        A stream that has not ended keeps its own until its next token is requested, which raises a
-        ValueError, as does every later call that runs the model.
+        A stream that has not ended keeps its memory until its next token is requested, which raises
+        a ValueError, as does every later call that runs the model.
         """
         self._runner.close()
 
@@ -65,12 +65,12 @@ class Model:
     def generate(self, inputs: Any) -> Generated:
         """Generates one row of tokens for each row of `inputs`.
 
-        Of several exported lengths, the shortest that fits runs. If the file has no "generate"
-        signature, the tokens are chosen greedily on the host, step by step, with "decode".
+        Of several exported lengths, the shortest that fits is used. If the file has no "generate"
+        signature, tokens are chosen greedily on the host, step by step, with "decode".
 
         Args:
             inputs: ids (B, S) or (S,), as an array or as lists of any length; or a dictionary of
-                all inputs but the stepped one. For the stepped input it may hold prompts if the
+                all inputs except the stepped one. It may have prompts for the stepped input if the
                 file was exported with a prompt_length; without prompts, rows begin with the start
                 token. Shorter rows are padded with the `pad_id` of their input.
 
@@ -84,7 +84,7 @@ class Model:
         return self.generate_by(*self._runner.choose("generate", inputs))
 
     def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
-        """`generate` by the signature `name`, even if a shorter one would do."""
+        """`generate` with the signature `name`, even if a shorter one fits."""
         padding = None
         if "prompt" in self.signatures[name]:
             inputs = self._prompted(name, inputs)
@@ -126,11 +126,11 @@ class Model:
         signature, and "encode" if the model has a source.
 
         Args:
-            inputs: as in `generate`, at most the batch size that was exported. Prompts must have
-                one length.
-            choose: logits (B, V), float32 -> integer tokens (B,), where B is the exported batch
-                size; by default the most probable token. The logits are a copy that it may keep.
-                It may run other signatures of this model than "decode".
+            inputs: as in `generate`, up to the exported batch size. Prompts must have the same
+                length.
+            choose: function from logits (B, V), float32, to integer tokens (B,), where B is the
+                exported batch size; default: the most probable token. The logits are a copy that it
+                may keep. It may run signatures of this model other than "decode".
 
         Raises:
             ValueError: as in `generate`; or `choose` returned a token outside the vocabulary.
@@ -143,9 +143,9 @@ class Model:
         """The outputs of one full pass, by name.
 
         Args:
-            inputs: an array for a model of one input, or a dictionary of arrays. Rows of ids may be
-                shorter than the exported length: they are padded with the `pad_id` of their input.
-                Outputs have the exported length; of several, the shortest that fits.
+            inputs: an array for a model with one input, or a dictionary of arrays. Rows of ids may
+                be shorter than the exported length: they are padded with the `pad_id` of their
+                input. Outputs have the exported length; of several, the shortest that fits.
         """
         return self.run(*self._runner.choose("predict", inputs))
 
@@ -181,7 +181,7 @@ class Model:
                 truncated), a lone surrogate, or an input has no tokenizer in the file.
             ModuleNotFoundError: the package that reads the tokenizer is missing.
 
-        Example, with a model that Keras made, and a tokenizer of letters:
+        Example, with a Keras model and a tokenizer of letters:
 
         >>> import tempfile
         >>> from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -263,7 +263,7 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
         path: the .tflite file.
         threads: the number of threads LiteRT uses, 1 to 1024.
         weight_cache: a folder for XNNPACK's packed weights, created if it is missing. A cache takes
-            as much space as its file; above 4 GiB the caches that were used longest ago are
+            as much space as its file; above 4 GiB in total, the least recently used caches are
             deleted. The first load writes a cache. Later loads map it instead of packing, which
             saves most of the process's private memory. A damaged cache, or one of another LiteRT
             or processor, is not used; where the folder cannot be written, weights are packed in
@@ -274,7 +274,7 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
     process, and with `weight_cache` also through a crafted cache in a folder that others can write
     to. Load only files from sources you trust, and keep the folder private.
 
-    LiteRT writes a line of INFO to standard error when the first file is loaded and has no setting
+    LiteRT writes an INFO line to standard error when the first file is loaded, and has no setting
     to turn it off. A program can remove it with `keras_tfm.runtime.native_log`.
 
     Raises:
@@ -285,7 +285,7 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
         OSError: `weight_cache` is a file, or cannot be created.
         ModuleNotFoundError: LiteRT is missing; the message names the extra to install.
 
-    Example, with a model that Keras made:
+    Example, with a Keras model:
 
     >>> import tempfile, keras
     >>> from keras_tfm import runtime

@@ -22,7 +22,7 @@ _LOG_LINE = re.compile(
     rb"|(INFO|WARNING): \[[\w./]+:\d+\] "
     rb"|\xe2\x94\x94 Could not load shared library "
 )
-# An incomplete line that begins otherwise, such as a progress bar, is forwarded at once.
+# An incomplete line with another first character, such as a progress bar, is forwarded at once.
 _MAY_BE_LOG = re.compile(rb"[IWT\xe2]")
 
 
@@ -44,7 +44,7 @@ def removed() -> Iterator[None]:
     Both log from C++, bypassing `sys.stderr`: banners at import, a dozen lines per conversion.
     `TF_CPP_MIN_LOG_LEVEL` does not stop all of them, and LiteRT has no setting. Every other line,
     errors included, is forwarded within a tenth of a second. Blocks may overlap, in one thread or
-    in several. A process started in a block must end in it: later lines of it are not forwarded.
+    in several. A process started in a block must end in it: its later lines are not forwarded.
 
     >>> from keras_tfm.runtime import native_log
     >>> with native_log.removed():

@@ -1,4 +1,4 @@
-"""Inputs that a signature takes, for measuring it."""
+"""Random inputs of a signature, for measuring and comparing it."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import numpy as np
 
 
 def random_inputs(signature: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """A random array for each input of a signature of the manifest, of its whole shape.
+    """A random array for each input of a signature of the manifest, of the exported shape.
 
-    Ids come from the vocabulary in the manifest, without the pad id. Without a vocabulary they are
-    0 or 1; bytes, as of an image, take any value. Floats are normal, and masks are all True.
+    Ids come from the vocabulary in the manifest, without the pad id. Without a vocabulary, integers
+    are 0 or 1; those of 8 bits, such as an image's, take any value. Floats are normally
+    distributed, and masks are all True.
 
     >>> from keras_tfm.runtime.random_inputs import random_inputs
     >>> source = {"shape": [1, 4], "dtype": "int32", "vocabulary_size": 7, "pad_id": 0}
@@ -41,4 +42,4 @@ def _integers(
     if size == 1:
         return np.zeros(shape, dtype)
     ids = generator.integers(0, size - 1, shape)
-    return ids + (ids >= pad_id)  # every id but the pad id
+    return ids + (ids >= pad_id)  # skips the pad id

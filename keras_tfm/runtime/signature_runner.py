@@ -1,4 +1,4 @@
-"""The signatures of one file, run by LiteRT a call at a time."""
+"""Runs the signatures of one file with LiteRT, one call at a time."""
 
 import threading
 from pathlib import Path
@@ -13,7 +13,7 @@ from keras_tfm.runtime.litert_internals import Buffers
 from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
-# More than any processor has cores; XNNPACK creates every thread, and a million end the process.
+# More than the cores of any processor. XNNPACK creates all threads; a million end the process.
 MAX_THREADS = 1024
 
 
@@ -102,13 +102,13 @@ class SignatureRunner:
     def _call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if "self" not in arrays:
             return self.runners[name](**arrays)
-        at = self.buffers(name)  # LiteRT's runner cannot take a keyword `self`
+        buffers = self.buffers(name)  # LiteRT's runner cannot take a keyword `self`
         for key, array in arrays.items():
-            at.inputs[key][...] = array
-        return {key: np.array(x) for key, x in at.run().items()}
+            buffers.inputs[key][...] = array
+        return {key: np.array(x) for key, x in buffers.run().items()}
 
     def names(self, role: str) -> list[str]:
-        """The signatures of a role, the shortest first; at least one."""
+        """The signatures of a role, shortest first; at least one."""
         names = by_length(self.signatures, role)
         if not names:
             raise ValueError(
@@ -132,7 +132,7 @@ class SignatureRunner:
         return names[-1], inputs
 
     def buffers(self, name: str) -> Any:
-        """The arguments of a signature as arrays that stay between runs."""
+        """The arguments of a signature as arrays that keep their values between runs."""
         runner = self.runners[name]
         if self._copies:
             return CopiedBuffers(runner, self.signatures[name])

@@ -1,4 +1,4 @@
-"""Generation by the signatures "encode", "prefill" and "decode": the loop runs on the host."""
+"""Generation with "encode", "prefill" and "decode": the decoding loop runs on the host."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,7 +41,7 @@ def stream(
                 f"all inputs must have the same number of rows, got {len(x)} and {rows}"
             )
     if not 0 < rows <= batch:
-        raise ValueError(f"{runner.path} steps {batch} rows at once, got {rows}")
+        raise ValueError(f"{runner.path} decodes at most {batch} rows at once, got {rows}")
     check_prompt_length(prompt.shape[1], decode["max_length"])
     known = {key: filled_batch(x, batch) for key, x in known.items()}
     steps = step(
@@ -68,7 +68,7 @@ def stream(
 
 
 def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
-    """Greedy tokens (B, T) of any number of rows; after its end a row holds the target's pad id."""
+    """Greedy tokens (B, T) for any number of rows; the target's pad id after the end of a row."""
     names = by_length(runner.signatures, "decode")
     if not names:
         raise ValueError(
@@ -88,7 +88,7 @@ def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
     if rows == 0:
         raise ValueError("got no rows")
     result = np.full((rows, length), decode["pad_id"], "int32")
-    # Rows that are stepped together must have prompts of one length.
+    # Rows that are stepped together must have prompts of the same length.
     lengths = [len(row) for row in arrays[target]] if target in arrays else [1] * rows
     for count in lengths:
         check_prompt_length(count, length)
@@ -105,7 +105,7 @@ def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
             part[:, :column] = chunk[target]
         elif decode["start_id"] is not None:
             part[:, 0] = decode["start_id"]
-        with runner.lock:  # until the chunk ends: another thread would overwrite the caches
+        with runner.lock:  # for the whole chunk: another thread would overwrite the caches
             for tokens in stream(runner, chunk, None):
                 part[:, column] = tokens
                 column += 1

@@ -1,4 +1,4 @@
-"""Text in, text out: the tokenizers of a file around its signatures.
+"""Text in, text out: runs the signatures of a file with its tokenizers.
 
 The tokenizer itself adds its special tokens (post-processor, or SentencePiece's options). A text
 for the stepped input is a prompt: the end token that the tokenizer appends is removed, and the
@@ -20,7 +20,7 @@ from keras_tfm.runtime.tokenizer import Tokenizer, read, shown
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
 
-# A decoder writes this for bytes that are not, or not yet, a character.
+# A tokenizer decodes bytes that are not, or not yet, a character to this.
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -75,7 +75,7 @@ def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
 
 
 def rows_of_texts(model: Model, role: str, texts: list[str]) -> tuple[str, list[list[int]]]:
-    """The input of a role that reads text, and the ids of each text."""
+    """The input of a role that takes text, and the ids of each text."""
     lengths = _lengths(model, role)
     (name,) = _by_name(model, texts, lengths)
     return name, _rows(name, texts, _tokenizer(model, name).encode, lengths)
@@ -116,7 +116,7 @@ def pieces(
 
 
 class _Generation:
-    """Texts as the ids that `Model.generate` and `Model.stream` take, and tokens as texts."""
+    """Converts texts to ids for `Model.generate` and `Model.stream`, and tokens back to texts."""
 
     def __init__(self, model: Model, texts: Any, stepped: bool = False):
         role = "decode" if stepped or not by_length(model.signatures, "generate") else "generate"
@@ -172,7 +172,7 @@ class _Generation:
 
 
 def _lengths(model: Model, role: str) -> dict[str, int | None]:
-    """The inputs of a role, with the largest number of ids each takes; None if not ids."""
+    """The maximum number of ids of each input of a role; None for an input of another kind."""
     names = by_length(model.signatures, role)
     if not names:
         raise ValueError(f"{model.path} has no signature {role!r}, it has {list(model.signatures)}")
@@ -201,8 +201,8 @@ def _by_name(
     if not isinstance(texts, dict):
         if not _is_text(texts):
             raise TypeError(f"expected a text (str) or a list of texts, got {_kind(texts)}")
-        able = [name for name in lengths if name in model.tokenizers and name != target]
-        texts = {next(iter(able), target or next(iter(lengths))): texts}
+        names = [name for name in lengths if name in model.tokenizers and name != target]
+        texts = {next(iter(names), target or next(iter(lengths))): texts}
     return texts
 
 

@@ -1,7 +1,7 @@
 """The tokenizers in a file: text to ids and back.
 
 They run in the packages that trained them: `tokenizers` for Hugging Face's JSON, `sentencepiece`
-for a SentencePiece model. Each is imported when it is first needed.
+for a SentencePiece model. A package is imported when it is first needed.
 """
 
 import abc
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Tokenizer(abc.ABC):
-    """Text to ids and back; made by `read`.
+    """Text to ids and back; returned by `read`.
 
     Attributes:
         size: the number of ids, one more than the largest.
@@ -160,7 +160,7 @@ def _import(package: str) -> Any:
         if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f"this file's text needs {package}: pip install --no-deps {package}, "
+            f"the file's tokenizer needs {package}: pip install --no-deps {package}, "
             'or pip install "keras-tfm[text]"',
             name=package,
         ) from None

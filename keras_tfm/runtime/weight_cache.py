@@ -28,7 +28,7 @@ from keras_tfm.runtime.manifest import import_litert
 Runner = Callable[..., dict[str, np.ndarray]]
 # The dtypes that LiteRT's TensorBuffer supports.
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
-# The size limit of a folder in bytes. Above it the caches that were used longest ago are deleted.
+# The size limit of a folder in bytes. Above it, the least recently used caches are deleted.
 MAX_BYTES = 4 << 30
 # Temporary folders older than this are from processes that were killed.
 _STALE_SECONDS = 3600.0
@@ -87,7 +87,7 @@ def cached_runners(
 
 
 def _key(digest: str) -> str:
-    """What packed weights depend on: the file, LiteRT's version, the processor's instructions."""
+    """A hash of what packed weights depend on: file, LiteRT's version, processor features."""
     processor = {platform.machine(), platform.processor()}
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -122,7 +122,7 @@ def _built(path: Path, folder: Path, key: str, threads: int) -> Path | None:
 
 
 def _limit(folder: Path, keep: Path | None) -> None:
-    """Deletes the caches that were used longest ago until the folder is within `MAX_BYTES`."""
+    """Deletes the least recently used caches until the folder is within `MAX_BYTES`."""
     for left in folder.glob(".building-*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
@@ -136,7 +136,8 @@ def _limit(folder: Path, keep: Path | None) -> None:
         if total <= MAX_BYTES:
             return
         if cache != keep:
-            # A process that has mapped it keeps its pages. On Windows it stays until then.
+            # A process that has mapped it keeps its pages. On Windows a mapped file cannot be
+            # deleted; it stays.
             with contextlib.suppress(OSError):
                 cache.unlink()
                 total -= size
@@ -153,7 +154,7 @@ def _name(key: str, cache: Path) -> str:
 
 @functools.cache
 def _environment() -> Any:
-    """LiteRT's environment, shared by all models: each one loads its accelerators' libraries."""
+    """LiteRT's environment, shared by all models: creating one loads accelerator libraries."""
     return import_litert("environment").Environment.create()
 
 

@@ -215,7 +215,7 @@ def test_a_detokenizer_where_nothing_is_generated(wide):
         wide,
         byte_pairs(),
         byte_pairs(),
-        "for generated text, got one for the signature 'predict' alone",
+        "for generated text, got one with only the signature 'predict'",
     )
 
 
@@ -301,8 +301,8 @@ def test_word_pieces_of_keras_hub(hub, wide, options):
 def test_keras_hub_refused(hub, wide):
     for given, message in (
         (hub.WordPieceTokenizer(PIECES, lowercase=True), "lowercase=True, .*cannot be stored"),
-        (hub.WordPieceTokenizer(PIECES, sequence_length=5), "cuts rows"),
-        (hub.WordPieceTokenizer(PIECES, dtype="string"), "makes no ids, but string"),
+        (hub.WordPieceTokenizer(PIECES, sequence_length=5), "truncates rows"),
+        (hub.WordPieceTokenizer(PIECES, dtype="string"), "must return integer ids, got string"),
         (hub.ByteTokenizer(), "make a tokenizers.Tokenizer"),
     ):
         refused(wide, given, None, f"input 'text', .*Tokenizer, cannot be stored: .*{message}")
@@ -315,4 +315,4 @@ def test_a_tokenizer_of_keras_hub_that_is_another_underneath(hub, wide):
         def tokenize(self, inputs):
             return [[int(i) + 1 for i in row] for row in super().tokenize(inputs)]
 
-    refused(wide, Moved(proto=sentence_pieces()), None, "makes the ids .*, its stored form ")
+    refused(wide, Moved(proto=sentence_pieces()), None, "gives the ids .*, its stored form ")

@@ -395,8 +395,8 @@ def test_a_step_without_encode_takes_the_inputs_that_it_reads():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"roles": ["encode"]}, r"'encode' makes caches for 'decode': export .*\['encode'\]"),
-        ({"roles": ["prefill", "generate"]}, r"signature 'prefill' makes caches for 'decode'"),
+        ({"roles": ["encode"]}, r"'encode' computes caches for 'decode': export .*\['encode'\]"),
+        ({"roles": ["prefill", "generate"]}, r"signature 'prefill' computes caches for 'decode'"),
         (
             {"roles": ["prefill", "decode"]},
             r"'decode' of small takes the results of 'encode': export",

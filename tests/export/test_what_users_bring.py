@@ -139,7 +139,7 @@ def test_ids_of_64_bits():
         ({"source_length": 8.5}, TypeError, "source_length must be an integer, got 8.5"),
         ({"max_length": "8", "start_id": 1}, TypeError, "max_length must be an integer"),
         ({"signatures": "predict"}, ValueError, "got the string 'predict'"),
-        ({"strategy": "beam"}, TypeError, "strategy must be a Strategy as Beam"),
+        ({"strategy": "beam"}, TypeError, "strategy must be a Strategy such as Beam"),
         ({"verify_inputs": np.ones((1, 4))}, TypeError, "must be a dictionary of .*'ids'"),
     ],
 )

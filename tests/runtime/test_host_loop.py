@@ -336,7 +336,7 @@ def test_a_style_is_read_by_every_step(computed):
     [
         ([[1] * 6], "source has 6 ids, but the file was exported for at most 5"),
         ([[11]], r"source: ids must be in 0\.\.10, got 11\.\.11"),
-        ([[1]] * 4, "steps 3 rows at once, got 4"),
+        ([[1]] * 4, "decodes at most 3 rows at once, got 4"),
         ([], "got no rows"),
         ({"sauce": [[1]]}, r"encode_3 takes the inputs \['source'\], got \['sauce'\]"),
         ({}, r"takes the inputs \['source'\], got \[\]"),
