@@ -393,7 +393,7 @@ def test_fields_that_change_the_result_are_honoured(case, fields, tmp_path):
 # Faults
 
 
-def test_fault_48_one_error_lists_what_is_missing_and_what_is_left_over(tmp_path):
+def test_one_error_lists_what_is_missing_and_what_is_left_over(tmp_path):
     def change(x):
         x["extra.weight"] = np.zeros((2, 3), "float32")
         x["bert.pooler.dense.bias"] = x.pop("bert.embeddings.LayerNorm.bias")[:7]
@@ -448,14 +448,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_fault_48_49_damaged_files_are_refused(content, tmp_path):
+def test_damaged_files_are_refused(content, tmp_path):
     folder = copied(tmp_path, "gpt2")
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match="is not a safetensors file"):
         load_huggingface(folder)
 
 
-def test_fault_49_pickles_are_not_read(tmp_path):
+def test_pickles_are_not_read(tmp_path):
     folder = copied(tmp_path, "gpt2")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=r"no model.safetensors; .*are pickles"):
@@ -508,7 +508,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     ],
     ids=["missing", "surplus", "parent", "absolute", "pickle", "file", "number", "none"],
 )  # fmt: skip
-def test_fault_46_an_index_that_does_not_fit_is_refused(change, error, message, tmp_path):
+def test_an_index_that_does_not_fit_is_refused(change, error, message, tmp_path):
     folder, index = sharded(tmp_path)
     index["weight_map"] = change(index["weight_map"])
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -98,13 +98,13 @@ def changed(tmp_path, case, **files):
     ],
     ids=str,
 )  # fmt: skip
-def test_fault_50_damaged_files_are_refused(case, files, error, message, tmp_path):
+def test_damaged_files_are_refused(case, files, error, message, tmp_path):
     need(case)
     with pytest.raises(error, match=message):
         load_tokenizer(changed(tmp_path, case, **files))
 
 
-def test_fault_50_a_cut_model_is_refused(tmp_path):
+def test_a_cut_model_is_refused(tmp_path):
     need("t5")
     content = (FOLDER / "t5" / "spiece.model").read_bytes()
     for size in (1, 10, len(content) // 2, len(content) - 3):
@@ -114,7 +114,7 @@ def test_fault_50_a_cut_model_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 249, 250 + 1025])
-def test_fault_51_a_vocabulary_of_another_embedding_is_refused(size, tmp_path):
+def test_a_vocabulary_of_another_embedding_is_refused(size, tmp_path):
     config = json.dumps({"model_type": "bert", "vocab_size": size})
     with pytest.raises(ValueError, match=rf"has 250 ids and the embedding {size} rows"):
         load_tokenizer(changed(tmp_path, "bert", config__json=config))

@@ -15,25 +15,25 @@ def results():
 
 
 @pytest.mark.parametrize(("one", "more"), [("1", "2"), ("small 1", "4")])
-def test_fault_27_28_replicas_with_unequal_padding_train_alike(results, one, more):
+def test_replicas_with_unequal_padding_train_alike(results, one, more):
     assert_equal(results[one], results[more])
 
 
 @pytest.mark.parametrize("loss", ["ignored", "by mask"])
-def test_fault_28_losses_of_keras_too(results, loss):
+def test_losses_of_keras_too(results, loss):
     assert_equal(results[f"{loss} 1"], results[f"{loss} 2"])
 
 
-def test_fault_28_labels_that_the_mask_hides_do_not_count(results):
+def test_labels_that_the_mask_hides_do_not_count(results):
     assert_equal(results["hidden 1"], results["hidden 2"])
 
 
-def test_fault_29_odd_first_and_last_batches(results):
+def test_odd_first_and_last_batches(results):
     """Eleven rows in batches of five: 3 + 2, 3 + 2, and one row for two replicas."""
     assert_equal(results["odd batches 1"], results["odd batches 2"])
 
 
-def test_fault_30_strings(results):
+def test_strings(results):
     assert_equal(results["strings 1"], results["strings 2"])
 
 
@@ -82,7 +82,7 @@ def test_dropout_differs_between_replicas(results):
         ("optimizer", "use model.compile"),
     ],
 )
-def test_fault_29_31_35_what_cannot_work_is_refused_early(results, what, text):
+def test_what_cannot_work_is_refused_early(results, what, text):
     assert text in results["refused"][what]
 
 

@@ -26,7 +26,7 @@ def two(tmp_path_factory):
     return heard(programs.run("worker.py", "--whole", "--resume", folder, workers=2))
 
 
-def test_fault_32_fit_evaluate_and_predict_of_two_workers_equal_one(alone, two):
+def test_fit_evaluate_and_predict_of_two_workers_equal_one(alone, two):
     for what in ("transformer", "small"):
         one, other = alone[what], two[what]
         assert other["workers"] == 2
@@ -37,9 +37,7 @@ def test_fault_32_fit_evaluate_and_predict_of_two_workers_equal_one(alone, two):
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_fault_33_34_a_worker_is_killed_and_all_go_on_from_the_checkpoint(
-    tmp_path, request, alone, workers
-):
+def test_a_worker_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, request, alone, workers):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     if workers == 2:
         expected = request.getfixturevalue("two")["resumed"]

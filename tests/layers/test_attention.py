@@ -77,7 +77,7 @@ def reference_of(query, key, value, mask=None, scale=None):
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("kind", [None, "keys", "pairs", "heads", "one"])
-def test_fault_01_equals_the_float64_reference(rng, kind, groups, scale):
+def test_equals_the_float64_reference(rng, kind, groups, scale):
     arrays = random_arrays(rng, groups)
     mask = some_mask(rng, kind)
     actual = attention(*arrays, mask=mask, scale=scale)
@@ -86,7 +86,7 @@ def test_fault_01_equals_the_float64_reference(rng, kind, groups, scale):
 
 @pytest.mark.parametrize("mode", GRAPHS)
 @pytest.mark.parametrize("groups", [4, 2])
-def test_fault_03_04_graph_and_xla_equal_the_reference(rng, groups, mode):
+def test_graph_and_xla_equal_the_reference(rng, groups, mode):
     arrays = random_arrays(rng, groups)
     mask = some_mask(rng, "pairs")
     actual = execute(mode, attention, *arrays, mask)
@@ -117,14 +117,14 @@ def test_half_precision_equals_the_float64_reference(rng, kind, groups, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_fault_05_activations_of_1e3_are_finite_and_right(rng, dtype):
+def test_activations_of_1e3_are_finite_and_right(rng, dtype):
     """Scores reach 1e6, beyond float16, and one weight of each row is 1."""
     arrays = [ops.cast(1e3 * x, dtype) for x in random_arrays(rng)]
     expected = reference.attention(*map(to_numpy, arrays))
     assert_close(attention(*arrays), expected, BFLOAT16)
 
 
-def test_fault_06_the_mask_constant_fits_float16_on_a_device():
+def test_the_mask_constant_fits_float16_on_a_device():
     with export_target("gpu-edge"):
         masked = current_target().masked_score
     assert np.isfinite(np.float16(masked))
@@ -137,7 +137,7 @@ def test_fault_06_the_mask_constant_fits_float16_on_a_device():
 
 
 @pytest.mark.parametrize(("dtype", "score"), [("bfloat16", 256.0), ("float16", 2048.0)])
-def test_fault_07_the_softmax_is_float32(dtype, score):
+def test_the_softmax_is_float32(dtype, score):
     """At this score the dtype's spacing is 2: a bias of 1/2 would be lost in it."""
     query = ops.cast(np.full((1, 1, 1, 1), score), dtype)
     key = ops.cast(np.ones((1, 1, 2, 1)), dtype)
@@ -150,7 +150,7 @@ def test_fault_07_the_softmax_is_float32(dtype, score):
 @pytest.mark.parametrize("keys", [1, S])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_fault_11_a_fully_masked_row_gives_zeros(rng, dtype, groups, keys, mode):
+def test_a_fully_masked_row_gives_zeros(rng, dtype, groups, keys, mode):
     query, key, value = (ops.cast(x, dtype) for x in random_arrays(rng, groups))
     mask = np.ones((B, 1, T, keys), bool)
     mask[1, :, 2] = False
@@ -162,7 +162,7 @@ def test_fault_11_a_fully_masked_row_gives_zeros(rng, dtype, groups, keys, mode)
 
 @tensorflow_only
 @pytest.mark.parametrize("seen", [False, True])
-def test_fault_11_no_gradient_flows_through_a_masked_key(rng, seen):
+def test_no_gradient_flows_through_a_masked_key(rng, seen):
     arrays = random_arrays(rng)
     mask = np.full((T, S), seen)
     mask[:, 3] = False
@@ -176,7 +176,7 @@ def test_fault_11_no_gradient_flows_through_a_masked_key(rng, seen):
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
 @pytest.mark.parametrize("real", [1.0, 1e3])
-def test_fault_05_a_masked_key_does_not_leak_however_large(rng, real, mode):
+def test_a_masked_key_does_not_leak_however_large(rng, real, mode):
     """The mask constant is of 3e4; scores of activations near 1e3 are of 1e6."""
     query, key, value = random_arrays(rng)
     query, key = (real * x for x in (query, key))
@@ -209,7 +209,7 @@ def test_key_heads_must_divide_query_heads():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, T, S), (B, 0, S), (B, T, 0), (B, 0, 0)])
-def test_fault_23_empty_axes(batch, queries, keys, groups, masked):
+def test_empty_axes(batch, queries, keys, groups, masked):
     query = np.ones((batch, H, queries, K), "float32")
     key = np.ones((batch, groups, keys, K), "float32")
     value = np.ones((batch, groups, keys, V), "float32")

@@ -46,7 +46,7 @@ def noise(rng, *shape):
 @both_orders
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_a_decoder_block_that_is_causal_or_not(rng, mode, causal, first):
+def test_a_decoder_block_that_is_causal_or_not(rng, mode, causal, first):
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
     layer = TransformerDecoderBlock(F, H, causal=causal, normalize_first=first)
     built(layer, x.shape, context.shape)
@@ -62,7 +62,7 @@ def test_fault_01_a_decoder_block_that_is_causal_or_not(rng, mode, causal, first
 
 
 @both_orders
-def test_fault_01_a_causal_encoder_block(rng, first):
+def test_a_causal_encoder_block(rng, first):
     x = noise(rng, B, T, D)
     layer = built(TransformerEncoderBlock(F, H, causal=True, normalize_first=first), x.shape)
     mask = MASK[:, None] & CAUSAL
@@ -73,7 +73,7 @@ def test_fault_01_a_causal_encoder_block(rng, first):
 
 
 @both_orders
-def test_fault_01_a_decoder_block_without_self_attention(rng, first):
+def test_a_decoder_block_without_self_attention(rng, first):
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
     layer = TransformerDecoderBlock(F, H, self_attention=False, normalize_first=first)
     built(layer, x.shape, context.shape)
@@ -94,7 +94,7 @@ def test_fault_01_a_decoder_block_without_self_attention(rng, first):
 
 @both_orders
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_a_position_encoding_of_an_encoder_block(rng, mode, first):
+def test_a_position_encoding_of_an_encoder_block(rng, mode, first):
     x, encoding = noise(rng, B, T, D), noise(rng, B, T, D)
     layer = built(TransformerEncoderBlock(F, H, normalize_first=first), x.shape)
     expected = reference_composed.block(
@@ -112,7 +112,7 @@ def test_fault_01_a_position_encoding_of_an_encoder_block(rng, mode, first):
 
 @both_orders
 @pytest.mark.parametrize("own", [True, False], ids=["", "no self-attention"])
-def test_fault_01_position_encodings_of_a_decoder_block(rng, first, own):
+def test_position_encodings_of_a_decoder_block(rng, first, own):
     x, encoding = noise(rng, B, T, D), noise(rng, B, T, D)
     context, context_encoding = noise(rng, B, S, C), noise(rng, B, S, C)
     layer = TransformerDecoderBlock(F, H, causal=False, self_attention=own, normalize_first=first)
@@ -128,7 +128,7 @@ def test_fault_01_position_encodings_of_a_decoder_block(rng, first, own):
     assert_close(actual, expected, FLOAT32)
 
 
-def test_fault_19_a_position_encoding_stepped(rng):
+def test_a_position_encoding_stepped(rng):
     x, encoding = noise(rng, B, T, D), noise(rng, B, T, D)
     context, context_encoding = noise(rng, B, S, C), noise(rng, B, S, C)
     layer = built(TransformerDecoderBlock(F, H), x.shape, context.shape)
@@ -182,7 +182,7 @@ def test_the_residual_is_a_template():
 
 
 @saving
-def test_fault_42_a_block_of_parts_is_saved_with_paths_and_order_of_its_weights(rng, tmp_path):
+def test_a_block_of_parts_is_saved_with_paths_and_order_of_its_weights(rng, tmp_path):
     x = noise(rng, B, T, D)
 
     def make(given):
@@ -304,7 +304,7 @@ def test_a_feed_forward_network_of_another_width_is_refused():
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_fault_16_positions_of_the_wrong_rank_are_named(rng, kind):
+def test_positions_of_the_wrong_rank_are_named(rng, kind):
     x = noise(rng, B, T, D)
     causal = kind is TransformerDecoderBlock
     attention = MultiHeadSelfAttention(H, causal=causal, head_dim=4, position=RotaryEmbedding())

@@ -156,7 +156,7 @@ def assert_both_agree(results, layer, tolerance=FLOAT32):
     ("position", "causal", "window"),
     pairwise(POSITIONS, {"": False, "causal": True}, [None, 4]),
 )
-def test_fault_04_forward_and_gradients_are_those_of_attention_at_once(
+def test_forward_and_gradients_are_those_of_attention_at_once(
     blocks_of, x, position, causal, window
 ):
     layer = MultiHeadSelfAttention(2, head_dim=6, causal=causal, window=window, position=position())
@@ -174,7 +174,7 @@ def everything(position, causal):
 @tensorflow_only
 @pytest.mark.parametrize("position", POSITIONS)
 @both_directions
-def test_fault_04_with_masks_and_all_else(blocks_of, x, position, causal):
+def test_with_masks_and_all_else(blocks_of, x, position, causal):
     layer = built(MultiHeadSelfAttention(**everything(position, causal)), x.shape)
     call = {"mask": MASK, "attention_mask": PAIRS}
     assert_both_agree(both(blocks_of, 4, layer, x, **call), layer)
@@ -184,7 +184,7 @@ def test_fault_04_with_masks_and_all_else(blocks_of, x, position, causal):
 @pytest.mark.parametrize(
     ("position", "mode"), [("rotary", "graph"), ("T5", "graph"), ("Shaw", "xla")]
 )
-def test_fault_03_in_graphs(blocks_of, x, position, mode):
+def test_in_graphs(blocks_of, x, position, mode):
     layer = built(MultiHeadSelfAttention(**everything(position, True)), x.shape)
     call = {"mask": MASK, "attention_mask": PAIRS}
     assert_both_agree(both(blocks_of, 6, layer, x, mode, **call), layer)
@@ -193,14 +193,14 @@ def test_fault_03_in_graphs(blocks_of, x, position, mode):
 @tensorflow_only
 @both_directions
 @pytest.mark.parametrize("position", POSITIONS)
-def test_fault_02_a_bias_gets_the_gradient_that_it_gets_at_once(blocks_of, x, position, causal):
+def test_a_bias_gets_the_gradient_that_it_gets_at_once(blocks_of, x, position, causal):
     """Another layer may have computed it."""
     layer = built(MultiHeadSelfAttention(**everything(position, causal)), x.shape)
     assert_both_agree(both(blocks_of, 4, layer, x, learn_bias=True), layer)
 
 
 @tensorflow_only
-def test_fault_02_a_bias_gets_its_gradient_in_a_graph(blocks_of, x):
+def test_a_bias_gets_its_gradient_in_a_graph(blocks_of, x):
     layer = built(MultiHeadSelfAttention(4, head_dim=3, causal=True), x.shape)
     assert_both_agree(both(blocks_of, 6, layer, x, "graph", learn_bias=True), layer)
 
@@ -233,7 +233,7 @@ def test_each_mask_and_bias_alone(blocks_of, x, call, causal):
 
 @both_directions
 @every_position
-def test_fault_01_equals_the_float64_reference(blocks_of, x, position, causal):
+def test_equals_the_float64_reference(blocks_of, x, position, causal):
     options = {**HEADS, "causal": causal, "window": 5, "position": position()}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     blocks_of(3)
@@ -249,7 +249,7 @@ def test_fault_01_equals_the_float64_reference(blocks_of, x, position, causal):
     # gradients are summed in half precision too.
     [("mixed_bfloat16", 5e-2), ("mixed_float16", 6e-3)],
 )
-def test_fault_01_half_precision(blocks_of, x, position, dtype, tolerance):
+def test_half_precision(blocks_of, x, position, dtype, tolerance):
     """The backward pass recomputes outside of the layer's call, and so of its autocast scope."""
     layer = MultiHeadSelfAttention(
         2, head_dim=6, causal=True, position=POSITIONS[position](), dtype=dtype
@@ -286,7 +286,7 @@ STEPS = {"1": [11], "2": [7, 4], "3": [4, 4, 3], "4": [8, 1, 1, 1]}
 
 
 @pytest.mark.parametrize(("steps", "position", "window"), pairwise(STEPS, POSITIONS, [None, 4]))
-def test_fault_19_prefill_in_blocks(blocks_of, x, steps, position, window):
+def test_prefill_in_blocks(blocks_of, x, steps, position, window):
     """Chunks of more tokens than a block, at a position known when the graph is made."""
     layer = MultiHeadSelfAttention(**HEADS, causal=True, window=window, position=position())
     built(layer, x.shape)
@@ -406,7 +406,7 @@ def test_recomputed_blocks_drop_the_same_weights_again(blocks_of, causal, mode, 
 @tensorflow_only
 @every_position
 @both_directions
-def test_fault_02_gradients_with_dropout_are_those_of_the_reference(
+def test_gradients_with_dropout_are_those_of_the_reference(
     blocks_of, monkeypatch, x, position, causal
 ):
     """What was dropped is recorded; central differences of the float64 reference that drops it."""

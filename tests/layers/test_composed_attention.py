@@ -83,7 +83,7 @@ def disentangled(**options):
 
 @pytest.mark.parametrize("use_bias", [True, False, ["gate"], ["query", "output"]], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_gated_self_attention(rng, mode, use_bias):
+def test_gated_self_attention(rng, mode, use_bias):
     x = noise(rng, B, T, D)
     options = {"head_dim": K, "value_dim": 5, "gate": True, "use_bias": use_bias}
     layer = built(MultiHeadSelfAttention(H, **options), x.shape)
@@ -96,7 +96,7 @@ def test_fault_01_gated_self_attention(rng, mode, use_bias):
     assert np.abs(expected - ungated).max() > 0.1
 
 
-def test_fault_01_gated_cross_attention(rng):
+def test_gated_cross_attention(rng):
     """The gate is a function of the queries' input, not of the context."""
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
     layer = MultiHeadCrossAttention(H, head_dim=K, value_dim=5, gate=True)
@@ -107,7 +107,7 @@ def test_fault_01_gated_cross_attention(rng):
     assert_close(layer(x, context, context_mask=CONTEXT_MASK), expected, FLOAT32)
 
 
-def test_fault_19_gated_attention_stepped(rng):
+def test_gated_attention_stepped(rng):
     x = noise(rng, B, T, D)
     layer = built(MultiHeadSelfAttention(H, causal=True, gate=True), x.shape)
     actual = stepped(lambda start, end: layer(x[:, start:end]), [3, 1, 3])
@@ -154,7 +154,7 @@ def test_an_unknown_projection_is_refused(value):
 @pytest.mark.parametrize("use_bias", [True, ["value"]], ids=["fused", "apart"])
 @pytest.mark.parametrize("given", [("query", "key"), ("query",), ("key",)], ids=" ".join)
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_queries_and_keys_from_other_inputs(rng, mode, given, use_bias):
+def test_queries_and_keys_from_other_inputs(rng, mode, given, use_bias):
     x = noise(rng, B, T, D)
     others = {name: noise(rng, B, T, D) for name in given}
     layer = built(MultiHeadSelfAttention(H, head_dim=K, use_bias=use_bias), x.shape)
@@ -167,14 +167,14 @@ def test_fault_01_queries_and_keys_from_other_inputs(rng, mode, given, use_bias)
     assert_close(execute(mode, run, x, *others.values()), expected, FLOAT32)
 
 
-def test_fault_01_keys_of_a_context_from_another_input(rng):
+def test_keys_of_a_context_from_another_input(rng):
     x, context, key = noise(rng, B, T, D), noise(rng, B, S, C), noise(rng, B, S, C)
     layer = built(MultiHeadCrossAttention(H), x.shape, context.shape)
     expected = reference_composed.attention(x, key, context, cross_attention(layer), H)
     assert_close(layer(x, context, key=key), expected, FLOAT32)
 
 
-def test_fault_19_queries_and_keys_from_other_inputs_stepped(rng):
+def test_queries_and_keys_from_other_inputs_stepped(rng):
     x, moved = noise(rng, B, T, D), noise(rng, B, T, D)
     layer = built(MultiHeadSelfAttention(H, causal=True), x.shape)
 
@@ -190,7 +190,7 @@ def test_fault_19_queries_and_keys_from_other_inputs_stepped(rng):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("use_bias", [True, False, ["query"]], ids=["bias", "none", "apart"])
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_disentangled_positions(rng, mode, use_bias, causal):
+def test_disentangled_positions(rng, mode, use_bias, causal):
     x = noise(rng, B, T, D)
     layer = built(disentangled(causal=causal, use_bias=use_bias), x.shape)
     mask = MASK[:, None] & (CAUSAL if causal else True)
@@ -204,7 +204,7 @@ def test_fault_01_disentangled_positions(rng, mode, use_bias, causal):
 
 @pytest.mark.parametrize("steps", [[1] * T, [3, 1, 2, 1], [4, 3]], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
-def test_fault_19_disentangled_positions_stepped(rng, steps, padded):
+def test_disentangled_positions_stepped(rng, steps, padded):
     x = noise(rng, B, T, D)
     layer = built(disentangled(causal=True), x.shape)
     mask = MASK if padded else None
@@ -216,7 +216,7 @@ def test_fault_19_disentangled_positions_stepped(rng, steps, padded):
 
 
 @saving
-def test_fault_42_a_part_of_ones_own_is_saved(rng, tmp_path):
+def test_a_part_of_ones_own_is_saved(rng, tmp_path):
     x = noise(rng, B, T, D)
     inputs = keras.Input((None, D))
     layer = disentangled()
@@ -248,7 +248,7 @@ def rotate_rows(frequencies, positions):
 
 @pytest.mark.parametrize("given", ["both", "context", "none"])
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_rotary_positions_in_cross_attention(rng, mode, given):
+def test_rotary_positions_in_cross_attention(rng, mode, given):
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
     part = RotaryEmbedding(max_wavelength=20.0)
     layer = built(MultiHeadCrossAttention(H, head_dim=K, position=part), x.shape, context.shape)
@@ -270,7 +270,7 @@ def test_fault_01_rotary_positions_in_cross_attention(rng, mode, given):
     assert_close(execute(mode, run, x, context, *call.values()), expected, FLOAT32)
 
 
-def test_fault_19_positions_in_cross_attention_stepped(rng):
+def test_positions_in_cross_attention_stepped(rng):
     """Queries stand where the scope says, and the context's keys where they stood."""
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
     layer = MultiHeadCrossAttention(H, head_dim=K, position=RotaryEmbedding(max_wavelength=20.0))
@@ -287,7 +287,7 @@ def test_fault_19_positions_in_cross_attention_stepped(rng):
 @pytest.mark.parametrize(
     ("name", "shape"), [("positions", (B, 1, 1, T)), ("context_positions", (B, T, 1, 2))]
 )
-def test_fault_16_positions_of_the_wrong_rank_are_named(rng, name, shape):
+def test_positions_of_the_wrong_rank_are_named(rng, name, shape):
     x, context = noise(rng, B, T, D), noise(rng, B, S, C)
     layer = MultiHeadCrossAttention(H, head_dim=K, position=RotaryEmbedding())
     message = rf"{name} must have shape \(T,\), \(B, T\) or \(B, T, C\) for T = .*, got "

@@ -283,7 +283,7 @@ def test_every_argument_is_in_the_configuration(case):
 
 @saving
 @every_layer
-def test_fault_42_a_keras_file_holds_the_layer(case, tmp_path):
+def test_a_keras_file_holds_the_layer(case, tmp_path):
     model = case.model(case.make())
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")  # safe_mode, as is the default
@@ -323,7 +323,7 @@ def test_lengths_may_be_unknown(case):
 
 @every_layer
 @pytest.mark.parametrize("mode", GRAPHS)
-def test_fault_03_graph_and_xla_equal_eager(case, mode):
+def test_graph_and_xla_equal_eager(case, mode):
     layer = case.make()
     count = len(case.inputs)
 
@@ -345,7 +345,7 @@ def test_fault_03_graph_and_xla_equal_eager(case, mode):
         ("mixed_float16", 4e-3),
     ],
 )
-def test_fault_01_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
+def test_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
     layer = case.make(dtype=policy)
     y = case.call(layer)
     assert keras.backend.standardize_dtype(y.dtype) == policy.removeprefix("mixed_")

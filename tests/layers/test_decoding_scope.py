@@ -98,7 +98,7 @@ def encoder_decoder(first=False, num_layers=2):
     ],
     ids=["plain", "widths", "grouped"],
 )
-def test_fault_19_self_attention(x, options, steps, padded):
+def test_self_attention(x, options, steps, padded):
     layer = built(MultiHeadSelfAttention(**options, causal=True), (B, T, D))
     masks = LEFT != 0 if padded else None
 
@@ -146,7 +146,7 @@ def test_as_for_xla_the_table_of_a_tied_output_is_kept_transposed(monkeypatch, l
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_fault_19_a_mask_of_pairs_spans_the_cache(x, steps):
+def test_a_mask_of_pairs_spans_the_cache(x, steps):
     """On the first step, which begins an empty cache, it spans the tokens given."""
     layer = built(MultiHeadSelfAttention(2, causal=True), (B, T, D))
     pairs = np.random.default_rng(3).random((B, T, T)) < 0.6
@@ -162,7 +162,7 @@ def test_fault_19_a_mask_of_pairs_spans_the_cache(x, steps):
 @pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
 @pytest.mark.parametrize("target", [TARGET, LEFT], ids=["right", "left"])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_fault_19_decoder_only(steps, target, first):
+def test_decoder_only(steps, target, first):
     model = decoder_only(first=first)
     actual, _ = stepped(lambda start, end: model(target[:, start:end]), steps)
     assert_close(actual, model(target), FLOAT32)
@@ -171,14 +171,14 @@ def test_fault_19_decoder_only(steps, target, first):
 @pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
 @pytest.mark.parametrize("target", [TARGET, LEFT], ids=["right", "left"])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_fault_19_encoder_decoder(steps, target, first):
+def test_encoder_decoder(steps, target, first):
     model = encoder_decoder(first)
     actual, _ = stepped(lambda start, end: model([SOURCE, target[:, start:end]]), steps)
     assert_close(actual, model([SOURCE, target]), FLOAT32)
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_fault_19_a_layer_called_twice_has_two_entries(steps):
+def test_a_layer_called_twice_has_two_entries(steps):
     embedding = TokenEmbedding(V, D, mask_zero=True)
     block = TransformerDecoderBlock(13, 2, cross_attention=False, name="shared")
     ids = keras.Input((None,), dtype="int32")
@@ -190,7 +190,7 @@ def test_fault_19_a_layer_called_twice_has_two_entries(steps):
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_fault_19_equal_names_in_nested_models(steps):
+def test_equal_names_in_nested_models(steps):
     def part(name):
         x = keras.Input((None, D))
         y = TransformerDecoderBlock(13, 2, cross_attention=False, name="block")(x)
@@ -207,7 +207,7 @@ def test_fault_19_equal_names_in_nested_models(steps):
 
 
 @pytest.mark.parametrize("length", [T, T + 1, 64])
-def test_fault_19_a_cache_longer_than_the_tokens_changes_nothing(length):
+def test_a_cache_longer_than_the_tokens_changes_nothing(length):
     model = encoder_decoder()
     actual, cache = stepped(
         lambda start, end: model([SOURCE, TARGET[:, start:end]]), STEPS["twos"], length
@@ -219,7 +219,7 @@ def test_fault_19_a_cache_longer_than_the_tokens_changes_nothing(length):
 @pytest.mark.parametrize(
     "mode", [*MODES[:-1], pytest.param("xla", marks=[tensorflow_only, pytest.mark.slow])]
 )
-def test_fault_03_19_a_position_may_be_a_tensor(mode):
+def test_a_position_may_be_a_tensor(mode):
     model = encoder_decoder(num_layers=1)
     with DecodingScope(length=T) as scope:
         outputs = [to_numpy(model([SOURCE, TARGET[:, :1]]))]
@@ -239,7 +239,7 @@ def test_fault_03_19_a_position_may_be_a_tensor(mode):
 
 
 @tensorflow_only
-def test_fault_19_lengths_known_at_run_time_only():
+def test_lengths_known_at_run_time_only():
     """One graph of unknown batch and lengths makes the first step, another every later one."""
     import tensorflow as tf
 
@@ -276,7 +276,7 @@ def test_fault_19_lengths_known_at_run_time_only():
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_fault_19_half_precision(x, dtype):
+def test_half_precision(x, dtype):
     block = TransformerDecoderBlock(13, 2, cross_attention=False, dtype=dtype)
     built(block, (B, T, D))
     actual, cache = stepped(lambda start, end: block(x[:, start:end]), STEPS["twos"])
@@ -286,7 +286,7 @@ def test_fault_19_half_precision(x, dtype):
     assert keras.backend.standardize_dtype(key.dtype) == dtype.removeprefix("mixed_")
 
 
-def test_fault_19_a_causal_encoder():
+def test_a_causal_encoder():
     """Its source comes whole with every step, and the caches must have room for that."""
     source, target = (keras.Input((None,), dtype="int32") for _ in range(2))
     embedding, positions = TokenEmbedding(V, D, mask_zero=True), PositionalEncoding()

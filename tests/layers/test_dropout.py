@@ -71,7 +71,7 @@ def test_a_noise_shape_is_keras_s_own():
 
 @tensorflow_only
 @pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_fault_10_the_same_seed_drops_the_same(mode):
+def test_the_same_seed_drops_the_same(mode):
     run = Dropout(0.3).with_seed
     x, seed = np.ones((5, 7, 11), "float32"), keras.ops.convert_to_tensor([3, 5], "int64")
     twice = [to_numpy(compiled(mode, run)(x, seed)) for _ in range(2)]

@@ -33,7 +33,7 @@ def test_by_hand():
 @pytest.mark.parametrize("use_bias", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16", "mixed_float16"])
-def test_fault_01_equals_the_float64_reference(x, dtype, activation, use_bias):
+def test_equals_the_float64_reference(x, dtype, activation, use_bias):
     # Keras's name "gelu" means the tanh approximation; the reference is exact.
     function = {"relu": "relu", "gelu": lambda x: keras.ops.gelu(x, approximate=False)}[activation]
     layer = built(FeedForward(F, activation=function, use_bias=use_bias, dtype=dtype), (B, T, D))
@@ -42,7 +42,7 @@ def test_fault_01_equals_the_float64_reference(x, dtype, activation, use_bias):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
-def test_fault_05_float16_activations_of_1e3_are_right(x, dtype):
+def test_float16_activations_of_1e3_are_right(x, dtype):
     layer = built(FeedForward(F, dtype=dtype), (B, T, D))
     expected = reference.feed_forward(1e3 * x, feed_forward(layer))
     assert_close(layer(1e3 * x), expected, 5e-3)  # float16 rounds at 5e-4, four times
@@ -63,7 +63,7 @@ def test_dropout_is_of_the_inner_layer():
 
 
 @pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D), (1, 1, D)])
-def test_fault_23_short_and_empty_inputs(x, shape):
+def test_short_and_empty_inputs(x, shape):
     layer = built(FeedForward(F), (B, T, D))
     x = x[: shape[0], : shape[1]]
     assert_close(layer(x), reference.feed_forward(x, feed_forward(layer)), FLOAT32)

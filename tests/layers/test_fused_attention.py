@@ -114,7 +114,7 @@ def arrays_of(call, groups=H, value_dim=K):
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("call", CASES.values(), ids=CASES)
-def test_fault_01_fused_equals_plain(monkeypatch, call, groups):
+def test_fused_equals_plain(monkeypatch, call, groups):
     arrays = arrays_of(call, groups)
     run = functools.partial(attention, **call)
     assert is_fused(run, *arrays) == (BACKEND != "tensorflow")
@@ -132,7 +132,7 @@ def test_fault_01_fused_equals_plain(monkeypatch, call, groups):
 
 
 @pytest.mark.parametrize("groups", [4, 2])
-def test_fault_01_fused_equals_the_float64_reference(groups):
+def test_fused_equals_the_float64_reference(groups):
     query, key, value = arrays_of({}, groups)
     repeated = [np.repeat(x, H // groups, axis=1) for x in (key, value)]
     expected = reference.attention(query, *repeated, PAIRS)

@@ -148,7 +148,7 @@ def test_the_function(groups):
     assert_close(folded(to_numpy(attention(*inputs))), expected, FLOAT32)
 
 
-def test_fault_16_masks_without_the_leading_axes_are_named():
+def test_masks_without_the_leading_axes_are_named():
     layer = MultiHeadSelfAttention(H)
     with pytest.raises(ValueError, match=r"mask must have shape \(\.\.\., S\) = \(2, 3, 5\), got"):
         layer(X, mask=folded(MASK))

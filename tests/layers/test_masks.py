@@ -64,14 +64,14 @@ def test_integers_are_booleans(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_fault_15_a_float_mask_is_refused(dtype):
+def test_a_float_mask_is_refused(dtype):
     additive = np.array([[0.0, -1e4]], dtype)
     with pytest.raises(TypeError, match=r"context_mask must be boolean \(True = attend\), got flo"):
         masks.as_boolean(additive, "context_mask")
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (3, 7), (2, 1), (2, 7, 1), (7,), ()])
-def test_fault_16_a_wrong_shape_is_named(shape):
+def test_a_wrong_shape_is_named(shape):
     message = rf"mask must have shape \(B, S\) = \(2, 7\), got \({', '.join(map(str, shape))},?\)"
     with pytest.raises(ValueError, match=message):
         masks.check_shape(np.ones(shape, bool), "mask", (2, 7), "(B, S)")

@@ -53,7 +53,7 @@ def layer_and_reference(options):
 @pytest.mark.parametrize("attention_mask", [None, PAIRS], ids=["", "pairs"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_01_equals_the_float64_reference(x, context, heads, mask, attention_mask):
+def test_equals_the_float64_reference(x, context, heads, mask, attention_mask):
     layer, expected = layer_and_reference(HEADS[heads])
     actual = layer(x, context, context_mask=mask, attention_mask=attention_mask)
     assert_close(actual, expected(x, context, mask, attention_mask), FLOAT32)
@@ -61,7 +61,7 @@ def test_fault_01_equals_the_float64_reference(x, context, heads, mask, attentio
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(x, context, dtype, heads):
+def test_half_precision_equals_the_float64_reference(x, context, dtype, heads):
     layer, expected = layer_and_reference({**HEADS[heads], "dtype": dtype})
     actual = layer(x, context, context_mask=MASK)
     assert keras.backend.standardize_dtype(actual.dtype) == dtype.removeprefix("mixed_")
@@ -70,14 +70,14 @@ def test_fault_01_half_precision_equals_the_float64_reference(x, context, dtype,
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
 @pytest.mark.parametrize("heads", ["plain", "grouped"])
-def test_fault_05_float16_activations_of_1e3_are_right(x, context, heads, dtype):
+def test_float16_activations_of_1e3_are_right(x, context, heads, dtype):
     layer, expected = layer_and_reference({**HEADS[heads], "dtype": dtype})
     x, context = 1e3 * x, 1e3 * context
     # Scores are near 1e6, so that each row has a winner; its value is rounded at 5e-4 three times.
     assert_close(layer(x, context, context_mask=MASK), expected(x, context, MASK), 5e-3)
 
 
-def test_fault_11_a_query_without_keys_gets_the_output_bias(x, context):
+def test_a_query_without_keys_gets_the_output_bias(x, context):
     layer = built(MultiHeadCrossAttention(2), (B, T, D), (B, S, C))
     y = to_numpy(layer(x, context, attention_mask=PAIRS))
     np.testing.assert_array_equal(y[0, 2], to_numpy(layer.output_projection.bias))
@@ -86,7 +86,7 @@ def test_fault_11_a_query_without_keys_gets_the_output_bias(x, context):
 
 @pytest.mark.parametrize("size", [1.0, 1e5])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_18_padding_of_the_context_is_not_seen(x, context, heads, size):
+def test_padding_of_the_context_is_not_seen(x, context, heads, size):
     layer = built(MultiHeadCrossAttention(**HEADS[heads]), (B, T, D), (B, S, C))
     other = np.where(MASK[:, :, None], context, size * np.flip(context)).astype("float32")
     expected = to_numpy(layer(x, context, context_mask=MASK))
@@ -96,7 +96,7 @@ def test_fault_18_padding_of_the_context_is_not_seen(x, context, heads, size):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_13_14_more_padding_of_the_context_changes_nothing(x, context, heads, side):
+def test_more_padding_of_the_context_changes_nothing(x, context, heads, side):
     layer = built(MultiHeadCrossAttention(**HEADS[heads]), (B, T, D), (B, S, C))
     noise = np.random.default_rng(1).normal(size=(B, 6, C)).astype("float32")
     parts, real = (
@@ -110,7 +110,7 @@ def test_fault_13_14_more_padding_of_the_context_changes_nothing(x, context, hea
 
 
 @pytest.mark.parametrize("name", ["context_mask", "attention_mask"])
-def test_fault_15_a_float_mask_is_refused(x, context, name):
+def test_a_float_mask_is_refused(x, context, name):
     mask = np.zeros({"context_mask": (B, S), "attention_mask": (B, T, S)}[name], "float32")
     with pytest.raises(TypeError, match=rf"{name} must be boolean \(True = attend\), got float"):
         MultiHeadCrossAttention(2)(x, context, **{name: mask})
@@ -132,7 +132,7 @@ def test_fault_15_a_float_mask_is_refused(x, context, name):
         ),
     ],
 )
-def test_fault_16_a_mask_of_the_wrong_shape_is_named(x, context, name, shape, message):
+def test_a_mask_of_the_wrong_shape_is_named(x, context, name, shape, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadCrossAttention(2)(x, context, **{name: np.ones(shape, bool)})
 
@@ -145,12 +145,12 @@ def test_fault_16_a_mask_of_the_wrong_shape_is_named(x, context, name, shape, me
         ([(B, T, D), (B, S, None)], r"attend: context must have shape \(B, T, D\) with D known"),
     ],
 )
-def test_fault_16_an_input_of_the_wrong_rank_is_named(shapes, message):
+def test_an_input_of_the_wrong_rank_is_named(shapes, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadCrossAttention(2, name="attend").build(*shapes)
 
 
-def test_fault_17_a_row_of_padding_alone_leaves_the_others_alone(x, context):
+def test_a_row_of_padding_alone_leaves_the_others_alone(x, context):
     layer, expected = layer_and_reference({"num_heads": 2})
     mask = np.array([[False] * S, [True] * S])
     actual = to_numpy(layer(x, context, context_mask=mask))
@@ -160,7 +160,7 @@ def test_fault_17_a_row_of_padding_alone_leaves_the_others_alone(x, context):
 
 @pytest.mark.parametrize("heads", ["plain", "grouped"])
 @pytest.mark.parametrize(("batch", "length", "keys"), [(0, T, S), (B, 0, S), (1, 1, 1)])
-def test_fault_23_short_and_empty_inputs(x, context, batch, length, keys, heads):
+def test_short_and_empty_inputs(x, context, batch, length, keys, heads):
     layer = built(MultiHeadCrossAttention(**HEADS[heads]), (B, T, D), (B, S, C))
     x, context = x[:batch, :length], context[:batch, :keys]
     actual = layer(x, context, context_mask=np.ones((batch, keys), bool))
@@ -168,7 +168,7 @@ def test_fault_23_short_and_empty_inputs(x, context, batch, length, keys, heads)
     assert_close(actual, expected, FLOAT32)
 
 
-def test_fault_23_an_empty_context_gives_the_output_bias(x, context):
+def test_an_empty_context_gives_the_output_bias(x, context):
     layer = built(MultiHeadCrossAttention(2), (B, T, D), (B, S, C))
     for mask in (None, np.ones((B, 0), bool)):
         actual = layer(x, context[:, :0], context_mask=mask)

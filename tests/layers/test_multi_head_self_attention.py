@@ -48,7 +48,7 @@ def layer_and_reference(options):
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_01_equals_the_float64_reference(x, heads, causal, mask, attention_mask):
+def test_equals_the_float64_reference(x, heads, causal, mask, attention_mask):
     layer, expected = layer_and_reference({**HEADS[heads], "causal": causal})
     actual = layer(x, mask=mask, attention_mask=attention_mask)
     assert_close(actual, expected(x, mask, attention_mask), FLOAT32)
@@ -57,7 +57,7 @@ def test_fault_01_equals_the_float64_reference(x, heads, causal, mask, attention
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(x, dtype, heads, causal):
+def test_half_precision_equals_the_float64_reference(x, dtype, heads, causal):
     layer, expected = layer_and_reference({**HEADS[heads], "causal": causal, "dtype": dtype})
     actual = layer(x, mask=MASK)
     assert keras.backend.standardize_dtype(actual.dtype) == dtype.removeprefix("mixed_")
@@ -66,14 +66,14 @@ def test_fault_01_half_precision_equals_the_float64_reference(x, dtype, heads, c
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
 @pytest.mark.parametrize("heads", ["plain", "grouped"])
-def test_fault_05_float16_activations_of_1e3_are_right(x, heads, dtype):
+def test_float16_activations_of_1e3_are_right(x, heads, dtype):
     layer, expected = layer_and_reference({**HEADS[heads], "dtype": dtype})
     # Scores are near 1e6, so that each row has a winner; its value is rounded at 5e-4 three times.
     assert_close(layer(1e3 * x, mask=MASK), expected(1e3 * x, MASK), 5e-3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_fault_11_a_query_without_keys_gets_the_output_bias(x, causal):
+def test_a_query_without_keys_gets_the_output_bias(x, causal):
     layer = built(MultiHeadSelfAttention(2, causal=causal), (B, T, D))
     y = to_numpy(layer(x, attention_mask=PAIRS))
     np.testing.assert_array_equal(y[0, 2], to_numpy(layer.output_projection.bias))
@@ -83,7 +83,7 @@ def test_fault_11_a_query_without_keys_gets_the_output_bias(x, causal):
 @pytest.mark.parametrize("size", [1.0, 1e5])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_12_the_future_does_not_change_the_past(x, heads, mask, size):
+def test_the_future_does_not_change_the_past(x, heads, mask, size):
     layer = built(MultiHeadSelfAttention(**HEADS[heads], causal=True), (B, T, D))
     before = to_numpy(layer(x, mask=mask))
     for t in range(1, T):
@@ -97,7 +97,7 @@ def test_fault_12_the_future_does_not_change_the_past(x, heads, mask, size):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_13_more_right_padding_changes_nothing(x, heads, causal):
+def test_more_right_padding_changes_nothing(x, heads, causal):
     layer = built(MultiHeadSelfAttention(**HEADS[heads], causal=causal), (B, T, D))
     expected = layer(x, mask=np.ones((B, T), bool))
     noise = np.random.default_rng(1).normal(size=(B, 8, D))
@@ -110,7 +110,7 @@ def test_fault_13_more_right_padding_changes_nothing(x, heads, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_14_left_padding_changes_nothing(x, heads, causal):
+def test_left_padding_changes_nothing(x, heads, causal):
     layer = built(MultiHeadSelfAttention(**HEADS[heads], causal=causal), (B, T, D))
     noise = np.random.default_rng(1).normal(size=(B, 3, D))
     longer = np.concatenate([noise, x], axis=1).astype("float32")
@@ -119,7 +119,7 @@ def test_fault_14_left_padding_changes_nothing(x, heads, causal):
 
 
 @pytest.mark.parametrize("name", ["mask", "attention_mask"])
-def test_fault_15_a_float_mask_is_refused(x, name):
+def test_a_float_mask_is_refused(x, name):
     mask = np.zeros({"mask": (B, T), "attention_mask": (B, T, T)}[name], "float32")
     with pytest.raises(TypeError, match=rf"{name} must be boolean \(True = attend\), got float"):
         MultiHeadSelfAttention(2)(x, **{name: mask})
@@ -141,19 +141,19 @@ def test_fault_15_a_float_mask_is_refused(x, name):
         ),
     ],
 )
-def test_fault_16_a_mask_of_the_wrong_shape_is_named(x, masks, message):
+def test_a_mask_of_the_wrong_shape_is_named(x, masks, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadSelfAttention(2)(x, **{name: np.ones(s, bool) for name, s in masks.items()})
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (6,), (2, 5, None)])
-def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
+def test_an_input_of_the_wrong_rank_is_named(shape):
     with pytest.raises(ValueError, match=r"attend: x must have shape \(B, T, D\) with D known, go"):
         MultiHeadSelfAttention(2, name="attend").build(shape)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_fault_17_a_row_of_padding_alone_leaves_the_others_alone(x, causal):
+def test_a_row_of_padding_alone_leaves_the_others_alone(x, causal):
     layer, expected = layer_and_reference({"num_heads": 2, "causal": causal})
     mask = np.array([[False] * T, [True] * T])
     actual = to_numpy(layer(x, mask=mask))
@@ -161,7 +161,7 @@ def test_fault_17_a_row_of_padding_alone_leaves_the_others_alone(x, causal):
     np.testing.assert_array_equal(actual[0], np.tile(layer.output_projection.bias, (T, 1)))
 
 
-def test_fault_20_not_causal_by_default(x):
+def test_not_causal_by_default(x):
     layer = built(MultiHeadSelfAttention(2), (B, T, D))
     other = np.concatenate([x[:, :-1], -x[:, -1:]], axis=1)
     assert np.all(to_numpy(layer(other))[:, 0] != to_numpy(layer(x))[:, 0])
@@ -171,7 +171,7 @@ def test_fault_20_not_causal_by_default(x):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads", ["plain", "grouped"])
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 1), (0, 5), (2, 0)])
-def test_fault_23_short_and_empty_inputs(x, batch, length, heads, causal, masked):
+def test_short_and_empty_inputs(x, batch, length, heads, causal, masked):
     layer, _ = layer_and_reference({**HEADS[heads], "causal": causal})
     mask = np.ones((batch, length), bool) if masked else None
     actual = layer(x[:batch, :length], mask=mask)

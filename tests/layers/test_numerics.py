@@ -101,7 +101,7 @@ def visible(causal=False, mask=MASK):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_fault_02_attention(rng, masked):
+def test_attention(rng, masked):
     shapes = (B, 4, T, 3), (B, 2, S, 3), (B, 2, S, 11)
     query, key, value = (rng.normal(size=shape) for shape in shapes)
     mask = rng.random((B, 1, T, S)) < 0.5 if masked else None
@@ -119,7 +119,7 @@ def test_fault_02_attention(rng, masked):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=["plain", "grouped"])
-def test_fault_02_self_attention(rng, heads, causal):
+def test_self_attention(rng, heads, causal):
     layer = built(MultiHeadSelfAttention(**heads, causal=causal), (B, T, D))
 
     def expected(weights, x):
@@ -131,7 +131,7 @@ def test_fault_02_self_attention(rng, heads, causal):
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=["plain", "grouped"])
-def test_fault_02_cross_attention(rng, heads):
+def test_cross_attention(rng, heads):
     layer = built(MultiHeadCrossAttention(**heads), (B, T, D), (B, S, C))
 
     def expected(weights, x, context):
@@ -142,7 +142,7 @@ def test_fault_02_cross_attention(rng, heads):
     assert_gradients(layer, cross_attention, expected, *inputs, rng=rng, context_mask=CONTEXT_MASK)
 
 
-def test_fault_02_feed_forward(rng):
+def test_feed_forward(rng):
     layer = built(FeedForward(F, activation=gelu), (B, T, D))
 
     def expected(weights, x):
@@ -152,7 +152,7 @@ def test_fault_02_feed_forward(rng):
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
-def test_fault_02_encoder_block(rng, first):
+def test_encoder_block(rng, first):
     layer = TransformerEncoderBlock(F, 2, activation=gelu, normalize_first=first)
     built(layer, (B, T, D))
 
@@ -166,7 +166,7 @@ def test_fault_02_encoder_block(rng, first):
 
 @pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
 @pytest.mark.parametrize("cross", [False, True], ids=["decoder_only", "cross"])
-def test_fault_02_decoder_block(rng, cross, first):
+def test_decoder_block(rng, cross, first):
     layer = TransformerDecoderBlock(
         F, 2, activation=gelu, normalize_first=first, cross_attention=cross
     )
@@ -190,7 +190,7 @@ def test_fault_02_decoder_block(rng, cross, first):
     assert_gradients(layer, block, expected, *inputs, rng=rng, **masks)
 
 
-def test_fault_02_positions(rng):
+def test_positions(rng):
     def expected(_, x):
         return x + reference.positional_encoding(T, D)
 
@@ -198,7 +198,7 @@ def test_fault_02_positions(rng):
     assert_gradients(PositionalEncoding(), nothing, expected, rng.normal(size=(B, T, D)), rng=rng)
 
 
-def test_fault_02_tied_embedding_and_norm(rng):
+def test_tied_embedding_and_norm(rng):
     """Ids to logits over one table, which gets a gradient by both ways."""
     ids = rng.integers(0, 11, size=(B, T))
 
@@ -228,7 +228,7 @@ def test_fault_02_tied_embedding_and_norm(rng):
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_fault_02_loss(rng, label_smoothing):
+def test_loss(rng, label_smoothing):
     labels = np.array([[3, 1, 0], [7, 0, 0]])
     logits = 3 * rng.normal(size=(2, 3, 11))
     loss = LabelSmoothedCrossEntropy(label_smoothing)
@@ -246,7 +246,7 @@ def test_fault_02_loss(rng, label_smoothing):
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
-def test_fault_17_padding_alone_has_finite_gradients(rng, first, dtype):
+def test_padding_alone_has_finite_gradients(rng, first, dtype):
     layer = TransformerDecoderBlock(F, 2, normalize_first=first, dtype=dtype)
     built(layer, (B, T, D), (B, S, C))
     masks = {"mask": np.zeros((B, T), bool), "context_mask": np.zeros((B, S), bool)}

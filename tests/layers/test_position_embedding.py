@@ -33,7 +33,7 @@ def layer():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_03_adds_the_rows_of_the_table(layer, x, mode):
+def test_adds_the_rows_of_the_table(layer, x, mode):
     expected = x + to_numpy(layer.positions)[:T].astype("float32")
     assert_close(execute(mode, layer, x), expected, EXACT)
 
@@ -49,7 +49,7 @@ def test_lengths_may_be_unknown(layer, x, mode):
 
 
 @tensorflow_only
-def test_fault_02_a_row_learns_from_its_position_alone(layer, x):
+def test_a_row_learns_from_its_position_alone(layer, x):
     weighting = np.random.default_rng(1).normal(size=x.shape).astype("float32")
     (of_table,), (of_x,) = gradients(
         lambda x: ops.sum(weighting * layer(x)), layer.trainable_variables, x
@@ -86,7 +86,7 @@ def test_dropout_is_of_the_sum_in_training_only(x):
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_fault_01_half_precision(x, dtype):
+def test_half_precision(x, dtype):
     layer = built(PositionEmbedding(LONGEST, dtype=dtype), x.shape)
     y = layer(ops.cast(x, dtype.removeprefix("mixed_")))
     assert keras.backend.standardize_dtype(y.dtype) == dtype.removeprefix("mixed_")
@@ -97,7 +97,7 @@ def test_fault_01_half_precision(x, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0, T, D), (B, 0, D), (1, 1, D), (B, LONGEST, D)])
-def test_fault_23_empty_and_full_inputs(layer, shape):
+def test_empty_and_full_inputs(layer, shape):
     expected = np.broadcast_to(to_numpy(layer.positions)[: shape[1]], shape)
     assert_close(layer(np.zeros(shape, "float32")), expected, EXACT)
 
@@ -107,13 +107,13 @@ def test_fault_23_empty_and_full_inputs(layer, shape):
 
 @pytest.mark.parametrize("steps", [[1] * 5, [2, 2, 1], [4, 1]])
 @pytest.mark.parametrize("length", [T, LONGEST, 64])
-def test_fault_19_stepped_equals_full(layer, x, steps, length):
+def test_stepped_equals_full(layer, x, steps, length):
     actual = stepped(lambda start, end: layer(x[:, start:end]), steps, length)
     assert_close(actual, layer(x), EXACT)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_19_a_position_may_be_a_tensor(layer, x, mode):
+def test_a_position_may_be_a_tensor(layer, x, mode):
     def step(x, position):
         with DecodingScope({}, position=position, length=LONGEST):
             return layer(x)
@@ -124,7 +124,7 @@ def test_fault_19_a_position_may_be_a_tensor(layer, x, mode):
 
 
 @tensorflow_only
-def test_fault_19_a_position_may_be_a_tensor_and_the_length_unknown(layer, x):
+def test_a_position_may_be_a_tensor_and_the_length_unknown(layer, x):
     import tensorflow as tf
 
     @tf.function(input_signature=[tf.TensorSpec((None, None, D)), tf.TensorSpec((), "int32")])
@@ -151,7 +151,7 @@ def encoder_and_decoder(source_length):
 
 @pytest.mark.parametrize("length", [S, S + 2], ids=["full table", "longer table"])
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_19_a_decoder_beside_a_longer_encoder_stepped(x, length, mode):
+def test_a_decoder_beside_a_longer_encoder_stepped(x, length, mode):
     """The encoder is called once, outside: its table is longer than the steps' caches."""
     encoder, decoder = encoder_and_decoder(length)
     context = to_numpy(encoder(SOURCE)).astype("float32")
@@ -192,7 +192,7 @@ def test_positions_may_be_an_input_of_a_model(layer, x):
 
 
 @pytest.mark.parametrize("shape", [(), (B, T + 1), (B + 1, T), (B, T, 1), (T + 1,)])
-def test_fault_16_positions_of_another_shape_are_named(layer, x, shape):
+def test_positions_of_another_shape_are_named(layer, x, shape):
     message = r"positions must have shape \(T,\) or \(B, T\) for T = 5, got \("
     with pytest.raises(ValueError, match=message):
         layer(x, np.zeros(shape, "int32"))
@@ -207,7 +207,7 @@ def test_positions_that_are_no_integers_are_refused(layer, x):
 
 
 @pytest.mark.parametrize("length", [LONGEST + 1, 50])
-def test_fault_22_a_longer_input_is_refused(length):
+def test_a_longer_input_is_refused(length):
     layer = PositionEmbedding(LONGEST, name="learned")
     message = rf"learned: got {length} positions, the table holds max_length={LONGEST}"
     with pytest.raises(ValueError, match=message):
@@ -228,7 +228,7 @@ def refused_or_nan(function, *arguments):
 
 @tensorflow_only
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
-def test_fault_22_beyond_the_table_no_row_is_repeated(layer, jit):
+def test_beyond_the_table_no_row_is_repeated(layer, jit):
     """XLA clamps what is beyond a table: the last row would be added in silence."""
     import tensorflow as tf
 
@@ -240,7 +240,7 @@ def test_fault_22_beyond_the_table_no_row_is_repeated(layer, jit):
 
 @tensorflow_only
 @pytest.mark.parametrize("mode", ["integer", *MODES])
-def test_fault_22_a_step_beyond_the_table_is_never_a_wrong_row(layer, x, mode):
+def test_a_step_beyond_the_table_is_never_a_wrong_row(layer, x, mode):
     def step(x, position):
         with DecodingScope({}, position=position, length=64):
             return layer(x)
@@ -258,7 +258,7 @@ def test_an_impossible_length_is_refused(max_length):
 
 
 @pytest.mark.parametrize("shape", [(B, T), (B, T, None)])
-def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
+def test_an_input_of_the_wrong_rank_is_named(shape):
     with pytest.raises(
         ValueError, match=r"inputs must have shape \(B, T, D\) with D known, got \("
     ):
@@ -269,7 +269,7 @@ def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
 
 
 @saving
-def test_fault_42_a_keras_file_holds_the_table(x, tmp_path):
+def test_a_keras_file_holds_the_table(x, tmp_path):
     initializer = keras.initializers.RandomUniform(-0.5, 0.5, seed=3)
     layer = PositionEmbedding(LONGEST, initializer=initializer, dropout=0.3, name="learned")
     inputs = keras.Input((None, D))

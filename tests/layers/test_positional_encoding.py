@@ -50,7 +50,7 @@ def test_by_hand():
 
 @pytest.mark.parametrize("max_wavelength", [10000.0, 10000, 7.5, 1e6])
 @pytest.mark.parametrize("dim", [1, 2, 7, 12])
-def test_fault_01_equals_the_float64_reference(dim, max_wavelength):
+def test_equals_the_float64_reference(dim, max_wavelength):
     expected = reference.positional_encoding(29, dim, max_wavelength)
     assert_close(encoding(29, dim, max_wavelength=max_wavelength), expected, ROUNDING)
 
@@ -76,7 +76,7 @@ def test_a_length_known_at_run_time_equals_one_known_before(dim):
 
 @pytest.mark.parametrize("mode", GRAPHS)
 @pytest.mark.parametrize("length", [0, 1, 1025])
-def test_fault_03_23_graph_and_xla_of_any_length(length, mode):
+def test_graph_and_xla_of_any_length(length, mode):
     if mode == "graph":
         assert_close(dynamic_encoding(length, 7), encoding(length, 7), DIGITS)
     run = compiled(mode, PositionalEncoding())
@@ -85,7 +85,7 @@ def test_fault_03_23_graph_and_xla_of_any_length(length, mode):
 
 
 @pytest.mark.parametrize("batch", [0, 1])
-def test_fault_23_batches_of_none_and_one(batch):
+def test_batches_of_none_and_one(batch):
     actual = PositionalEncoding()(np.zeros((batch, 5, 4), "float32"))
     assert_close(actual, np.tile(encoding(5, 4), (batch, 1, 1)), 0.0)
 
@@ -149,7 +149,7 @@ def test_a_source_longer_than_the_caches_is_numbered_from_0_on_the_first_step(mo
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16", "float16", "mixed_float16"])
-def test_fault_07_half_precision_is_rounded_once(dtype):
+def test_half_precision_is_rounded_once(dtype):
     length, dim = 4096, 32
     half = dtype.removeprefix("mixed_")
     zeros = ops.zeros((1, length, dim), half)
@@ -191,7 +191,7 @@ def test_packed_rows_get_the_positions_of_their_examples(mode):
 
 
 @pytest.mark.parametrize("shape", [(), (2, 6), (3, 5), (1, 2, 5, 1), (6,), (2, 5, 1)])
-def test_fault_16_positions_of_another_shape_are_named(shape):
+def test_positions_of_another_shape_are_named(shape):
     message = r"positions must have shape \(T,\) or \(B, T\) for T = 5, got \("
     with pytest.raises(ValueError, match=message):
         PositionalEncoding()(np.ones((2, 5, 7), "float32"), np.zeros(shape, "int32"))
@@ -207,7 +207,7 @@ def test_the_mask_is_kept():
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (2, 5, None)])
-def test_fault_16_an_input_of_the_wrong_rank_is_named(shape):
+def test_an_input_of_the_wrong_rank_is_named(shape):
     with pytest.raises(
         ValueError, match=r"inputs must have shape \(B, T, D\) with D known, got \("
     ):

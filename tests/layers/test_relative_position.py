@@ -60,7 +60,7 @@ def assert_equals_reference(x, options, **call):
 @both_directions
 @every_head
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-def test_fault_01_self_attention_equals_the_float64_reference(x, part, causal, heads, masked):
+def test_self_attention_equals_the_float64_reference(x, part, causal, heads, masked):
     pairs = np.random.default_rng(3).random((B, T, T)) < 0.6
     pairs[0, 2] = False  # one query sees nothing
     masks = {"mask": MASK, "attention_mask": pairs} if masked else {}
@@ -78,7 +78,7 @@ def test_a_bias_of_the_call_is_added_to_that_of_the_part(x, part, causal, heads)
 
 @every_part
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_03_eager_graph_and_xla_agree(x, part, mode):
+def test_eager_graph_and_xla_agree(x, part, mode):
     options = {"num_heads": 2, "causal": True, "position": part()}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     assert_close(execute(mode, layer, x), expected_self_attention(layer, x, **options), FLOAT32)
@@ -97,7 +97,7 @@ def test_lengths_may_be_unknown(x, part, mode):
 
 @every_part
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(x, part, dtype):
+def test_half_precision_equals_the_float64_reference(x, part, dtype):
     options = {"num_heads": 2, "position": part(), "dtype": dtype}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     # Bfloat16 rounds at 4e-3, six times in a row, of values of both signs; float16 at 5e-4.
@@ -106,7 +106,7 @@ def test_fault_01_half_precision_equals_the_float64_reference(x, part, dtype):
 
 
 @every_part
-def test_fault_05_float16_activations_of_1e3_are_finite_and_right(x, part):
+def test_float16_activations_of_1e3_are_finite_and_right(x, part):
     options = {"num_heads": 2, "position": part(), "dtype": "mixed_float16"}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     # Scores are near 1e6, so that each row has a winner; its value is rounded at 5e-4 three times.
@@ -117,7 +117,7 @@ def test_fault_05_float16_activations_of_1e3_are_finite_and_right(x, part):
 @every_part
 @both_directions
 @pytest.mark.parametrize(("batch", "length"), [(0, T), (B, 0), (1, 1)])
-def test_fault_23_short_and_empty_inputs(x, part, causal, batch, length):
+def test_short_and_empty_inputs(x, part, causal, batch, length):
     options = {"num_heads": 2, "position": part(), "causal": causal}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     x = x[:batch, :length]
@@ -128,7 +128,7 @@ def test_fault_23_short_and_empty_inputs(x, part, causal, batch, length):
 @every_part
 @every_head
 @pytest.mark.parametrize("steps", [[1] * 7, [3, 1, 2, 1]], ids=["ones", "prefill"])
-def test_fault_19_stepped_equals_full(x, part, heads, steps):
+def test_stepped_equals_full(x, part, heads, steps):
     layer = MultiHeadSelfAttention(**heads, causal=True, position=part())
     built(layer, x.shape)
     actual = stepped(lambda start, end: layer(x[:, start:end]), steps)
@@ -236,7 +236,7 @@ def test_a_shared_part_has_one_table_that_both_layers_use(part):
 
 @saving
 @every_learned_part
-def test_fault_42_a_shared_part_is_still_shared_after_a_keras_file(part, tmp_path):
+def test_a_shared_part_is_still_shared_after_a_keras_file(part, tmp_path):
     model = randomize(shared_stack(part()))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -249,7 +249,7 @@ def test_fault_42_a_shared_part_is_still_shared_after_a_keras_file(part, tmp_pat
 
 @saving
 @every_learned_part
-def test_fault_42_weights_of_a_shared_part_can_be_saved_alone(part, tmp_path):
+def test_weights_of_a_shared_part_can_be_saved_alone(part, tmp_path):
     model, other = (randomize(shared_stack(part()), seed) for seed in (0, 1))
     model.save_weights(tmp_path / "model.weights.h5")
     other.load_weights(tmp_path / "model.weights.h5")
@@ -419,7 +419,7 @@ def test_shaws_values_follow_the_weights_after_dropout(x):
 @tensorflow_only
 @both_directions
 @pytest.mark.parametrize("part", LEARNED.values(), ids=LEARNED)
-def test_fault_02_tables_learn_as_finite_differences_of_the_reference_say(x, part, causal):
+def test_tables_learn_as_finite_differences_of_the_reference_say(x, part, causal):
     options = {"num_heads": 2, "causal": causal, "position": part()}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     rng = np.random.default_rng(9)
@@ -498,7 +498,7 @@ def test_alibi_is_exact_far_away():
 
 @saving
 @every_part
-def test_fault_42_a_keras_file_holds_the_part(x, part, tmp_path):
+def test_a_keras_file_holds_the_part(x, part, tmp_path):
     layer = MultiHeadSelfAttention(2, causal=True, position=part())
     inputs = keras.Input((T, D))
     model = keras.Model(inputs, layer(inputs))

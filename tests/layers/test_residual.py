@@ -118,7 +118,7 @@ def block_and_inputs(kind, rng, x, **options):
 @pytest.mark.parametrize(
     "scales", [{}, {"residual_scale": 1.7, "layer_scale": 0.3}], ids=["", "scaled"]
 )
-def test_fault_01_equals_the_float64_reference(rng, x, kind, order, norm, gated, scales):
+def test_equals_the_float64_reference(rng, x, kind, order, norm, gated, scales):
     options = {"norm": norm, "gated": gated, "activation": "silu", **scales, **ORDERS[order]}
     block, inputs = block_and_inputs(kind, rng, x, **options)
     context = inputs[1] if len(inputs) > 1 else None
@@ -136,7 +136,7 @@ def test_fault_01_equals_the_float64_reference(rng, x, kind, order, norm, gated,
     ],
 )
 @tensorflow_only
-def test_fault_03_graph_and_xla_agree(rng, x, order, norm, mode):
+def test_graph_and_xla_agree(rng, x, order, norm, mode):
     options = {"norm": norm, "gated": True, "activation": "silu", **ORDERS[order]}
     block, inputs = block_and_inputs("decoder", rng, x, **options, layer_scale=0.3)
     expected = expected_block(block, *inputs, order, norm, rp.silu, True)
@@ -146,7 +146,7 @@ def test_fault_03_graph_and_xla_agree(rng, x, order, norm, mode):
 @every_order
 @every_norm
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(rng, x, order, norm, dtype):
+def test_half_precision_equals_the_float64_reference(rng, x, order, norm, dtype):
     options = {"norm": norm, "gated": True, "activation": "silu", **ORDERS[order]}
     block, inputs = block_and_inputs("encoder", rng, x, dtype=dtype, **options, layer_scale=0.3)
     expected = expected_block(block, x, None, order, norm, rp.silu, True)
@@ -157,7 +157,7 @@ def test_fault_01_half_precision_equals_the_float64_reference(rng, x, order, nor
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
 @every_order
-def test_fault_08_rms_norms_of_300_in_float16_are_right(rng, x, order, dtype):
+def test_rms_norms_of_300_in_float16_are_right(rng, x, order, dtype):
     """Squares of 300 are beyond float16's 65,504."""
     options = {"norm": "rms_norm", "dtype": dtype, **ORDERS[order]}
     block, inputs = block_and_inputs("encoder", rng, 300 * x, **options)
@@ -187,7 +187,7 @@ def test_the_implicit_mask_passes_through_every_norm(rng, x, kind, order, norm):
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 @every_order
 @every_norm
-def test_fault_02_inputs_get_the_gradients_of_the_reference(rng, x, kind, order, norm):
+def test_inputs_get_the_gradients_of_the_reference(rng, x, kind, order, norm):
     """Against central differences of the float64 reference, along one direction an input."""
     options = {"norm": norm, "gated": True, "activation": "silu", **ORDERS[order]}
     block, inputs = block_and_inputs(kind, rng, x, **options, residual_scale=1.3)
@@ -379,7 +379,7 @@ def test_dropout_of_a_sublayer_is_before_the_scale_and_after_the_output_norm(x):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("use_bias", [True, False], ids=["", "no bias"])
 @pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
-def test_fault_01_feed_forward(x, name, use_bias, gated):
+def test_feed_forward(x, name, use_bias, gated):
     """ "silu" and gated is SwiGLU, "gelu" GEGLU, "sigmoid" GLU, "linear" the bilinear one."""
     function, activation = ACTIVATIONS[name]
     layer = FeedForward(F, activation=activation, gated=gated, use_bias=use_bias)
@@ -391,7 +391,7 @@ def test_fault_01_feed_forward(x, name, use_bias, gated):
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
-def test_fault_03_gated_feed_forward(x, mode):
+def test_gated_feed_forward(x, mode):
     layer = built(FeedForward(F, activation="silu", gated=True), x.shape)
     assert_close(execute(mode, layer, x), layer(x), FLOAT32)
 
@@ -409,7 +409,7 @@ def test_swiglu_by_hand():
 
 @tensorflow_only
 @pytest.mark.parametrize("name", ["silu", "sigmoid", "gelu"])
-def test_fault_02_gated_feed_forward(rng, x, name):
+def test_gated_feed_forward_of_each_kind(rng, x, name):
     function, activation = ACTIVATIONS[name]
     layer = built(FeedForward(F, activation=activation, gated=True), x.shape)
     weighting, direction = rng.normal(size=x.shape), rng.normal(size=x.shape)
@@ -454,7 +454,7 @@ def test_dropout_is_between_the_two_layers(x, gated):
 @saving
 @every_order
 @every_norm
-def test_fault_42_a_keras_file_holds_the_block(x, order, norm, tmp_path):
+def test_a_keras_file_holds_the_block(x, order, norm, tmp_path):
     options = {
         "norm": norm, "gated": True, "activation": "silu", "residual_scale": 1.3,
         "layer_scale": 0.2, "drop_path": 0.1, "query_key_norm": True, "soft_cap": 3.0,

@@ -62,7 +62,7 @@ def rotated(position, x):
 
 @every_form
 @pytest.mark.parametrize("mode", MODES)
-def test_fault_01_03_rotates_each_pair_by_its_angle(rng, options, mode):
+def test_rotates_each_pair_by_its_angle(rng, options, mode):
     position = RotaryEmbedding(**options)
     x = rng.normal(size=(B, H, T, K)).astype("float32")
     expected = rp.rotate(x, **rotary_arguments(position, K))
@@ -250,7 +250,7 @@ def test_a_factor_of_1_changes_nothing(rng):
 
 @every_form
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-def test_fault_01_self_attention_equals_the_float64_reference(rng, options, causal):
+def test_self_attention_equals_the_float64_reference(rng, options, causal):
     heads = {"num_heads": 4, "num_key_value_heads": 2, "head_dim": K}
     position = RotaryEmbedding(**options)
     x = rng.normal(size=(B, T, 5)).astype("float32")
@@ -276,7 +276,7 @@ def test_half_precision_rounds_last(rng, dtype):
 
 @every_form
 @pytest.mark.parametrize("steps", [[1] * 7, [3, 1, 2, 1]], ids=["ones", "prefill"])
-def test_fault_19_stepped_equals_full(rng, options, steps):
+def test_stepped_equals_full(rng, options, steps):
     x = rng.normal(size=(B, T, 16)).astype("float32")
     layer = MultiHeadSelfAttention(2, causal=True, position=RotaryEmbedding(**options))
     built(layer, x.shape)
@@ -289,7 +289,7 @@ def test_fault_19_stepped_equals_full(rng, options, steps):
 
 @saving
 @every_form
-def test_fault_42_a_keras_file_holds_the_part(rng, options, tmp_path):
+def test_a_keras_file_holds_the_part(rng, options, tmp_path):
     layer = MultiHeadSelfAttention(2, position=RotaryEmbedding(**options))
     inputs = keras.Input((T, 16))
     model = keras.Model(inputs, layer(inputs))

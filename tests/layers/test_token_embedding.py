@@ -44,7 +44,7 @@ def test_tied_logits_are_products_with_the_unscaled_table(scale):
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
-def test_fault_01_half_precision(dtype):
+def test_half_precision(dtype):
     layer = built(TokenEmbedding(V, D, scale=True, dtype=dtype), (None, None))
     table = to_numpy(layer.embeddings)
     x = layer(IDS)
@@ -172,7 +172,7 @@ def test_logits_keep_the_mask_of_the_features(mask_zero):
 @pytest.mark.parametrize(
     ("ids", "found"), [([[3, V]], r"3\.\.11"), ([[-1, 3]], r"-1\.\.3"), ([[-1, 99]], r"-1\.\.99")]
 )
-def test_fault_21_ids_out_of_range_are_named_eagerly(ids, found):
+def test_ids_out_of_range_are_named_eagerly(ids, found):
     layer = TokenEmbedding(V, D, name="tokens")
     with pytest.raises(ValueError, match=rf"tokens: token ids must be in 0\.\.10, got {found}"):
         layer(np.array(ids))
@@ -181,7 +181,7 @@ def test_fault_21_ids_out_of_range_are_named_eagerly(ids, found):
 @tensorflow_only
 @pytest.mark.parametrize("scoped", [False, True])
 @pytest.mark.parametrize("bad", [V, -1, 10**6])
-def test_fault_21_ids_out_of_range_are_an_error_in_a_graph(embedding, bad, scoped):
+def test_ids_out_of_range_are_an_error_in_a_graph(embedding, bad, scoped):
     """In training, and stepped: TensorFlow names the id and the range."""
     import tensorflow as tf
 
@@ -198,7 +198,7 @@ def test_fault_21_ids_out_of_range_are_an_error_in_a_graph(embedding, bad, scope
 
 
 @tensorflow_only
-def test_fault_21_fit_stops_at_an_id_out_of_range():
+def test_fit_stops_at_an_id_out_of_range():
     import tensorflow as tf
 
     ids = keras.Input((None,), dtype="int32")
@@ -209,7 +209,7 @@ def test_fault_21_fit_stops_at_an_id_out_of_range():
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (1, 1)])
-def test_fault_23_short_and_empty_inputs(embedding, shape):
+def test_short_and_empty_inputs(embedding, shape):
     ids = np.full(shape, 7)
     np.testing.assert_array_equal(to_numpy(embedding(ids)), to_numpy(embedding.embeddings)[ids])
     features = np.ones((*shape, D), "float32")
@@ -244,7 +244,7 @@ def scoped(function):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "mixed_float16"])
-def test_fault_03_the_lookup_of_a_scope_is_the_same(dtype, scale, mode):
+def test_the_lookup_of_a_scope_is_the_same(dtype, scale, mode):
     layer = built(TokenEmbedding(V, D, scale=scale, mask_zero=True, dtype=dtype), (None, None))
     expected = layer(IDS)
     actual = execute(mode, scoped(layer), IDS)
@@ -268,7 +268,7 @@ def test_a_scope_keeps_what_is_known_of_the_shape(embedding, mode):
 
 @tensorflow_only
 @pytest.mark.parametrize("inside", [False, True])
-def test_fault_02_the_gradient_of_a_lookup(embedding, inside):
+def test_the_gradient_of_a_lookup(embedding, inside):
     """Of sum(w E[ids]): row v gets the sum of the w where ids is v."""
     import tensorflow as tf
 

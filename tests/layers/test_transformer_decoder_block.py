@@ -68,9 +68,7 @@ def block_and_reference(first, cross=True, **options):
 @pytest.mark.parametrize("context_mask", [None, CONTEXT_MASK], ids=["", "context_mask"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_01_equals_the_float64_reference(
-    x, context, heads, mask, context_mask, attention_mask, first
-):
+def test_equals_the_float64_reference(x, context, heads, mask, context_mask, attention_mask, first):
     layer, expected = block_and_reference(first, **HEADS[heads])
     masks = {"mask": mask, "context_mask": context_mask, "attention_mask": attention_mask}
     assert_close(layer(x, context, **masks), expected(x, context, **masks), FLOAT32)
@@ -79,7 +77,7 @@ def test_fault_01_equals_the_float64_reference(
 @norm_position
 @pytest.mark.parametrize("attention_mask", [None, PAIRS], ids=["", "pairs"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
-def test_fault_01_decoder_only_equals_the_float64_reference(x, mask, attention_mask, first):
+def test_decoder_only_equals_the_float64_reference(x, mask, attention_mask, first):
     layer, expected = block_and_reference(first, cross=False)
     actual = layer(x, mask=mask, attention_mask=attention_mask)
     assert_close(actual, expected(x, mask=mask, attention_mask=attention_mask), FLOAT32)
@@ -88,7 +86,7 @@ def test_fault_01_decoder_only_equals_the_float64_reference(x, mask, attention_m
 @norm_position
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(x, context, dtype, heads, first):
+def test_half_precision_equals_the_float64_reference(x, context, dtype, heads, first):
     layer, expected = block_and_reference(first, **HEADS[heads], dtype=dtype)
     arguments = x, context, MASK, CONTEXT_MASK
     assert_close(layer(*arguments), expected(*arguments), BFLOAT16)
@@ -116,7 +114,7 @@ def test_a_stack_equals_torch(case):
 @norm_position
 @pytest.mark.parametrize("size", [300.0, 1e3])
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
-def test_fault_05_08_large_float16_activations_are_finite(x, context, dtype, size, first):
+def test_large_float16_activations_are_finite(x, context, dtype, size, first):
     """Winners of near-ties may change, so that values are not compared; that each is finite is."""
     layer, _ = block_and_reference(first, dtype=dtype)
     assert np.all(np.isfinite(to_numpy(layer(size * x, size * context, MASK, CONTEXT_MASK))))
@@ -126,7 +124,7 @@ def test_fault_05_08_large_float16_activations_are_finite(x, context, dtype, siz
 @norm_position
 @pytest.mark.parametrize("size", [1.0, 1e5])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
-def test_fault_12_20_the_future_does_not_change_the_past(x, context, mask, size, first, cross):
+def test_the_future_does_not_change_the_past(x, context, mask, size, first, cross):
     layer, _ = block_and_reference(first, cross)
     context = [context] if cross else []
     before = to_numpy(layer(x, *context, mask=mask))
@@ -139,7 +137,7 @@ def test_fault_12_20_the_future_does_not_change_the_past(x, context, mask, size,
 
 
 @norm_position
-def test_fault_13_14_padding_on_either_side_changes_nothing(x, context, first):
+def test_padding_on_either_side_changes_nothing(x, context, first):
     layer, _ = block_and_reference(first)
     expected = layer(x, context)
     noise = np.random.default_rng(1).normal(size=(B, 3, D)).astype("float32")
@@ -152,7 +150,7 @@ def test_fault_13_14_padding_on_either_side_changes_nothing(x, context, first):
 
 
 @pytest.mark.parametrize("name", ["mask", "context_mask", "attention_mask"])
-def test_fault_15_a_float_mask_is_refused(x, context, name):
+def test_a_float_mask_is_refused(x, context, name):
     shape = {"mask": (B, T), "context_mask": (B, S), "attention_mask": (B, T, T)}[name]
     with pytest.raises(TypeError, match=rf"{name} must be boolean \(True = attend\), got float"):
         TransformerDecoderBlock(F, 2)(x, context, **{name: np.zeros(shape, "float32")})
@@ -161,7 +159,7 @@ def test_fault_15_a_float_mask_is_refused(x, context, name):
 @pytest.mark.parametrize(
     ("name", "shape"), [("mask", (B, S)), ("context_mask", (B, T)), ("attention_mask", (B, T, S))]
 )
-def test_fault_16_a_mask_of_the_wrong_shape_is_named(x, context, name, shape):
+def test_a_mask_of_the_wrong_shape_is_named(x, context, name, shape):
     with pytest.raises(ValueError, match=rf"{name} must have shape \(B, .*\), got \(2, "):
         TransformerDecoderBlock(F, 2)(x, context, **{name: np.ones(shape, bool)})
 
@@ -182,7 +180,7 @@ def test_a_context_is_needed_or_refused(x, context, cross):
 
 
 @norm_position
-def test_fault_17_rows_of_padding_alone_are_finite(x, context, first):
+def test_rows_of_padding_alone_are_finite(x, context, first):
     layer, expected = block_and_reference(first)
     mask = np.array([[False] * T, [True] * T])
     context_mask = np.array([[True] * S, [False] * S])
@@ -192,7 +190,7 @@ def test_fault_17_rows_of_padding_alone_are_finite(x, context, first):
 
 @norm_position
 @pytest.mark.parametrize("size", [1.0, 1e5])
-def test_fault_18_padding_of_the_context_is_not_seen(x, context, size, first):
+def test_padding_of_the_context_is_not_seen(x, context, size, first):
     layer, _ = block_and_reference(first)
     other = np.where(CONTEXT_MASK[..., None], context, size * np.flip(context)).astype("float32")
     expected = to_numpy(layer(x, context, context_mask=CONTEXT_MASK))
@@ -205,7 +203,7 @@ def test_fault_18_padding_of_the_context_is_not_seen(x, context, size, first):
 @pytest.mark.parametrize("heads", ["plain", "grouped"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("batch", "length"), [(0, T), (B, 0), (1, 1)])
-def test_fault_23_short_and_empty_inputs(x, context, batch, length, masked, heads, first, cross):
+def test_short_and_empty_inputs(x, context, batch, length, masked, heads, first, cross):
     layer, expected = block_and_reference(first, cross, **HEADS[heads])
     x = x[:batch, :length]
     context = [context[:batch]] if cross else []

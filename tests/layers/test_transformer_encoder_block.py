@@ -57,7 +57,7 @@ def block_and_reference(first, **options):
 @pytest.mark.parametrize("attention_mask", [None, PAIRS], ids=["", "pairs"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["", "mask"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_fault_01_equals_the_float64_reference(x, heads, mask, attention_mask, first):
+def test_equals_the_float64_reference(x, heads, mask, attention_mask, first):
     layer, expected = block_and_reference(first, **HEADS[heads])
     actual = layer(x, mask=mask, attention_mask=attention_mask)
     assert_close(actual, expected(x, mask, attention_mask), FLOAT32)
@@ -80,7 +80,7 @@ def test_the_activation_is_that_of_the_feed_forward(x, first):
 @norm_position
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(x, dtype, heads, first):
+def test_half_precision_equals_the_float64_reference(x, dtype, heads, first):
     layer, expected = block_and_reference(first, **HEADS[heads], dtype=dtype)
     assert_close(layer(x, mask=MASK), expected(x, MASK), BFLOAT16)
 
@@ -106,7 +106,7 @@ def test_a_stack_equals_torch(case):
 @norm_position
 @pytest.mark.parametrize("size", [300.0, 1e3])
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
-def test_fault_05_08_large_float16_activations_are_right(x, dtype, size, first):
+def test_large_float16_activations_are_right(x, dtype, size, first):
     """Squares of 300 are beyond float16's 65,504: the norms are taken in float32."""
     layer, expected = block_and_reference(first, dtype=dtype)
     # Where scores tell keys apart by a wide margin float16 changes no winner, and rounds at 5e-4,
@@ -116,7 +116,7 @@ def test_fault_05_08_large_float16_activations_are_right(x, dtype, size, first):
 
 @norm_position
 @pytest.mark.parametrize("size", [1.0, 1e5])
-def test_fault_13_more_right_padding_changes_nothing(x, first, size):
+def test_more_right_padding_changes_nothing(x, first, size):
     layer, _ = block_and_reference(first)
     noise = size * np.random.default_rng(1).normal(size=(B, 6, D))
     longer = np.concatenate([x, noise], axis=1).astype("float32")
@@ -127,7 +127,7 @@ def test_fault_13_more_right_padding_changes_nothing(x, first, size):
 
 
 @norm_position
-def test_fault_14_left_padding_changes_nothing(x, first):
+def test_left_padding_changes_nothing(x, first):
     layer, _ = block_and_reference(first)
     noise = np.random.default_rng(1).normal(size=(B, 3, D))
     longer = np.concatenate([noise, x], axis=1).astype("float32")
@@ -136,25 +136,25 @@ def test_fault_14_left_padding_changes_nothing(x, first):
 
 
 @pytest.mark.parametrize("name", ["mask", "attention_mask"])
-def test_fault_15_a_float_mask_is_refused(x, name):
+def test_a_float_mask_is_refused(x, name):
     mask = np.zeros({"mask": (B, T), "attention_mask": (B, T, T)}[name], "float32")
     with pytest.raises(TypeError, match=rf"{name} must be boolean \(True = attend\), got float"):
         TransformerEncoderBlock(F, 2)(x, **{name: mask})
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mask", (B, T + 1)), ("attention_mask", (B, T))])
-def test_fault_16_a_mask_of_the_wrong_shape_is_named(x, name, shape):
+def test_a_mask_of_the_wrong_shape_is_named(x, name, shape):
     with pytest.raises(ValueError, match=rf"{name} must have shape \(B, .*\), got \(2, "):
         TransformerEncoderBlock(F, 2)(x, **{name: np.ones(shape, bool)})
 
 
-def test_fault_16_an_input_of_the_wrong_rank_is_named():
+def test_an_input_of_the_wrong_rank_is_named():
     with pytest.raises(ValueError, match=r"block: x must have shape \(B, T, D\) .*, got \(2, 6\)"):
         TransformerEncoderBlock(F, 2, name="block").build((B, D))
 
 
 @norm_position
-def test_fault_17_a_row_of_padding_alone_is_finite(x, first):
+def test_a_row_of_padding_alone_is_finite(x, first):
     layer, expected = block_and_reference(first)
     mask = np.array([[False] * T, [True] * T])
     assert_close(layer(x, mask=mask), expected(x, mask), FLOAT32)
@@ -164,7 +164,7 @@ def test_fault_17_a_row_of_padding_alone_is_finite(x, first):
 @pytest.mark.parametrize("heads", ["plain", "grouped"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(("batch", "length"), [(0, T), (B, 0), (1, 1)])
-def test_fault_23_short_and_empty_inputs(x, batch, length, masked, heads, first):
+def test_short_and_empty_inputs(x, batch, length, masked, heads, first):
     layer, expected = block_and_reference(first, **HEADS[heads])
     x = x[:batch, :length]
     mask = np.ones((batch, length), bool) if masked else None

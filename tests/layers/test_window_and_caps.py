@@ -64,13 +64,13 @@ def assert_equals_reference(x, options, **call):
 @both_directions
 @every_head
 @pytest.mark.parametrize("window", [1, 2, 3, T - 1, T, 100])
-def test_fault_01_a_window(x, causal, heads, window):
+def test_a_window(x, causal, heads, window):
     assert_equals_reference(x, {**heads, "causal": causal, "window": window})
 
 
 @both_directions
 @pytest.mark.parametrize("window", [1, 3])
-def test_fault_01_a_window_and_masks(x, causal, window):
+def test_a_window_and_masks(x, causal, window):
     options = {"num_heads": 2, "causal": causal, "window": window}
     assert_equals_reference(x, options, mask=MASK, attention_mask=PAIRS)
 
@@ -96,7 +96,7 @@ def test_a_window_of_1_is_the_value_of_the_position_itself(x):
 
 @pytest.mark.parametrize("mode", MODES)
 @both_directions
-def test_fault_03_lengths_may_be_unknown(x, causal, mode):
+def test_lengths_may_be_unknown(x, causal, mode):
     layer = MultiHeadSelfAttention(2, causal=causal, window=3)
     inputs = keras.Input((None, D))
     model = keras.Model(inputs, layer(inputs))
@@ -115,7 +115,7 @@ def test_an_impossible_window_is_refused(window):
 
 @both_directions
 @pytest.mark.parametrize("soft_cap", [0.5, 2.0, 50.0])
-def test_fault_01_a_soft_cap(x, causal, soft_cap):
+def test_a_soft_cap(x, causal, soft_cap):
     options = {"num_heads": 2, "causal": causal, "soft_cap": soft_cap}
     _, expected = assert_equals_reference(3 * x, options, mask=MASK)
     plain = built(MultiHeadSelfAttention(2, causal=causal), x.shape)
@@ -156,7 +156,7 @@ def test_an_impossible_soft_cap_is_refused(soft_cap):
 
 @both_directions
 @every_head
-def test_fault_01_query_key_norm(x, causal, heads):
+def test_query_key_norm(x, causal, heads):
     assert_equals_reference(x, {**heads, "causal": causal, "query_key_norm": True})
 
 
@@ -181,7 +181,7 @@ def test_normalised_scores_do_not_depend_on_the_size_of_the_queries(x):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
-def test_fault_08_norms_of_300_in_float16_are_right(x, dtype):
+def test_norms_of_300_in_float16_are_right(x, dtype):
     options = {"num_heads": 2, "query_key_norm": True, "dtype": dtype}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     expected = expected_self_attention(layer, 300 * x, **options)
@@ -190,7 +190,7 @@ def test_fault_08_norms_of_300_in_float16_are_right(x, dtype):
 
 
 @every_head
-def test_fault_01_cross_attention(x, rng, heads):
+def test_cross_attention(x, rng, heads):
     """Cap, scale, norms and biases are arguments of cross-attention too."""
     context = rng.normal(size=(B, S, C)).astype("float32")
     mask = np.array([[True] * 5, [True, False, True, True, False]])
@@ -230,7 +230,7 @@ def test_fault_01_cross_attention(x, rng, heads):
 @both_directions
 @every_head
 @pytest.mark.parametrize("scale", [1.0, 0.07, 0.0, -0.5])
-def test_fault_01_a_scale(x, causal, heads, scale):
+def test_a_scale(x, causal, heads, scale):
     assert_equals_reference(x, {**heads, "causal": causal, "scale": scale})
 
 
@@ -245,7 +245,7 @@ def test_a_scale_of_0_is_the_mean(x):
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (B, 1), (B, 2)], ids=str)
-def test_fault_01_an_attention_bias_is_added_to_the_scaled_scores(x, rng, position, shape):
+def test_an_attention_bias_is_added_to_the_scaled_scores(x, rng, position, shape):
     bias = 2 * rng.normal(size=(*shape, T, T)).astype("float32")
     options = {"num_heads": 2, "head_dim": 6, "position": position(), "scale": 0.3}
     _, expected = assert_equals_reference(x, options, attention_bias=bias, mask=MASK)
@@ -264,7 +264,7 @@ def test_a_bias_of_each_head_and_all_masks(x, rng, causal, soft_cap):
 
 @tensorflow_only
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
-def test_fault_02_an_attention_bias_gets_a_gradient(x, rng, position):
+def test_an_attention_bias_gets_a_gradient(x, rng, position):
     """As it does where another layer computes it: against a central difference, in float64."""
     options = {"num_heads": 2, "head_dim": 6, "position": position()}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
@@ -292,13 +292,13 @@ def test_fault_02_an_attention_bias_gets_a_gradient(x, rng, position):
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["self-attention", "block"])
-def test_fault_16_an_attention_bias_of_the_wrong_shape_is_named(x, shape, kind):
+def test_an_attention_bias_of_the_wrong_shape_is_named(x, shape, kind):
     layer = MultiHeadSelfAttention(2) if kind == "self-attention" else TransformerEncoderBlock(3, 2)
     with pytest.raises(ValueError, match=r"attention_bias must have shape \(B .*got"):
         layer(x, attention_bias=np.zeros(shape, "float32"))
 
 
-def test_fault_15_a_boolean_attention_bias_is_refused(x):
+def test_a_boolean_attention_bias_is_refused(x):
     """A mask in the wrong argument would add 1 where it is True, and hide nothing."""
     with pytest.raises(TypeError, match=r"attention_bias must be .*float.*bool"):
         MultiHeadSelfAttention(2)(x, attention_bias=np.ones((1, 1, T, T), bool))
@@ -332,7 +332,7 @@ def test_an_attention_bias_keeps_the_implicit_mask(rng, kind):
     ("num_heads", "shared"), [(1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (7, 1)]
 )
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-def test_fault_01_grouped_heads(x, causal, num_heads, shared, masked):
+def test_grouped_heads(x, causal, num_heads, shared, masked):
     masks = {"mask": MASK, "attention_mask": PAIRS} if masked else {}
     options = {
         "num_heads": num_heads, "num_key_value_heads": shared, "head_dim": 3, "value_dim": 5

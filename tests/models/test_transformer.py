@@ -32,7 +32,7 @@ def small(**options):
 @norm_position
 @pytest.mark.parametrize("final_norm", [None, False, True])
 @pytest.mark.parametrize("sizes", [(V, None), (V, V), (V, W)], ids=["one", "equal", "two"])
-def test_fault_01_equals_the_float64_reference(sizes, final_norm, first):
+def test_equals_the_float64_reference(sizes, final_norm, first):
     model = randomize(
         transformer(
             *sizes, **SMALL, normalize_first=first, final_norm=final_norm, layer_norm_epsilon=1e-3
@@ -53,7 +53,7 @@ def test_fault_01_equals_the_float64_reference(sizes, final_norm, first):
     ],
     ids=["widths", "grouped", "activation"],
 )
-def test_fault_01_options_reach_every_block(options):
+def test_options_reach_every_block(options):
     model = small(**options)
     num_heads = options.get("num_heads", 2)
     activation = reference.gelu if "activation" in options else reference.relu
@@ -83,7 +83,7 @@ def test_positions_of_the_attention_take_the_place_of_sinusoids():
 
 @norm_position
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_fault_01_half_precision_equals_the_float64_reference(dtype, first):
+def test_half_precision_equals_the_float64_reference(dtype, first):
     model = small(dtype=dtype, normalize_first=first)
     expected = reference.transformer(SOURCE, TARGET, transformer_weights(model), 2, first, 1e-5)
     # Bfloat16 rounds at 4e-3; some fifty roundings of both signs, and norms that divide by 1.
@@ -91,7 +91,7 @@ def test_fault_01_half_precision_equals_the_float64_reference(dtype, first):
 
 
 @pytest.mark.parametrize("mode", GRAPHS)
-def test_fault_03_graph_and_xla_equal_eager(mode):
+def test_graph_and_xla_equal_eager(mode):
     model = small()
     actual = execute(mode, lambda s, t: model({"source": s, "target": t}), SOURCE, TARGET)
     assert_close(actual, model(INPUTS), FLOAT32)
@@ -125,7 +125,7 @@ def test_the_output_is_tied_to_the_target_and_has_no_bias(share):
 
 
 @norm_position
-def test_fault_12_20_the_future_does_not_change_the_past(first):
+def test_the_future_does_not_change_the_past(first):
     model = small(normalize_first=first)
     before = to_numpy(model(INPUTS))
     for t in range(1, 7):
@@ -137,7 +137,7 @@ def test_fault_12_20_the_future_does_not_change_the_past(first):
 
 
 @norm_position
-def test_fault_13_more_right_padding_changes_nothing(first):
+def test_more_right_padding_changes_nothing(first):
     model = small(normalize_first=first)
     longer = {name: np.pad(ids, ((0, 0), (0, 3))) for name, ids in INPUTS.items()}
     # Weights of padding are 0 exactly, but longer sums may be taken in another order.
@@ -146,7 +146,7 @@ def test_fault_13_more_right_padding_changes_nothing(first):
 
 @norm_position
 @pytest.mark.parametrize("mode", ["eager", GRAPHS[1]], ids=["eager", "xla"])
-def test_fault_17_a_row_of_padding_alone_is_finite(mode, first):
+def test_a_row_of_padding_alone_is_finite(mode, first):
     model = small(normalize_first=first)
     run = compiled(mode, lambda s, t: model({"source": s, "target": t}))
     expected = to_numpy(model(INPUTS))
@@ -159,7 +159,7 @@ def test_fault_17_a_row_of_padding_alone_is_finite(mode, first):
 
 @norm_position
 @pytest.mark.parametrize("size", [1.0, 1e4])
-def test_fault_18_what_padding_is_embedded_as_does_not_matter(size, first):
+def test_what_padding_is_embedded_as_does_not_matter(size, first):
     """Row 0 of the source's table; the first source row has no padding, the second has three."""
     model = small(normalize_first=first)
     expected = to_numpy(model(INPUTS))
@@ -183,7 +183,7 @@ def test_logits_carry_the_mask_of_the_target():
 
 @norm_position
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_fault_19_stepped_equals_the_full_pass(n, first):
+def test_stepped_equals_the_full_pass(n, first):
     model = small(normalize_first=first)
     outputs, cache = [], None
     for start in range(0, 7, n):
@@ -197,7 +197,7 @@ def test_fault_19_stepped_equals_the_full_pass(n, first):
 # Inputs
 
 
-def test_fault_21_ids_out_of_range_are_named():
+def test_ids_out_of_range_are_named():
     model = small()
     with pytest.raises(ValueError, match=r"source_embedding: token ids must be in 0\.\.16, got 3"):
         model({"source": np.array([[3, V]]), "target": np.array([[1]])})
@@ -208,7 +208,7 @@ def test_fault_21_ids_out_of_range_are_named():
 @pytest.mark.parametrize(
     ("batch", "source", "target"), [(0, 5, 7), (1, 1, 1), (2, 0, 7), (2, 5, 0)]
 )
-def test_fault_23_short_and_empty_inputs(batch, source, target):
+def test_short_and_empty_inputs(batch, source, target):
     model = small()
     logits = to_numpy(model({"source": SOURCE[:batch, :source], "target": TARGET[:batch, :target]}))
     assert logits.shape == (batch, target, W)
@@ -246,7 +246,7 @@ def test_impossible_models_are_refused(arguments, options, message):
 
 @tensorflow_only
 @pytest.mark.parametrize("known", [False, True], ids=["lengths unknown", "lengths known"])
-def test_fault_02_the_gradient_with_dropout_is_of_what_was_dropped(known):
+def test_the_gradient_with_dropout_is_of_what_was_dropped(known):
     """Of a sum of logits, along a direction in which each number grows or falls."""
     import tensorflow as tf
 
@@ -293,7 +293,7 @@ def test_fault_02_the_gradient_with_dropout_is_of_what_was_dropped(known):
 @saving
 @norm_position
 @pytest.mark.parametrize("sizes", [(V, V), (V, W)], ids=["shared", "separate"])
-def test_fault_42_a_keras_file_holds_the_model(sizes, first, tmp_path):
+def test_a_keras_file_holds_the_model(sizes, first, tmp_path):
     model = randomize(transformer(*sizes, **SMALL, normalize_first=first, name="here"))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -316,7 +316,7 @@ def test_a_file_that_is_cut_off_is_not_a_file_that_is_missing(tmp_path):
 
 @tensorflow_only
 @pytest.mark.slow
-def test_fault_03_fit_learns_under_xla_in_float16():
+def test_fit_learns_under_xla_in_float16():
     """Four rows by heart: from log 17 down to where each token is the likeliest."""
     model = transformer(
         V, V, dim=16, num_layers=1, num_heads=2, intermediate_dim=32, dropout=0.0,

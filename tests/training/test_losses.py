@@ -46,7 +46,7 @@ def test_by_hand():
 @pytest.mark.parametrize("ignore_class", [0, 3, -100, None])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("mode", EVERY_MODE)
-def test_fault_01_03_equals_the_float64_reference(logits, mode, label_smoothing, ignore_class):
+def test_equals_the_float64_reference(logits, mode, label_smoothing, ignore_class):
     labels = np.where(LABELS == 6, ignore_class, LABELS) if ignore_class else LABELS
     loss = LabelSmoothedCrossEntropy(label_smoothing, ignore_class=ignore_class)
     actual = execute(mode, loss, labels.astype("int32"), logits)
@@ -55,7 +55,7 @@ def test_fault_01_03_equals_the_float64_reference(logits, mode, label_smoothing,
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
-def test_fault_24_the_label_minus_100_may_be_the_one_that_is_ignored(logits, mode):
+def test_the_label_minus_100_may_be_the_one_that_is_ignored(logits, mode):
     loss = LabelSmoothedCrossEntropy(ignore_class=-100)
     labels = np.where(LABELS == 0, -100, LABELS)
     actual = execute(mode, loss, labels, logits)
@@ -65,7 +65,7 @@ def test_fault_24_the_label_minus_100_may_be_the_one_that_is_ignored(logits, mod
 
 @tensorflow_only
 @pytest.mark.parametrize("bad", [-1, -V, -100, V, V + 1])
-def test_fault_24_other_labels_out_of_range_are_an_error(logits, bad):
+def test_other_labels_out_of_range_are_an_error(logits, bad):
     """-1 is not the last class."""
     import tensorflow as tf
 
@@ -79,9 +79,7 @@ def test_fault_24_other_labels_out_of_range_are_an_error(logits, bad):
 @pytest.mark.parametrize("weights", [None, np.ones((B, T), "float32")], ids=["", "weights"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("ignore_class", [0, -100])
-def test_fault_09_all_ignored_is_a_loss_of_0_with_finite_gradients(
-    logits, ignore_class, dtype, weights
-):
+def test_all_ignored_is_a_loss_of_0_with_finite_gradients(logits, ignore_class, dtype, weights):
     loss = LabelSmoothedCrossEntropy(ignore_class=ignore_class)
     labels = np.full((B, T), ignore_class)
     logits = ops.cast(logits, dtype)
@@ -131,7 +129,7 @@ def test_other_reductions(logits, reduction):
         ("bfloat16", 3.0),
     ],
 )
-def test_fault_05_07_half_precision_logits_are_computed_in_float32(logits, dtype, size):
+def test_half_precision_logits_are_computed_in_float32(logits, dtype, size):
     logits = ops.cast(size * logits / np.abs(logits).max(), dtype)
     actual = LabelSmoothedCrossEntropy()(LABELS, logits)
     assert keras.backend.standardize_dtype(actual.dtype) == "float32"
@@ -191,7 +189,7 @@ def test_fit_and_evaluate_with_an_implicit_mask(weighted, jit_compile):
 
 
 @saving
-def test_fault_42_a_compiled_model_keeps_the_loss(tmp_path):
+def test_a_compiled_model_keeps_the_loss(tmp_path):
     model = logits_model()
     loss = LabelSmoothedCrossEntropy(0.25, ignore_class=3, reduction="sum", name="here")
     model.compile("sgd", loss)

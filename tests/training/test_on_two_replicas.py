@@ -30,7 +30,7 @@ def results():
     return found["one"], found["two"]
 
 
-def test_fault_28_metrics_of_uneven_tokens(results):
+def test_metrics_of_uneven_tokens(results):
     one, two = (x["metrics"] for x in results)
     for name in ("perplexity", "accuracy"):
         assert two[name] == pytest.approx(one[name], rel=1e-6)
@@ -43,13 +43,13 @@ def test_the_norm_and_the_clipping_are_those_of_the_whole_batch(results):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_fault_27_the_steps_are_the_same(results):
+def test_the_steps_are_the_same(results):
     one, two = (np.array(x["momentum"]) for x in results)
     np.testing.assert_allclose(two, one, rtol=0.0, atol=1e-6)
     np.testing.assert_allclose(one[1], one[0], rtol=0.0, atol=1e-6)  # with a scaled loss
 
 
-def test_fault_26_a_row_of_the_second_replica_stops_both(results):
+def test_a_row_of_the_second_replica_stops_both(results):
     for (message, weights), count in zip((x["not_finite"] for x in results), (12, 6), strict=True):
         assert message.startswith("the loss is inf at step 1 (epoch 1, batch 1)")
         assert f"input x has 1 inf of {count} numbers" in message

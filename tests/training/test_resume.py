@@ -65,7 +65,7 @@ def uninterrupted(tmp_path_factory):
         *((kind, STEPS + 5) for kind in KINDS[1:]),
     ],
 )
-def test_fault_36_killed_at_any_step(tmp_path, uninterrupted, kind, step):
+def test_killed_at_any_step(tmp_path, uninterrupted, kind, step):
     """Steps before the first checkpoint, between two, at the end of an epoch, and after it."""
     with pytest.raises(Interrupted):
         program(tmp_path, kind, InterruptAt(step), every_steps=4)
@@ -192,7 +192,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", ["data", "index"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_fault_37_38_a_damaged_checkpoint_gives_way_to_the_one_before(
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     tmp_path, uninterrupted, interrupted, capsys, damage, what
 ):
     data = interrupted[8]
@@ -202,7 +202,7 @@ def test_fault_37_38_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert ("ckpt-8 is damaged and is skipped" in capsys.readouterr().err) != gone
 
 
-def test_fault_38_no_flipped_bit_is_trained_on(tmp_path, interrupted):
+def test_no_flipped_bit_is_trained_on(tmp_path, interrupted):
     """Of 200 flipped bits of the data each is seen, or changes nothing of what is read."""
     from keras_tfm.training.training_state import _read_whole
 
@@ -226,27 +226,25 @@ def test_fault_38_no_flipped_bit_is_trained_on(tmp_path, interrupted):
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_fault_38_the_list_of_checkpoints_may_be_damaged(
-    tmp_path, uninterrupted, interrupted, damage
-):
+def test_the_list_of_checkpoints_may_be_damaged(tmp_path, uninterrupted, interrupted, damage):
     damage(tmp_path / "checkpoint")
     assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
 
 
-def test_fault_38_nothing_is_trained_where_all_are_damaged(tmp_path, interrupted):
+def test_nothing_is_trained_where_all_are_damaged(tmp_path, interrupted):
     for path in interrupted.values():
         truncate(path)
     with pytest.raises(ValueError, match=r"none of the 3 checkpoints in .* can be read"):
         program(tmp_path)
 
 
-def test_fault_39_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"checkpoints cannot be written to .*file/inside"):
         program(tmp_path / "file" / "inside")
 
 
-def test_fault_39_a_full_disk_is_an_error_and_the_checkpoint_before_stands(tmp_path, uninterrupted):
+def test_a_full_disk_is_an_error_and_the_checkpoint_before_stands(tmp_path, uninterrupted):
     """A limit on the size of files: what a disk without room answers."""
 
     class Full(keras.callbacks.Callback):
@@ -281,7 +279,7 @@ class Terminate(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("when", ["train", "test"])
-def test_fault_40_sigterm_saves_and_exits(tmp_path, uninterrupted, when):
+def test_sigterm_saves_and_exits(tmp_path, uninterrupted, when):
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as exit:
         program(tmp_path, "arrays", Terminate(when, 9), every_steps=100)
@@ -326,7 +324,7 @@ def one_epoch(tmp_path_factory):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_fault_41_another_configuration_is_refused_with_the_difference(one_epoch, change, line):
+def test_another_configuration_is_refused_with_the_difference(one_epoch, change, line):
     before = files(one_epoch)
     with pytest.raises(ValueError, match=line):
         program(one_epoch, **{"configuration": {"corpus": "old"}, **change})
@@ -379,7 +377,7 @@ print("BITS", zlib.crc32(interrupted_program.bits(model)))
 """
 
 
-def test_fault_36_kill_9(tmp_path, uninterrupted):
+def test_kill_9(tmp_path, uninterrupted):
     """Processes of their own: killed in the second epoch, and started again."""
 
     def run(step):

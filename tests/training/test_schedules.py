@@ -63,7 +63,7 @@ def test_fit_follows_it(jit_compile):
 
 
 @saving
-def test_fault_42_a_compiled_model_keeps_the_schedule_and_the_step(tmp_path):
+def test_a_compiled_model_keeps_the_schedule_and_the_step(tmp_path):
     x = keras.Input((1,))
     model = keras.Model(x, keras.layers.Dense(1)(x))
     model.compile(keras.optimizers.Adam(TransformerSchedule(16, 3, factor=0.5)), "mse")

@@ -32,7 +32,7 @@ def fit(model, x, y, *callbacks, **options):
 
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_fault_26_in_an_input_the_batch_and_the_row_are_named(bad, jit_compile):
+def test_in_an_input_the_batch_and_the_row_are_named(bad, jit_compile):
     model, (x, y) = regression(jit_compile=jit_compile), rows()
     fit(model, x, y)  # three steps that are good
     x[3, 1, 2] = bad
@@ -44,7 +44,7 @@ def test_fault_26_in_an_input_the_batch_and_the_row_are_named(bad, jit_compile):
         fit(model, x, y, TerminateOnNaN())
 
 
-def test_fault_26_in_labels_and_weights_of_samples():
+def test_in_labels_and_weights_of_samples():
     model, (x, y) = regression(), rows()
     weights = np.ones((6, 1))
     weights[5] = np.nan
