@@ -409,7 +409,7 @@ def test_swiglu_by_hand():
 
 @tensorflow_only
 @pytest.mark.parametrize("name", ["silu", "sigmoid", "gelu"])
-def test_gated_feed_forward_of_each_kind(rng, x, name):
+def test_gradients_of_a_gated_feed_forward(rng, x, name):
     function, activation = ACTIVATIONS[name]
     layer = built(FeedForward(F, activation=activation, gated=True), x.shape)
     weighting, direction = rng.normal(size=x.shape), rng.normal(size=x.shape)
