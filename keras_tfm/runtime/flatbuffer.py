@@ -85,8 +85,14 @@ def write(model: Any) -> bytes:
         # 0 and 1 mean that a buffer is inside.
         buffer = model.buffers[number]
         buffer.data, buffer.offset, buffer.size = None, 2, sizes[number]
-    model.metadata = [*(model.metadata or []), _entry(model, _BUFFER_LOCATION, _OUTSIDE)]
+    metadata, count = model.metadata, len(model.buffers)
+    model.metadata = [*(metadata or []), _entry(model, _BUFFER_LOCATION, _OUTSIDE)]
     packed = bytearray(_packed(model))
+    # As it was: the model may be written again.
+    model.metadata, model.buffers = metadata, model.buffers[:count]
+    for number, constant in zip(behind, constants, strict=True):
+        buffer = model.buffers[number]
+        buffer.data, buffer.offset, buffer.size = constant, 0, 0
     table = schema.Model.GetRootAsModel(packed, 0)
     parts: list[Any] = [packed]
     end = len(packed)
