@@ -259,7 +259,9 @@ def causal(model, mask):
     layers = [x for x in layers_of(model, MultiHeadSelfAttention) if x.causal]
 
     def changed(layer, x, named):
-        return {**named, "attention_mask": mask(*x.shape[:2])} if layer in layers and mask else named
+        return (
+            {**named, "attention_mask": mask(*x.shape[:2])} if layer in layers and mask else named
+        )
 
     with with_masks(model, changed):
         for layer in layers:
