@@ -27,8 +27,8 @@ EXACT = 1e-4
 # A file rounds activations, too. The allowed error, as a multiple of that of rounding the weights:
 # LiteRT scales activations for each row ("int8", "int4"), or once for all inputs ("int8_full").
 _ACTIVATIONS = {"float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
-# Half a step of 8-bit activations. It exceeds the error of rounding the weights if outputs hardly
-# depend on them, for instance in a classifier that is always certain.
+# Half a step of 8-bit activations. It exceeds the error of rounding the weights where outputs
+# hardly depend on them, for instance in a classifier that is always certain.
 _STEP = {"float16": 0.0, "int8": 1 / 254, "int4": 1 / 254, "int8_full": 1 / 254}
 # The largest default tolerance: at this relative error the output is noise.
 _LARGEST = 1.0

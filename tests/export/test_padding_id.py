@@ -7,7 +7,7 @@ from padded_models import CLASSES, PADDING, TARGET_PADDING, classifier, translat
 from small_exports import new_path
 from small_models import DIM, SOURCE_SIZE, TARGET_SIZE, randomize, telling_end
 
-from keras_tfm import layers
+from keras_tfm import layers, models
 from keras_tfm.export import export_saved_model, export_tflite
 from keras_tfm.export.request import Request
 from keras_tfm.export.signatures import make_signatures
@@ -167,6 +167,12 @@ def test_a_classifier_of_keras_own_layers():
 
 
 # A transformer
+
+
+def test_segment_ids_have_a_vocabulary_of_two():
+    """BERT's padding is masked, which is found with ids that its segments have."""
+    model = models.bert(SOURCE_SIZE, max_length=9, dim=6, num_layers=1, num_heads=2)
+    assert Request(model, source_length=[5, 9]).padded == {"tokens", "segments"}
 
 
 def test_the_manifest_has_the_id_of_each_input(file):
