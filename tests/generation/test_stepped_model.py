@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from compare import assert_close, to_numpy
 from keras import ops
-from small_models import SOURCES, START, decoder_only, encoder_decoder
+from small_models import SOURCES, START, AddStyle, decoder_only, encoder_decoder
 
 from keras_tfm import layers
 from keras_tfm.generation import Generator, SteppedModel
@@ -105,10 +105,17 @@ def test_what_a_step_reads_beside_attention_is_encoded_once():
     assert of_source.calls == 1
 
 
-def test_inputs_of_says_what_an_encoded_value_is_made_of():
+def test_an_encoded_value_that_is_an_input_has_its_name():
     stepped = SteppedModel(encoder_decoder())
     names = stepped.encode({"source": SOURCES})
-    assert names and all(stepped.inputs_of(name) == {"source"} for name in names)
+    assert names and all(stepped.input_name(name) is None for name in names)
+    style = keras.Input((8,), name="style")
+    target = keras.Input((None,), dtype="int32", name="target")
+    x = AddStyle()(layers.TokenEmbedding(13, 8)(target), style)
+    x = layers.TransformerDecoderBlock(16, 2, cross_attention=False)(x)
+    stepped = SteppedModel(keras.Model([style, target], keras.layers.Dense(13)(x)))
+    (name,) = stepped.encode({"style": np.zeros((1, 8), "float32")})
+    assert stepped.input_name(name) == "style"
 
 
 def test_a_target_that_is_not_there():
