@@ -205,6 +205,8 @@ import os, pathlib, signal, sys
 import keras, tensorflow as tf
 from keras_tfm.export import export_saved_model, export_tflite, files, saved_model, tflite
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+
 def kill(number):
     os.kill(os.getpid(), number)
     raise SystemExit("the process outlived the signal")
