@@ -95,7 +95,7 @@ def main() -> int:
     """Runs the targets of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
-    parser.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
+    parser.add_argument("--sample", type=int, help="number of mutants per file, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     unknown = set(arguments.targets) - set(TARGETS)
@@ -192,7 +192,7 @@ class Mutated(importlib.abc.MetaPathFinder):
         self.path.write_text(source)
 
     def find_spec(self, name, path=None, target=None):
-        """The module's, or None for the next finder."""
+        """Finds the mutated module; other modules are left to the next finder."""
         return (
             importlib.util.spec_from_file_location(name, self.path) if name == self.name else None
         )

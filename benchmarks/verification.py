@@ -301,7 +301,7 @@ MUTATIONS = (
 
 
 def refused(model, path):
-    """Why verification refuses the file, or None."""
+    """The reason why verification refuses the file; None if it accepts it."""
     try:
         verify(model, path)
     except VerificationError as error:

@@ -95,12 +95,12 @@ def _windows(config: Config, num_layers: int) -> Any:
     window = config.integer("sliding_window", None)
     if not config.flag("use_sliding_window", config.fields.get("model_type") == "mistral"):
         window = None
+    if window is None:
+        return None
     kinds = config.fields.get("layer_types")
-    if window is None or kinds is None:
-        first = 0 if kinds is not None else config.integer("max_window_layers", 0, minimum=0)
-        if window is None or first == 0:
-            return window
-        return [None if i < first else window for i in range(num_layers)]
+    if kinds is None:  # older files
+        first = config.integer("max_window_layers", 0, minimum=0)
+        return [None if i < first else window for i in range(num_layers)] if first else window
     if not isinstance(kinds, list) or not set(kinds) <= {"full_attention", "sliding_attention"}:
         config.refuse("layer_types", kinds, "a list of full_attention and sliding_attention")
     each = [window if kind == "sliding_attention" else None for kind in kinds]
@@ -210,11 +210,7 @@ def _family(model_type: str, name: str, is_of: Any, bias: Any = None) -> Family:
     )
 
 
-def _has_windows(model: models.Model) -> bool:
-    return model.arguments["windows"] is not None
-
-
 QWEN3 = _family("qwen3", "Qwen3", lambda model: model.arguments["query_key_norm"])
 QWEN2 = _family("qwen2", "Qwen2", lambda model: _biased(model) == sorted(_QKV), _QKV)
-MISTRAL = _family("mistral", "Mistral", lambda model: _has_windows(model), False)
+MISTRAL = _family("mistral", "Mistral", lambda model: model.arguments["windows"] is not None, False)
 LLAMA = _family("llama", "Llama", lambda model: isinstance(_biased(model), bool))
