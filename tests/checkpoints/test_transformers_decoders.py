@@ -5,6 +5,7 @@ import pytest
 from compare import assert_close
 from grids import one_of_each
 from huggingface_cases import run
+from live_transformers import made, saved
 
 from keras_tfm import checkpoints, generation
 from keras_tfm.generation import Beam
@@ -63,18 +64,6 @@ MODELS = [
 IDS = np.random.default_rng(0).integers(3, 19, (3, 11))
 
 
-def made(name, options, folder):
-    """A model of transformers with noise on every parameter, and ours, loaded from its folder."""
-    torch.manual_seed(0)
-    cls = getattr(transformers, name)
-    theirs = cls(cls.config_class(**options)).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
-    theirs.save_pretrained(folder)
-    return theirs, checkpoints.load_huggingface(folder)
-
-
 def assert_same(ours, theirs):
     with torch.no_grad():
         output = theirs(input_ids=torch.from_numpy(IDS))
@@ -92,12 +81,8 @@ FAST = {name for name, _ in MODELS if name.endswith("ForCausalLM")}
 def test_both_ways(name, options, tmp_path):
     theirs, ours = made(name, options, tmp_path / "theirs")
     assert_same(ours, theirs)
-    checkpoints.save_huggingface(ours, tmp_path / "ours")
-    cls = type(theirs)
-    again, report = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert not report["mismatched_keys"]
-    assert_same(ours, again.eval())
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    assert_same(ours, again)
 
 
 @pytest.mark.parametrize("index", [1, 6, 8, 12])

@@ -5,6 +5,7 @@ import pytest
 from compare import assert_close
 from grids import one_of_each
 from huggingface_cases import run
+from live_transformers import made, saved
 
 from keras_tfm import checkpoints
 
@@ -59,18 +60,6 @@ OUTPUTS = {
 }
 
 
-def made(name, options, folder):
-    """A model of transformers with noise on every parameter, and ours, loaded from its folder."""
-    torch.manual_seed(0)
-    cls = getattr(transformers, name)
-    theirs = cls(cls.config_class(**options)).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
-    theirs.save_pretrained(folder)
-    return theirs, checkpoints.load_huggingface(folder)
-
-
 def assert_same(ours, theirs):
     pad = theirs.config.pad_token_id
     rng = np.random.default_rng(0)
@@ -108,12 +97,8 @@ FAST = {
 def test_both_ways(name, options, tmp_path):
     theirs, ours = made(name, options, tmp_path / "theirs")
     assert_same(ours, theirs)
-    checkpoints.save_huggingface(ours, tmp_path / "ours")
-    cls = type(theirs)
-    again, report = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert not report["mismatched_keys"]
-    assert_same(ours, again.eval())
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    assert_same(ours, again)
     for field in set(options) - {"num_labels"}:
         assert getattr(again.config, field) == getattr(theirs.config, field), field
     if "Classification" in name:
@@ -131,4 +116,4 @@ def test_a_model_without_a_pooler(name, tmp_path):
     assert_same(ours, theirs)
     checkpoints.save_huggingface(ours, tmp_path / "ours")
     again = cls.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
-    assert_same(ours, again.eval())
+    assert_same(ours, again)
