@@ -12,7 +12,7 @@ from keras import ops
 from keras_tfm.export.checks import Check, check, difference, gaps_of, timed, top_1_gaps
 from keras_tfm.export.loop_logits import LoopLogits
 from keras_tfm.export.signatures import named_outputs
-from keras_tfm.export.verification_rows import VerificationRows, without_padding
+from keras_tfm.export.verification_rows import VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
 from keras_tfm.generation.strategies import Greedy, Strategy
@@ -20,6 +20,7 @@ from keras_tfm.runtime.checked_inputs import left_padded
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.trailing_padding import unpadded_length
 
 
 class ModelOutputs:
@@ -126,12 +127,13 @@ class Comparison:
             for key in of_kind(signature, "padding"):
                 inputs.pop(key, None)
             prompt = signature.get("prompt")
-            if prompt in self.rows.given_inputs(name):
+            if prompt is not None:
+                given, length = prompt in self.rows.given_inputs(name), inputs[prompt].shape[1]
+                rows_of_prompts = inputs[prompt][:, : length if given else length - number % length]
                 pad_id = signature["inputs"][prompt]["pad_id"]
-                inputs[prompt] = [without_padding(row, pad_id) for row in inputs[prompt]]
-            elif prompt is not None:
-                length = inputs[prompt].shape[1]
-                inputs[prompt] = inputs[prompt][:, : length - number % length]
+                inputs[prompt] = [
+                    row[: max(1, unpadded_length(row, pad_id))] for row in rows_of_prompts
+                ]
             run = functools.partial(self.file.generate_by, name, inputs)
             found, ms = timed(run) if not number else (run(), seconds[0])
             seconds.append(ms)
@@ -163,7 +165,7 @@ class Comparison:
         target, given = signature["target"], dict(inputs)
         if "prompt" in signature:
             given[target], given["padding"] = left_padded(
-                target, inputs[target], signature["inputs"][target]
+                target, inputs[target], signature["inputs"][target], signature["start_id"]
             )
         found = loop.run({key: np.asarray(x) for key, x in given.items()})
         others = {key: x for key, x in inputs.items() if key != target}

@@ -18,7 +18,7 @@ from keras_tfm.generation.model_inputs import (
     input_specs,
     vocabulary_sizes,
 )
-from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.pad_ids import masked_ids, pad_ids
 from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime.manifest_fields import ROLES
@@ -187,6 +187,11 @@ class Request:
         """The inputs whose rows may be padded. Found by calling the model, at the first use."""
         names = input_names(self.model) if "predict" in self.roles else self.others
         return invisibly_padded(self.model, names, self.vocabulary_sizes, self.pad_ids)
+
+    @property
+    def masked_target(self) -> frozenset[str]:
+        """The stepped input, if its embedding masks the padding id; otherwise empty."""
+        return frozenset({self.target} & masked_ids(self.model).keys())
 
     @functools.cached_property
     def needing_a_token(self) -> frozenset[str]:

@@ -179,7 +179,7 @@ def generate(request: Request) -> list[Signature]:
                     inputs,
                     request.vocabulary_sizes,
                     here,
-                    request.padded - {request.target},
+                    request.padded - {request.target} | request.masked_target,
                     kinds={padding: "padding"},
                 )
             )

@@ -331,6 +331,7 @@ def decode(caches: Caches) -> list[Signature]:
                 specs,
                 request.vocabulary_sizes,
                 {**settings, "capacity": capacity},
+                padded=request.masked_target,
                 kinds=caches.kinds(specs),
             )
         )

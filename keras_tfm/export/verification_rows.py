@@ -9,6 +9,7 @@ import numpy as np
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.random_inputs import random_inputs
+from keras_tfm.runtime.trailing_padding import unpadded_length
 
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
 # cover the vocabulary. A decoding loop takes as long as many calls of "predict".
@@ -92,7 +93,7 @@ class VerificationRows:
         tokens = _in_turn(ids, number, shape)
         if self.given is not None and target in self.given:
             for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
-                known = without_padding(given, spec["pad_id"])[: len(row)]
+                known = given[: unpadded_length(given, spec["pad_id"])][: len(row)]
                 row[: len(known)] = known
         return tokens.astype("int32")
 
@@ -131,13 +132,6 @@ def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray
     taken = np.concatenate([np.random.default_rng(x).permutation(ids) for x in rounds])
     start = number * count - rounds[0] * len(ids)
     return taken[start : start + count].reshape(shape)
-
-
-def without_padding(row: Any, pad_id: int) -> np.ndarray:
-    """A row of ids without the padding at its end."""
-    row = np.asarray(row)
-    kept = np.flatnonzero(row != pad_id)
-    return row[: kept[-1] + 1 if len(kept) else 0]
 
 
 def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.keras_internals import calls_of
@@ -55,18 +54,6 @@ def masked_ids(model: keras.Model) -> dict[str, int]:
                 if id(x) in inputs and value is not None:
                     _put(result, inputs[id(x)], value, model)
     return result
-
-
-def unpadded_length(row: np.ndarray, pad_id: int) -> int:
-    """The number of ids in a row without trailing padding.
-
-    >>> import numpy as np
-    >>> from keras_tfm.generation.pad_ids import unpadded_length
-    >>> unpadded_length(np.array([0, 3, 0, 4, 0, 0]), pad_id=0)
-    4
-    """
-    kept = np.flatnonzero(row != pad_id)
-    return int(kept[-1]) + 1 if len(kept) else 0
 
 
 def _put(result: dict[str, int], name: str, value: int, model: Any) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.model_inputs import input_names, input_specs, vocabulary_sizes
-from keras_tfm.generation.pad_ids import masked_ids, unpadded_length
+from keras_tfm.generation.pad_ids import masked_ids
 from keras_tfm.generation.position_tables import table_length
+from keras_tfm.runtime.trailing_padding import unpadded_prompts
 
 
 class Prepared(NamedTuple):
@@ -182,28 +183,9 @@ class Preparation:
                 )
             self._check_range(self.target, array)
             result.append(array.astype("int32"))
-        return self._without_padding(result, is_array)
-
-    def _without_padding(self, rows: list[np.ndarray], is_array: bool) -> list[np.ndarray]:
-        """The rows without trailing padding ids; raises if the model would not mask them."""
-        lengths = [unpadded_length(row, self.pad_id) for row in rows]
-        if self.masks_padding:
-            # A start token that is the padding id, too, is no padding.
-            starts = [int(len(row) and row[0] == self.start_id) for row in rows]
-            kept = zip(rows, map(max, lengths, starts), strict=True)
-            return [row[:length] for row, length in kept]
-        trailing = [len(row) - max(1, n) for row, n in zip(rows, lengths, strict=True)]
-        # Without a mask, id 0 may be a token of the vocabulary: "!" in GPT-2. One 0 at the end of a
-        # row in a list is such a token.
-        is_even = len(rows) > 1 and len({len(row) for row in rows}) == 1
-        if max(trailing, default=0) > (0 if is_array else 1 if is_even else np.inf):
-            row = int(np.argmax(trailing))
-            raise ValueError(
-                f"row {row} of {self.target!r} must not end in padding, because the model masks no "
-                f"padding id, got {trailing[row]} zeros at its end; give a list of rows of "
-                "different lengths, without padding"
-            )
-        return rows
+        return unpadded_prompts(
+            self.target, result, self.pad_id, self.start_id, self.masks_padding, is_array
+        )
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:
         size = self._vocabulary_sizes.get(name)

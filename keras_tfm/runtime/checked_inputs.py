@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.runtime.trailing_padding import unpadded_prompts
+
 Spec = dict[str, Any]
 
 
@@ -112,9 +114,18 @@ def check_prompt_length(count: int, max_length: int) -> None:
         )
 
 
-def left_padded(name: str, values: Any, expected: Spec) -> tuple[np.ndarray, np.ndarray]:
+def prompt_rows(name: str, values: Any, expected: Spec, start_id: int | None) -> list[np.ndarray]:
+    """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`."""
+    rows = integer_rows(name, values, expected)
+    is_array = not isinstance(values, list | tuple)
+    return unpadded_prompts(name, rows, expected["pad_id"], start_id, expected["padded"], is_array)
+
+
+def left_padded(
+    name: str, values: Any, expected: Spec, start_id: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Prompts (B, N), padded on the left, and the number of padding ids per row (B,), int32."""
-    rows, length = integer_rows(name, values, expected), expected["shape"][1]
+    rows, length = prompt_rows(name, values, expected, start_id), expected["shape"][1]
     if min(map(len, rows)) < 1 or max(map(len, rows)) > length:
         raise ValueError(
             f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "

@@ -114,7 +114,7 @@ class Model:
                 )
             key, x = next(iter(inputs.items()))
             prompts = [[signature["start_id"]]] * len(fit(key, x, specs[key]))
-        tokens, padding = left_padded(prompt, prompts, specs[prompt])
+        tokens, padding = left_padded(prompt, prompts, specs[prompt], signature["start_id"])
         return {**inputs, prompt: tokens, counts: padding}
 
     def stream(

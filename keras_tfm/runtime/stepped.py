@@ -9,7 +9,7 @@ from keras_tfm.runtime.checked_inputs import (
     check_prompt_length,
     filled_batch,
     fit,
-    integer_rows,
+    prompt_rows,
     prompt_spec,
     separate_rows,
 )
@@ -23,14 +23,28 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """Yields the tokens (B,) of each step; see `Model.stream`."""
     decode = runner.signatures[runner.names("decode")[-1]]
-    target, batch = decode["target"], decode["inputs"][decode["target"]]["shape"][0]
+    target = decode["target"]
     inputs = _by_name(runner, inputs, target)
+    if target in inputs:
+        inputs[target] = prompt_rows(
+            target, inputs[target], prompt_spec(decode), decode["start_id"]
+        )
+    yield from _stream(runner, inputs, choose)
+
+
+def _stream(
+    runner: SignatureRunner,
+    inputs: dict[str, Any],
+    choose: Callable[[np.ndarray], np.ndarray] | None,
+) -> Iterator[np.ndarray]:
+    """`stream` of inputs by name, with prompts that are checked."""
+    decode = runner.signatures[runner.names("decode")[-1]]
+    target, batch = decode["target"], decode["inputs"][decode["target"]]["shape"][0]
     given = inputs.pop(target, None)
     known = _known(runner, decode, inputs)
     rows = next((len(x) for x in known.values()), batch)
     if given is not None:
-        checked = integer_rows(target, given, prompt_spec(decode))
-        prompt, rows = prompt_of(checked, target), len(checked)
+        prompt, rows = prompt_of(given, target), len(given)
     elif decode["start_id"] is None:
         raise ValueError(f"{runner.path} was exported without a start_id: give {target!r}")
     else:
@@ -80,6 +94,8 @@ def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
     batch = decode["inputs"][target]["shape"][0]
     specs = {k: x for s in runner.signatures.values() for k, x in s["inputs"].items()}
     specs[target] = prompt_spec(decode)
+    if target in inputs:
+        inputs[target] = prompt_rows(target, inputs[target], specs[target], decode["start_id"])
     arrays = {key: separate_rows(key, x, specs.get(key)) for key, x in inputs.items()}
     counts = {key: len(x) for key, x in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -106,7 +122,7 @@ def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:
         elif decode["start_id"] is not None:
             part[:, 0] = decode["start_id"]
         with runner.lock:  # for the whole chunk: another thread would overwrite the caches
-            for tokens in stream(runner, chunk, None):
+            for tokens in _stream(runner, chunk, None):
                 part[:, column] = tokens
                 column += 1
     return result

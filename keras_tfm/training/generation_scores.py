@@ -7,7 +7,8 @@ import keras
 import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
-from keras_tfm.generation.pad_ids import masked_ids, pad_ids, unpadded_length
+from keras_tfm.generation.pad_ids import masked_ids, pad_ids
+from keras_tfm.runtime.trailing_padding import unpadded_length
 
 
 class GenerationScores(keras.callbacks.Callback):

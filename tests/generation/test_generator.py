@@ -166,7 +166,7 @@ def test_a_prompt_of_padding_alone_is_refused(generator_of_one):
 )
 def test_padding_after_a_prompt_is_refused_without_a_mask(unmasked, prompts):
     zeros = np.count_nonzero(np.asarray(prompts)[0] == 0)
-    message = f"row 0 of 'tokens' must not end in padding.* got {zeros} zeros"
+    message = f"row 0 of 'tokens' must not end in padding.* got {zeros} times 0"
     with pytest.raises(ValueError, match=message):
         unmasked(prompts)
 
