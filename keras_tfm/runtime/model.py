@@ -33,7 +33,9 @@ class Generated(NamedTuple):
 class Model:
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
-    LiteRT's memory is released by `close`, at the end of a `with` block, or with the object.
+    LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A
+    forked process can use the model of its parent. A pickle, as `multiprocessing` sends it, holds
+    the path: the receiver loads the file again.
 
     Attributes:
         path: the file.
@@ -43,6 +45,7 @@ class Model:
     """
 
     def __init__(self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None):
+        self._loaded_with = (threads, weight_cache)
         self._runner = SignatureRunner(path, threads, weight_cache)
         self.path = self._runner.path
         self.manifest = self._runner.manifest
@@ -61,6 +64,12 @@ class Model:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds the path and loads the file again."""
+        _ = self._runner.runners  # raises if the model was closed
+        threads, cache = self._loaded_with
+        return Model, (self.path.absolute(), threads, cache and Path(cache).absolute())
 
     def generate(self, inputs: Any) -> Generated:
         """Generates one row of tokens for each row of `inputs`.
