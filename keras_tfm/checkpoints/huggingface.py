@@ -150,7 +150,8 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
 
     Args:
         model: a model made by a builder of `keras_tfm.models` for one of these families, with or
-            without a head of `keras_tfm.models`. Weights in half precision become float32.
+            without a head of `keras_tfm.models`. Weights in half precision become float32, and LoRA
+            adapters are merged.
         folder: str or Path. Created if it does not exist; existing files of these two names are
             replaced.
         end_id: int, the token at which `generate` of `transformers` stops. Default: the family's
@@ -181,7 +182,8 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
     family, model = _known(model)
-    if any(x.compute_dtype != "float32" for x in sublayers(model)):
+    layers = sublayers(model)
+    if any(x.compute_dtype != "float32" or getattr(x, "lora_enabled", False) for x in layers):
         model = with_dtype(model, "float32")
     vocabulary_size = model.arguments["vocabulary_size"]
     check_integer("end_id", end_id, minimum=0, optional=True)

@@ -17,6 +17,7 @@ from keras_tfm.models.heads import (
 )
 from keras_tfm.models.identity import describe
 from keras_tfm.models.llama import llama
+from keras_tfm.models.lora import enable_lora
 from keras_tfm.models.model import Model
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
@@ -31,6 +32,7 @@ __all__ = [
     "describe",
     "distilbert",
     "electra",
+    "enable_lora",
     "encoder",
     "gpt",
     "llama",

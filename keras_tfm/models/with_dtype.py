@@ -6,10 +6,12 @@ from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import object_sharing_scope
+from keras_tfm.keras_internals import object_sharing_scope, sublayers
 from keras_tfm.models.identity import FeaturesMarker
 from keras_tfm.models.model import Model
 
+# Keras's attributes of a layer with LoRA.
+ADAPTERS = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddings_b")
 FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
 
 
@@ -27,7 +29,8 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
             fixed in code, such as `ops.cast(x, "float16")`, stays too.
 
     Returns:
-        A model with the same layer names and weights, not compiled.
+        A model with the same layer names and weights, not compiled. LoRA adapters (`enable_lora`)
+        are merged into the weights that they adapt.
 
     Raises:
         TypeError: the model is not functional.
@@ -74,15 +77,29 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
             copy = keras.models.clone_model(plain, clone_function=recreated, recursive=True)
     finally:
         keras.config.set_dtype_policy(before)
-    found, wanted = ([f"{x.name} {tuple(x.shape)}" for x in m.weights] for m in (copy, model))
+    adapted = [
+        (x, y) for x, y in zip(sublayers(plain), sublayers(copy), strict=True) if _adapted(x)
+    ]
+    adapters = {id(getattr(x, y)) for x, _ in adapted for y in ADAPTERS if hasattr(x, y)}
+    weights = [x for x in model.weights if id(x) not in adapters]
+    found, wanted = ([f"{x.name} {tuple(x.shape)}" for x in ws] for ws in (copy.weights, weights))
     if found != wanted:
         raise ValueError(
             f"{model.name} cannot be recreated in {_name(policy)} from its layers' get_config(): "
             f"expected the weights {wanted}, got {found}"
         )
-    for new, old in zip(copy.weights, model.weights, strict=True):
+    for new, old in zip(copy.weights, weights, strict=True):
         new.assign(keras.ops.cast(old, new.dtype))
+    for layer, new in adapted:
+        name = "kernel" if hasattr(layer, "kernel") else "embeddings"
+        variable = getattr(new, name)
+        variable.assign(keras.ops.cast(getattr(layer, name), variable.dtype))  # W + alpha / r A B
     return copy
+
+
+def _adapted(layer: keras.layers.Layer) -> bool:
+    """Whether a layer has LoRA adapters that can be added to its weights."""
+    return getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
 
 
 def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
@@ -106,11 +123,14 @@ def _naming(layer: keras.layers.Layer, policy: dict[str, Any]) -> Iterator[None]
 
 
 def _replaced(config: Any, policy: dict[str, Any]) -> Any:
-    """A layer's configuration with every floating-point policy replaced."""
+    """A layer's configuration with every floating-point policy replaced, and without adapters."""
     if isinstance(config, dict):
         if config.get("class_name") == "DTypePolicy" and _name(config) in FLOATS:
             return policy
-        return {key: _replaced(value, policy) for key, value in config.items()}
+        return {
+            key: None if key in ("lora_rank", "lora_alpha") else _replaced(value, policy)
+            for key, value in config.items()
+        }
     if isinstance(config, list | tuple):
         return type(config)(_replaced(value, policy) for value in config)
     return config

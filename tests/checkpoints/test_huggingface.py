@@ -105,12 +105,6 @@ def hand_composed():
     return keras.Model(ids, embedding(x, reverse=True), name="own")
 
 
-def with_lora():
-    model = models.gpt(11, **SMALL, tie_output=False)
-    model.get_layer("output").enable_lora(2)
-    return model
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -122,7 +116,6 @@ def with_lora():
                                scale_scores=False),
             "scale_scores must be True to be saved as the first GPT, got False$",
         ),
-        (with_lora, "has no place for the weight output/lora_kernel_a"),
         (
             lambda: models.Model(
                 (gpt := models.gpt(11, **SMALL)).input, keras.layers.Softmax()(gpt.output)
@@ -134,13 +127,23 @@ def with_lora():
             r"expected outputs of shapes \[\(3, 9, 8\), \(3, 8\)\], got \[\(3, 8\)\]",
         ),
     ],
-    ids=["by hand", "transformer", "gpt 1", "lora", "more layers", "fewer outputs"],
+    ids=["by hand", "transformer", "gpt 1", "more layers", "fewer outputs"],
 )  # fmt: skip
 def test_models_that_are_not_saved_are_named_in_one_line(make, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         save_huggingface(make(), tmp_path / "new")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_adapters_are_merged_in_a_folder(tmp_path):
+    model, rng = models.gpt(11, **SMALL, tie_output=False), np.random.default_rng(0)
+    for layer in (model.get_layer("output"), model.get_layer("decoder_0").feed_forward.inner):
+        layer.enable_lora(2)
+        layer.lora_kernel_b.assign(rng.normal(size=layer.lora_kernel_b.shape))
+    save_huggingface(model, tmp_path)
+    ids = np.array([[3, 4, 5]], "int32")
+    np.testing.assert_allclose(load_huggingface(tmp_path)(ids), model(ids), atol=1e-5)
 
 
 def test_a_keras_model_of_a_family_s_layers_is_saved(tmp_path):

@@ -124,7 +124,7 @@ def expected_of(case):
 def test_every_builder_and_every_head_is_here():
     public = {name: getattr(models, name) for name in models.__all__}
     functions = {name for name, x in public.items() if inspect.isfunction(x)}
-    assert functions - {"describe", "with_dtype"} == {*BUILDERS, *HEADS}
+    assert functions - {"describe", "enable_lora", "with_dtype"} == {*BUILDERS, *HEADS}
     assert {head for _, head in CASES.values() if head} == {*HEADS}
 
 
@@ -153,6 +153,32 @@ def test_weights_go_into_a_model_that_is_made_again(case):
     assert [x.path for x in again.weights] == [x.path for x in model_of(case).weights]
     again.set_weights(model_of(case).get_weights())
     assert_same(outputs_of(again, inputs_of(case)), expected_of(case), 0.0)
+
+
+@every_case
+def test_a_clone_answers_the_same(case):
+    clone = keras.models.clone_model(model_of(case))
+    assert describe(clone) == describe(model_of(case))
+    clone.set_weights(model_of(case).get_weights())
+    assert_same(outputs_of(clone, inputs_of(case)), expected_of(case), 0.0)
+
+
+@saving
+@every_case
+def test_adapters_are_saved_and_merged(case, tmp_path):
+    model, rng = randomize(made(case)), np.random.default_rng(0)
+    models.enable_lora(model, rank=2)
+    for variable in model.variables:
+        if variable.name == "lora_kernel_b":
+            variable.assign(rng.normal(scale=0.3, size=variable.shape))
+    adapted = outputs_of(model, inputs_of(case))
+    assert any(np.any(x != expected_of(case)[name]) for name, x in adapted.items())
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_same(outputs_of(loaded, inputs_of(case)), adapted, 0.0)
+    merged = with_dtype(model, "float32")
+    assert len(merged.weights) == len(model_of(case).weights)
+    assert_same(outputs_of(merged, inputs_of(case)), adapted, FLOAT32)
 
 
 @every_case
@@ -213,6 +239,19 @@ def test_its_file_answers_as_it_does(case, tmp_path):
         ((_, x),) = expected.items()
         expected = dict.fromkeys(found, x)
     assert_same(found, expected, FLOAT32)
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in EXPORTED)) for x in CASES]
+)
+def test_its_file_in_int8_is_verified(case, tmp_path):
+    from keras_tfm.export import export_tflite
+
+    lengths = {"source_length": 5, **({"max_length": 5} if "target" in inputs_of(case) else {})}
+    path = tmp_path / "x.tflite"
+    report = export_tflite(model_of(case), path, ["predict"], "int8", **lengths)
+    assert path.exists() and report.verification is not None  # a wrong file is not kept
 
 
 @tensorflow_only

@@ -140,3 +140,26 @@ def test_a_trained_model_of_half_precision_goes_on_in_float32():
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
     model.fit(IDS, IDS["target"], verbose=0)
     assert_close(with_dtype(model)(IDS), model(IDS), 5e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_adapters_are_merged(dtype):
+    """Of layers inside blocks, of nested models, and of embedding tables."""
+    x = keras.Input((None, 8))
+    inside = keras.Model(x, encoder_block(16, 2, dtype=dtype)(x), name="inside")
+    ids = keras.Input((None,), dtype="int32")
+    table = keras.layers.Embedding(11, 8, dtype=dtype)
+    model = keras.Model(ids, keras.layers.Dense(3, dtype=dtype)(inside(table(ids))))
+    rows, rng = np.array([[3, 4, 5, 0]]), np.random.default_rng(0)
+    before, count = to_numpy(model(rows)), len(model.weights)
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.Dense | keras.layers.Embedding):
+            layer.enable_lora(2, lora_alpha=3)
+            name = "lora_kernel_b" if hasattr(layer, "lora_kernel_b") else "lora_embeddings_b"
+            variable = getattr(layer, name)
+            variable.assign(rng.normal(scale=0.3, size=variable.shape))
+    expected = to_numpy(model(rows))
+    assert np.abs(expected - before).max() > 0.1
+    copy = with_dtype(model, "float32")
+    assert len(copy.weights) == count
+    assert_close(copy(rows), expected, 1e-5 if dtype == "float32" else 5e-2)
