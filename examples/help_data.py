@@ -38,6 +38,7 @@ KINDS = {
 # The number of pages per thousand that are held out for validation and for the test.
 VALIDATION, TEST = 40, 100
 # Packages of Python's standard library, for a test run without a network.
+STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 PACKAGES = ("asyncio", "email", "logging", "multiprocessing", "unittest", "xml")
 
 
@@ -91,8 +92,7 @@ def help_pages(folder: Path = data.FOLDER) -> list[Paragraph]:
 
 def docstrings() -> list[Paragraph]:
     """Docstrings of some Python packages as paragraphs; the names that they define are "code"."""
-    root = Path(sysconfig.get_path("stdlib"))
-    result = []
+    root, result = STANDARD_LIBRARY, []
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
