@@ -201,6 +201,7 @@ stage_examples() {
     .venv/bin/python examples/names.py --smoke --write de
     .venv/bin/python examples/translation.py --smoke --ask "Norwegian"
     .venv/bin/python examples/bert_pretraining.py --smoke
+    .venv/bin/python examples/search.py --smoke --ask "stop a task that takes too long"
     .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
 }
 

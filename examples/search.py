@@ -7,9 +7,16 @@
 
 Data: the paragraphs of LibreOffice's help (examples/help_data.py), and the titles of its how-to
 pages as queries. A query is answered if a paragraph of its page, other than the title, is among the
-first k. Expected: recall@10 of about EXPECTED, beside TF-IDF's. The file, its vectors and the texts
-are written to artifacts/search/; a program on a device needs these and `keras_tfm.runtime`.
-With --smoke: docstrings of Python's standard library, found by their first sentence.
+first k. Expected, for 22,000 paragraphs and 431 queries:
+
+    | recall | @1 | @5 | @10 |
+    |---|---:|---:|---:|
+    | MiniLM, int8 | 0.427 | 0.733 | 0.819 |
+    | TF-IDF | 0.216 | 0.478 | 0.555 |
+
+The file (24 MB), the vectors (17 MB) and the texts are written to artifacts/search/; a program on a
+device needs these and `keras_tfm.runtime`. With --smoke: docstrings of Python's standard library,
+found by their first paragraph.
 """
 
 import argparse
@@ -74,8 +81,6 @@ def main() -> None:
         for name, found in scores.items():
             recalls = " | ".join(f"{x:.3f}" for x in recall(found, collection))
             print(f"| {name} | {recalls} |")
-        both = sum(x / np.abs(x).max(axis=1, keepdims=True).clip(1e-9) for x in scores.values())
-        print(f"| both | {' | '.join(f'{x:.3f}' for x in recall(both, collection))} |")
         print(f"\n{milliseconds:.1f} ms per query, {vectors.nbytes / 2e6:.1f} MB of vectors")
         question = arguments.ask or collection.queries[0]
         order = np.argsort(-(vectors @ file.embed(question)))[:3]

@@ -1,5 +1,6 @@
 """Loads and saves Hugging Face checkpoints, without network access and without pickle."""
 
+from keras_tfm.checkpoints.chat_templates import load_chat_template
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
 from keras_tfm.checkpoints.keras_hub import copy_keras_hub_weights
 from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
@@ -7,6 +8,7 @@ from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
 
 __all__ = [
     "copy_keras_hub_weights",
+    "load_chat_template",
     "load_huggingface",
     "load_sentence_transformer",
     "load_tokenizer",

@@ -63,6 +63,7 @@ EXPORT_OPTIONS = {
     "representative_data": "--data",
     "tokenizer": "--tokenizer",
     "detokenizer": "--detokenizer",
+    "chat_template": "--chat-template",
     "verify_inputs": "--inputs",
     "tolerance": "--tolerance",
     "overwrite": "--force",
@@ -114,6 +115,10 @@ def export(
     detokenizer: Annotated[
         Path | None, typer.Option(help="The tokenizer of the generated text, if different.")
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="A Hugging Face folder whose chat template is stored."),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare the file with the model before keeping it.")
     ] = True,
@@ -140,6 +145,11 @@ def export(
     with work("loading TensorFlow"):
         from keras_tfm.export import export_tflite
         from keras_tfm.generation import Beam
+    template = None
+    if chat_template is not None:
+        from keras_tfm.checkpoints import load_chat_template
+
+        template = load_chat_template(chat_template)
     loaded = _load(model, custom)
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         report = export_tflite(
@@ -159,6 +169,7 @@ def export(
             representative_data=rows,
             tokenizer=tokenizer,
             detokenizer=detokenizer,
+            chat_template=template,
             verify=verify,
             verify_inputs=verify_inputs,
             tolerance=tolerance,

@@ -29,6 +29,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.inspection import bytes_by_scopes, inspected
 from keras_tfm.runtime.inspection import custom_operators as foreign_operators
 from keras_tfm.runtime.manifest_fields import FORMAT, signature_tensors
@@ -51,6 +52,7 @@ def export_tflite(
     tolerance: float | None = None,
     tokenizer: Any = None,
     detokenizer: Any = None,
+    chat_template: ChatTemplate | None = None,
     overwrite: bool = False,
     **arguments: Unpack[ExportArguments],
 ) -> Report:
@@ -94,6 +96,8 @@ def export_tflite(
             signatures instead need a tokenizer as in `export_saved_model`, made of
             tensorflow-text's FastWordpieceTokenizer or FastSentencepieceTokenizer.
         detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.
+        chat_template: the text around the messages of a conversation, for
+            `runtime.Model.chat_prompt`; `checkpoints.load_chat_template` reads one.
         overwrite: whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
@@ -144,6 +148,13 @@ def export_tflite(
     input_names(model)  # raises unless the model is functional
     model = in_float32(model)
     quantized = Quantization(model, quantization, keep_float, representative_data)
+    if chat_template is not None and (
+        tokenizer is None or not isinstance(chat_template, ChatTemplate)
+    ):
+        raise ValueError(
+            "chat_template must be a runtime.ChatTemplate, and needs a tokenizer in the file, "
+            f"got {chat_template!r} and tokenizer={tokenizer!r}"
+        )
     manifests.import_litert("interpreter")
     files.check_file(path, overwrite)
     names = list(signatures or ())
@@ -174,6 +185,7 @@ def export_tflite(
         "signatures": _describe(content, made),
         "layers": _layer_sizes(content, model),
         **carried.manifest,
+        **({} if chat_template is None else {"chat_template": chat_template._asdict()}),
         # Family, arguments and head; null for a model that no builder made.
         "model": describe(model),
     }

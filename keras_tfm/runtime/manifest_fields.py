@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from keras_tfm.runtime.chat_template import ChatTemplate
+
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
 FORMAT = 1
 # The roles of signatures.
@@ -47,6 +49,13 @@ def _is_model(x: Any) -> bool:
     parts = [x] if head is None else [x, head]
     known = head is None or (isinstance(head, dict) and isinstance(head.get("kind"), str))
     return known and all(isinstance(part.get("arguments"), dict) for part in parts)
+
+
+def _is_chat_template(x: Any) -> bool:
+    if not isinstance(x, dict) or x.keys() != {*ChatTemplate._fields}:
+        return False
+    system = [x["first"], x["answer"], x["next"], *(x["system"] or [])]
+    return len(system) in (3, 5) and all(isinstance(text, str) for text in system)
 
 
 def _among(names: tuple[str, ...]) -> Field:
@@ -91,6 +100,7 @@ _MANIFEST = {
         lambda x: isinstance(x, dict) and all(_is_integer(size) for size in x.values()),
     ),
     "model": Field("null, or an object with family, arguments and head", _is_model),
+    "chat_template": Field("an object of texts", _is_chat_template, optional=True),
     "tokenizers": Field(
         "an object of strings",
         lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),

@@ -1,13 +1,14 @@
 """A loaded file: `Model`, and `load`, which creates one."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from keras_tfm.runtime import stepped, text
+from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.checked_inputs import fit, left_padded
 from keras_tfm.runtime.embedding import embed
 from keras_tfm.runtime.host_loop import by_length
@@ -242,6 +243,32 @@ class Model:
                 head, or no such prompt.
         """
         return embed(self, texts, prompt)
+
+    def chat_prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
+        """The prompt of a conversation, in the model's chat template, for `stream_text`.
+
+        Args:
+            messages: see `ChatTemplate.prompt`: the user's text, or dictionaries with a "role" and
+                a "content".
+
+        Raises:
+            TypeError, ValueError: as `ChatTemplate.prompt`; or the file has no chat template.
+
+        Example, of a file with SmolLM2-Instruct:
+
+        ```python
+        print(*model.stream_text(model.chat_prompt("What is the capital of France?")), sep="")
+        ```
+        """
+        stored = self.manifest.get("chat_template")
+        if stored is None:
+            raise ValueError(
+                f"{self.path} has no chat template: export it with chat_template="
+                "checkpoints.load_chat_template(folder)"
+            )
+        system = stored["system"]
+        template = ChatTemplate(**{**stored, "system": system and (system[0], system[1])})
+        return template.prompt(messages)
 
     def stream_text(
         self, texts: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None

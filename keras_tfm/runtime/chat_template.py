@@ -1,0 +1,76 @@
+"""A chat template as strings around the messages, which any device can join without Jinja."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class ChatTemplate(NamedTuple):
+    """The text around the messages of a conversation.
+
+    A prompt is `first` + text + `answer` for one message of the user. Each earlier answer is
+    followed by `next`, the user's next text and `answer`. With a system message, the prompt begins
+    with `system[0]` + system text + `system[1]` instead of `first`.
+
+    Attributes:
+        first: str, before the user's first text.
+        answer: str, between the user's text and the model's answer.
+        next: str, between an answer and the user's next text.
+        system: the texts before and after a system message, or None: the model takes none.
+
+    Example:
+
+    >>> from keras_tfm.runtime import ChatTemplate
+    >>> template = ChatTemplate("<user>", "<model>", "<end><user>", ("<system>", "<user>"))
+    >>> template.prompt("Hi")
+    '<user>Hi<model>'
+    >>> template.prompt([
+    ...     {"role": "system", "content": "Be brief."},
+    ...     {"role": "user", "content": "Hi"},
+    ...     {"role": "assistant", "content": "Hello."},
+    ...     {"role": "user", "content": "Bye"},
+    ... ])
+    '<system>Be brief.<user>Hi<model>Hello.<end><user>Bye<model>'
+    """
+
+    first: str
+    answer: str
+    next: str
+    system: tuple[str, str] | None = None
+
+    def prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
+        """The text that the model continues with its answer.
+
+        Args:
+            messages: the user's text; or, as in `transformers`, dictionaries with a "role" and a
+                "content": optionally "system" first, then "user" and "assistant" in turn, and
+                "user" last.
+
+        Raises:
+            ValueError: the roles are in another order, or the model takes no system message.
+            TypeError: a message is not a dictionary of texts.
+        """
+        if isinstance(messages, str):
+            return f"{self.first}{messages}{self.answer}"
+        texts = [_content(message) for message in messages]
+        roles = [str(message["role"]) for message in messages]
+        begin = self.first
+        if roles[:1] == ["system"]:
+            if self.system is None:
+                raise ValueError("the model's chat template has no system message, got one")
+            begin = self.system[0] + texts.pop(0) + self.system[1]
+        turns = roles[len(roles) - len(texts) :]
+        if turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+            raise ValueError(
+                "messages must be of the roles user, assistant, user, ... in turn, with user last "
+                f"and optionally system first, got {', '.join(roles) or 'none'}"
+            )
+        between = [self.answer, self.next] * (len(texts) // 2) + [self.answer]
+        return begin + "".join(x + y for x, y in zip(texts, between, strict=True))
+
+
+def _content(message: Any) -> str:
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        raise TypeError(f"a message must be a dictionary with role and content, got {message!r}")
+    if not isinstance(message["content"], str):
+        raise TypeError(f"the content of a message must be a text, got {message['content']!r}")
+    return message["content"]

@@ -1,0 +1,170 @@
+"""Chat templates as strings, beside the Jinja of `transformers`."""
+
+import json
+
+import pytest
+from small_exports import new_path
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+import keras_tfm
+from keras_tfm import runtime
+from keras_tfm.checkpoints import load_chat_template, load_tokenizer
+from keras_tfm.export import export_tflite
+
+CHATML = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# As Llama 3 and Gemma have them: a start token, trimmed texts; a role of another name.
+LLAMA = (
+    "{% for m in messages %}{% set text = '<|head|>' + m['role'] + '<|/head|>\n\n'"
+    " + m['content'] | trim + '<|eot|>' %}{% if loop.first %}{% set text = bos_token + text %}"
+    "{% endif %}{{ text }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|head|>assistant<|/head|>\n\n' }}{% endif %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}"
+    "{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{ '<turn>' + role + '\n' + m['content'] | trim + '<end>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<turn>model\n'}}{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{{ '[INST] ' + m['content'] + ' [/INST]' }}{% elif m['role'] == 'assistant' %}"
+    "{{ m['content'] + eos_token }}{% else %}{{ raise_exception('Only user and assistant') }}"
+    "{% endif %}{% endfor %}"
+)
+TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "mistral": MISTRAL}
+WITH_SYSTEM = {"chatml", "llama"}
+MESSAGES = [
+    {"role": "user", "content": "ab ba"},
+    {"role": "assistant", "content": "a"},
+    {"role": "user", "content": "b {{ 1 }} a"},
+]
+SYSTEM = {"role": "system", "content": "bb"}
+
+
+def folder_of(path, template, adds_start=True):
+    ids = {x: i for i, x in enumerate(["<s>", "</s>", "<unk>", *"ab"])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    if adds_start:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "__type": "AddedToken"},
+        "chat_template": template,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+@pytest.mark.parametrize("adds_start", [True, False])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_those_of_transformers(name, adds_start, tmp_path):
+    """As text, and as ids: a start token is there once."""
+    transformers = pytest.importorskip("transformers")
+    folder = folder_of(tmp_path, TEMPLATES[name], adds_start)
+    template, tokenizer = load_chat_template(folder), load_tokenizer(folder)
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    assert (template.system is not None) == (name in WITH_SYSTEM)
+    conversations = [MESSAGES[:1], MESSAGES]
+    if name in WITH_SYSTEM:
+        conversations += [[SYSTEM, *MESSAGES]]
+    for messages in conversations:
+        options = {"add_generation_prompt": True}
+        text = reference.apply_chat_template(messages, tokenize=False, **options)
+        adds = name != "chatml" and adds_start
+        assert template.prompt(messages) == (text.removeprefix("<s>") if adds else text)
+        if name != "chatml":
+            ids = reference.apply_chat_template(messages, return_dict=False, **options)
+            assert tokenizer.encode(template.prompt(messages)).ids == ids
+
+
+def test_a_template_in_a_file_of_its_own_and_several_by_name(tmp_path):
+    folder_of(
+        tmp_path, [{"name": "tool", "template": "x"}, {"name": "default", "template": CHATML}]
+    )
+    several = load_chat_template(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(CHATML)
+    folder_of(tmp_path, None)
+    assert load_chat_template(tmp_path) == several
+    assert several.first == "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n"
+
+
+def test_the_file_has_it(tmp_path):
+    model = keras_tfm.models.gpt(5, dim=8, num_layers=1, num_heads=2, max_length=90)
+    template = load_chat_template(folder_of(tmp_path, GEMMA))
+    options = {"prompt_length": 80, "max_length": 84, "verify": False}
+    report = export_tflite(
+        model,
+        new_path(),
+        ["decode"],
+        tokenizer=load_tokenizer(tmp_path),
+        chat_template=template,
+        **options,
+    )
+    file = runtime.load(report.path)
+    assert file.chat_prompt(MESSAGES) == template.prompt(MESSAGES)
+    assert file.chat_prompt("ab") == "<turn>user\nab<end>\n<turn>model\n"
+    assert "".join(file.stream_text(file.chat_prompt("ab"))) is not None
+    with pytest.raises(ValueError, match="needs a tokenizer in the file"):
+        export_tflite(model, new_path(), ["decode"], chat_template=template, **options)
+    with pytest.raises(ValueError, match=r"must be a runtime\.ChatTemplate"):
+        export_tflite(
+            model, new_path(), tokenizer=load_tokenizer(tmp_path), chat_template="x", **options
+        )
+    plain = export_tflite(model, new_path(), ["decode"], **options)
+    with pytest.raises(ValueError, match="has no chat template: export it with chat_template="):
+        runtime.load(plain.path).chat_prompt("ab")
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "message"),
+    [
+        ([], ValueError, "got none"),
+        (MESSAGES[:2], ValueError, "got user, assistant"),
+        ([SYSTEM], ValueError, "no system message"),
+        ([MESSAGES[0], MESSAGES[0]], ValueError, "got user, user"),
+        (["ab"], TypeError, "must be a dictionary with role and content, got 'ab'"),
+        ([{"role": "user", "content": None}], TypeError, "must be a text, got None"),
+    ],
+)
+def test_other_messages_are_refused(messages, error, message):
+    with pytest.raises(error, match=message):
+        runtime.ChatTemplate("<", "-", ">").prompt(messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{% for m in messages %}{{ m.content | upper }}{{ loop.index }}{% endfor %}",
+            "differently",
+        ),
+        ("{{ messages[0].content }}", "changes, repeats or omits a message"),
+        ("{% for m in messages %}", "cannot be read: "),
+        ("{{ messages.x.y }}", "failed: "),
+        ("{{ ().__class__.__base__.__subclasses__() }}", "failed: .*unsafe"),
+    ],
+)
+def test_templates_that_are_no_strings_are_refused(template, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as error:
+        load_chat_template(folder_of(tmp_path, template))
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_a_template(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        load_chat_template(tmp_path / "x")
+    with pytest.raises(FileNotFoundError, match=r"has no chat_template\.jinja, and no"):
+        load_chat_template(folder_of(tmp_path, None))
