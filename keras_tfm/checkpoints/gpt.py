@@ -5,7 +5,14 @@ from typing import Any
 
 from keras_tfm import models
 from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
-from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.decoder_fields import (
+    architectures,
+    check_saved,
+    classifier_fields,
+    is_tied,
+    read_pad_id,
+)
+from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
 from keras_tfm.layers import gelu_tanh
@@ -28,15 +35,11 @@ def _table(embedding: str, positions: str) -> tuple[Row, ...]:
         *norm("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2"),
         *norm("decoder_norm", "ln_f"),
         *dense("output", "lm_head", bias=False, head=True),
+        *dense("classifier", "score", bias=False, head=True),
     )
 
 
-def _is_tied(config: Config, named: Named, embedding: str) -> bool:
-    untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", embedding)
-    return config.flag("tie_word_embeddings", True) and not untied
-
-
-def _common(config: Config) -> dict[str, Any]:
+def _common(config: Config, named: Named, embedding: str) -> dict[str, Any]:
     config.only(add_cross_attention=False, is_decoder=False, pruned_heads={})
     dim = config.integer("n_embd", 768)
     return {
@@ -48,11 +51,13 @@ def _common(config: Config) -> dict[str, Any]:
         "attention_dropout": config.number("attn_pdrop", 0.1, 1),
         "embedding_dropout": config.number("embd_pdrop", 0.1, 1),
         "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "tie_output": is_tied(config, named, True, embedding),
+        "pad_id": read_pad_id(config, named),
     }
 
 
 def _arguments_of_gpt2(config: Config, named: Named) -> dict[str, Any]:
-    arguments = _common(config)
+    arguments = _common(config, named, "wte.weight")
     return {
         **arguments,
         "vocabulary_size": config.integer("vocab_size", 50257),
@@ -61,7 +66,6 @@ def _arguments_of_gpt2(config: Config, named: Named) -> dict[str, Any]:
         "max_length": config.integer("n_positions", 1024),
         "scale_scores": config.flag("scale_attn_weights", True),
         "scale_scores_by_layer": config.flag("scale_attn_by_inverse_layer_idx", False),
-        "tie_output": _is_tied(config, named, "wte.weight"),
     }
 
 
@@ -70,16 +74,15 @@ def _arguments_of_gpt1(config: Config, named: Named) -> dict[str, Any]:
     names = ("relu", "silu", "swish")
     known = {"gelu": gelu_tanh, **{name: ACTIVATIONS[name] for name in names}}
     return {
-        **_common(config),
+        **_common(config, named, "tokens_embed.weight"),
         "vocabulary_size": config.integer("vocab_size", 40478),
         "activation": config.activation("afn", "gelu", known),
         "max_length": config.integer("n_positions", 512),
         "normalize_first": False,
-        "tie_output": _is_tied(config, named, "tokens_embed.weight"),
     }
 
 
-def _common_fields(model: models.Model) -> dict[str, Any]:
+def _common_fields(model: models.Model, architecture: str) -> dict[str, Any]:
     given = model.arguments
     attention, embedding = given["attention_dropout"], given["embedding_dropout"]
     return {
@@ -93,14 +96,16 @@ def _common_fields(model: models.Model) -> dict[str, Any]:
         "embd_pdrop": given["dropout"] if embedding is None else embedding,
         "layer_norm_epsilon": given["layer_norm_epsilon"],
         "tie_word_embeddings": given["tie_output"] or model.head is None,
+        **classifier_fields(model, architecture),
     }
 
 
 def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
+    check_saved(model, "GPT-2", windows=None, attention_bias=True)
     given = model.arguments
     is_own = given["vocabulary_size"] == END + 1
     return {
-        **_common_fields(model),
+        **_common_fields(model, architecture),
         "n_inner": given["intermediate_dim"],
         "activation_function": activation_name(given["activation"]),
         "scale_attn_weights": given["scale_scores"],
@@ -116,19 +121,21 @@ def _fields_of_gpt1(model: models.Model, architecture: str) -> dict[str, Any]:
             f"{model.name}: intermediate_dim must be 4 times dim ({given['dim']}) to be saved as "
             f"the first GPT, got {given['intermediate_dim']}"
         )
-    for name, expected in (("scale_scores", True), ("scale_scores_by_layer", False)):
-        if given[name] != expected:
-            raise ValueError(
-                f"{model.name}: {name} must be {expected} to be saved as the first GPT, "
-                f"got {given[name]}"
-            )
+    check_saved(
+        model,
+        "the first GPT",
+        scale_scores=True,
+        scale_scores_by_layer=False,
+        windows=None,
+        attention_bias=True,
+    )
     name = activation_name(given["activation"])
     if name not in ("gelu_new", "relu", "silu"):
         raise ValueError(
             f"{model.name}: activation must be gelu_tanh, relu or silu to be saved as the first "
             f"GPT, got {name}"
         )
-    return {**_common_fields(model), "afn": "gelu" if name == "gelu_new" else name}
+    return {**_common_fields(model, architecture), "afn": "gelu" if name == "gelu_new" else name}
 
 
 def _family(
@@ -139,10 +146,7 @@ def _family(
         model_type=model_type,
         builder=models.gpt,
         table=lambda model: table,
-        architectures={
-            f"{name}LMHeadModel": Architecture(lambda model, config: model, "language_model"),
-            f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
-        },
+        architectures=architectures(name, f"{name}LMHeadModel", f"{name}Model"),
         is_of=lambda model: model.arguments["normalize_first"] == normalize_first,
         names=Names(
             prefix="transformer.",

@@ -17,7 +17,9 @@ from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.distilbert import DISTILBERT
 from keras_tfm.checkpoints.electra import ELECTRA
 from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_tfm.checkpoints.gpt import GPT1, GPT2
+from keras_tfm.checkpoints.gpt_neo import GPT_NEO
 from keras_tfm.checkpoints.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.roberta import ROBERTA, XLM_ROBERTA
@@ -30,7 +32,11 @@ from keras_tfm.models import Model, with_dtype
 from keras_tfm.models.identity import is_functional
 
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT)
-_DECODERS = (GPT1, GPT2, QWEN3, QWEN2, MISTRAL, LLAMA)
+_DECODERS = (
+    *(GPT1, GPT_NEO, GPT2),
+    *(QWEN3, QWEN2, MISTRAL, LLAMA),
+    *(GEMMA3, GEMMA2, GEMMA),
+)
 FAMILIES: dict[str, Family] = {x.model_type: x for x in (*_ENCODERS, *_DECODERS, T5)}
 # Relative tolerance: a rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
@@ -232,7 +238,7 @@ def _compare(model: Model, again: keras.Model) -> None:
     given = model.arguments
     length = min(9, given.get("max_length", 9))
     ids = rng.integers(0, given["vocabulary_size"], (2, 3, length), "int32")
-    ids[:, 1, length // 2 :] = given.get("pad_id", 0)
+    ids[:, 1, length // 2 :] = given.get("pad_id") or 0
     segments = np.zeros_like(ids[0])
     if any(x.name == "segments" for x in model.inputs):
         segments = rng.integers(0, given["num_segments"], segments.shape, "int32")

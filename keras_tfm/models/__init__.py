@@ -5,6 +5,7 @@ from keras_tfm.models.bert import bert
 from keras_tfm.models.distilbert import distilbert
 from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
+from keras_tfm.models.gemma import gemma
 from keras_tfm.models.gpt import gpt
 from keras_tfm.models.heads import (
     backbone,
@@ -34,6 +35,7 @@ __all__ = [
     "electra",
     "enable_lora",
     "encoder",
+    "gemma",
     "gpt",
     "llama",
     "masked_language_model",

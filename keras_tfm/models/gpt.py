@@ -1,65 +1,51 @@
-"""GPT: "Improving Language Understanding by Generative Pre-Training", and its successors."""
+"""GPT: "Improving Language Understanding by Generative Pre-Training", GPT-2, GPT-3, GPT-Neo."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
-
-import keras
 
 from keras_tfm.layers import (
     LayerNormalization,
     MultiHeadSelfAttention,
     PositionEmbedding,
-    TokenEmbedding,
     TransformerDecoderBlock,
     gelu_tanh,
 )
-from keras_tfm.models.identity import FeaturesMarker, HeadMarker
+from keras_tfm.models.causal_decoder import causal_decoder, initializer
 from keras_tfm.models.model import Model
 
-_GPT2: dict[str, Any] = {"max_length": 1024}
-_GPT3: dict[str, Any] = {"max_length": 2048}
+
+def _size(dim: int, num_layers: int, num_heads: int, max_length: int, **more: Any) -> Any:
+    sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
+    return {**sizes, "intermediate_dim": 4 * dim, "max_length": max_length, **more}
+
+
+_NEO: dict[str, Any] = {"scale_scores": False, "attention_bias": ["output"], "dropout": 0.0}
 
 # "gpt1": Radford et al. 2018, section 4.1. "gpt2...": table 2 of "Language Models are Unsupervised
 # Multitask Learners" (Radford et al. 2019), whose heads have 64 channels. "gpt3...": table 2.1 of
 # "Language Models are Few-Shot Learners" (arXiv:2005.14165), with dense attention in all layers. In
 # two rows of that table the heads times their width are not D; the parameter counts of the table
 # match "xl" with 16 heads (the table has D 2048, 24 heads of 128) and "13b" with D 5120 (the table
-# has D 5140, 40 heads of 128). Use: gpt(50257, **SIZES["gpt2"]).
+# has D 5140, 40 heads of 128). "gpt-neo...": the models' configurations on the Hugging Face hub.
+# Use: gpt(50257, **SIZES["gpt2"]).
 SIZES: dict[str, dict[str, Any]] = {
-    "gpt1": {
-        "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
-        "max_length": 512, "normalize_first": False,
-    },
-    "gpt2": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072, **_GPT2},
-    "gpt2-medium": {
-        "dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096, **_GPT2,
-    },
-    "gpt2-large": {
-        "dim": 1280, "num_layers": 36, "num_heads": 20, "intermediate_dim": 5120, **_GPT2,
-    },
-    "gpt2-xl": {"dim": 1600, "num_layers": 48, "num_heads": 25, "intermediate_dim": 6400, **_GPT2},
-    "gpt3-small": {
-        "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072, **_GPT3,
-    },
-    "gpt3-medium": {
-        "dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096, **_GPT3,
-    },
-    "gpt3-large": {
-        "dim": 1536, "num_layers": 24, "num_heads": 16, "intermediate_dim": 6144, **_GPT3,
-    },
-    "gpt3-xl": {"dim": 2048, "num_layers": 24, "num_heads": 16, "intermediate_dim": 8192, **_GPT3},
-    "gpt3-2.7b": {
-        "dim": 2560, "num_layers": 32, "num_heads": 32, "intermediate_dim": 10240, **_GPT3,
-    },
-    "gpt3-6.7b": {
-        "dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 16384, **_GPT3,
-    },
-    "gpt3-13b": {
-        "dim": 5120, "num_layers": 40, "num_heads": 40, "intermediate_dim": 20480, **_GPT3,
-    },
-    "gpt3-175b": {
-        "dim": 12288, "num_layers": 96, "num_heads": 96, "intermediate_dim": 49152, **_GPT3,
-    },
-}  # fmt: skip
+    "gpt1": _size(768, 12, 12, 512, normalize_first=False),
+    "gpt2": _size(768, 12, 12, 1024),
+    "gpt2-medium": _size(1024, 24, 16, 1024),
+    "gpt2-large": _size(1280, 36, 20, 1024),
+    "gpt2-xl": _size(1600, 48, 25, 1024),
+    "gpt3-small": _size(768, 12, 12, 2048),
+    "gpt3-medium": _size(1024, 24, 16, 2048),
+    "gpt3-large": _size(1536, 24, 16, 2048),
+    "gpt3-xl": _size(2048, 24, 16, 2048),
+    "gpt3-2.7b": _size(2560, 32, 32, 2048),
+    "gpt3-6.7b": _size(4096, 32, 32, 2048),
+    "gpt3-13b": _size(5120, 40, 40, 2048),
+    "gpt3-175b": _size(12288, 96, 96, 2048),
+    "gpt-neo-125m": _size(768, 12, 12, 2048, windows=[None, 256] * 6, **_NEO),
+    "gpt-neo-1.3b": _size(2048, 24, 16, 2048, windows=[None, 256] * 12, **_NEO),
+    "gpt-neo-2.7b": _size(2560, 32, 20, 2048, windows=[None, 256] * 16, **_NEO),
+}
 
 
 def gpt(
@@ -78,14 +64,17 @@ def gpt(
     tie_output: bool = True,
     scale_scores: bool = True,
     scale_scores_by_layer: bool = False,
+    windows: int | Sequence[int | None] | None = None,
+    attention_bias: bool | Collection[str] = True,
+    pad_id: int | None = None,
     name: str = "gpt",
     dtype: Any = None,
 ) -> Model:
     """GPT, a decoder-only language model: from token ids to logits of the next token.
 
-    No id is padding: with causal attention, padding after a text does not change the text's logits.
-    Pre-norm blocks followed by one more normalisation give GPT-2 and GPT-3, post-norm blocks the
-    first GPT.
+    With causal attention, padding after a text does not change the text's logits. Pre-norm blocks
+    and one more normalisation give GPT-2 and GPT-3, post-norm blocks the first GPT. GPT-Neo has
+    windows in every second block, unscaled scores, and in attention only the bias of the output.
 
     Args:
         vocabulary_size: int, number of token ids (V).
@@ -95,16 +84,19 @@ def gpt(
         intermediate_dim: int, inner width of the feed-forward networks (F).
         dropout: float, dropout rate after each sublayer.
         attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
-        embedding_dropout: float, dropout rate of the sum of token and position embedding. Default:
-            `dropout`.
+        embedding_dropout: float, dropout rate of the embeddings' sum. Default: `dropout`.
         activation: str or function, activation of the feed-forward networks.
         layer_norm_epsilon: float, epsilon of every normalisation.
         normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
         max_length: int, maximum number of positions.
         tie_output: bool, whether the output layer shares the table of the token embedding.
         scale_scores: bool, whether attention scores are divided by sqrt(K).
-        scale_scores_by_layer: bool, whether the scores of block i (from 0) are also divided by
-            i + 1.
+        scale_scores_by_layer: bool, whether scores of block i (from 0) are also divided by i + 1.
+        windows: int, attend to that many last positions only; or a list with an int or None for
+            each block. Default: no windows.
+        attention_bias: bool, whether the attention's projections add a bias, or a list of those
+            that do: any of "query", "key", "value" and "output".
+        pad_id: int, id of padding tokens, which attention and pooling skip. Default: no id.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 
@@ -122,34 +114,24 @@ def gpt(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    arguments = dict(locals())
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    initializer = keras.initializers.RandomNormal(stddev=0.02)
-    tokens = keras.Input((None,), dtype="int32", name="tokens")
-    embedding = TokenEmbedding(
-        vocabulary_size, dim, embeddings_initializer=initializer, dtype=dtype, name="embedding"
-    )
-    x = PositionEmbedding(
-        max_length,
-        dropout=dropout if embedding_dropout is None else embedding_dropout,
-        dtype=dtype,
-        name="positions",
-    )(embedding(tokens))
-    for i in range(num_layers):
+    given = dict(locals())
+
+    def block(i: int, window: int | None) -> Any:
         scale = None if scale_scores else 1.0
         if scale_scores_by_layer:
             scale = ((dim // num_heads) ** -0.5 if scale is None else scale) / (i + 1)
         attention = MultiHeadSelfAttention(
             num_heads,
             causal=True,
+            window=window,
             dropout=dropout if attention_dropout is None else attention_dropout,
+            use_bias=attention_bias,
             scale=scale,
-            kernel_initializer=initializer,
+            kernel_initializer=initializer(),
             dtype=dtype,
             name="self_attention",
         )
-        x = TransformerDecoderBlock(
+        return TransformerDecoderBlock(
             intermediate_dim,
             self_attention=attention,
             cross_attention=False,
@@ -157,29 +139,12 @@ def gpt(
             activation=activation,
             layer_norm_epsilon=layer_norm_epsilon,
             normalize_first=normalize_first,
-            kernel_initializer=initializer,
+            kernel_initializer=initializer(),
             dtype=dtype,
             name=f"decoder_{i}",
-        )(x)
-    if normalize_first:
-        x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")(x)
-    x = FeaturesMarker(
-        "gpt",
-        arguments,
-        embedding="embedding",
-        blocks=[f"decoder_{i}" for i in range(num_layers)],
-        dtype=dtype,
-        name="features_marker",
-    )(x)
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
-    if tie_output:
-        logits = embedding(x, reverse=True)
-    else:
-        logits = keras.layers.Dense(
-            vocabulary_size,
-            use_bias=False,
-            kernel_initializer=initializer,
-            dtype=dtype,
-            name="output",
-        )(x)
-    return Model(tokens, logits, name=name)
+        )
+
+    rate = dropout if embedding_dropout is None else embedding_dropout
+    positions = PositionEmbedding(max_length, dropout=rate, dtype=dtype, name="positions")
+    norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
+    return causal_decoder("gpt", given, block, positions, norm if normalize_first else None)

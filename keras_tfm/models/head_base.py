@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers import Dropout, TokenEmbedding
+from keras_tfm.layers import Dropout, SequencePooling, TokenEmbedding
 from keras_tfm.models import identity
 
 Tensor = Any
@@ -20,6 +20,8 @@ class HeadBase:
         model: the model.
         features: symbolic tensor (B, T, D), input of the head.
         dtype: policy of the head's layers.
+        is_causal: bool, whether the model is decoder-only: a token's features do not depend on
+            later tokens. False if it is unknown, in hand-composed models.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class HeadBase:
             self.features, self._pooled = marker(_given_features(model, features)), None
         self._arguments = marker.identity.arguments
         self._embedding = marker.identity.embedding
+        blocks = [model.get_layer(name) for name in marker.identity.blocks]
+        self.is_causal = bool(blocks) and all(getattr(x, "causal", False) for x in blocks)
         self._initializer = keras.initializers.get(
             keras.initializers.TruncatedNormal(stddev=0.02)
             if kernel_initializer is None
@@ -68,11 +72,14 @@ class HeadBase:
             )
         return layer
 
-    def dense(self, units: int, name: str, activation: Any = None) -> keras.layers.Dense:
+    def dense(
+        self, units: int, name: str, activation: Any = None, use_bias: bool = True
+    ) -> keras.layers.Dense:
         """A dense layer of the head."""
         return keras.layers.Dense(
             units,
             activation=activation,
+            use_bias=use_bias,
             # Cloned: one initializer object would draw the same numbers for every layer.
             kernel_initializer=self._initializer.clone(),
             dtype=self.dtype,
@@ -91,11 +98,17 @@ class HeadBase:
             self._pooled = marker(x)
         return self._pooled
 
-    def classify(self, x: Tensor, num_classes: int, dropout: float | None) -> Tensor:
+    def last_token(self) -> Tensor:
+        """Symbolic features (B, D) of the last token that is not padding."""
+        return SequencePooling("last", dtype=self.dtype, name="pooling")(self.features)
+
+    def classify(
+        self, x: Tensor, num_classes: int, dropout: float | None, use_bias: bool = True
+    ) -> Tensor:
         """Dropout and a dense layer: (..., D) -> logits (..., C)."""
         rate = self.argument("dropout", dropout, 0.0)
         x = Dropout(rate, dtype=self.dtype, name="classifier_dropout")(x)
-        return self.dense(num_classes, "classifier")(x)
+        return self.dense(num_classes, "classifier", use_bias=use_bias)(x)
 
     def mark(self, kind: str, arguments: Mapping[str, Any], x: Tensor) -> Tensor:
         """Marks the head's input with the head's kind and arguments."""

@@ -171,11 +171,13 @@ def sequence_classifier(
     kernel_initializer: Any = None,
     dtype: Any = None,
     labels: Sequence[str] | None = None,
+    pooling: str | None = None,
 ) -> Model:
-    """Adds a classifier of texts or pairs of texts, on the pooled first token: logits (B, C).
+    """Adds a classifier of texts or pairs of texts, on one token's features: logits (B, C).
 
-    The head uses the model's pooler if it has one, and otherwise adds one: a dense layer with tanh
-    on the first token's features.
+    With `pooling="first"` the head uses the model's pooler if it has one, and otherwise adds one: a
+    dense layer with tanh on the first token's features. With `pooling="last"` it is one dense layer
+    without bias on the last token that is not padding, as in GPT-2 and Llama.
 
     Args:
         model: functional model, such as `models.bert(...)`.
@@ -184,6 +186,9 @@ def sequence_classifier(
             hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
         labels: list of C class names, kept by `save_huggingface` and `load_huggingface`.
+        pooling: str, "first" or "last". Default: "last" for decoder-only models, where the first
+            token sees no other; "first" for all others. Give a decoder-only model its `pad_id`:
+            without one, the last column counts.
 
     Example:
 
@@ -194,8 +199,16 @@ def sequence_classifier(
     """
     labels = _checked_labels(labels, num_classes)
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("sequence_classifier", locals(), base.pooled())
-    return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
+    pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
+    if pooling not in ("first", "last"):
+        raise ValueError(f"pooling must be 'first' or 'last', got {pooling!r}")
+    x = base.mark(
+        "sequence_classifier",
+        locals(),
+        base.pooled() if pooling == "first" else base.last_token(),
+    )
+    logits = base.classify(x, num_classes, dropout, use_bias=pooling == "first")
+    return Model(model.input, logits, name=model.name)
 
 
 def token_classifier(

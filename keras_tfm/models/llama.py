@@ -3,18 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import keras
-
-from keras_tfm.layers import (
-    FeedForward,
-    MultiHeadSelfAttention,
-    Residual,
-    RMSNormalization,
-    RotaryEmbedding,
-    TokenEmbedding,
-    TransformerDecoderBlock,
-)
-from keras_tfm.models.identity import FeaturesMarker, HeadMarker
+from keras_tfm.layers import RMSNormalization, RotaryEmbedding
+from keras_tfm.models.causal_decoder import causal_decoder, rotary_block
 from keras_tfm.models.model import Model
 
 # From the models' configurations on the Hugging Face hub. llama(49152, **SIZES["smollm2-135m"]).
@@ -67,6 +57,7 @@ def llama(
     attention_dropout: float = 0.0,
     tie_output: bool = False,
     max_length: int = 2048,
+    pad_id: int | None = None,
     name: str = "llama",
     dtype: Any = None,
 ) -> Model:
@@ -74,7 +65,7 @@ def llama(
 
     Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
     Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
-    and keys. No id is padding.
+    and keys.
 
     Args:
         vocabulary_size: int, number of token ids (V).
@@ -97,6 +88,7 @@ def llama(
         attention_dropout: float, dropout rate of the attention weights.
         tie_output: bool, whether the output layer shares the table of the token embedding.
         max_length: int, number of positions in training. Stored, not enforced.
+        pad_id: int, id of padding tokens, which attention and pooling skip. Default: no id.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 
@@ -114,61 +106,11 @@ def llama(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    arguments = dict(locals())
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    each = [windows] * num_layers if windows is None or isinstance(windows, int) else list(windows)
-    if len(each) != num_layers:
-        raise ValueError(f"windows must have one entry for each of {num_layers} blocks, got {each}")
-    initializer = keras.initializers.RandomNormal(stddev=0.02)
-    shared = {"kernel_initializer": initializer, "dtype": dtype}
-    tokens = keras.Input((None,), dtype="int32", name="tokens")
-    embedding = TokenEmbedding(
-        vocabulary_size, dim, embeddings_initializer=initializer, dtype=dtype, name="embedding"
-    )
-    x = embedding(tokens)
-    for i in range(num_layers):
-        attention = MultiHeadSelfAttention(
-            num_heads,
-            causal=True,
-            window=each[i],
-            head_dim=head_dim,
-            num_key_value_heads=num_key_value_heads,
-            dropout=attention_dropout,
-            use_bias=attention_bias,
-            query_key_norm=rms_norm_epsilon if query_key_norm else False,
-            position=RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype),
-            name="self_attention",
-            **shared,
-        )
-        feed_forward = FeedForward(
-            intermediate_dim,
-            activation=activation,
-            gated=True,
-            use_bias=feed_forward_bias,
-            name="feed_forward",
-            **shared,
-        )
-        x = TransformerDecoderBlock(
-            self_attention=attention,
-            cross_attention=False,
-            feed_forward=feed_forward,
-            residual=Residual("pre", norm="rms_norm", epsilon=rms_norm_epsilon, dtype=dtype),
-            dtype=dtype,
-            name=f"decoder_{i}",
-        )(x)
-    x = RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name="decoder_norm")(x)
-    x = FeaturesMarker(
-        "llama",
-        arguments,
-        embedding="embedding",
-        blocks=[f"decoder_{i}" for i in range(num_layers)],
-        dtype=dtype,
-        name="features_marker",
-    )(x)
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
-    if tie_output:
-        logits = embedding(x, reverse=True)
-    else:
-        logits = keras.layers.Dense(vocabulary_size, use_bias=False, name="output", **shared)(x)
-    return Model(tokens, logits, name=name)
+    given = dict(locals())
+
+    def block(i: int, window: int | None) -> Any:
+        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        return rotary_block(given, f"decoder_{i}", window, position)
+
+    norm = RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name="decoder_norm")
+    return causal_decoder("llama", given, block, norm=norm)

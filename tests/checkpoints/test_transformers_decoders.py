@@ -1,4 +1,4 @@
-"""Llama's line beside transformers itself: logits and generated tokens, both ways."""
+"""Decoder-only families beside transformers itself: logits and generated tokens, both ways."""
 
 import numpy as np
 import pytest
@@ -61,6 +61,45 @@ MODELS = [
         },
     ),
 ]
+GEMMA = {**SIZES, "head_dim": 4, "eos_token_id": 2}
+GEMMA2 = {
+    **GEMMA,
+    "query_pre_attn_scalar": 3,
+    "sliding_window": 3,
+    # Small, so that the caps change every score and logit.
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 4.0,
+}
+GEMMA3 = {
+    **GEMMA,
+    "query_pre_attn_scalar": 3,
+    "sliding_window": 3,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "rope_parameters": {
+        FULL: {"rope_type": "linear", "rope_theta": 99.0, "factor": 2.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 20.0},
+    },
+}
+NEO = {
+    "vocab_size": 19, "hidden_size": 12, "num_heads": 6, "num_layers": 3, "intermediate_size": 7,
+    "max_position_embeddings": 17, "window_size": 3, "bos_token_id": 1, "eos_token_id": 2,
+    "attention_types": [[["global"], 1], [["local"], 2]],
+}  # fmt: skip
+MODELS += [
+    ("GemmaForCausalLM", {**GEMMA, "head_dim": 8, "rms_norm_eps": 0.1}),
+    ("GemmaForCausalLM", {**GEMMA, "tie_word_embeddings": False, "attention_bias": True}),
+    ("GemmaModel", {**GEMMA, "hidden_act": "relu", "rope_parameters": YARN}),
+    ("Gemma2ForCausalLM", GEMMA2),
+    ("Gemma2ForCausalLM", {**GEMMA2, "attn_logit_softcapping": None, "attention_bias": True}),
+    ("Gemma2Model", {**GEMMA2, "layer_types": [FULL] * 3, "hidden_activation": "gelu"}),
+    ("Gemma3ForCausalLM", GEMMA3),
+    ("Gemma3ForCausalLM", {**GEMMA3, "final_logit_softcapping": 4.0, "rms_norm_eps": 0.1}),
+    ("Gemma3TextModel", {**GEMMA3, "layer_types": [SLIDING] * 3, "attention_bias": True}),
+    ("GPTNeoForCausalLM", NEO),
+    ("GPTNeoForCausalLM", {**NEO, "tie_word_embeddings": False, "activation_function": "relu"}),
+    ("GPTNeoModel", {**NEO, "attention_types": [[["global"], 3]], "layer_norm_epsilon": 0.1}),
+    ("GPTNeoModel", {**NEO, "num_layers": 4, "attention_types": [[["local", "global"], 2]]}),
+]
 IDS = np.random.default_rng(0).integers(3, 19, (3, 11))
 
 
@@ -85,7 +124,7 @@ def test_both_ways(name, options, tmp_path):
     assert_same(ours, again)
 
 
-@pytest.mark.parametrize("index", [1, 6, 8, 12])
+@pytest.mark.parametrize("index", [1, 6, 8, 12, 13, 16, 19, 22])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_generated_tokens(index, beams, tmp_path):
     theirs, ours = made(*MODELS[index], tmp_path)
