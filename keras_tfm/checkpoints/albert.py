@@ -69,6 +69,7 @@ ARCHITECTURES = {
             model, config.num_labels, _dropout(config), labels=config.labels
         ),
         "sequence_classifier",
+        {"pooling": "first"},
         prefixes=("pooler.", "classifier."),
     ),
     "AlbertForTokenClassification": Architecture(

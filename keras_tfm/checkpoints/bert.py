@@ -99,6 +99,7 @@ ARCHITECTURES = {
             model, config.num_labels, classifier_dropout(config), labels=config.labels
         ),
         "sequence_classifier",
+        {"pooling": "first"},
         prefixes=("pooler.", "classifier."),
     ),
     "BertForTokenClassification": Architecture(

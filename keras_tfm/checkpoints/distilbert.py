@@ -62,6 +62,7 @@ ARCHITECTURES = {
             labels=config.labels,
         ),
         "sequence_classifier",
+        {"pooling": "first"},
         prefixes=("pre_classifier.", "classifier."),
     ),
     "DistilBertForTokenClassification": Architecture(

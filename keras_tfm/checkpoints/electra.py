@@ -60,6 +60,7 @@ ARCHITECTURES = {
             model, config.num_labels, classifier_dropout(config), labels=config.labels
         ),
         "sequence_classifier",
+        {"pooling": "first"},
         prefixes=("classifier.", "classifier.dense."),
     ),
     "ElectraForTokenClassification": Architecture(

@@ -59,6 +59,7 @@ def _architectures(name: str) -> dict[str, Architecture]:
                 model, config.num_labels, classifier_dropout(config), labels=config.labels
             ),
             "sequence_classifier",
+            {"pooling": "first"},
             prefixes=("classifier.", "classifier.dense."),
         ),
         f"{name}ForTokenClassification": Architecture(

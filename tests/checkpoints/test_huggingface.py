@@ -85,8 +85,8 @@ SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
             r"intermediate_dim must be 4 times dim \(8\)",
         ),
         (
-            lambda: models.sequence_classifier(models.gpt(11, **SMALL), 3),
-            "a gpt2 checkpoint has no place for the weight pooler/kernel",
+            lambda: models.sequence_classifier(models.gpt(11, **SMALL), 3, pooling="first"),
+            "the head of a gpt2 checkpoint must be one of",
         ),
     ],
     ids=["transformer", "activation", "width", "weight"],

@@ -1,5 +1,7 @@
 """Decoder-only families beside transformers itself: logits and generated tokens, both ways."""
 
+import json
+
 import numpy as np
 import pytest
 from compare import assert_close
@@ -124,7 +126,7 @@ def test_both_ways(name, options, tmp_path):
     assert_same(ours, again)
 
 
-@pytest.mark.parametrize("index", [1, 6, 8, 12, 13, 16, 19, 22])
+@pytest.mark.parametrize("index", [1, 6, 9, 12, 14, 16, 19, 22])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_generated_tokens(index, beams, tmp_path):
     theirs, ours = made(*MODELS[index], tmp_path)
@@ -136,24 +138,154 @@ def test_generated_tokens(index, beams, tmp_path):
         ).numpy()  # fmt: skip
     strategy = None if beams == 1 else Beam(beams, length_penalty=0.0)
     actual = generation.generate(ours, prompt.astype("int32"), max_length=16, strategy=strategy)
+    assert len(set(expected[0, 5:])) > 2
     np.testing.assert_array_equal(np.asarray(actual.tokens)[:, : expected.shape[1]], expected)
 
 
+LABELS = {"id2label": {0: "bad", 1: "good", 2: "dull", 3: "odd"}, "pad_token_id": 3}
+GPT2 = {
+    "vocab_size": 19, "n_embd": 12, "n_head": 6, "n_layer": 2, "n_inner": 7, "n_positions": 17,
+}  # fmt: skip
+CLASSIFIERS = [
+    ("LlamaForSequenceClassification", SIZES),
+    ("MistralForSequenceClassification", {**SIZES, "sliding_window": 4}),
+    ("Qwen2ForSequenceClassification", SIZES),
+    ("Qwen3ForSequenceClassification", {**SIZES, "head_dim": 4}),
+    ("GemmaForSequenceClassification", {**GEMMA, "head_dim": 8}),
+    ("Gemma2ForSequenceClassification", GEMMA2),
+    ("Gemma3TextForSequenceClassification", GEMMA3),
+    ("GPTNeoForSequenceClassification", NEO),
+    ("GPT2ForSequenceClassification", GPT2),
+    ("OpenAIGPTForSequenceClassification", {**GPT2, "n_inner": None}),
+]
+# Padding behind a text, around it, within it, and nowhere.
+PADDED = np.array(
+    [[5, 6, 7, 8, 3, 3, 3], [3, 3, 5, 6, 7, 8, 3], [9, 3, 3, 9, 10, 0, 3], [4, 5, 6, 7, 8, 9, 10]]
+)
+
+
+def assert_same_classes(ours, theirs):
+    mask = torch.from_numpy((PADDED != 3).astype("int64"))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(PADDED), attention_mask=mask).logits.numpy()
+    assert expected.shape == (4, 4)
+    assert_close(run(ours, PADDED.astype("int32")), expected, LOGITS)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options"), one_of_each(CLASSIFIERS, {CLASSIFIERS[0][0], CLASSIFIERS[8][0]})
+)
+def test_a_classifier_both_ways(name, options, tmp_path):
+    theirs, ours = made(name, {**options, **LABELS}, tmp_path / "theirs")
+    assert_same_classes(ours, theirs)
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    assert_same_classes(ours, again)
+    assert again.config.id2label == LABELS["id2label"]
+    assert again.config.pad_token_id == 3
+
+
+def test_a_classifier_without_a_padding_id(tmp_path):
+    """The last column counts; transformers refuses several rows."""
+    theirs, ours = made("GPT2ForSequenceClassification", GPT2, tmp_path / "theirs")
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    for model in (theirs, again):
+        with torch.no_grad():
+            expected = model(torch.from_numpy(PADDED[:1])).logits.numpy()
+        assert_close(run(ours, PADDED[:1].astype("int32")), expected, LOGITS)
+
+
+@pytest.mark.slow
+def test_a_classifier_is_found_by_its_tensors(tmp_path):
+    name, options = CLASSIFIERS[0]
+    theirs = edited(tmp_path, name, {**options, **LABELS}, {"architectures": None})
+    assert_same_classes(checkpoints.load_huggingface(tmp_path), theirs)
+
+
+def edited(tmp_path, name, options, fields):
+    """A folder of transformers in which fields of `config.json` are changed, or removed (None)."""
+    theirs, _ = made(name, options, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {key: x for key, x in {**config, **fields}.items() if fields.get(key, 0) is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return theirs
+
+
+OLDER = {"rope_parameters": None, "layer_types": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fields"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type must be one of"),
-        ({"rope_parameters": {**YARN, "mscale": 0.7}}, r"rope_parameters must be of the fields"),
-        ({"rope_theta": "x", "rope_parameters": None}, "rope_theta must be a positive number"),
-        ({"hidden_act": "mish"}, "hidden_act must be one of"),
+        pytest.param(
+            "Gemma3ForCausalLM",
+            {**GEMMA3, "layer_types": [SLIDING, FULL, SLIDING]},
+            {
+                **OLDER,
+                "sliding_window_pattern": 2,
+                "rope_theta": 99.0,
+                "rope_local_base_freq": 20.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            },
+            id="gemma3",
+        ),
+        pytest.param(
+            "Gemma2ForCausalLM",
+            GEMMA2,
+            {**OLDER, "rope_theta": 10000.0, "hidden_act": "gelu_pytorch_tanh"},
+            id="gemma2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "GemmaForCausalLM",
+            {**GEMMA, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+            {**OLDER, "rope_theta": 50.0, "hidden_act": "gelu", "hidden_activation": None},
+            id="gemma",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_what_is_not_supported_is_named(options, message, tmp_path):
-    import json
+def test_fields_of_older_folders(name, options, fields, tmp_path):
+    """As transformers reads them, and as the model was made."""
+    theirs = edited(tmp_path, name, options, fields)
+    ours = checkpoints.load_huggingface(tmp_path)
+    assert_same(ours, theirs)
+    assert_same(ours, type(theirs).from_pretrained(tmp_path).eval())
 
-    made("LlamaForCausalLM", SIZES, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **options}))
+
+LLAMA = ("LlamaForCausalLM", SIZES)
+TWO = ("Gemma2ForCausalLM", GEMMA2)
+THREE = ("Gemma3ForCausalLM", GEMMA3)
+OLD = ("GPTNeoForCausalLM", NEO)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        (LLAMA, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type must be"),
+        (LLAMA, {"rope_parameters": {**YARN, "mscale": 0.7}}, "rope_parameters must be of the fi"),
+        (LLAMA, {"rope_theta": "x", "rope_parameters": None}, "rope_theta must be a positive numb"),
+        (LLAMA, {"hidden_act": "mish"}, "hidden_act must be one of"),
+        (TWO, {"use_bidirectional_attention": True}, "use_bidirectional_attention must be False"),
+        (TWO, {"hidden_act": "relu"}, "hidden_act must be the activation in hidden_activation"),
+        (TWO, {"layer_types": ["chunked_attention"]}, "layer_types must be a list of full_att"),
+        (TWO, {"layer_types": [FULL, SLIDING]}, "windows must have one entry for each of 3"),
+        (TWO, {"sliding_window": "x"}, "sliding_window must be an integer"),
+        (TWO, {"attn_logit_softcapping": "x"}, "attn_logit_softcapping must be a number"),
+        (THREE, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping must be None"),
+        (THREE, {"rope_parameters": {"rope_theta": 9.0}}, "must be a dictionary of full_attent"),
+        (
+            THREE,
+            {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters must be without scaling in sliding_attention",
+        ),
+        (OLD, {"attention_types": [["local", 3]]}, "attention_types must be a list such as"),
+        (OLD, {"attention_types": [[["local"], 2]], "attention_layers": None}, "one kind for eac"),
+        (OLD, {"attention_layers": ["local"]}, "attention_layers must be"),
+    ],
+    ids=lambda x: "" if not isinstance(x, dict) else next(iter(x)),
+)
+def test_what_is_not_supported_is_named(model, fields, message, tmp_path):
+    edited(tmp_path, *model, fields)
     with pytest.raises(ValueError, match=message) as caught:
         checkpoints.load_huggingface(tmp_path)
     assert "\n" not in str(caught.value)

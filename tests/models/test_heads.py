@@ -106,7 +106,7 @@ def test_a_model_without_blocks_is_refused(make):
         make(keras.Model(x, keras.layers.Dense(2)(x), name="plain"), **options)
 
 
-@pytest.mark.parametrize("builder", [models.bert, models.gpt, models.t5])
+@pytest.mark.parametrize("builder", [models.bert, models.gpt, models.gemma, models.t5])
 def test_a_model_has_a_layer_at_least(builder):
     with pytest.raises(ValueError, match="num_layers must be at least 1, got 0"):
         builder(13, num_layers=0)
@@ -125,3 +125,30 @@ def test_t5_sees_its_first_token_although_it_is_the_padding():
     after = to_numpy(model({"source": source, "target": target}))
     assert np.max(np.abs(after[0, 2, 1:] - before[0, 2, 1:])) > 1e-4
     np.testing.assert_array_equal(after[1, :, 1:], before[1, :, 1:])
+
+
+DECODERS = {"gpt": models.gpt, "llama": models.llama, "gemma": models.gemma}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_classifier_of_a_decoder_reads_the_last_token(family):
+    model = models.sequence_classifier(DECODERS[family](13, **{**SMALL, "dim": 8}, pad_id=12), 3)
+    assert model.head.arguments["pooling"] == "last"
+    assert "pooler" not in [layer.name for layer in model.layers]
+    ids = np.array([[2, 5, 6, 12, 12], [2, 5, 6, 3, 12], [2, 5, 6, 3, 4]])
+    features = to_numpy(models.backbone(model)(ids))
+    kernel = to_numpy(model.get_layer("classifier").kernel)
+    last = np.stack([features[0, 2], features[1, 3], features[2, 4]])
+    assert_close(model(ids), last @ kernel, 1e-6)
+    assert_close(model(ids[:1, :3]), to_numpy(model(ids))[:1], 1e-6)
+
+
+def test_pooling_of_a_classifier_is_chosen():
+    model = models.sequence_classifier(models.gpt(13, **SMALL), 3, pooling="first")
+    assert model.get_layer("pooler").units == 6
+    model = models.sequence_classifier(models.bert(13, **SMALL, segments=False), 3, pooling="last")
+    features = to_numpy(models.backbone(model)({"tokens": TOKENS}))
+    expected = features[[0, 1], [3, 2]] @ to_numpy(model.get_layer("classifier").kernel)
+    assert_close(model({"tokens": TOKENS}), expected, 1e-6)
+    with pytest.raises(ValueError, match="pooling must be 'first' or 'last', got 'mean'"):
+        models.sequence_classifier(models.gpt(13, **SMALL), 3, pooling="mean")
