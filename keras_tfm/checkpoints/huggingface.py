@@ -53,15 +53,17 @@ def load_huggingface(
 
     Args:
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
-            "distilbert", "electra", "albert", "gpt2", "openai-gpt", "llama", "mistral", "qwen2",
-            "qwen3" or "t5".
+            "distilbert", "electra", "albert", "gpt2", "openai-gpt", "gpt_neo", "llama", "mistral",
+            "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text" or "t5".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
             "BertForQuestionAnswering"; "BertForPreTraining", "AlbertForPreTraining",
             "BertForNextSentencePrediction", and ELECTRA's discriminator "ElectraForPreTraining".
             For GPT: "GPT2LMHeadModel", "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel".
-            For Llama, Mistral, Qwen2 and Qwen3: "LlamaForCausalLM" and "LlamaModel".
+            For GPT-Neo, Llama, Mistral, Qwen2, Qwen3 and Gemma 1 to 3: "LlamaForCausalLM" and
+            "LlamaModel" ("Gemma3TextModel"). For all of these: "LlamaForSequenceClassification"
+            ("Gemma3TextForSequenceClassification").
             For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
         options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.

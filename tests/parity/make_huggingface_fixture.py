@@ -205,7 +205,17 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
         "v1.1-base": (12, 768, 12, 64, 2048), "v1.1-large": (24, 1024, 16, 64, 2816),
         "v1.1-xl": (24, 2048, 32, 64, 5120), "v1.1-xxl": (24, 4096, 64, 64, 10240),
     }  # fmt: skip
-    counts: dict[str, dict[str, dict]] = {"bert": {}, "gpt": {}, "t5": {}}
+    neo = {
+        "gpt-neo-125m": (12, 768, 12), "gpt-neo-1.3b": (24, 2048, 16),
+        "gpt-neo-2.7b": (32, 2560, 20),
+    }  # fmt: skip
+    gemma = {
+        "gemma-2b": (18, 2048, 8, 1, 256, 16384), "gemma-7b": (28, 3072, 16, 16, 256, 24576),
+        "gemma2-2b": (26, 2304, 8, 4, 256, 9216), "gemma2-9b": (42, 3584, 16, 8, 256, 14336),
+        "gemma2-27b": (46, 4608, 32, 16, 128, 36864), "gemma3-270m": (18, 640, 4, 1, 256, 2048),
+        "gemma3-1b": (26, 1152, 4, 1, 256, 6912),
+    }  # fmt: skip
+    counts: dict[str, dict[str, dict]] = {"bert": {}, "gpt": {}, "gemma": {}, "t5": {}}
     with torch.device("meta"):
         for size, (layers, dim) in bert.items():
             config = transformers.BertConfig(
@@ -220,6 +230,22 @@ def parameter_counts() -> dict[str, dict[str, dict]]:
                 n_embd=dim, n_layer=layers, n_head=heads, n_positions=positions
             )
             counts["gpt"][size] = counted(transformers.GPT2LMHeadModel(config), 50257)
+        for size, (layers, dim, heads) in neo.items():
+            config = transformers.GPTNeoConfig(
+                hidden_size=dim, num_layers=layers, num_heads=heads,
+                attention_types=[[["global", "local"], layers // 2]],
+            )  # fmt: skip
+            counts["gpt"][size] = counted(transformers.GPTNeoForCausalLM(config), 50257)
+        for size, (layers, dim, heads, groups, channels, inner) in gemma.items():
+            name = {"gemma-": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3"}[size[:6]]
+            model = getattr(transformers, f"{name}ForCausalLM")
+            vocabulary = 262144 if name == "Gemma3" else 256000
+            config = model.config_class(
+                vocab_size=vocabulary, hidden_size=dim, num_hidden_layers=layers,
+                num_attention_heads=heads, num_key_value_heads=groups, head_dim=channels,
+                intermediate_size=inner,
+            )  # fmt: skip
+            counts["gemma"][size] = counted(model(config), vocabulary)
         for size, (layers, dim, heads, channels, inner) in t5.items():
             new = size.startswith("v1.1")
             config = transformers.T5Config(
