@@ -1,14 +1,12 @@
 """Loads the tokenizer of a Hugging Face checkpoint with the package `tokenizers`."""
 
-import importlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.checkpoints import byte_pairs, sentence_pieces
 from keras_tfm.checkpoints.config import Config
-from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.runtime.tokenizer import refusing
+from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings, reading
 
 # The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
 SPARE_ROWS = 1024
@@ -18,9 +16,13 @@ def load_tokenizer(folder: str | Path) -> Any:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
-        folder: contains `tokenizer.json`; or `vocab.txt` (BERT), `vocab.json` and `merges.txt`
-            (GPT) or `spiece.model` (T5), with a `config.json` for the model type. Settings are read
-            from `tokenizer_config.json`, which is optional.
+        folder: contains `tokenizer.json`; or the files of a tokenizer class of `transformers`:
+            `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
+            GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
+            (XLM-R) or `tokenizer.model` (Llama, Gemma). The class is that of
+            `tokenizer_config.json`, or else follows from the model type in `config.json`. Added
+            tokens and other settings are read from `tokenizer_config.json`,
+            `special_tokens_map.json` and `added_tokens.json`, which are optional.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
@@ -28,9 +30,10 @@ def load_tokenizer(folder: str | Path) -> Any:
 
     Raises:
         FileNotFoundError: the folder does not exist, or has none of these files.
-        ValueError: a file is damaged; or the vocabulary is larger than `vocab_size` in
-            `config.json`, or smaller by more than 1,024.
-        ModuleNotFoundError: `tokenizers`, or for `spiece.model` `sentencepiece`, is not installed.
+        ValueError: a file is damaged; the class is another one, and there is no `tokenizer.json`;
+            an added token gets another id than the settings say; or the vocabulary is larger than
+            `vocab_size` in `config.json`, or smaller by more than 1,024.
+        ModuleNotFoundError: `tokenizers`, or for T5 `sentencepiece`, is not installed.
 
     Example:
 
@@ -46,17 +49,15 @@ def load_tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
-    package = _import("tokenizers")
+    settings = TokenizerSettings(folder)
     config = Config(folder) if (folder / "config.json").is_file() else None
-    settings_file = folder / "tokenizer_config.json"
-    settings = read_json(settings_file) if settings_file.is_file() else {}
     if (folder / "tokenizer.json").is_file():
-        with _reading(folder / "tokenizer.json"):
-            tokenizer = package.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with reading(folder / "tokenizer.json"):
+            tokenizer = settings.package.Tokenizer.from_file(str(folder / "tokenizer.json"))
             tokenizer.no_truncation()
             tokenizer.no_padding()
     else:
-        tokenizer = _of_vocabulary(package, folder, config, settings)
+        tokenizer = _of_vocabulary(settings, config)
     if config is not None and "vocab_size" in config.fields:
         _check_size(folder, tokenizer, config.integer("vocab_size", None))
     return tokenizer
@@ -71,30 +72,38 @@ def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
         )
 
 
-def _of_vocabulary(package: Any, folder: Path, config: Config | None, settings: Any) -> Any:
-    kind = None if config is None else config.fields.get("model_type")
-    makers: dict[tuple[str, ...], Callable[..., Any]] = {
-        ("vocab.txt",): _word_piece,
-        ("spiece.model",): _sentence_piece,
-        ("vocab.json", "merges.txt"): _byte_pairs_of_words if kind == "openai-gpt" else _byte_pairs,
-    }
-    for names, maker in makers.items():
-        files = [folder / name for name in names]
-        if all(file.is_file() for file in files):
-            return maker(package, settings, *files)
-    raise FileNotFoundError(
-        f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt, vocab.json with "
-        "merges.txt, or spiece.model"
-    )
+def _of_vocabulary(settings: TokenizerSettings, config: Config | None) -> Any:
+    """The tokenizer of a folder without `tokenizer.json`, by its class in transformers."""
+    folder = settings.folder
+    model_type = None if config is None else config.fields.get("model_type")
+    name = settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
+    if name is None and model_type is None:
+        name = next((x for x in _UNNAMED if _has(folder, _CLASSES[x][0])), "BertTokenizer")
+    if name not in _CLASSES:
+        raise ValueError(
+            f"{folder} has no tokenizer.json, and without it a "
+            f"{name or f'tokenizer of model_type {model_type!r}'} is not supported: load it with "
+            "transformers and call save_pretrained, which writes tokenizer.json"
+        )
+    files, make = _CLASSES[name]
+    if not _has(folder, files):
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor {' with '.join(files)}"
+        )
+    return make(settings, *(folder / file for file in files))
 
 
-def _word_piece(package: Any, settings: Any, file: Path) -> Any:
+def _has(folder: Path, files: tuple[str, ...]) -> bool:
+    return all((folder / file).is_file() for file in files)
+
+
+def _word_piece(settings: TokenizerSettings, file: Path) -> Any:
     """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
+    package = settings.package
     names = {
-        key: _token(settings, f"{key}_token", f"[{key.upper()}]")
-        for key in ("unk", "sep", "pad", "cls", "mask")
+        key: settings.text(key, f"[{key.upper()}]") for key in ("unk", "sep", "pad", "cls", "mask")
     }
-    with _reading(file):
+    with reading(file):
         # Only a line feed ends a line: other separators may be tokens.
         with file.open(encoding="utf-8", newline="\n") as opened:
             vocabulary = {line.rstrip("\n"): i for i, line in enumerate(opened)}
@@ -111,7 +120,7 @@ def _word_piece(package: Any, settings: Any, file: Path) -> Any:
     )
     tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = package.decoders.WordPiece(prefix="##")
-    tokenizer.add_special_tokens(list(names.values()))
+    settings.add_tokens(tokenizer, {**names})
     first, last = names["cls"], names["sep"]
     tokenizer.post_processor = package.processors.TemplateProcessing(
         single=f"{first}:0 $A:0 {last}:0",
@@ -121,153 +130,34 @@ def _word_piece(package: Any, settings: Any, file: Path) -> Any:
     return tokenizer
 
 
-def _byte_pairs(package: Any, settings: Any, file: Path, merges: Path) -> Any:
-    """The byte-level BPE tokenizer of GPT-2 (arXiv:1508.07909)."""
-    tokenizer = package.Tokenizer(_pairs(package, file, merges, end_of_word_suffix=""))
-    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(
-        add_prefix_space=settings.get("add_prefix_space", False)
-    )
-    tokenizer.decoder = package.decoders.ByteLevel()
-    names = [_token(settings, f"{x}_token", "<|endoftext|>") for x in ("bos", "eos", "unk")]
-    tokenizer.add_special_tokens(list(dict.fromkeys(names)))
-    return tokenizer
-
-
-def _byte_pairs_of_words(package: Any, settings: Any, file: Path, merges: Path) -> Any:
-    """The BPE tokenizer of the first GPT: lowercase words, split by the rules of BERT."""
-    unknown = _token(settings, "unk_token", "<unk>")
-    tokenizer = package.Tokenizer(
-        _pairs(package, file, merges, end_of_word_suffix="</w>", unk_token=unknown)
-    )
-    tokenizer.normalizer = package.normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = package.decoders.BPEDecoder(suffix="</w>")
-    tokenizer.add_special_tokens([unknown])
-    return tokenizer
-
-
-def _pairs(package: Any, file: Path, merges: Path, **options: Any) -> Any:
-    with _reading(file):
-        if not all(isinstance(i, int) and i >= 0 for i in read_json(file).values()):
-            raise ValueError("expected a dictionary from tokens to ids")
-        vocabulary = read_json(file)
-    with _reading(merges):
-        with merges.open(encoding="utf-8", newline="\n") as opened:
-            lines = [line.rstrip("\n") for line in opened]
-        pairs = [tuple(x.split(" ")) for x in lines if x.strip() and not x.startswith("#version")]
-        odd = next((pair for pair in pairs if len(pair) != 2), None)
-        if odd is not None:
-            raise ValueError(f"expected two tokens in each line, got {odd}")
-        return package.models.BPE(
-            vocab=vocabulary, merges=pairs, continuing_subword_prefix="", fuse_unk=False, **options
-        )
-
-
-def _sentence_piece(package: Any, settings: Any, file: Path) -> Any:
-    """The unigram tokenizer of T5 (arXiv:1804.10959); sentinels follow in reverse order."""
-    sentencepiece = _import("sentencepiece")
-    with _reading(file):
-        content = file.read_bytes()
-        if not content:
-            raise ValueError("the file is empty")
-        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-        pieces = [
-            (processor.id_to_piece(i), processor.get_score(i))
-            for i in range(processor.get_piece_size())
-        ]
-        sentinels = [f"<extra_id_{i}>" for i in range(int(settings.get("extra_ids", 100)))]
-        known = {piece for piece, _ in pieces}
-        pieces += [(name, 0.0) for name in reversed(sentinels) if name not in known]
-        tokenizer = package.Tokenizer(
-            package.models.Unigram(pieces, unk_id=processor.unk_id(), byte_fallback=False)
-        )
-        characters = _character_map(content)
-        if characters:
-            tokenizer.normalizer = package.normalizers.Precompiled(characters)
-    space = {"replacement": "\N{LOWER ONE EIGHTH BLOCK}", "prepend_scheme": "always"}
-    pre_tokenizers = package.pre_tokenizers
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**space, split=True)]
-    )
-    tokenizer.decoder = package.decoders.Metaspace(**space, split=True)
-    names = [
-        _token(settings, f"{key}_token", default)
-        for key, default in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))
-    ]
-    tokenizer.add_special_tokens([*names, *sentinels])
-    end = names[0]
-    tokenizer.post_processor = package.processors.TemplateProcessing(
-        single=f"$A {end}",
-        pair=f"$A {end} $B {end}",
-        special_tokens=[(end, tokenizer.token_to_id(end))],
-    )
-    return tokenizer
-
-
-def _character_map(model: bytes) -> bytes:
-    """`normalizer_spec.precompiled_charsmap` of a SentencePiece model, which is a protocol buffer.
-
-    It maps characters to normalised ones before tokenization.
-    """
-    for number, value in _fields(model):
-        if number == 3 and isinstance(value, bytes):
-            for inner, content in _fields(value):
-                if inner == 2 and isinstance(content, bytes):
-                    return content
-    return b""
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a protocol buffer message, with their numbers."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = content[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                return value
-            shift += 7
-
-    while position < len(content):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError(f"unknown wire type {kind}")
-            size = varint()
-        if position + size > len(content):
-            raise ValueError("the file is truncated")
-        yield key >> 3, content[position : position + size]
-        position += size
-
-
-def _token(settings: Any, name: str, default: str) -> str:
-    """The text of a special token; older settings store a dictionary with it."""
-    value = settings.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    return default if value is None else str(value)
-
-
-def _reading(file: Path) -> AbstractContextManager[None]:
-    """Converts the errors of a package to a ValueError that names the file."""
-    return refusing(f"{file} cannot be read")
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ModuleNotFoundError(
-            f'this tokenizer needs {package}: pip install "keras-tfm[text]"', name=package
-        ) from None
+_PAIRS = ("vocab.json", "merges.txt")
+# By class of transformers, its files and the function that makes its tokenizer from them.
+_CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    **dict.fromkeys(
+        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), (("vocab.txt",), _word_piece)
+    ),
+    "OpenAIGPTTokenizer": (_PAIRS, byte_pairs.gpt1),
+    "GPT2Tokenizer": (_PAIRS, byte_pairs.gpt2),
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),
+    "Qwen2Tokenizer": (_PAIRS, byte_pairs.qwen2),
+    "T5Tokenizer": (("spiece.model",), sentence_pieces.t5),
+    "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
+    "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
+    "LlamaTokenizer": (("tokenizer.model",), sentence_pieces.llama),
+    "GemmaTokenizer": (("tokenizer.model",), sentence_pieces.gemma),
+}
+# The class of a folder whose tokenizer_config.json names none.
+_OF_MODEL_TYPE = {
+    **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
+    "openai-gpt": "OpenAIGPTTokenizer",
+    **dict.fromkeys(("gpt2", "gpt_neo"), "GPT2Tokenizer"),
+    **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"),
+    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
+    "t5": "T5Tokenizer",
+    "albert": "AlbertTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "llama": "LlamaTokenizer",
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
+}
+# The classes of a folder without any configuration, by its files.
+_UNNAMED = ("BertTokenizer", "T5Tokenizer", "GPT2Tokenizer")

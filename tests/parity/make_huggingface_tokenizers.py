@@ -3,13 +3,14 @@
 Needs: pip install transformers==5.23.0 tokenizers sentencepiece protobuf. Writes
 huggingface_tokenizers/ beside this file:
 
-<case>/vocab.txt, vocab.json and merges.txt, or spiece.model   small vocabularies, trained here
-<case>/config.json, tokenizer_config.json                      what else a folder has
+<case>/vocab.txt, vocab.json and merges.txt, or *.model   small vocabularies, trained here
+<case>/config.json, tokenizer_config.json, added_tokens.json   what else a folder has
 <case>/tokenizer.json                                          alone, in the cases *_json
 <case>/expected.json   by text, the ids that transformers' own class makes of it; and of pairs of
     texts, the ids and the segments
 """
 
+import contextlib
 import io
 import json
 import shutil
@@ -42,6 +43,13 @@ TEXTS = [
     "##stand under##", "e\u0301\u0327\u0308", "\u202eabc\u202c", "1.000,50 € – 20 %",
     "#version: 0.2",
 ]  # fmt: skip
+# Of the families whose tokens these are; in other texts they are like any text.
+MORE = [
+    "<s>a <mask> b</s>", "a<mask>b  <mask>", "<|im_start|>user\nGröße  😀<|im_end|>\n",
+    "<bos><start_of_turn>user\n\n中文 1234<end_of_turn><eos>", "[CLS] ``a'' b [MASK] [SEP]",
+    "  leading", "trailing  ", "a   b    c", "line\n\n\nline\t\tx", "12,345.67 1,2",
+    "<0x41> <0xE4>", "<extra>x <extra> y", "ﬁn a\u0301",
+]  # fmt: skip
 # Code points in hexadecimal, as SentencePiece wants them: ligatures, wide letters, spaces, marks.
 RULES = [
     ("FB01", "66 69"), ("BD", "31 2044 32"), ("2163", "49 56"), ("FF21", "41"), ("FF22", "42"),
@@ -62,6 +70,7 @@ def main() -> None:
     gpt1("gpt1")
     t5("t5", {})
     t5("t5_few", {"extra_ids": 7}, "identity")
+    successors()
     for case, cls in (("bert", "Bert"), ("gpt2", "GPT2"), ("t5", "T5")):
         saved = getattr(transformers, f"{cls}Tokenizer").from_pretrained(FOLDER / case)
         folder = new(f"{case}_json", {"model_type": case})
@@ -69,6 +78,110 @@ def main() -> None:
         saved._tokenizer.save(str(folder / "tokenizer.json"))
         saved._tokenizer.no_truncation()
         expect(folder, saved)
+
+
+def successors() -> None:
+    """The tokenizers of later families."""
+    token = {"content": "<extra>", "lstrip": True, "rstrip": False, "normalized": False}
+    mask = {**token, "content": "<mask>", "special": True}
+    byte_level("gpt2_added", "GPT2", "gpt_neo", ["<|endoftext|>"], {}, {"<extra>": 320})
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    byte_level("roberta", "Roberta", "roberta", special, {})
+    byte_level(
+        "roberta_added", "Roberta", "bart", special,
+        {
+            "add_prefix_space": True,
+            "mask_token": {**mask, "__type": "AddedToken"},
+            "added_tokens_decoder": {"4": mask, "320": token},
+        },
+    )  # fmt: skip
+    turns = {
+        str(320 + i): {**token, "content": x, "lstrip": False, "special": True}
+        for i, x in enumerate(["<|im_start|>", "<|im_end|>"])
+    }
+    byte_level(
+        "qwen2", "Qwen2", "qwen3", ["<|endoftext|>"],
+        {
+            "added_tokens_decoder": turns, "bos_token": None, "eos_token": "<|im_end|>",
+            "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        },
+    )  # fmt: skip
+    pairs = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
+    pairs |= {"remove_extra_whitespaces": False, "split_digits": True, "vocab_size": 400}
+    ends = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
+    for case, settings in (
+        ("llama", {"add_bos_token": True, "add_eos_token": False, "legacy": False}),
+        ("llama_legacy", {"legacy": True}),
+        ("llama_ends", {"add_bos_token": True, "add_eos_token": True, "add_prefix_space": False}),
+    ):
+        sentence_piece(case, "Llama", "llama", "tokenizer.model", settings, **pairs, **ends)
+    ends = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "add_dummy_prefix": False}
+    ends |= {"pad_piece": "<pad>", "eos_piece": "<eos>", "bos_piece": "<bos>"}
+    ends["user_defined_symbols"] = ["<mask>", "<start_of_turn>", "<end_of_turn>", "\n\n", "▁▁"]
+    settings = {"add_bos_token": True, "add_eos_token": False}
+    sentence_piece("gemma", "Gemma", "gemma2", "tokenizer.model", settings, **pairs, **ends)
+    unigram = {"model_type": "unigram", "vocab_size": 200}
+    ends = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
+    ends |= {"control_symbols": ["[CLS]", "[SEP]"], "user_defined_symbols": ["[MASK]"]}
+    for case, settings in (
+        ("albert", {}),
+        ("albert_cased", {"do_lower_case": False, "keep_accents": True}),
+    ):
+        sentence_piece(case, "Albert", "albert", "spiece.model", settings, **unigram, **ends)
+    sentence_piece(
+        "xlm_roberta", "XLMRoberta", "xlm-roberta", "sentencepiece.bpe.model", {}, **unigram
+    )
+
+
+def byte_level(
+    case: str,
+    cls: str,
+    model_type: str,
+    special: list[str],
+    settings: dict,
+    added: dict | None = None,
+) -> None:
+    folder = new(case, {"model_type": model_type, "vocab_size": 330}, settings)
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=320, special_tokens=special, show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    trained.train_from_iterator(CORPUS, trainer)
+    trained.model.save(str(folder))
+    if added is not None:
+        (folder / "added_tokens.json").write_text(json.dumps(added))
+    expect_same(folder, getattr(transformers, f"{cls}Tokenizer").from_pretrained(folder))
+
+
+def sentence_piece(
+    case: str, cls: str, family: str, name: str, settings: dict, **options: object
+) -> None:
+    settings = {**settings, "tokenizer_class": f"{cls}TokenizerFast"}
+    config = {"model_type": family, "vocab_size": 410}
+    folder = new(case, config, settings)
+    rules = FOLDER / "rules.tsv"
+    rules.write_text("".join(f"{a}\t{b}\n" for a, b in RULES))
+    if "normalization_rule_name" not in options:
+        options["normalization_rule_tsv"] = rules.name  # the model stores this path
+    model = io.BytesIO()
+    with contextlib.chdir(FOLDER):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(CORPUS), model_writer=model, hard_vocab_limit=False,
+            minloglevel=2, character_coverage=0.98, **options,
+        )  # fmt: skip
+    rules.unlink()
+    (folder / name).write_bytes(model.getvalue())
+    expect_same(folder, getattr(transformers, f"{cls}Tokenizer").from_pretrained(folder))
+
+
+def expect_same(folder: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    """What the class of the family makes, and `AutoTokenizer` too."""
+    expect(folder, tokenizer, MORE, pairs=True)
+    auto = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS + MORE:
+        assert auto(text)["input_ids"] == tokenizer(text)["input_ids"], (folder.name, text)
 
 
 def new(case: str, config: dict, settings: dict | None = None) -> Path:
@@ -131,29 +244,32 @@ def t5(case: str, settings: dict, rule: str | None = None) -> None:
     """
     rules = FOLDER / "rules.tsv"
     rules.write_text("".join(f"{a}\t{b}\n" for a, b in RULES))
-    normalisation = {"normalization_rule_tsv": str(rules)}
+    normalisation = {"normalization_rule_tsv": rules.name}  # the model stores this path
     if rule is not None:
         normalisation = {"normalization_rule_name": rule}
     extra = settings.get("extra_ids", 100)
     folder = new(case, {"model_type": "t5", "vocab_size": 250 + extra}, settings)
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS), model_writer=model, vocab_size=200, model_type="unigram",
-        hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
-        **normalisation,
-    )  # fmt: skip
+    with contextlib.chdir(FOLDER):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(CORPUS), model_writer=model, vocab_size=200,
+            model_type="unigram", hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+            minloglevel=2, **normalisation,
+        )  # fmt: skip
     rules.unlink()
     (folder / "spiece.model").write_bytes(model.getvalue())
     expect(folder, transformers.T5Tokenizer.from_pretrained(folder, **settings))
 
 
-def expect(folder: Path, tokenizer: transformers.PreTrainedTokenizerBase, pairs=False) -> None:
-    texts = [[text, tokenizer(text)["input_ids"]] for text in TEXTS]
+def expect(
+    folder: Path, tokenizer: transformers.PreTrainedTokenizerBase, more=(), pairs=False
+) -> None:
+    texts = [[text, tokenizer(text)["input_ids"]] for text in [*TEXTS, *more]]
     result = {"size": len(tokenizer), "texts": texts}
     if pairs:
         encoded = [tokenizer(*pair) for pair in PAIRS]
         result["pairs"] = [
-            [pair, x["input_ids"], x["token_type_ids"]]
+            [pair, x["input_ids"], x.get("token_type_ids")]
             for pair, x in zip(PAIRS, encoded, strict=True)
         ]
     text = json.dumps(result, ensure_ascii=True, separators=(",", ":"))
