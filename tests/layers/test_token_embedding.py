@@ -53,6 +53,14 @@ def test_half_precision(dtype):
     assert_close(layer(x, reverse=True), to_numpy(x) @ table.T, 2e-2)  # and a sum of six
 
 
+def test_the_scale_is_rounded_to_the_dtype():
+    """As in Gemma, where sqrt(3072) = 55.4256 is 55.5 in bfloat16."""
+    layer = TokenEmbedding(
+        2, 3072, scale=True, embeddings_initializer="ones", dtype="mixed_bfloat16"
+    )
+    assert set(to_numpy(layer(np.array([[0, 1]]))).ravel()) == {55.5}
+
+
 def test_the_table_starts_with_unit_variance_once_scaled():
     x = to_numpy(TokenEmbedding(1000, 256, scale=True)(np.arange(1000)[None]))
     assert 0.98 < x.std() < 1.02  # of 256,000 numbers: ten deviations
