@@ -38,7 +38,7 @@ def roberta(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
 
 
 def qwen2(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
-    """The tokenizer of Qwen 2 and 3: byte-level BPE of normalised text, with words of its own."""
+    """The tokenizer of Qwen 2 and 3: byte-level BPE of normalised text, split into other words."""
     package = settings.package
     tokenizer = _byte_level(settings, file, merges)
     tokenizer.normalizer = package.normalizers.NFC()

@@ -50,7 +50,6 @@ def test_a_file_is_verified_and_generates(family, preset, tmp_path):
         model, tmp_path / "x.tflite", ["predict", "generate"], quantization=preset,
         source_length=9, prompt_length=5, max_length=LENGTH,
     )  # fmt: skip
-    print(report.verification)
     assert not report.verification.failures
     errors = [x.relative_error for x in report.verification.checks]
     tokens = runtime.load(report.path).generate(PROMPT).tokens
