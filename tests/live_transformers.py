@@ -12,8 +12,10 @@ def made(name, options, folder):
     cls = getattr(transformers, name)
     theirs = cls(cls.config_class(**options)).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
+        biases = [x for name, x in theirs.named_buffers() if name == "final_logits_bias"]
+        for parameter in (*theirs.parameters(), *biases):
+            if parameter.requires_grad or not isinstance(parameter, torch.nn.Parameter):
+                parameter.add_(0.3 * torch.randn(parameter.shape))
     theirs.save_pretrained(folder)
     return theirs, checkpoints.load_huggingface(folder)
 

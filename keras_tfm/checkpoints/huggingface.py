@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.albert import ALBERT
+from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.distilbert import DISTILBERT
@@ -31,7 +32,10 @@ from keras_tfm.models.identity import is_functional
 
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT)
 _DECODERS = (GPT1, GPT2, QWEN3, QWEN2, MISTRAL, LLAMA)
-FAMILIES: dict[str, Family] = {x.model_type: x for x in (*_ENCODERS, *_DECODERS, T5)}
+_ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN)
+FAMILIES: dict[str, Family] = {
+    x.model_type: x for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS)
+}
 # Relative tolerance: a rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
 
@@ -42,13 +46,14 @@ def load_huggingface(
     """Loads a folder saved by `transformers` as a Keras model.
 
     It reads `config.json` and `model.safetensors`, or the files listed in
-    `model.safetensors.index.json`. It reads no other files and does not use the network. Weights in
-    half precision become float32.
+    `model.safetensors.index.json`; for BART and its relatives also `generation_config.json`, if it
+    exists. It reads no other files and does not use the network. Weights in half precision become
+    float32.
 
     Args:
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
             "distilbert", "electra", "albert", "gpt2", "openai-gpt", "llama", "mistral", "qwen2",
-            "qwen3" or "t5".
+            "qwen3", "t5", "bart", "mbart", "pegasus" or "marian".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -56,7 +61,10 @@ def load_huggingface(
             "BertForNextSentencePrediction", and ELECTRA's discriminator "ElectraForPreTraining".
             For GPT: "GPT2LMHeadModel", "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel".
             For Llama, Mistral, Qwen2 and Qwen3: "LlamaForCausalLM" and "LlamaModel".
-            For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
+            For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel". For BART, mBART
+            and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
+            "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
+            "MarianMTModel" and "MarianModel".
         options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
@@ -102,7 +110,9 @@ def load_huggingface(
         return make(family.builder(**arguments), config)
 
     with without_storage():  # check first: a configuration may describe a model of any size
-        named.check(name, family.entries(build()), _hint(family, named, name))
+        empty = build()
+        named.take_constants(family.constants(empty))
+        named.check(name, family.entries(empty), _hint(family, named, name))
     model = build()
     load_entries(named, family.entries(model))
     return model
@@ -154,8 +164,9 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
             adapters are merged.
         folder: str or Path. Created if it does not exist; existing files of these two names are
             replaced.
-        end_id: int, the token at which `generate` of `transformers` stops. Default: the family's
-            own, 1 for T5 and 50256 for a GPT-2 with GPT-2's vocabulary; otherwise none is written.
+        end_id: int, the token at which `generate` of `transformers` stops. Default: the model's
+            argument `end_id`, 1 for T5 and 50256 for a GPT-2 with GPT-2's vocabulary; otherwise
+            none is written.
 
     Raises:
         ValueError: the model is of another kind, has a weight or an option that `transformers` does
@@ -194,7 +205,9 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
     entries = family.entries(model)
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)
-    tensors = save_entries(entries, "" if architecture == family.base else family.names.prefix)
+    prefix = "" if architecture == family.base else family.names.prefix
+    tensors = save_entries(entries, prefix)
+    tensors |= {prefix + name: value for name, value in family.constants(model).items()}
     config = {"architectures": [architecture], "model_type": family.model_type, **fields}
     config["dtype"] = "float32"
     if end_id is not None:
@@ -232,6 +245,7 @@ def _compare(model: Model, again: keras.Model) -> None:
     given = model.arguments
     length = min(9, given.get("max_length", 9))
     ids = rng.integers(0, given["vocabulary_size"], (2, 3, length), "int32")
+    ids[1] %= given.get("target_vocabulary_size") or given["vocabulary_size"]
     ids[:, 1, length // 2 :] = given.get("pad_id", 0)
     segments = np.zeros_like(ids[0])
     if any(x.name == "segments" for x in model.inputs):
