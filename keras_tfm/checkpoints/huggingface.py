@@ -245,14 +245,13 @@ def _compare(model: Model, again: keras.Model) -> None:
     given = model.arguments
     length = min(9, given.get("max_length", 9))
     ids = rng.integers(0, given["vocabulary_size"], (2, 3, length), "int32")
-    ids[1] %= given.get("target_vocabulary_size") or given["vocabulary_size"]
     ids[:, 1, length // 2 :] = given.get("pad_id", 0)
     segments = np.zeros_like(ids[0])
     if any(x.name == "segments" for x in model.inputs):
         segments = rng.integers(0, given["num_segments"], segments.shape, "int32")
     arrays = {
         "source": ids[0],
-        "target": ids[1],
+        "target": ids[1] % (given.get("target_vocabulary_size") or given["vocabulary_size"]),
         "tokens": ids[0],
         "segments": segments,
         "mask_positions": np.tile(np.arange(length, dtype="int32"), (3, 1)),

@@ -1,35 +1,49 @@
 """Loads the tokenizer of a Hugging Face checkpoint with the package `tokenizers`."""
 
-import importlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.sentence_pieces import (
+    import_package,
+    marian_tokenizer,
+    reading,
+    t5_tokenizer,
+    token,
+)
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.runtime.tokenizer import refusing
 
 # The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
 SPARE_ROWS = 1024
+# Model types whose SentencePiece files have other ids than the model.
+JSON_ONLY = ("albert", "mbart", "pegasus", "xlm-roberta")
 
 
-def load_tokenizer(folder: str | Path) -> Any:
+def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
         folder: contains `tokenizer.json`; or `vocab.txt` (BERT), `vocab.json` and `merges.txt`
-            (GPT) or `spiece.model` (T5), with a `config.json` for the model type. Settings are read
-            from `tokenizer_config.json`, which is optional.
+            (GPT, RoBERTa and BART), `spiece.model` (T5), or `source.spm`, `target.spm` and
+            `vocab.json` (Marian), with a `config.json` for the model type. Settings are read from
+            `tokenizer_config.json`, which is optional.
+        target: bool, the tokenizer of target texts, which Marian has. It also decodes generated
+            tokens, as the other one does if both have one vocabulary.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
         around a text ([CLS] and [SEP]; </s>). `export_tflite(tokenizer=...)` stores it in the file.
+        Marian: where `transformers` has one unknown token for a piece of `source.spm` that
+        `vocab.json` lacks, or for several characters in a row that `source.spm` lacks, this
+        tokenizer has the ids of smaller pieces or of the characters, if `vocab.json` has them.
 
     Raises:
         FileNotFoundError: the folder does not exist, or has none of these files.
         ValueError: a file is damaged; or the vocabulary is larger than `vocab_size` in
-            `config.json`, or smaller by more than 1,024.
+            `config.json`, or smaller by more than 1,024; or the tokenizer of this model type is
+            read from `tokenizer.json` only; or `target=True` for another model than Marian.
         ModuleNotFoundError: `tokenizers`, or for `spiece.model` `sentencepiece`, is not installed.
 
     Example:
@@ -46,19 +60,22 @@ def load_tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
-    package = _import("tokenizers")
+    package = import_package("tokenizers")
+    if target and not (folder / "target.spm").is_file():
+        raise ValueError(f"target=True is for Marian, but {folder} has no target.spm")
     config = Config(folder) if (folder / "config.json").is_file() else None
     settings_file = folder / "tokenizer_config.json"
     settings = read_json(settings_file) if settings_file.is_file() else {}
     if (folder / "tokenizer.json").is_file():
-        with _reading(folder / "tokenizer.json"):
+        with reading(folder / "tokenizer.json"):
             tokenizer = package.Tokenizer.from_file(str(folder / "tokenizer.json"))
             tokenizer.no_truncation()
             tokenizer.no_padding()
     else:
-        tokenizer = _of_vocabulary(package, folder, config, settings)
-    if config is not None and "vocab_size" in config.fields:
-        _check_size(folder, tokenizer, config.integer("vocab_size", None))
+        tokenizer = _of_vocabulary(package, folder, config, settings, target)
+    size = "decoder_vocab_size" if target else "vocab_size"
+    if config is not None and size in config.fields:
+        _check_size(folder, tokenizer, config.integer(size, None))
     return tokenizer
 
 
@@ -71,30 +88,40 @@ def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
         )
 
 
-def _of_vocabulary(package: Any, folder: Path, config: Config | None, settings: Any) -> Any:
+def _of_vocabulary(
+    package: Any, folder: Path, config: Config | None, settings: Any, target: bool
+) -> Any:
     kind = None if config is None else config.fields.get("model_type")
+    pairs = {"openai-gpt": _byte_pairs_of_words, "roberta": _byte_pairs_of_texts}
+    pairs["bart"] = _byte_pairs_of_texts
     makers: dict[tuple[str, ...], Callable[..., Any]] = {
         ("vocab.txt",): _word_piece,
-        ("spiece.model",): _sentence_piece,
-        ("vocab.json", "merges.txt"): _byte_pairs_of_words if kind == "openai-gpt" else _byte_pairs,
+        ("spiece.model",): t5_tokenizer,
+        ("source.spm", "target.spm", "vocab.json"): partial(marian_tokenizer, is_target=target),
+        ("vocab.json", "merges.txt"): pairs.get(kind, _byte_pairs),
     }
+    if kind in JSON_ONLY:
+        raise ValueError(
+            f"{folder}: a tokenizer of {kind} is read from tokenizer.json, which is missing: load "
+            "it with AutoTokenizer of transformers and call save_pretrained"
+        )
     for names, maker in makers.items():
         files = [folder / name for name in names]
         if all(file.is_file() for file in files):
             return maker(package, settings, *files)
     raise FileNotFoundError(
         f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt, vocab.json with "
-        "merges.txt, or spiece.model"
+        "merges.txt, spiece.model, or source.spm with target.spm and vocab.json"
     )
 
 
 def _word_piece(package: Any, settings: Any, file: Path) -> Any:
     """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
     names = {
-        key: _token(settings, f"{key}_token", f"[{key.upper()}]")
+        key: token(settings, f"{key}_token", f"[{key.upper()}]")
         for key in ("unk", "sep", "pad", "cls", "mask")
     }
-    with _reading(file):
+    with reading(file):
         # Only a line feed ends a line: other separators may be tokens.
         with file.open(encoding="utf-8", newline="\n") as opened:
             vocabulary = {line.rstrip("\n"): i for i, line in enumerate(opened)}
@@ -128,14 +155,33 @@ def _byte_pairs(package: Any, settings: Any, file: Path, merges: Path) -> Any:
         add_prefix_space=settings.get("add_prefix_space", False)
     )
     tokenizer.decoder = package.decoders.ByteLevel()
-    names = [_token(settings, f"{x}_token", "<|endoftext|>") for x in ("bos", "eos", "unk")]
+    names = [token(settings, f"{x}_token", "<|endoftext|>") for x in ("bos", "eos", "unk")]
     tokenizer.add_special_tokens(list(dict.fromkeys(names)))
+    return tokenizer
+
+
+def _byte_pairs_of_texts(package: Any, settings: Any, file: Path, merges: Path) -> Any:
+    """The tokenizer of RoBERTa and BART: that of GPT-2, with <s> and </s> around a text."""
+    tokenizer = package.Tokenizer(_pairs(package, file, merges, end_of_word_suffix=""))
+    space = settings.get("add_prefix_space", False)
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=space)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    defaults = {"cls": "<s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    names = {key: token(settings, f"{key}_token", x) for key, x in defaults.items()}
+    missing = sorted(x for x in names.values() if tokenizer.token_to_id(x) is None)
+    if missing:
+        raise ValueError(f"{file}: expected the tokens {missing}, which are missing")
+    tokenizer.add_special_tokens(list(names.values()))
+    first, last = ((names[key], tokenizer.token_to_id(names[key])) for key in ("cls", "sep"))
+    tokenizer.post_processor = package.processors.RobertaProcessing(
+        last, first, trim_offsets=True, add_prefix_space=space
+    )
     return tokenizer
 
 
 def _byte_pairs_of_words(package: Any, settings: Any, file: Path, merges: Path) -> Any:
     """The BPE tokenizer of the first GPT: lowercase words, split by the rules of BERT."""
-    unknown = _token(settings, "unk_token", "<unk>")
+    unknown = token(settings, "unk_token", "<unk>")
     tokenizer = package.Tokenizer(
         _pairs(package, file, merges, end_of_word_suffix="</w>", unk_token=unknown)
     )
@@ -147,11 +193,11 @@ def _byte_pairs_of_words(package: Any, settings: Any, file: Path, merges: Path) 
 
 
 def _pairs(package: Any, file: Path, merges: Path, **options: Any) -> Any:
-    with _reading(file):
+    with reading(file):
         if not all(isinstance(i, int) and i >= 0 for i in read_json(file).values()):
             raise ValueError("expected a dictionary from tokens to ids")
         vocabulary = read_json(file)
-    with _reading(merges):
+    with reading(merges):
         with merges.open(encoding="utf-8", newline="\n") as opened:
             lines = [line.rstrip("\n") for line in opened]
         pairs = [tuple(x.split(" ")) for x in lines if x.strip() and not x.startswith("#version")]
@@ -161,113 +207,3 @@ def _pairs(package: Any, file: Path, merges: Path, **options: Any) -> Any:
         return package.models.BPE(
             vocab=vocabulary, merges=pairs, continuing_subword_prefix="", fuse_unk=False, **options
         )
-
-
-def _sentence_piece(package: Any, settings: Any, file: Path) -> Any:
-    """The unigram tokenizer of T5 (arXiv:1804.10959); sentinels follow in reverse order."""
-    sentencepiece = _import("sentencepiece")
-    with _reading(file):
-        content = file.read_bytes()
-        if not content:
-            raise ValueError("the file is empty")
-        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-        pieces = [
-            (processor.id_to_piece(i), processor.get_score(i))
-            for i in range(processor.get_piece_size())
-        ]
-        sentinels = [f"<extra_id_{i}>" for i in range(int(settings.get("extra_ids", 100)))]
-        known = {piece for piece, _ in pieces}
-        pieces += [(name, 0.0) for name in reversed(sentinels) if name not in known]
-        tokenizer = package.Tokenizer(
-            package.models.Unigram(pieces, unk_id=processor.unk_id(), byte_fallback=False)
-        )
-        characters = _character_map(content)
-        if characters:
-            tokenizer.normalizer = package.normalizers.Precompiled(characters)
-    space = {"replacement": "\N{LOWER ONE EIGHTH BLOCK}", "prepend_scheme": "always"}
-    pre_tokenizers = package.pre_tokenizers
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**space, split=True)]
-    )
-    tokenizer.decoder = package.decoders.Metaspace(**space, split=True)
-    names = [
-        _token(settings, f"{key}_token", default)
-        for key, default in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))
-    ]
-    tokenizer.add_special_tokens([*names, *sentinels])
-    end = names[0]
-    tokenizer.post_processor = package.processors.TemplateProcessing(
-        single=f"$A {end}",
-        pair=f"$A {end} $B {end}",
-        special_tokens=[(end, tokenizer.token_to_id(end))],
-    )
-    return tokenizer
-
-
-def _character_map(model: bytes) -> bytes:
-    """`normalizer_spec.precompiled_charsmap` of a SentencePiece model, which is a protocol buffer.
-
-    It maps characters to normalised ones before tokenization.
-    """
-    for number, value in _fields(model):
-        if number == 3 and isinstance(value, bytes):
-            for inner, content in _fields(value):
-                if inner == 2 and isinstance(content, bytes):
-                    return content
-    return b""
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The fields of a protocol buffer message, with their numbers."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = content[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                return value
-            shift += 7
-
-    while position < len(content):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError(f"unknown wire type {kind}")
-            size = varint()
-        if position + size > len(content):
-            raise ValueError("the file is truncated")
-        yield key >> 3, content[position : position + size]
-        position += size
-
-
-def _token(settings: Any, name: str, default: str) -> str:
-    """The text of a special token; older settings store a dictionary with it."""
-    value = settings.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    return default if value is None else str(value)
-
-
-def _reading(file: Path) -> AbstractContextManager[None]:
-    """Converts the errors of a package to a ValueError that names the file."""
-    return refusing(f"{file} cannot be read")
-
-
-def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ModuleNotFoundError(
-            f'this tokenizer needs {package}: pip install "keras-tfm[text]"', name=package
-        ) from None

@@ -211,7 +211,10 @@ def import_(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Converts a BERT, GPT or T5 with its weights to a .keras file. Downloads nothing."""
+    """Converts a folder of transformers (BERT, GPT, Llama, Gemma, T5, ...) to a .keras file.
+
+    Weights are included, and nothing is downloaded.
+    """
     if output.suffix != ".keras":
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
     if not output.parent.is_dir():

@@ -32,11 +32,9 @@ from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
 from keras_tfm.layers.sequence_pooling import SequencePooling
-from keras_tfm.layers.shift_right import ShiftRight
 from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
 from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
-from keras_tfm.layers.unmasked import Unmasked
 
 __all__ = [
     "ALiBi",
@@ -63,11 +61,9 @@ __all__ = [
     "RotaryEmbedding",
     "SegmentEmbedding",
     "SequencePooling",
-    "ShiftRight",
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
-    "Unmasked",
     "YaRNScaling",
     "attention",
     "gelu_tanh",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tfm.layers import (
     Dropout,
@@ -17,7 +18,6 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
-    Unmasked,
 )
 from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
 from keras_tfm.models.model import Model
@@ -98,8 +98,8 @@ def encoder_decoder(
         family, given, tables[0].name, encoders, dtype=dtype, name="encoded_marker"
     )(x)
 
-    # Unmasked: the start token may be the padding id.
-    x = placed(Unmasked(dtype=dtype, name="unmasked")(tables[1](target)), "decoder")
+    # An operation drops the padding mask: the start token may be the padding id.
+    x = placed(ops.copy(tables[1](target)), "decoder")
     decoders = [f"decoder_{i}" for i in range(given["num_decoder_layers"] or len(encoders))]
     for name in decoders:
         x = TransformerDecoderBlock(

@@ -51,7 +51,7 @@ def encoder(model: keras.Model) -> Model:
     """Returns the encoder of an encoder-decoder model: from `source` to features (B, S, D).
 
     Args:
-        model: model made by `transformer` or `t5`.
+        model: encoder-decoder model, such as `models.t5(...)`.
 
     Raises:
         ValueError: the model has no encoder.

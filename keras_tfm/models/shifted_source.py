@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers import SequencePooling, ShiftRight
+from keras_tfm.layers import SequencePooling
 from keras_tfm.models import identity
 from keras_tfm.models.model import Model
 
@@ -23,15 +23,16 @@ def with_shifted_source(model: keras.Model) -> keras.Model:
     if "end_id" not in arguments or x is None or not isinstance(model.input, dict):
         return model
     source = model.input["source"]
-    start_id = arguments["start_id"]
     if identity.identity_of(model).family == "mbart":
-        start_id = None  # the language token, the last one of the source
-    elif start_id is None:
-        raise ValueError(f"{model.name}: this head needs a model with a start_id, got None")
-    shift = ShiftRight(start_id, arguments["pad_id"], name="shift_right")
+        # The last token of a source is its language, with which the target starts.
+        real = ops.cast(ops.not_equal(source, arguments["pad_id"]), "int32")
+        last = ops.maximum(ops.sum(real, axis=1, keepdims=True) - 1, 0)
+        first = ops.take_along_axis(source, last, axis=1)
+    else:
+        first = ops.full_like(source[:, :1], arguments["start_id"])
+    shifted = ops.concatenate([first, source[:, :-1]], axis=1)
     features = Model(model.input, x, name=model.name)
-    x = features.call({"source": source, "target": shift(source)})
-    return Model(source, x, name=model.name)
+    return Model(source, features.call({"source": source, "target": shifted}), name=model.name)
 
 
 def end_token_features(model: keras.Model, features: Tensor) -> Tensor | None:

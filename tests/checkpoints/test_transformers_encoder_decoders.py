@@ -184,6 +184,23 @@ def test_a_forced_language_is_a_prompt(beams, pair):
     assert (tokens[:, 1] == 16).all()
 
 
+def test_a_bias_keeps_padding_out_of_texts(pair, tmp_path):
+    """As `bad_words_ids` of Marian's folders does in transformers."""
+    theirs, _ = pair("marian")
+    theirs.save_pretrained(tmp_path)
+    ours, pad_id = checkpoints.load_huggingface(tmp_path), theirs.config.pad_token_id
+    source, _, real = ids_of(theirs)
+    bias = ours.get_layer("output_bias").bias
+    # Without it, padding would be written.
+    bias.assign(np.where(np.arange(19) == pad_id, 9.0, to_numpy(bias)))
+    options = {"max_length": 12, "start_id": pad_id, "strategy": Beam(4, length_penalty=0.0)}
+    assert (generation.generate(ours, source, **options).tokens[:, 1:] == pad_id).all()
+    bias.assign(np.where(np.arange(19) == pad_id, -1e4, to_numpy(bias)))
+    expected = their_tokens(theirs, source, real, 4, bad_words_ids=[[pad_id]])
+    actual = generation.generate(ours, source, **options).tokens
+    np.testing.assert_array_equal(actual, expected)
+
+
 # TFLite
 
 

@@ -35,6 +35,14 @@ BUILDERS = {
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
     ),
     "gpt": lambda **x: models.gpt(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "bart": lambda **x: models.bart(
+        VOCABULARY, **SMALL, max_length=LENGTH, pad_id=0, end_id=9, **x
+    ),
+    "mbart": lambda **x: models.mbart(
+        VOCABULARY, **SMALL, max_length=LENGTH, pad_id=0, end_id=9, **x
+    ),
+    "pegasus": lambda **x: models.pegasus(VOCABULARY, **SMALL, **x),
+    "marian": lambda **x: models.marian(VOCABULARY, **SMALL, pad_id=0, **x),
     "t5": lambda **x: models.t5(VOCABULARY, **SMALL, gated=True, num_buckets=8, **x),
     "transformer": lambda **x: models.transformer(VOCABULARY, 11, **SMALL, **x),
 }
@@ -57,6 +65,10 @@ CASES = {
         if head not in ("backbone", "encoder", "replaced_token_detection")
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
+    "bart, sequence_classifier": ("bart", "sequence_classifier"),
+    "bart, question_answering": ("bart", "question_answering"),
+    "mbart, sequence_classifier": ("mbart", "sequence_classifier"),
+    "marian, backbone": ("marian", "backbone"),
     "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
     "gpt, backbone": ("gpt", "backbone"),
     "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
@@ -65,7 +77,7 @@ CASES = {
 }
 # The others' graphs have no other operators than those of their family.
 EXPORTED = ["bert, sequence_classifier", "gpt", "t5", "transformer"]
-DECODING = ["gpt", "llama", "t5", "transformer"]
+DECODING = ["gpt", "llama", "t5", "transformer", "bart", "pegasus"]
 # What transformers has no model for.
 OURS_ALONE = {
     "bert, sentence_embedding",
