@@ -98,7 +98,7 @@ def _of_vocabulary(
         ("vocab.txt",): _word_piece,
         ("spiece.model",): t5_tokenizer,
         ("source.spm", "target.spm", "vocab.json"): partial(marian_tokenizer, is_target=target),
-        ("vocab.json", "merges.txt"): pairs.get(kind, _byte_pairs),
+        ("vocab.json", "merges.txt"): pairs.get(str(kind), _byte_pairs),
     }
     if kind in JSON_ONLY:
         raise ValueError(

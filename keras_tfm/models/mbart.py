@@ -71,7 +71,8 @@ def mbart(
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 
     `start_id`, `end_id` and the forced tokens do not change the model. They are kept in
-    `model.arguments`, loaded and saved with a checkpoint.
+    `model.arguments`, loaded and saved with a checkpoint. Classifiers on the model read `start_id`
+    and `end_id`.
 
     Returns:
         A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).

@@ -47,6 +47,7 @@ def end_token_features(model: keras.Model, features: Tensor) -> Tensor | None:
     end_id = arguments["end_id"]
     if not isinstance(end_id, int):
         raise ValueError(f"{model.name}: this head needs one end_id, got {end_id!r}")
-    dtype = identity.features_marker(model).dtype_policy
-    pooling = SequencePooling("last", dtype=dtype, name="pooling")
+    marker = identity.features_marker(model)
+    assert marker is not None
+    pooling = SequencePooling("last", dtype=marker.dtype_policy, name="pooling")
     return pooling(features, mask=ops.equal(model.input, end_id))

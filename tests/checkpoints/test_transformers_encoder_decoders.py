@@ -1,6 +1,7 @@
 """BART, mBART, Pegasus and Marian beside transformers itself: outputs and tokens, both ways."""
 
 import functools
+import importlib
 import json
 
 import numpy as np
@@ -10,7 +11,9 @@ from grids import one_of_each
 from live_transformers import made, saved
 from safetensors.numpy import load_file, save_file
 
-from keras_tfm import checkpoints, generation
+from keras_tfm import checkpoints, generation, models
+from keras_tfm.checkpoints.huggingface import FAMILIES
+from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.generation import Beam
 
 torch = pytest.importorskip("torch")
@@ -113,6 +116,15 @@ def test_both_ways(name, options, tmp_path):
     assert_same(ours, theirs)
     again = saved(ours, type(theirs), tmp_path / "ours")
     assert_same(ours, again)
+    if not isinstance(ours.input, dict):
+        return
+    source, _, real = ids_of(theirs)
+    with torch.no_grad():
+        stack = theirs.get_encoder()
+        expected = stack(torch.from_numpy(source), attention_mask=torch.from_numpy(real))
+    x = expected.last_hidden_state.numpy()[real]
+    found = to_numpy(models.encoder(ours)(source))[real]
+    assert_close(found, x, FEATURES * max(1.0, float(np.abs(x).max())))
 
 
 @functools.cache
@@ -266,6 +278,10 @@ def test_start_end_and_forced_tokens_are_loaded_and_saved(tmp_path):
 def test_older_folders_have_the_ids_in_the_configuration(tmp_path):
     made("MBartForConditionalGeneration", SIZES, tmp_path)
     (tmp_path / "generation_config.json").unlink()
+    rewritten(
+        tmp_path, normalize_before=True, add_final_layer_norm=True, normalize_embedding=True,
+        static_position_embeddings=False, add_bias_logits=False, extra_pos_embeddings=2,
+    )  # fmt: skip
     rewritten(tmp_path, decoder_start_token_id=9, forced_bos_token_id=8, forced_eos_token_id=None)
     arguments = checkpoints.load_huggingface(tmp_path).arguments
     assert (arguments["start_id"], arguments["forced_first_id"]) == (9, 8)
@@ -349,11 +365,36 @@ def folder_of(tmp_path):
     ],
 )
 def test_a_head_that_transformers_lacks_is_not_saved(family, head, message, tmp_path):
-    from keras_tfm import models
-
     small = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 5, "max_length": 7}
     arguments = {"num_classes": 2} if head == "token_classifier" else {}
     model = getattr(models, head)(getattr(models, family)(11, **small), **arguments)
     with pytest.raises(ValueError, match=message):
         checkpoints.save_huggingface(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
+
+
+# Sizes
+
+
+SIZE_CASES = {
+    ("bart", "base"): ("BartModel", 50265),
+    ("bart", "large"): ("BartModel", 50265),
+    ("mbart", "large"): ("MBartModel", 250027),
+    ("pegasus", "large"): ("PegasusModel", 96103),
+    ("marian", "base"): ("MarianModel", 58101),
+    ("marian", "big"): ("MarianModel", 57851),
+}
+
+
+@pytest.mark.parametrize(("family", "size"), SIZE_CASES)
+def test_sizes_have_as_many_parameters_as_transformers(family, size):
+    name, vocabulary_size = SIZE_CASES[family, size]
+    sizes = importlib.import_module(f"keras_tfm.models.{family}").SIZES
+    with without_storage():
+        ours = models.backbone(getattr(models, family)(vocabulary_size, **sizes[size]))
+    cls = getattr(transformers, name)
+    fields = FAMILIES[family].fields(ours, name)
+    with torch.device("meta"):
+        theirs = cls(cls.config_class(**fields))
+    trained = sum(x.numel() for x in theirs.parameters() if x.requires_grad)
+    assert ours.count_params() == trained

@@ -68,7 +68,6 @@ CASES = {
     "bart, sequence_classifier": ("bart", "sequence_classifier"),
     "bart, question_answering": ("bart", "question_answering"),
     "mbart, sequence_classifier": ("mbart", "sequence_classifier"),
-    "marian, backbone": ("marian", "backbone"),
     "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
     "gpt, backbone": ("gpt", "backbone"),
     "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
