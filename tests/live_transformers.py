@@ -1,19 +1,30 @@
 """Models of transformers with random weights, loaded here and saved back."""
 
+import re
+
 from keras_tfm import checkpoints
 
 
-def made(name, options, folder):
-    """A model of transformers with noise on every parameter, and ours, loaded from its folder."""
+def made(name, options, folder, seed=0, shrunk=1.0):
+    """A model of transformers with noise on every parameter, and ours, loaded from its folder.
+
+    `shrunk`: the factor of token embeddings and the bias of logits. With small ones, a decoder
+    repeats its last token less often.
+    """
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     cls = getattr(transformers, name)
     theirs = cls(cls.config_class(**options)).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape))
+        biases = [x for name, x in theirs.named_buffers() if name == "final_logits_bias"]
+        for parameter in (*theirs.parameters(), *biases):
+            if parameter.requires_grad or not isinstance(parameter, torch.nn.Parameter):
+                parameter.add_(0.3 * torch.randn(parameter.shape))
+        for name, parameter in (*theirs.named_parameters(), *theirs.named_buffers()):
+            if re.search(r"shared\.|embed_tokens|final_logits_bias", name):
+                parameter.mul_(shrunk)
     theirs.save_pretrained(folder)
     return theirs, checkpoints.load_huggingface(folder)
 

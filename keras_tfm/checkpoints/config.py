@@ -102,6 +102,12 @@ class Config:
         raise ValueError(f"{self.file}: {name} must be {expected}, got {value!r}")
 
     @property
+    def generation_fields(self) -> dict[str, Any] | None:
+        """The fields of `generation_config.json`, or None if the folder has no such file."""
+        file = self.file.with_name("generation_config.json")
+        return dict(read_json(file)) if file.is_file() else None
+
+    @property
     def num_labels(self) -> int:
         """The number of classes of a classifier."""
         labels = self.labels

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.names import Named, Names
@@ -54,6 +55,8 @@ class Family:
         is_of: function of a model of the builder that tells whether it is of this `model_type`.
         names: `Names`, how the names in the files differ from those in the table.
         base: str, the architecture whose tensor names have no prefix.
+        constants: function of a model that returns the tensors that are not weights here, because
+            the configuration determines their values. They are saved, and compared when loaded.
     """
 
     model_type: str
@@ -65,6 +68,7 @@ class Family:
     is_of: Callable[[Model], bool] = lambda model: True
     names: Names = field(default_factory=Names)
     base: str = ""
+    constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.albert import ALBERT
+from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.distilbert import DISTILBERT
@@ -37,7 +38,10 @@ _DECODERS = (
     *(QWEN3, QWEN2, MISTRAL, LLAMA),
     *(GEMMA3, GEMMA2, GEMMA),
 )
-FAMILIES: dict[str, Family] = {x.model_type: x for x in (*_ENCODERS, *_DECODERS, T5)}
+_ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN)
+FAMILIES: dict[str, Family] = {
+    x.model_type: x for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS)
+}
 # Relative tolerance: a rebuilt model sums a few hundred products in another order.
 TOLERANCE = 1e-4
 
@@ -48,13 +52,15 @@ def load_huggingface(
     """Loads a folder saved by `transformers` as a Keras model.
 
     It reads `config.json` and `model.safetensors`, or the files listed in
-    `model.safetensors.index.json`. It reads no other files and does not use the network. Weights in
-    half precision become float32.
+    `model.safetensors.index.json`; for BART and its relatives also `generation_config.json`, if it
+    exists. It reads no other files and does not use the network. Weights in half precision become
+    float32.
 
     Args:
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
             "distilbert", "electra", "albert", "gpt2", "openai-gpt", "gpt_neo", "llama", "mistral",
-            "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text" or "t5".
+            "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart", "mbart", "pegasus" or
+            "marian".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -64,7 +70,10 @@ def load_huggingface(
             For GPT-Neo, Llama, Mistral, Qwen2, Qwen3 and Gemma 1 to 3: "LlamaForCausalLM" and
             "LlamaModel" ("Gemma3TextModel"). For all of these: "LlamaForSequenceClassification"
             ("Gemma3TextForSequenceClassification").
-            For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel".
+            For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel". For BART, mBART
+            and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
+            "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
+            "MarianMTModel" and "MarianModel".
         options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
@@ -110,7 +119,9 @@ def load_huggingface(
         return make(family.builder(**arguments), config)
 
     with without_storage():  # check first: a configuration may describe a model of any size
-        named.check(name, family.entries(build()), _hint(family, named, name))
+        empty = build()
+        named.take_constants(family.constants(empty))
+        named.check(name, family.entries(empty), _hint(family, named, name))
     model = build()
     load_entries(named, family.entries(model))
     return model
@@ -162,8 +173,9 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
             adapters are merged.
         folder: str or Path. Created if it does not exist; existing files of these two names are
             replaced.
-        end_id: int, the token at which `generate` of `transformers` stops. Default: the family's
-            own, 1 for T5 and 50256 for a GPT-2 with GPT-2's vocabulary; otherwise none is written.
+        end_id: int, the token at which `generate` of `transformers` stops. Default: the model's
+            argument `end_id`, 1 for T5 and 50256 for a GPT-2 with GPT-2's vocabulary; otherwise
+            none is written.
 
     Raises:
         ValueError: the model is of another kind, has a weight or an option that `transformers` does
@@ -202,7 +214,9 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
     architecture = family.architecture_of(model)
     fields = family.fields(model, architecture)
     entries = family.entries(model)
-    tensors = save_entries(entries, "" if architecture == family.base else family.names.prefix)
+    prefix = "" if architecture == family.base else family.names.prefix
+    tensors = save_entries(entries, prefix)
+    tensors |= {prefix + name: value for name, value in family.constants(model).items()}
     config = {"architectures": [architecture], "model_type": family.model_type, **fields}
     config["dtype"] = "float32"
     if end_id is not None:
@@ -250,7 +264,7 @@ def _compare(model: Model, again: Model) -> None:
         segments = rng.integers(0, given["num_segments"], segments.shape, "int32")
     arrays = {
         "source": ids[0],
-        "target": ids[1],
+        "target": ids[1] % (given.get("target_vocabulary_size") or given["vocabulary_size"]),
         "tokens": ids[0],
         "segments": segments,
         "mask_positions": np.tile(np.arange(length, dtype="int32"), (3, 1)),

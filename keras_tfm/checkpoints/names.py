@@ -9,6 +9,9 @@ import numpy as np
 from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.tensors import FLOATS, Tensors
 
+# Numbers up to 1 that were rounded to bfloat16.
+CONSTANT_TOLERANCE = 4e-3
+
 
 @dataclass(frozen=True)
 class Names:
@@ -74,6 +77,27 @@ class Named:
                 self.own[name] = self.own.pop(alias)
             elif self.same(alias, name):
                 del self.own[alias]
+
+    def take_constants(self, constants: Mapping[str, np.ndarray]) -> None:
+        """Removes the tensors with known values.
+
+        Args:
+            constants: dict from a tensor's name to its value.
+
+        Raises:
+            ValueError: a tensor in the files has another value.
+        """
+        for name, value in constants.items():
+            if name not in self.own:
+                continue
+            found = self.array(name)
+            if found.shape != value.shape or not np.allclose(found, value, 0, CONSTANT_TOLERANCE):
+                raise ValueError(
+                    f"{self.tensors[self.own[name]].file}: expected {self.own[name]} to have the "
+                    f"shape {value.shape} and its constant values, got other values of shape "
+                    f"{found.shape}"
+                )
+            del self.own[name]
 
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor, float32."""

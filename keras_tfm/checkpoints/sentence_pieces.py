@@ -55,6 +55,15 @@ def read_model(file: Path) -> SentencePieceModel:
     return SentencePieceModel(pieces, kinds, algorithm, characters)
 
 
+def processor_of(file: Path) -> Any:
+    """The model as a `sentencepiece.SentencePieceProcessor`."""
+    content = file.read_bytes()
+    if not content:
+        raise ValueError("the file is empty")
+    package = import_package("sentencepiece")
+    return package.SentencePieceProcessor(model_proto=content)
+
+
 def llama(settings: TokenizerSettings, file: Path) -> Any:
     """The tokenizer of Llama 1 and 2: byte pairs, a space before the text, bytes as fallback."""
     package = settings.package
@@ -106,7 +115,7 @@ def albert(settings: TokenizerSettings, file: Path) -> Any:
         if model.characters:
             steps.append(normalizers.Precompiled(model.characters))
         tokenizer.normalizer = normalizers.Sequence(steps)
-    _split_at_spaces(settings, tokenizer)
+    split_at_spaces(settings, tokenizer)
     names = {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "sep": "[SEP]", "pad": "<pad>"}
     names |= {"cls": "[CLS]", "mask": "[MASK]"}
     settings.add_tokens(tokenizer, {**names}, _added(package, model))
@@ -132,7 +141,7 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Any:
         tokenizer = package.Tokenizer(package.models.Unigram(pieces, unk_id=3, byte_fallback=False))
         if model.characters:
             tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
-    _split_at_spaces(settings, tokenizer)
+    split_at_spaces(settings, tokenizer)
     settings.add_tokens(tokenizer, {**names}, _added(package, model))
     begin, end = texts["bos"], texts["eos"]
     tokenizer.post_processor = package.processors.TemplateProcessing(
@@ -146,13 +155,8 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Any:
 def t5(settings: TokenizerSettings, file: Path) -> Any:
     """The unigram tokenizer of T5 (arXiv:1804.10959); sentinels follow in reverse order."""
     package = settings.package
-    sentencepiece = import_package("sentencepiece")
     with reading(file):
-        content = file.read_bytes()
-        if not content:
-            raise ValueError("the file is empty")
-        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-        model = read_model(file)
+        processor, model = processor_of(file), read_model(file)
         sentinels = [f"<extra_id_{i}>" for i in range(int(settings.get("extra_ids", 100)))]
         known = {piece for piece, _ in model.pieces}
         pieces = [*model.pieces, *((x, 0.0) for x in reversed(sentinels) if x not in known)]
@@ -161,7 +165,7 @@ def t5(settings: TokenizerSettings, file: Path) -> Any:
         )
         if model.characters:
             tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
-    _split_at_spaces(settings, tokenizer)
+    split_at_spaces(settings, tokenizer)
     names = [settings.text(*x) for x in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))]
     tokenizer.add_special_tokens([*names, *sentinels])
     end = names[0]
@@ -224,7 +228,7 @@ def _decoders(package: Any) -> list[Any]:
     return [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
-def _split_at_spaces(settings: TokenizerSettings, tokenizer: Any) -> None:
+def split_at_spaces(settings: TokenizerSettings, tokenizer: Any) -> None:
     """Words at spaces, which are marked, as unigram models expect them."""
     package = settings.package
     prefix = settings.get("add_prefix_space")

@@ -6,34 +6,42 @@ from typing import Any
 
 from keras_tfm.checkpoints import byte_pairs, sentence_pieces
 from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.marian_pieces import marian
 from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings, reading
 
 # The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
 SPARE_ROWS = 1024
 
 
-def load_tokenizer(folder: str | Path) -> Any:
+def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
         folder: contains `tokenizer.json`; or the files of a tokenizer class of `transformers`:
             `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
             GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
-            (XLM-R) or `tokenizer.model` (Llama, Gemma). The class is that of
-            `tokenizer_config.json`, or else follows from the model type in `config.json`. Added
-            tokens and other settings are read from `tokenizer_config.json`,
-            `special_tokens_map.json` and `added_tokens.json`, which are optional.
+            (XLM-R), `tokenizer.model` (Llama, Gemma) or `source.spm`, `target.spm` and
+            `vocab.json` (Marian). The class is that of `tokenizer_config.json`, or else follows
+            from the model type in `config.json`. Added tokens and other settings are read from
+            `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, which are
+            optional.
+        target: bool, whether to load the tokenizer of target texts, which Marian has. It also
+            decodes generated tokens, as the other one does if both have one vocabulary.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
         around a text ([CLS] and [SEP]; </s>). `export_tflite(tokenizer=...)` stores it in the file.
+        Marian: where `transformers` has one unknown token for a piece of `source.spm` that
+        `vocab.json` lacks, or for several characters in a row that `source.spm` lacks, this
+        tokenizer has the ids of smaller pieces or of the characters, if `vocab.json` has them.
 
     Raises:
         FileNotFoundError: the folder does not exist, or has none of these files.
         ValueError: a file is damaged; the class is another one, and there is no `tokenizer.json`;
             an added token gets another id than the settings say; or the vocabulary is larger than
-            `vocab_size` in `config.json`, or smaller by more than 1,024.
-        ModuleNotFoundError: `tokenizers`, or for T5 `sentencepiece`, is not installed.
+            `vocab_size` in `config.json`, or smaller by more than 1,024; or `target` is True for
+            another model than Marian.
+        ModuleNotFoundError: `tokenizers`, or for T5 and Marian `sentencepiece`, is not installed.
 
     Example:
 
@@ -49,6 +57,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
+    if target and not (folder / "target.spm").is_file():
+        raise ValueError(f"target=True is for Marian, but {folder} has no target.spm")
     settings = TokenizerSettings(folder)
     config = Config(folder) if (folder / "config.json").is_file() else None
     if (folder / "tokenizer.json").is_file():
@@ -57,9 +67,10 @@ def load_tokenizer(folder: str | Path) -> Any:
             tokenizer.no_truncation()
             tokenizer.no_padding()
     else:
-        tokenizer = _of_vocabulary(settings, config)
-    if config is not None and "vocab_size" in config.fields:
-        _check_size(folder, tokenizer, config.integer("vocab_size", None))
+        tokenizer = _of_vocabulary(settings, config, target)
+    size = "decoder_vocab_size" if target else "vocab_size"
+    if config is not None and size in config.fields:
+        _check_size(folder, tokenizer, config.integer(size, None))
     return tokenizer
 
 
@@ -72,7 +83,7 @@ def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
         )
 
 
-def _of_vocabulary(settings: TokenizerSettings, config: Config | None) -> Any:
+def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: bool) -> Any:
     """The tokenizer of a folder without `tokenizer.json`, by its class in transformers."""
     folder = settings.folder
     model_type = None if config is None else config.fields.get("model_type")
@@ -90,7 +101,8 @@ def _of_vocabulary(settings: TokenizerSettings, config: Config | None) -> Any:
         raise FileNotFoundError(
             f"{folder} has no tokenizer: neither tokenizer.json nor {' with '.join(files)}"
         )
-    return make(settings, *(folder / file for file in files))
+    options = {"is_target": target} if make is marian else {}
+    return make(settings, *(folder / file for file in files), **options)
 
 
 def _has(folder: Path, files: tuple[str, ...]) -> bool:
@@ -140,6 +152,7 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "GPT2Tokenizer": (_PAIRS, byte_pairs.gpt2),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),
     "Qwen2Tokenizer": (_PAIRS, byte_pairs.qwen2),
+    "MarianTokenizer": (("source.spm", "target.spm", "vocab.json"), marian),
     "T5Tokenizer": (("spiece.model",), sentence_pieces.t5),
     "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
     "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
@@ -153,6 +166,7 @@ _OF_MODEL_TYPE = {
     **dict.fromkeys(("gpt2", "gpt_neo"), "GPT2Tokenizer"),
     **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"),
     **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
+    "marian": "MarianTokenizer",
     "t5": "T5Tokenizer",
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -160,4 +174,4 @@ _OF_MODEL_TYPE = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
 }
 # The classes of a folder without any configuration, by its files.
-_UNNAMED = ("BertTokenizer", "T5Tokenizer", "GPT2Tokenizer")
+_UNNAMED = ("BertTokenizer", "T5Tokenizer", "MarianTokenizer", "GPT2Tokenizer")

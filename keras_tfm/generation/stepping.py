@@ -68,7 +68,8 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
     sizes = vocabulary_sizes(model)
     inputs = {}
     for name, x in input_specs(model).items():
-        unknown = length if name == target else length + 1
+        # Another length than the target's, but not a longer one: position tables may end there.
+        unknown = length if name == target else max(2, length - 1)
         shape = tuple(2 if i == 0 else d or unknown for i, d in enumerate(x.shape))
         if name == target and x.shape[1] is not None:
             raise ValueError(

@@ -1,6 +1,7 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
 from keras_tfm.models.albert import albert
+from keras_tfm.models.bart import bart
 from keras_tfm.models.bert import bert
 from keras_tfm.models.distilbert import distilbert
 from keras_tfm.models.electra import electra, replaced_token_detection
@@ -19,7 +20,10 @@ from keras_tfm.models.heads import (
 from keras_tfm.models.identity import describe
 from keras_tfm.models.llama import llama
 from keras_tfm.models.lora import enable_lora
+from keras_tfm.models.marian import marian
+from keras_tfm.models.mbart import mbart
 from keras_tfm.models.model import Model
+from keras_tfm.models.pegasus import pegasus
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
@@ -29,6 +33,7 @@ __all__ = [
     "Model",
     "albert",
     "backbone",
+    "bart",
     "bert",
     "describe",
     "distilbert",
@@ -38,8 +43,11 @@ __all__ = [
     "gemma",
     "gpt",
     "llama",
+    "marian",
     "masked_language_model",
+    "mbart",
     "next_sentence",
+    "pegasus",
     "question_answering",
     "replaced_token_detection",
     "roberta",

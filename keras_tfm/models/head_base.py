@@ -7,6 +7,7 @@ import keras
 
 from keras_tfm.layers import Dropout, SequencePooling, TokenEmbedding
 from keras_tfm.models import identity
+from keras_tfm.models.shifted_source import end_token_features
 
 Tensor = Any
 # Arguments of heads that are not recorded in the model's identity.
@@ -91,7 +92,8 @@ class HeadBase:
         if self._pooled is None:
             activation = self.argument("pooler_activation", None, "tanh")
             dense = self.dense(self.features.shape[-1], "pooler", activation)
-            x = dense(self.features[:, 0])
+            at_end = end_token_features(self.model, self.features)
+            x = dense(self.features[:, 0] if at_end is None else at_end)
             marker = identity.PooledMarker(
                 dtype=self.dtype, name=unused_name(self.model, "pooled_marker")
             )

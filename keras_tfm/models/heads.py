@@ -24,6 +24,7 @@ from keras_tfm.layers import LayerNormalization, OutputBias, TokenEmbedding
 from keras_tfm.models import identity
 from keras_tfm.models.head_base import HeadBase, unused_name
 from keras_tfm.models.model import Model
+from keras_tfm.models.shifted_source import with_shifted_source
 
 Tensor = Any
 
@@ -50,7 +51,7 @@ def encoder(model: keras.Model) -> Model:
     """Returns the encoder of an encoder-decoder model: from `source` to features (B, S, D).
 
     Args:
-        model: model made by `transformer` or `t5`.
+        model: encoder-decoder model, such as `models.t5(...)`.
 
     Raises:
         ValueError: the model has no encoder.
@@ -179,6 +180,9 @@ def sequence_classifier(
     dense layer with tanh on the first token's features. With `pooling="last"` it is one dense layer
     without bias on the last token that is not padding, as in GPT-2 and Llama.
 
+    On `bart`, `mbart`, `pegasus` and `marian`, the decoder reads the source again, shifted right,
+    and the pooled token is the last end token of the source. The only input is `source`.
+
     Args:
         model: functional model, such as `models.bert(...)`.
         num_classes: int, number of classes (C); 1 for regression.
@@ -198,6 +202,7 @@ def sequence_classifier(
     (None, 3)
     """
     labels = _checked_labels(labels, num_classes)
+    model = with_shifted_source(model) if features is None else model
     base = HeadBase(model, features, kernel_initializer, dtype)
     pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
     if pooling not in ("first", "last"):
@@ -248,7 +253,8 @@ def question_answering(
     """Adds BERT's head for SQuAD: logits of an answer's start (B, T) and end (B, T).
 
     The outputs are a dict of "start" and "end". The question is segment 0 and the text segment 1
-    (arXiv:1810.04805, section 4.2).
+    (arXiv:1810.04805, section 4.2). On `bart` and its relatives, the decoder reads the source
+    again, shifted right, and the only input is `source`.
 
     Args:
         model: functional model, such as `models.bert(...)`.
@@ -261,6 +267,7 @@ def question_answering(
     >>> {name: x.shape for name, x in question_answering(model).output.items()}
     {'start': (None, None), 'end': (None, None)}
     """
+    model = with_shifted_source(model) if features is None else model
     base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("question_answering", locals(), base.features)
     start, end = ops.unstack(base.dense(2, "span")(x), 2, axis=-1)

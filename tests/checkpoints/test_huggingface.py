@@ -109,7 +109,7 @@ def hand_composed():
     ("make", "message"),
     [
         # With the first GPT's layers under their names: names make no family.
-        (hand_composed, r"models\.t5, got 'own', composed by hand$"),
+        (hand_composed, r"models\.marian, got 'own', composed by hand$"),
         (lambda: models.transformer(11, **SMALL), r"got 'transformer', of models\.transformer$"),
         (
             lambda: models.gpt(11, **{**SMALL, "intermediate_dim": 32}, normalize_first=False,
@@ -332,7 +332,7 @@ def test_another_head_takes_what_was_learnt():
         ("bert_model", {"hidden_dropout_prob": 2}),
         ("bert_masked", {"tie_word_embeddings": False}),
         ("bert_sequence", {"id2label": []}),
-        ("bert_model", {"model_type": "bart"}),
+        ("bert_model", {"model_type": "xlnet"}),
         ("bert_model", {"model_type": None}),
         ("bert_model", {"architectures": ["BertModel", "BertForMaskedLM"]}),
         ("gpt2", {"activation_function": "mish"}),

@@ -40,6 +40,14 @@ BUILDERS = {
         query_pre_attention_scalar=3, max_length=LENGTH, **x
     ),
     "gpt": lambda **x: models.gpt(VOCABULARY, **SMALL, max_length=LENGTH, **x),
+    "bart": lambda **x: models.bart(
+        VOCABULARY, **SMALL, max_length=LENGTH, pad_id=0, end_id=9, **x
+    ),
+    "mbart": lambda **x: models.mbart(
+        VOCABULARY, **SMALL, max_length=LENGTH, pad_id=0, end_id=9, **x
+    ),
+    "pegasus": lambda **x: models.pegasus(VOCABULARY, **SMALL, **x),
+    "marian": lambda **x: models.marian(VOCABULARY, **SMALL, pad_id=0, **x),
     "t5": lambda **x: models.t5(VOCABULARY, **SMALL, gated=True, num_buckets=8, **x),
     "transformer": lambda **x: models.transformer(VOCABULARY, 11, **SMALL, **x),
 }  # fmt: skip
@@ -62,6 +70,9 @@ CASES = {
         if head not in ("backbone", "encoder", "replaced_token_detection")
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
+    "bart, sequence_classifier": ("bart", "sequence_classifier"),
+    "bart, question_answering": ("bart", "question_answering"),
+    "mbart, sequence_classifier": ("mbart", "sequence_classifier"),
     "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
     "gpt, backbone": ("gpt", "backbone"),
     "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
@@ -71,7 +82,7 @@ CASES = {
 }
 # The others' graphs have no other operators than those of their family.
 EXPORTED = ["bert, sequence_classifier", "gpt", "t5", "transformer"]
-DECODING = ["gemma", "gpt", "llama", "t5", "transformer"]
+DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus"]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}
 # What transformers has no model for.

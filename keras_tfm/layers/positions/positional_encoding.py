@@ -32,6 +32,8 @@ class PositionalEncoding(RematerializedLayer):
     Args:
         max_wavelength: float, w; the longest wavelength is 2 pi w.
         dropout: float, dropout rate of the sum.
+        interleaved: bool, sines and cosines alternate (True), or all sines come first (False), as
+            in the checkpoints of Marian and Pegasus.
 
     Call arguments:
         inputs: float tensor (..., T, D).
@@ -54,11 +56,18 @@ class PositionalEncoding(RematerializedLayer):
     [0.8410000205039978, 0.5400000214576721, 0.009999999776482582, 1.0]
     """
 
-    def __init__(self, max_wavelength: float = 10000.0, dropout: float = 0.0, **kwargs: Any):
+    def __init__(
+        self,
+        max_wavelength: float = 10000.0,
+        dropout: float = 0.0,
+        interleaved: bool = True,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         check_positive("max_wavelength", max_wavelength)
         self.max_wavelength = max_wavelength
         self.dropout = dropout
+        self.interleaved = interleaved
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
@@ -74,7 +83,10 @@ class PositionalEncoding(RematerializedLayer):
         dim = inputs.shape[-1]
         frequencies = angular_frequencies(dim, self.max_wavelength)
         pairs = sinusoids(positions_of(inputs, positions), frequencies)  # (..., T, ceil(D/2), 2)
-        encoding = merge_last(pairs)
+        if self.interleaved:
+            encoding = merge_last(pairs)
+        else:
+            encoding = ops.concatenate([pairs[..., 0], pairs[..., 1]], axis=-1)
         if dim % 2:
             encoding = encoding[..., :dim]
         x = inputs + ops.cast(encoding, inputs.dtype)
@@ -90,4 +102,5 @@ class PositionalEncoding(RematerializedLayer):
             **super().get_config(),
             "max_wavelength": self.max_wavelength,
             "dropout": self.dropout,
+            "interleaved": self.interleaved,
         }

@@ -1,0 +1,195 @@
+"""Tokenizers of BART and Marian beside those of transformers."""
+
+import io
+import json
+
+import pytest
+from small_tokenizers import byte_pairs
+
+from keras_tfm import checkpoints
+
+pytest.importorskip("tokenizers")
+sentencepiece = pytest.importorskip("sentencepiece")
+transformers = pytest.importorskip("transformers")
+
+# Both sides know all characters.
+LETTERS = " ".join("ACDEHIKMTabcdefghiklmnoprstuwzÄößäü.,!?+=1234")
+ENGLISH = [
+    LETTERS,
+    "The cat sat on the mat.",
+    "A dog and a cat were here!",
+    "Is 1 + 2 = 3 or 4?",
+] * 9
+GERMAN = [
+    LETTERS,
+    "Die Katze saß auf der Matte.",
+    "Ein Hund, größer als Äpfel!",
+    "Ist 1 + 2 = 3?",
+] * 9
+TEXTS = [
+    *ENGLISH[:4], *GERMAN[:4], "", " ", "the  cat\n\tsat ", "cats, dogs & mats", "THE", "saß",
+    "der", "½ \uff46\uff55", "日", "日本語 cat", "Äpfel größer", "</s> cat", "<pad>",
+    ">>deu<< the cat", "a\u200bb", "\U0010ffffder",
+]  # fmt: skip
+SPECIAL = ["</s>", "<unk>", "<pad>"]
+
+
+def trained(texts, size, **options):
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=size, model_type="unigram",
+        hard_vocab_limit=False, minloglevel=2, character_coverage=1.0, **options,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+def pieces(model):
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
+
+
+@pytest.fixture(scope="module", params=["one vocabulary", "two vocabularies"])
+def marian(request, tmp_path_factory):
+    """A folder of Marian's tokenizer, with ids in another order than those of SentencePiece."""
+    folder = tmp_path_factory.mktemp("marian")
+    sides = [trained(ENGLISH, 90), trained(GERMAN, 90)]
+    for name, model in zip(("source", "target"), sides, strict=True):
+        (folder / f"{name}.spm").write_bytes(model)
+    both = sorted({*pieces(sides[0]), *pieces(sides[1])}, reverse=True)
+    separate = request.param == "two vocabularies"
+    written = {
+        "vocab.json": sorted(pieces(sides[0]), reverse=True) if separate else both,
+        **({"target_vocab.json": pieces(sides[1])} if separate else {}),
+    }
+    for name, entries in written.items():
+        tokens = [*SPECIAL, *entries, ">>deu<<"]
+        (folder / name).write_text(json.dumps({x: i for i, x in enumerate(tokens)}))
+    sizes = {name: len(entries) + 4 for name, entries in written.items()}
+    config = {
+        "model_type": "marian", "vocab_size": sizes["vocab.json"],
+        "decoder_vocab_size": sizes.get("target_vocab.json", sizes["vocab.json"]),
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"separate_vocabs": separate, "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("target", [False, True])
+def test_ids_of_marian_are_those_of_transformers(target, marian):
+    ours = checkpoints.load_tokenizer(marian, target=target)
+    theirs = transformers.MarianTokenizer.from_pretrained(marian)
+    for text in TEXTS:
+        given = {"text_target": text} if target else {"text": text}
+        assert ours.encode(text).ids == theirs(**given)["input_ids"], repr(text)
+
+
+def test_what_marian_has_no_piece_for(marian, tmp_path):
+    """Characters that source.spm lacks, and pieces that vocab.json lacks."""
+    for path in marian.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "source.spm").write_bytes(trained(["the cat", "a hat"] * 9, 12))
+    ours = checkpoints.load_tokenizer(tmp_path)
+    words = ours.encode("the Hund").tokens
+    assert words[-5:] == ["H", "u", "n", "d", "</s>"]
+    assert ours.encode("the 日").tokens[-2:] == ["日", "</s>"]
+    assert ours.encode("the 日").ids[-2:] == [1, 0]
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_every_id_of_a_target_becomes_text(marian):
+    ours = checkpoints.load_tokenizer(marian, target=True)
+    theirs = transformers.MarianTokenizer.from_pretrained(marian)
+    for text in GERMAN[1:4]:
+        assert ours.decode(ours.encode(text).ids) == text
+    for i in range(ours.get_vocab_size()):
+        if ours.id_to_token(i) == ">>deu<<":
+            continue  # transformers writes it into the text
+        ids = [5, i]
+        assert ours.decode(ids).strip() == theirs.decode(ids, skip_special_tokens=True), i
+
+
+def test_a_file_translates_texts(tmp_path, marian):
+    """The tokenizers of both sides in one file."""
+    from keras_tfm import export, models, runtime
+
+    config = json.loads((marian / "config.json").read_text())
+    separate = config["decoder_vocab_size"] != config["vocab_size"]
+    model = models.marian(
+        config["vocab_size"], dim=8, num_layers=1, num_heads=2, intermediate_dim=16,
+        target_vocabulary_size=config["decoder_vocab_size"] if separate else None,
+        pad_id=2,
+    )  # fmt: skip
+    source = checkpoints.load_tokenizer(marian)
+    target = checkpoints.load_tokenizer(marian, target=True)
+    options = {"start_id": model.arguments["start_id"], "end_id": 0}
+    path = tmp_path / "x.tflite"
+    export.export_tflite(
+        model, path, ["generate"], source_length=24, max_length=9, verify=False,
+        tokenizer={"source": source, "target": target}, **options,
+    )  # fmt: skip
+    file = runtime.load(path)
+    tokens = file.generate([source.encode("A cat").ids]).tokens
+    assert file.generate_text(["A cat"]) == [target.decode([int(i) for i in tokens[0]])]
+
+
+def test_ids_of_bart_are_those_of_transformers(tmp_path):
+    byte_pairs().model.save(str(tmp_path))
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    tokens = [*vocabulary, "<unk>", "<mask>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({x: i for i, x in enumerate(tokens)}))
+    (tmp_path / "config.json").write_text('{"model_type": "bart"}')
+    ours = checkpoints.load_tokenizer(tmp_path)
+    theirs = transformers.BartTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("hello").ids[0] == ours.token_to_id("<s>")
+    for text in [*TEXTS, "a <mask> b", "<s> a"]:
+        assert ours.encode(text).ids == theirs(text)["input_ids"], repr(text)
+        assert ours.encode(text, "b").ids == theirs(text, "b")["input_ids"], repr(text)
+    assert ours.decode(ours.encode("hello world").ids) == "hello world"
+
+
+def test_a_json_file_of_mbart_and_pegasus(tmp_path):
+    """As transformers writes it, with the language of the source after the text."""
+    model = trained(ENGLISH, 90)
+    for name in ("MBartTokenizer", "PegasusTokenizer"):
+        vocabulary = [(x, 0.0) for x in ("<s>", "<pad>", "</s>", "<unk>")]
+        vocabulary += [(x, -1.0 - i) for i, x in enumerate(pieces(model))]
+        theirs = getattr(transformers, name)(vocab=vocabulary)
+        theirs.save_pretrained(tmp_path / name)
+        ours = checkpoints.load_tokenizer(tmp_path / name)
+        for text in TEXTS:
+            assert ours.encode(text).ids == theirs(text)["input_ids"], (name, text)
+        assert ours.encode("cat").ids[-1] != ours.encode("cat").ids[0]
+
+
+@pytest.mark.parametrize("kind", ["mbart", "pegasus", "albert", "xlm-roberta"])
+def test_what_is_read_from_json_only(kind, tmp_path):
+    (tmp_path / "spiece.model").write_bytes(trained(ENGLISH, 90))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ValueError, match=f"a tokenizer of {kind} is read from tokenizer.json"):
+        checkpoints.load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("vocab.json", b'{"a": 0, "b": 2}', r"vocab.json cannot be read .*the ids 0, 1"),
+        ("vocab.json", b'{"a": 0}', r"expected the tokens \['</s>', '<pad>', '<unk>'\]"),
+        ("source.spm", b"", "source.spm cannot be read .the file is empty"),
+        ("source.spm", b"no model", "source.spm cannot be read"),
+        ("source.spm", trained(ENGLISH, 320, byte_fallback=True), "without byte fallback"),
+    ],
+)
+def test_damaged_files_of_marian(file, content, message, marian, tmp_path):
+    for path in marian.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        checkpoints.load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_marian_has_a_tokenizer_of_targets(tmp_path):
+    with pytest.raises(ValueError, match=r"target=True is for Marian, but .* has no target.spm"):
+        checkpoints.load_tokenizer(tmp_path, target=True)
