@@ -163,11 +163,11 @@ def test_a_json_file_of_mbart_and_pegasus(tmp_path):
         assert ours.encode("cat").ids[-1] != ours.encode("cat").ids[0]
 
 
-@pytest.mark.parametrize("kind", ["mbart", "pegasus", "albert", "xlm-roberta"])
+@pytest.mark.parametrize("kind", ["mbart", "pegasus"])
 def test_what_is_read_from_json_only(kind, tmp_path):
     (tmp_path / "spiece.model").write_bytes(trained(ENGLISH, 90))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(ValueError, match=f"a tokenizer of {kind} is read from tokenizer.json"):
+    with pytest.raises(ValueError, match=f"has no tokenizer.json, and without it.*'{kind}'"):
         checkpoints.load_tokenizer(tmp_path)
 
 
