@@ -84,7 +84,11 @@ class HeadBase:
         if self._pooled is None:
             activation = self.argument("pooler_activation", None, "tanh")
             dense = self.dense(self.features.shape[-1], "pooler", activation)
-            x = dense(self.features[:, 0])
+            x = self.features[:, 0]
+            rate = self.argument("pooler_dropout", None, 0.0)
+            if rate:
+                x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
+            x = dense(x)
             marker = identity.PooledMarker(
                 dtype=self.dtype, name=unused_name(self.model, "pooled_marker")
             )

@@ -29,6 +29,36 @@ HEADS = {
     "ForTokenClassification": {"num_labels": 5},
     "ForQuestionAnswering": {},
 }
+# Two heads of width 6: D differs from F and E. Rows of 13 tokens are longer than the exact half of
+# 6 buckets, and than 8 positions.
+DEBERTA = {
+    **SIZES, "hidden_size": 12, "num_attention_heads": 2, "max_position_embeddings": 17,
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 6,
+    "max_relative_positions": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}  # fmt: skip
+DEBERTA_OPTIONS = {
+    "c2p": {"pos_att_type": ["c2p"]},
+    "p2c, own projections": {"pos_att_type": "p2c", "share_att_key": False},
+    "own projections": {"share_att_key": False},
+    "own projections, c2p": {"share_att_key": False, "pos_att_type": ["c2p"]},
+    "odd buckets": {"position_buckets": 7, "max_relative_positions": 6},
+    "few buckets": {"position_buckets": 2, "max_relative_positions": 3},
+    "no buckets": {"position_buckets": -1},
+    "no buckets, every position": {"position_buckets": -1, "max_relative_positions": -1},
+    "buckets, every position": {"max_relative_positions": -1},
+    "no norm": {"norm_rel_ebd": "none"},
+    "no relative positions": {
+        "relative_attention": False, "pos_att_type": None, "norm_rel_ebd": "none",
+        "position_biased_input": True,
+    },
+    "absolute positions": {"position_biased_input": True},
+    "segments": {"type_vocab_size": 3},
+    "narrow embeddings": {"embedding_size": 5, "type_vocab_size": 2, "position_biased_input": True},
+    "convolution": {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "wide convolution": {"conv_kernel_size": 5, "conv_act": "tanh", "embedding_size": 5},
+    "activation": {"hidden_act": "relu", "layer_norm_eps": 0.1},
+}  # fmt: skip
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
     ("RobertaModel", {**SIZES, "pad_token_id": 3, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
@@ -49,6 +79,14 @@ MODELS = [
         for x, more in [*HEADS.items(), ("ForPreTraining", {})]
     ],
     ("AlbertModel", {**SIZES, "embedding_size": 10, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
+    *[(f"DebertaV2{x}", {**DEBERTA, **more}) for x, more in HEADS.items()],
+    *[("DebertaV2Model", {**DEBERTA, **more}) for more in DEBERTA_OPTIONS.values()],
+    ("DebertaV2ForMaskedLM", {**DEBERTA, "embedding_size": 5, "conv_kernel_size": 3}),
+    ("DebertaV2ForMaskedLM", {**DEBERTA, "legacy": False}),
+    (
+        "DebertaV2ForSequenceClassification",
+        {**DEBERTA, "num_labels": 3, "pooler_hidden_act": "tanh", "cls_dropout": 0.3},
+    ),
 ]
 OUTPUTS = {
     "features": "last_hidden_state",
@@ -60,16 +98,16 @@ OUTPUTS = {
 }
 
 
-def assert_same(ours, theirs):
+def assert_same(ours, theirs, length=8):
     pad = theirs.config.pad_token_id
     rng = np.random.default_rng(0)
-    ids = rng.choice(np.setdiff1d(np.arange(19), pad), (3, 8))
-    real = np.arange(8) < np.array([[8], [5], [1]])
+    ids = rng.choice(np.setdiff1d(np.arange(19), pad), (3, length))
+    real = np.arange(length) < np.array([[length], [5], [1]])
     ids = np.where(real, ids, pad)
     inputs = {"input_ids": ids, "attention_mask": real.astype("int64")}
     given = {"tokens": ids.astype("int32")}
     if any(x.name == "segments" for x in ours.inputs):
-        given["segments"] = (np.arange(8) >= 3).astype("int32")[np.newaxis].repeat(3, 0)
+        given["segments"] = (np.arange(length) >= 3).astype("int32")[np.newaxis].repeat(3, 0)
         inputs["token_type_ids"] = given["segments"].astype("int64")
     with torch.no_grad():
         output = theirs(**{name: torch.from_numpy(x) for name, x in inputs.items()})
@@ -90,16 +128,19 @@ FAST = {
     "DistilBertForMaskedLM",
     "ElectraForPreTraining",
     "AlbertForMaskedLM",
+    "DebertaV2ForMaskedLM",
 }
 
 
 @pytest.mark.parametrize(("name", "options"), one_of_each(MODELS, FAST))
 def test_both_ways(name, options, tmp_path):
     theirs, ours = made(name, options, tmp_path / "theirs")
-    assert_same(ours, theirs)
+    length = 13 if name.startswith("Deberta") else 8
+    assert_same(ours, theirs, length)
     again = saved(ours, type(theirs), tmp_path / "ours")
-    assert_same(ours, again)
-    for field in set(options) - {"num_labels"}:
+    assert_same(ours, again, length)
+    # "legacy" only names the tensors of the same head; it is saved as True.
+    for field in set(options) - {"num_labels", "legacy"}:
         assert getattr(again.config, field) == getattr(theirs.config, field), field
     if "Classification" in name:
         assert again.config.num_labels == theirs.config.num_labels
