@@ -87,12 +87,6 @@ class NGramEncoding(RematerializedLayer):
         self.norm.build(x_shape)
         self.built = True
 
-    def compute_mask(
-        self, x: Tensor, embedded: Tensor, x_mask: Any = None, embedded_mask: Any = None
-    ) -> Tensor | None:
-        """The mask of `x`."""
-        return x_mask
-
     def call(
         self,
         x: Tensor,

@@ -49,7 +49,7 @@ DEBERTA_OPTIONS = {
     "buckets, every position": {"max_relative_positions": -1},
     "no norm": {"norm_rel_ebd": "none"},
     "no relative positions": {
-        "relative_attention": False, "pos_att_type": None, "norm_rel_ebd": "none",
+        "relative_attention": False, "pos_att_type": [], "norm_rel_ebd": "none",
         "position_biased_input": True,
     },
     "absolute positions": {"position_biased_input": True},
