@@ -232,14 +232,15 @@ class MultiHeadAttention(RematerializedLayer):
         if self.position is None or query.shape[-2] == 0:
             return query, self._scale, PositionTerms()
         assert positions is not None
+        dtype = query.dtype
         query = scaled(query, self._scale)
         inputs = AttentionInputs(
             query,
             positions,
             self.causal,
             keys,
-            lambda x: split_heads(self._project_query(x), self.num_heads),
-            lambda x: split_heads(self._project_key(x), self._groups),
+            lambda x: split_heads(self._project_query(ops.cast(x, dtype)), self.num_heads),
+            lambda x: split_heads(self._project_key(ops.cast(x, dtype)), self._groups),
             self._scale,
             seed,
         )
