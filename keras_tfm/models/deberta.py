@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.layers import DisentangledPositionEmbedding, NGramEncoding, RelativePositionTable
 from keras_tfm.models.bidirectional_encoder import (
     embed_tokens,
@@ -114,6 +115,7 @@ def deberta(
     (None, None, 3)
     """
     given = dict(locals())
+    check_integer("num_heads", num_heads)
     segments = segments and num_segments > 0
     inputs, x = embed_tokens(given, segments=segments, positions=absolute_positions)
     if (embedding_dim or dim) != dim:

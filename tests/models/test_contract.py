@@ -31,6 +31,9 @@ BUILDERS = {
     "albert": lambda **x: models.albert(
         VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
     ),
+    "deberta": lambda **x: models.deberta(
+        VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, num_buckets=4, kernel_size=3, **x
+    ),
     "llama": lambda **x: models.llama(
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
     ),
@@ -57,6 +60,7 @@ CASES = {
         if head not in ("backbone", "encoder", "replaced_token_detection")
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
+    "deberta, sequence_classifier": ("deberta", "sequence_classifier"),
     "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
     "gpt, backbone": ("gpt", "backbone"),
     "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
@@ -64,7 +68,7 @@ CASES = {
     "transformer, encoder": ("transformer", "encoder"),
 }
 # The others' graphs have no other operators than those of their family.
-EXPORTED = ["bert, sequence_classifier", "gpt", "t5", "transformer"]
+EXPORTED = ["bert, sequence_classifier", "deberta", "gpt", "t5", "transformer"]
 DECODING = ["gpt", "llama", "t5", "transformer"]
 # What transformers has no model for.
 OURS_ALONE = {
