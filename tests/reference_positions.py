@@ -197,7 +197,8 @@ def disentangled_score(query, key, t, s, vectors, num_buckets, max_distance):
     score = 0.0
     for content, table in zip((query, key), vectors, strict=True):
         if table is not None:
-            score = score + content @ table[deberta_row(t - s, len(table), num_buckets, max_distance)]
+            row = deberta_row(t - s, len(table), num_buckets, max_distance)
+            score = score + content @ table[row]
     return score
 
 
@@ -260,9 +261,9 @@ def self_attention(
         rotary: arguments of `rotate`, or None.
         relative: (H, T, T), added to the scores, or None.
         shaw: the key table and the value table (or None) of Shaw's equations 3 and 4, or None.
-        disentangled: "table" (2k, D), "num_buckets", "max_distance", and which "terms" there are, of
-            "key" (content to position) and "query" (position to content), or None. `weights` may
-            have "position_key" and "position_query" and their biases.
+        disentangled: "table" (2k, D), "num_buckets", "max_distance", and "terms", a list of "key"
+            (content to position) and "query" (position to content), or None. `weights` may have
+            "position_key" and "position_query" and their biases.
         mask: (B, T). attention_mask: (B, T, T). attention_bias: (B | 1, H | 1, T, T).
         drop: (B, H, T, T), what the weights are multiplied by, or None.
         with_weights: return the weights (B, H, T, T) too.

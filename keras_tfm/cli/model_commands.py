@@ -206,12 +206,19 @@ def import_(
         typer.Option(help="The model class; by default that of config.json."),
     ] = None,
     segments: Annotated[
-        bool, typer.Option(help="Keep BERT's segments input, for pairs of texts.")
+        bool,
+        typer.Option(
+            help="Keep the segments input (BERT, ELECTRA, ALBERT, DeBERTa), for pairs of texts."
+        ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Converts a BERT, GPT or T5 with its weights to a .keras file. Downloads nothing."""
+    """Converts a folder of transformers with its weights to a .keras file. Downloads nothing.
+
+    BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT, DeBERTa v2 and v3, GPT, GPT-2, Llama,
+    Mistral, Qwen2, Qwen3 and T5.
+    """
     if output.suffix != ".keras":
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
     if not output.parent.is_dir():

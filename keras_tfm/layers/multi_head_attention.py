@@ -56,7 +56,8 @@ class MultiHeadAttention(RematerializedLayer):
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
             output projection (AlphaFold 2, supplement 1.6.1).
         position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`,
-            `DisentangledPositionEmbedding`, `ALiBi` or another `AttentionPosition`. None: attention adds no positions.
+            `DisentangledPositionEmbedding`, `ALiBi` or another `AttentionPosition`. None: attention
+            adds no positions.
         kernel_initializer: initializer of the projections' kernels.
         bias_initializer: initializer of the projections' biases.
 

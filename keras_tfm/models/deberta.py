@@ -14,22 +14,20 @@ from keras_tfm.models.bidirectional_encoder import (
 from keras_tfm.models.identity import FeaturesMarker
 from keras_tfm.models.model import Model
 
-# The released checkpoints: those named "v2-" of the authors' repository, and table 2 of the v3
-# paper. deberta(128100, **SIZES["v3-base"]).
+# The released checkpoints: https://github.com/microsoft/DeBERTa. deberta(128100,
+# **SIZES["v3-base"]).
+_V2 = {
+    "dim": 1536, "num_heads": 24, "intermediate_dim": 6144, "kernel_size": 3,
+    "kernel_activation": "gelu",
+}  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {
     "v3-xsmall": {"dim": 384, "num_layers": 12, "num_heads": 6, "intermediate_dim": 1536},
     "v3-small": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
     "v3-base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
     "v3-large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
-    "v2-xlarge": {
-        "dim": 1536, "num_layers": 24, "num_heads": 24, "intermediate_dim": 6144,
-        "kernel_size": 3, "kernel_activation": "gelu",
-    },
-    "v2-xxlarge": {
-        "dim": 1536, "num_layers": 48, "num_heads": 24, "intermediate_dim": 6144,
-        "kernel_size": 3, "kernel_activation": "gelu",
-    },
-}  # fmt: skip
+    "v2-xlarge": {"num_layers": 24, **_V2},
+    "v2-xxlarge": {"num_layers": 48, **_V2},
+}
 
 
 def deberta(
@@ -73,15 +71,13 @@ def deberta(
         intermediate_dim: int, inner width of the feed-forward networks (F).
         embedding_dim: int, width of the embeddings, which a dense layer projects to `dim` if it is
             another. Default: `dim`.
-        dropout: float, dropout rate after each sublayer, after the embeddings, and of the table of
-            relative positions.
+        dropout: float, dropout rate after each sublayer, after the embeddings, and of the table.
         attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
         activation: str or function, activation of the feed-forward networks.
         layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of tokens with `absolute_positions`; any number without.
         absolute_positions: bool, whether learned absolute positions are added to the embeddings.
-        num_buckets: int, number of buckets of the distances of each direction. None: one a
-            distance.
+        num_buckets: int, number of buckets of each direction. None: one for each distance.
         max_distance: int, larger distances share the last bucket. Default: `max_length`.
         content_to_position: bool, whether scores of queries with positions are added.
         position_to_content: bool, whether scores of positions with keys are added. Without both,
@@ -122,41 +118,25 @@ def deberta(
         x = project_embeddings(x, given, use_bias=False)
     x = embedded = normalize_embeddings(x, given)
     terms = content_to_position + position_to_content
-    table = RelativePositionTable(
-        dim,
-        max_distance or max_length,
-        num_buckets,
-        normalize_positions,
-        layer_norm_epsilon,
-        dropout,
-        dtype=dtype,
-        name="relative_positions",
-    )
     scale = ((1 + terms) * (dim // num_heads)) ** -0.5
+    table = RelativePositionTable(
+        dim, max_distance or max_length, num_buckets, normalize_positions, layer_norm_epsilon,
+        dropout, dtype=dtype, name="relative_positions",
+    )  # fmt: skip
     position = None
     blocks = [f"encoder_{i}" for i in range(num_layers)]
     for i, block in enumerate(blocks):
         if terms and (position is None or position_projections):
             position = DisentangledPositionEmbedding(
-                table,
-                content_to_position,
-                position_to_content,
-                position_projections,
-                initializer(),
-                dtype=dtype,
-                name="disentangled_positions",
-            )
+                table, content_to_position, position_to_content, position_projections,
+                initializer(), dtype=dtype, name="disentangled_positions",
+            )  # fmt: skip
         x = encoder_block(given, block, position=position, scale=scale)(x)
         if i == 0 and kernel_size:
             x = NGramEncoding(
-                kernel_size,
-                kernel_activation,
-                dropout,
-                layer_norm_epsilon,
-                initializer(),
-                dtype=dtype,
-                name="convolution",
-            )(x, embedded)
+                kernel_size, kernel_activation, dropout, layer_norm_epsilon, initializer(),
+                dtype=dtype, name="convolution",
+            )(x, embedded)  # fmt: skip
     x = FeaturesMarker(
         "deberta", given, embedding="embedding", blocks=blocks, dtype=dtype, name="features_marker"
     )(x)

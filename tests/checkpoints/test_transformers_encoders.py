@@ -158,3 +158,45 @@ def test_a_model_without_a_pooler(name, tmp_path):
     checkpoints.save_huggingface(ours, tmp_path / "ours")
     again = cls.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
     assert_same(ours, again)
+
+
+# Those of the released checkpoints, and odd ones.
+@pytest.mark.parametrize("sizes", [(256, 512), (32, 128), (7, 6), (55, 100), (2, 9)], ids=str)
+def test_buckets_of_deberta(sizes):
+    from transformers.models.deberta_v2 import modeling_deberta_v2
+
+    from keras_tfm.layers.positions.relative_position_table import log_buckets
+
+    distances = np.arange(-2048, 2049)
+    expected = modeling_deberta_v2.make_log_bucket_position(torch.from_numpy(distances), *sizes)
+    np.testing.assert_array_equal(log_buckets(distances, *sizes), expected.long().numpy())
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x != "v3-xsmall"))
+        for x in ("v3-xsmall", "v3-base", "v2-xlarge")
+    ],
+)
+def test_sizes_of_deberta_have_as_many_parameters(size):
+    """The published configurations, on a device without memory."""
+    from keras_tfm import models
+    from keras_tfm.checkpoints.without_storage import without_storage
+    from keras_tfm.models.deberta import SIZES
+
+    ours = SIZES[size]
+    config = transformers.DebertaV2Config(
+        **{
+            **DEBERTA, "vocab_size": 128100, "hidden_size": ours["dim"],
+            "num_hidden_layers": ours["num_layers"], "num_attention_heads": ours["num_heads"],
+            "intermediate_size": ours["intermediate_dim"], "max_position_embeddings": 512,
+            "position_buckets": 256, "max_relative_positions": -1,
+            "conv_kernel_size": ours.get("kernel_size", 0),
+        }
+    )  # fmt: skip
+    with torch.device("meta"):
+        theirs = transformers.DebertaV2Model(config)
+    with without_storage():
+        model = models.deberta(128100, **ours)
+    assert model.count_params() == sum(x.numel() for x in theirs.parameters())

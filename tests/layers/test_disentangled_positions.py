@@ -30,7 +30,8 @@ def x():
 
 
 def part(*table, dropout=0.0, **options):
-    return DisentangledPositionEmbedding(RelativePositionTable(D, *table, dropout=dropout), **options)
+    table = RelativePositionTable(D, *table, dropout=dropout)
+    return DisentangledPositionEmbedding(table, **options)
 
 
 # Buckets
@@ -276,7 +277,7 @@ def test_a_table_of_another_width_is_named(x):
 def test_own_projections_of_layers_with_other_widths_are_refused():
     position = part(4, own_projections=True, name="positions")
     MultiHeadSelfAttention(2, position=position).build((B, T, D))
-    with pytest.raises(ValueError, match="positions is shared by layers of .* 10 and 12"):
+    with pytest.raises(ValueError, match=r"positions is shared by layers of .* 10 and 12"):
         MultiHeadSelfAttention(2, head_dim=6, position=position).build((B, T, D))
 
 

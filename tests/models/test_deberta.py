@@ -29,7 +29,7 @@ def test_sequences_may_be_longer_than_max_length():
     tokens = np.random.default_rng(0).integers(1, 13, (2, 21), "int32")
     assert model({"tokens": tokens}).shape == (2, 21, 16)
     model = randomize(models.deberta(13, **SMALL, absolute_positions=True))
-    with pytest.raises(ValueError, match="positions: got 21 positions, .* max_length=8"):
+    with pytest.raises(ValueError, match=r"positions: got 21 positions, .* max_length=8"):
         model({"tokens": tokens})
 
 
@@ -70,7 +70,7 @@ def test_ngram_encoding_by_hand():
     kernel = np.zeros((3, 2, 2))
     kernel[:, 0] = [1.0, 0.0]
     layer.convolution.set_weights([kernel, np.zeros(2)])
-    # The first channel gets 3 = 1 + 2 of both tokens; x makes the sum (3 - 3.5, 0) and (3 - 2.5, 0).
+    # The first channel gets 3 = 1 + 2 of both tokens, and with x 3 - 3.5 and 3 - 2.5.
     x = np.array([[[-3.5, 0.0], [-2.5, 0.0], [0.0, 0.0]]], "float32")
     y = to_numpy(layer(x, embedded, mask=np.array([[True, True, False]])))
     assert_close(y[:, :2], [[[-1.0, 1.0], [1.0, -1.0]]], FLOAT32)
@@ -121,7 +121,9 @@ def test_its_file_is_verified_and_one_partition(name, quantization, tmp_path):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("name", ["v3", *(pytest.param(x, marks=pytest.mark.slow) for x in ("v2", "own projections"))])
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x != "v3")) for x in OPTIONS]
+)
 def test_it_learns_the_token_before_each_one(name):
     """Tokens are in every order, so that only positions tell."""
     keras.utils.set_random_seed(2)

@@ -132,7 +132,7 @@ class RelativePositionTable(keras.layers.Layer):
         self.built = True
 
     def get_build_config(self) -> None:
-        """None: the first attention layer builds the table, and its weights have the layer's path."""
+        """None: the first attention layer builds the table, within its own path."""
 
     def call(self, rows: Tensor, seed: Tensor | None = None) -> Tensor:
         """(N,) -> (N, D)."""
