@@ -119,24 +119,25 @@ class DisentangledPositionEmbedding(AttentionPosition):
     def terms(self, inputs: AttentionInputs) -> PositionTerms:
         """q_t K_r(t-s) + k_s Q_r(t-s), scaled: (..., H, T, S)."""
         query, heads = inputs.query, inputs.query.shape[-3]
-        own = self.own_projections
         scores = []
 
-        def of_key(vectors: Tensor) -> Tensor:
-            if own:
+        def projected_keys(vectors: Tensor) -> Tensor:
+            if self.own_projections:
                 return split_heads(self.position_key(vectors), heads)
             return _repeated(inputs.project_key(vectors), heads)
 
-        def of_query(vectors: Tensor) -> Tensor:
-            projected = self.position_query(vectors) if own else None
-            y = split_heads(projected, heads) if own else inputs.project_query(vectors)
-            return y * ops.cast(inputs.scale, y.dtype)  # `query` is already scaled
+        def projected_queries(vectors: Tensor) -> Tensor:
+            if self.own_projections:
+                y = split_heads(self.position_query(vectors), heads)
+            else:
+                y = inputs.project_query(vectors)
+            return y * ops.cast(inputs.scale, y.dtype)  # the scale of `query`
 
         if self.content_to_position:
-            scores.append(self._scores(query, of_key, inputs, 1))
+            scores.append(self._scores(query, projected_keys, inputs, 1))
         if self.position_to_content:
             keys = ops.cast(_repeated(inputs.keys(), heads), query.dtype)
-            scores.append(swap(self._scores(keys, of_query, inputs, -1), -1, -2))
+            scores.append(swap(self._scores(keys, projected_queries, inputs, -1), -1, -2))
         return PositionTerms(scores=scores[0] if len(scores) == 1 else scores[0] + scores[1])
 
     def _scores(
