@@ -1,15 +1,17 @@
 """Layers with positions, windows, norms and gates: random weights, and what they should compute."""
 
 import numpy as np
+import reference
 import reference_positions as rp
 from compare import to_numpy
 from keras import ops
-from keras_weights import self_attention
+from keras_weights import dense, self_attention
 
 from keras_tfm.layers import (
     ALiBi,
     AttentionInputs,
     DecodingScope,
+    DisentangledPositionEmbedding,
     LinearScaling,
     RelativePositionBias,
     RelativePositionEmbedding,
@@ -119,6 +121,21 @@ def position_arguments(position, num_heads, head_dim, length, causal):
         tables = [to_numpy(position.key_table)]
         tables.append(to_numpy(position.value_table) if position.with_values else None)
         return {"shaw": tables}
+    if isinstance(position, DisentangledPositionEmbedding):
+        table = position.table
+        vectors = to_numpy(table.table)
+        if table.normalize:
+            gains = to_numpy(table.norm.gamma), to_numpy(table.norm.beta)
+            vectors = reference.layer_norm(vectors, *gains, epsilon=table.layer_norm_epsilon)
+        terms = {"key": position.content_to_position, "query": position.position_to_content}
+        return {
+            "disentangled": {
+                "table": vectors,
+                "num_buckets": table.num_buckets,
+                "max_distance": table.max_distance,
+                "terms": [name for name, is_used in terms.items() if is_used],
+            }
+        }
     return {"relative": rp.alibi_bias(num_heads, length, length)}
 
 
@@ -135,6 +152,9 @@ def expected_self_attention(layer, x, **options):
     if options.pop("query_key_norm", False):
         options["gains"] = [to_numpy(norm.scale) for norm in (layer.query_norm, layer.key_norm)]
     position = options.pop("position", None)
+    for name in ("position_key", "position_query"):
+        if hasattr(position, name):
+            weights |= dense(getattr(position, name), name)
     causal = options.get("causal", False)
     options |= position_arguments(position, num_heads, head_dim, x.shape[1], causal)
     return rp.self_attention(x, weights, num_heads, **options)

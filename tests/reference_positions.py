@@ -157,6 +157,51 @@ def shaw_row(table, distance):
     return table[min(max(distance, -reach), reach) + reach]
 
 
+def deberta_bucket(distance, num_buckets, max_distance):
+    """DeBERTa's bucket of one distance, in exact arithmetic: no logarithm is taken.
+
+    `make_log_bucket_position` of the authors' DeBERTa/deberta/da_utils.py: ceil(ln(n/m) /
+    ln((max-1)/m) (m-1)) for n > m is the smallest k with (n/m)^(m-1) <= ((max-1)/m)^k.
+    """
+    m, n = num_buckets // 2, abs(distance)
+    if n <= m:
+        return distance
+    k = 0
+    while Fraction(n, m) ** (m - 1) > Fraction(max_distance - 1, m) ** k:
+        k += 1
+    return (m + k) * (1 if distance > 0 else -1)
+
+
+def deberta_row(distance, size, num_buckets, max_distance):
+    """The row of a distance, the query's position minus the key's, in a table of `size` rows.
+
+    Equation 3 of arXiv:2006.03654, of the bucket of the distance if there are buckets.
+    """
+    if num_buckets is not None:
+        distance = deberta_bucket(distance, num_buckets, max_distance)
+    return min(max(distance + size // 2, 0), size - 1)
+
+
+def disentangled_score(query, key, t, s, vectors, num_buckets, max_distance):
+    """Content to position and position to content of one query and one key: (B,).
+
+    q_t K_r + k_s Q_r with the row of t - s in both: the paper's equation 4 has the row of s - t in
+    the second term, the authors' code (DeBERTa/deberta/disentangled_attention.py) and all its
+    checkpoints have this one.
+
+    Args:
+        query, key: (B, K), of positions t and s.
+        vectors: K_r and Q_r, (2k, K) each, or None.
+        num_buckets, max_distance: as in the layer.
+    """
+    score = 0.0
+    for content, table in zip((query, key), vectors, strict=True):
+        if table is not None:
+            row = deberta_row(t - s, len(table), num_buckets, max_distance)
+            score = score + content @ table[row]
+    return score
+
+
 # Attention
 
 
@@ -198,6 +243,7 @@ def self_attention(
     rotary=None,
     relative=None,
     shaw=None,
+    disentangled=None,
     mask=None,
     attention_mask=None,
     attention_bias=None,
@@ -215,6 +261,9 @@ def self_attention(
         rotary: arguments of `rotate`, or None.
         relative: (H, T, T), added to the scores, or None.
         shaw: the key table and the value table (or None) of Shaw's equations 3 and 4, or None.
+        disentangled: "table" (2k, D), "num_buckets", "max_distance", and "terms", a list of "key"
+            (content to position) and "query" (position to content), or None. `weights` may have
+            "position_key" and "position_query" and their biases.
         mask: (B, T). attention_mask: (B, T, T). attention_bias: (B | 1, H | 1, T, T).
         drop: (B, H, T, T), what the weights are multiplied by, or None.
         with_weights: return the weights (B, H, T, T) too.
@@ -239,6 +288,20 @@ def self_attention(
     if attention_mask is not None:
         seen = seen & attention_mask
 
+    def vectors(head, shared):
+        """K_r and Q_r of a head."""
+        result = []
+        for name, index in (("key", shared), ("query", head)):
+            own = f"position_{name}" in weights
+            source = f"position_{name}" if own else name
+            table = disentangled["table"] @ weights[source]
+            if weights.get(f"{source}_bias") is not None:
+                table = table + weights[f"{source}_bias"]
+            first = (head if own else index) * head_dim
+            is_used = name in disentangled["terms"]
+            result.append(table[:, first : first + head_dim] if is_used else None)
+        return result
+
     heads, all_weights = [], []
     for head in range(num_heads):
         shared = head // (num_heads // num_key_value_heads)
@@ -255,6 +318,11 @@ def self_attention(
                 # Shaw's equation 4: the key's vector is added before the product is scaled.
                 extra = 0.0 if shaw is None else shaw_row(shaw[0], s - t)
                 scores[:, t, s] = np.sum(q[:, t] * (k[:, s] + extra), axis=-1)
+                if disentangled is not None:
+                    scores[:, t, s] += disentangled_score(
+                        q[:, t], k[:, s], t, s, vectors(head, shared),
+                        disentangled["num_buckets"], disentangled["max_distance"],
+                    )  # fmt: skip
         scores *= head_dim**-0.5 if scale is None else scale
         if soft_cap is not None:
             scores = soft_cap * np.tanh(scores / soft_cap)

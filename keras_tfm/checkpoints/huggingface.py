@@ -15,6 +15,7 @@ from keras_tfm.checkpoints.albert import ALBERT
 from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.deberta import DEBERTA
 from keras_tfm.checkpoints.distilbert import DISTILBERT
 from keras_tfm.checkpoints.electra import ELECTRA
 from keras_tfm.checkpoints.family import Family
@@ -32,7 +33,7 @@ from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model, with_dtype
 from keras_tfm.models.identity import is_functional
 
-_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT)
+_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, DEBERTA)
 _DECODERS = (
     *(GPT1, GPT_NEO, GPT2),
     *(QWEN3, QWEN2, MISTRAL, LLAMA),
@@ -58,9 +59,9 @@ def load_huggingface(
 
     Args:
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
-            "distilbert", "electra", "albert", "gpt2", "openai-gpt", "gpt_neo", "llama", "mistral",
-            "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart", "mbart", "pegasus" or
-            "marian".
+            "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
+            "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
+            "mbart", "pegasus" or "marian".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and

@@ -206,14 +206,18 @@ def import_(
         typer.Option(help="The model class; by default that of config.json."),
     ] = None,
     segments: Annotated[
-        bool, typer.Option(help="Keep BERT's segments input, for pairs of texts.")
+        bool,
+        typer.Option(
+            help="Keep the segments input (BERT, ELECTRA, ALBERT, DeBERTa), for pairs of texts."
+        ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Converts a folder of transformers (BERT, GPT, Llama, Gemma, T5, ...) to a .keras file.
+    """Converts a folder of transformers with its weights to a .keras file. Downloads nothing.
 
-    Weights are included, and nothing is downloaded.
+    BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT, DeBERTa v2 and v3, GPT, GPT-2, GPT-Neo, Llama,
+    Mistral, Qwen2, Qwen3, Gemma 1 to 3, T5, BART, mBART, PEGASUS and Marian.
     """
     if output.suffix != ".keras":
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")

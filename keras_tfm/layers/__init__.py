@@ -10,6 +10,7 @@ from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.masks import segment_mask
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.ngram_encoding import NGramEncoding
 from keras_tfm.layers.output_bias import OutputBias
 from keras_tfm.layers.positions.alibi import ALiBi
 from keras_tfm.layers.positions.attention_position import (
@@ -17,10 +18,14 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
 )
+from keras_tfm.layers.positions.disentangled_position_embedding import (
+    DisentangledPositionEmbedding,
+)
 from keras_tfm.layers.positions.position_embedding import PositionEmbedding
 from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias, t5_buckets
 from keras_tfm.layers.positions.relative_position_embedding import RelativePositionEmbedding
+from keras_tfm.layers.positions.relative_position_table import RelativePositionTable
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.positions.rotary_scaling import (
     LinearScaling,
@@ -42,6 +47,7 @@ __all__ = [
     "AttentionPosition",
     "AttentionProbe",
     "DecodingScope",
+    "DisentangledPositionEmbedding",
     "Dropout",
     "FeedForward",
     "LayerNormalization",
@@ -49,6 +55,7 @@ __all__ = [
     "Llama3Scaling",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
+    "NGramEncoding",
     "NTKScaling",
     "OutputBias",
     "PositionEmbedding",
@@ -57,6 +64,7 @@ __all__ = [
     "RMSNormalization",
     "RelativePositionBias",
     "RelativePositionEmbedding",
+    "RelativePositionTable",
     "Residual",
     "RotaryEmbedding",
     "SegmentEmbedding",

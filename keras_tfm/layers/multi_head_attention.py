@@ -55,8 +55,9 @@ class MultiHeadAttention(RematerializedLayer):
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
             output projection (AlphaFold 2, supplement 1.6.1).
-        position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`, `ALiBi` or
-            another `AttentionPosition`. None: attention adds no positions.
+        position: `RotaryEmbedding`, `RelativePositionBias`, `RelativePositionEmbedding`,
+            `DisentangledPositionEmbedding`, `ALiBi` or another `AttentionPosition`. None: attention
+            adds no positions.
         kernel_initializer: initializer of the projections' kernels.
         bias_initializer: initializer of the projections' biases.
 
@@ -184,6 +185,7 @@ class MultiHeadAttention(RematerializedLayer):
         if current_probe.get() is None:
             cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)
         weights = self._weights(training)
+        seed = self._position_seed(training)
         key_pairs = None if key_mask is None else masks.from_keys(key_mask)
         pairs = None if attention_mask is None else masks.from_pairs(attention_mask)
 
@@ -200,7 +202,7 @@ class MultiHeadAttention(RematerializedLayer):
                 pairs if whole or pairs is None else pairs[..., rows, columns],
             )
             here = None if positions is None else positions.part(rows, columns)
-            query, scale, terms = self._terms(query, here, lambda: key)
+            query, scale, terms = self._terms(query, here, lambda: key, seed)
             return attention(
                 query,
                 key,
@@ -217,22 +219,31 @@ class MultiHeadAttention(RematerializedLayer):
 
         return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
 
+    def _position_seed(self, training: bool | None) -> Tensor | None:
+        return self.position.draw() if self.position is not None and training else None
+
     def _terms(
-        self, query: Tensor, positions: Positions | None, keys: Callable[[], Tensor]
+        self,
+        query: Tensor,
+        positions: Positions | None,
+        keys: Callable[[], Tensor],
+        seed: Tensor | None,
     ) -> tuple[Tensor, float, PositionTerms]:
         """The query, the scale that is still to be applied, and the position part's terms."""
         if self.position is None or query.shape[-2] == 0:
             return query, self._scale, PositionTerms()
         assert positions is not None
+        dtype = query.dtype
         query = scaled(query, self._scale)
         inputs = AttentionInputs(
             query,
             positions,
             self.causal,
             keys,
-            lambda x: split_heads(self._project_query(x), self.num_heads),
-            lambda x: split_heads(self._project_key(x), self._groups),
+            lambda x: split_heads(self._project_query(ops.cast(x, dtype)), self.num_heads),
+            lambda x: split_heads(self._project_key(ops.cast(x, dtype)), self._groups),
             self._scale,
+            seed,
         )
         return query, 1.0, self.position.terms(inputs)
 

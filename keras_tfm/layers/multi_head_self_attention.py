@@ -159,7 +159,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if positions is not None:
             positions = Positions(positions.query, visible.positions.key)
         query, scale, terms = self._terms(
-            query, positions, lambda: ops.concatenate([key_of(entry), key], axis=-2)
+            query,
+            positions,
+            lambda: ops.concatenate([key_of(entry), key], axis=-2),
+            self._position_seed(training),
         )
         if attention_bias is not None:
             terms = terms._replace(bias=joined_bias(attention_bias, terms.bias))

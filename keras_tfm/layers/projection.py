@@ -33,6 +33,11 @@ class Projection(keras.layers.Dense):
         """
         if getattr(self, "quantization_mode", None) is not None:
             return self(inputs)[..., start:stop]
+        if inputs.shape[-1] != self.kernel.shape[0]:
+            raise ValueError(
+                f"{self.name}: expected inputs of width {self.kernel.shape[0]}, "
+                f"got shape {tuple(inputs.shape)}"
+            )
         kernel = self.kernel[:, start:stop]
         bias = None if self.bias is None else self.bias[start:stop]
         if _is_matrix_product(inputs, kernel):

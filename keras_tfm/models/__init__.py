@@ -3,6 +3,7 @@
 from keras_tfm.models.albert import albert
 from keras_tfm.models.bart import bart
 from keras_tfm.models.bert import bert
+from keras_tfm.models.deberta import deberta
 from keras_tfm.models.distilbert import distilbert
 from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
@@ -35,6 +36,7 @@ __all__ = [
     "backbone",
     "bart",
     "bert",
+    "deberta",
     "describe",
     "distilbert",
     "electra",

@@ -93,7 +93,11 @@ class HeadBase:
             activation = self.argument("pooler_activation", None, "tanh")
             dense = self.dense(self.features.shape[-1], "pooler", activation)
             at_end = end_token_features(self.model, self.features)
-            x = dense(self.features[:, 0] if at_end is None else at_end)
+            x = self.features[:, 0] if at_end is None else at_end
+            rate = self.argument("pooler_dropout", None, 0.0)
+            if rate:
+                x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
+            x = dense(x)
             marker = identity.PooledMarker(
                 dtype=self.dtype, name=unused_name(self.model, "pooled_marker")
             )

@@ -29,6 +29,36 @@ HEADS = {
     "ForTokenClassification": {"num_labels": 5},
     "ForQuestionAnswering": {},
 }
+# Two heads of width 6: D differs from F and E. Rows of 13 tokens are longer than the exact half of
+# 6 buckets, and than 8 positions.
+DEBERTA = {
+    **SIZES, "hidden_size": 12, "num_attention_heads": 2, "max_position_embeddings": 17,
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 6,
+    "max_relative_positions": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}  # fmt: skip
+DEBERTA_OPTIONS = {
+    "c2p": {"pos_att_type": ["c2p"]},
+    "p2c, own projections": {"pos_att_type": "p2c", "share_att_key": False},
+    "own projections": {"share_att_key": False},
+    "own projections, c2p": {"share_att_key": False, "pos_att_type": ["c2p"]},
+    "odd buckets": {"position_buckets": 7, "max_relative_positions": 6},
+    "few buckets": {"position_buckets": 2, "max_relative_positions": 3},
+    "no buckets": {"position_buckets": -1},
+    "no buckets, every position": {"position_buckets": -1, "max_relative_positions": -1},
+    "buckets, every position": {"max_relative_positions": -1},
+    "no norm": {"norm_rel_ebd": "none"},
+    "no relative positions": {
+        "relative_attention": False, "pos_att_type": [], "norm_rel_ebd": "none",
+        "position_biased_input": True,
+    },
+    "absolute positions": {"position_biased_input": True},
+    "segments": {"type_vocab_size": 3},
+    "narrow embeddings": {"embedding_size": 5, "type_vocab_size": 2, "position_biased_input": True},
+    "convolution": {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "wide convolution": {"conv_kernel_size": 5, "conv_act": "tanh", "embedding_size": 5},
+    "activation": {"hidden_act": "relu", "layer_norm_eps": 0.1},
+}  # fmt: skip
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
     ("RobertaModel", {**SIZES, "pad_token_id": 3, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
@@ -49,6 +79,14 @@ MODELS = [
         for x, more in [*HEADS.items(), ("ForPreTraining", {})]
     ],
     ("AlbertModel", {**SIZES, "embedding_size": 10, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
+    *[(f"DebertaV2{x}", {**DEBERTA, **more}) for x, more in HEADS.items()],
+    *[("DebertaV2Model", {**DEBERTA, **more}) for more in DEBERTA_OPTIONS.values()],
+    ("DebertaV2ForMaskedLM", {**DEBERTA, "embedding_size": 5, "conv_kernel_size": 3}),
+    ("DebertaV2ForMaskedLM", {**DEBERTA, "legacy": False}),
+    (
+        "DebertaV2ForSequenceClassification",
+        {**DEBERTA, "num_labels": 3, "pooler_hidden_act": "tanh", "cls_dropout": 0.3},
+    ),
 ]
 OUTPUTS = {
     "features": "last_hidden_state",
@@ -60,16 +98,16 @@ OUTPUTS = {
 }
 
 
-def assert_same(ours, theirs):
+def assert_same(ours, theirs, length=8):
     pad = theirs.config.pad_token_id
     rng = np.random.default_rng(0)
-    ids = rng.choice(np.setdiff1d(np.arange(19), pad), (3, 8))
-    real = np.arange(8) < np.array([[8], [5], [1]])
+    ids = rng.choice(np.setdiff1d(np.arange(19), pad), (3, length))
+    real = np.arange(length) < np.array([[length], [5], [1]])
     ids = np.where(real, ids, pad)
     inputs = {"input_ids": ids, "attention_mask": real.astype("int64")}
     given = {"tokens": ids.astype("int32")}
     if any(x.name == "segments" for x in ours.inputs):
-        given["segments"] = (np.arange(8) >= 3).astype("int32")[np.newaxis].repeat(3, 0)
+        given["segments"] = (np.arange(length) >= 3).astype("int32")[np.newaxis].repeat(3, 0)
         inputs["token_type_ids"] = given["segments"].astype("int64")
     with torch.no_grad():
         output = theirs(**{name: torch.from_numpy(x) for name, x in inputs.items()})
@@ -90,16 +128,19 @@ FAST = {
     "DistilBertForMaskedLM",
     "ElectraForPreTraining",
     "AlbertForMaskedLM",
+    "DebertaV2ForMaskedLM",
 }
 
 
 @pytest.mark.parametrize(("name", "options"), one_of_each(MODELS, FAST))
 def test_both_ways(name, options, tmp_path):
     theirs, ours = made(name, options, tmp_path / "theirs")
-    assert_same(ours, theirs)
+    length = 13 if name.startswith("Deberta") else 8
+    assert_same(ours, theirs, length)
     again = saved(ours, type(theirs), tmp_path / "ours")
-    assert_same(ours, again)
-    for field in set(options) - {"num_labels"}:
+    assert_same(ours, again, length)
+    # "legacy" only names the tensors of the same head; it is saved as True.
+    for field in set(options) - {"num_labels", "legacy"}:
         assert getattr(again.config, field) == getattr(theirs.config, field), field
     if "Classification" in name:
         assert again.config.num_labels == theirs.config.num_labels
@@ -117,3 +158,45 @@ def test_a_model_without_a_pooler(name, tmp_path):
     checkpoints.save_huggingface(ours, tmp_path / "ours")
     again = cls.from_pretrained(tmp_path / "ours", add_pooling_layer=False)
     assert_same(ours, again)
+
+
+# Those of the released checkpoints, and odd ones.
+@pytest.mark.parametrize("sizes", [(256, 512), (32, 128), (7, 6), (55, 100), (2, 9)], ids=str)
+def test_buckets_of_deberta(sizes):
+    from transformers.models.deberta_v2 import modeling_deberta_v2
+
+    from keras_tfm.layers.positions.relative_position_table import log_buckets
+
+    distances = np.arange(-2048, 2049)
+    expected = modeling_deberta_v2.make_log_bucket_position(torch.from_numpy(distances), *sizes)
+    np.testing.assert_array_equal(log_buckets(distances, *sizes), expected.long().numpy())
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] * (x != "v3-xsmall"))
+        for x in ("v3-xsmall", "v3-base", "v2-xlarge")
+    ],
+)
+def test_sizes_of_deberta_have_as_many_parameters(size):
+    """The published configurations, on a device without memory."""
+    from keras_tfm import models
+    from keras_tfm.checkpoints.without_storage import without_storage
+    from keras_tfm.models.deberta import SIZES
+
+    ours = SIZES[size]
+    config = transformers.DebertaV2Config(
+        **{
+            **DEBERTA, "vocab_size": 128100, "hidden_size": ours["dim"],
+            "num_hidden_layers": ours["num_layers"], "num_attention_heads": ours["num_heads"],
+            "intermediate_size": ours["intermediate_dim"], "max_position_embeddings": 512,
+            "position_buckets": 256, "max_relative_positions": -1,
+            "conv_kernel_size": ours.get("kernel_size", 0),
+        }
+    )  # fmt: skip
+    with torch.device("meta"):
+        theirs = transformers.DebertaV2Model(config)
+    with without_storage():
+        model = models.deberta(128100, **ours)
+    assert model.count_params() == sum(x.numel() for x in theirs.parameters())

@@ -15,16 +15,19 @@ import keras_tfm.layers
 from keras_tfm.layers import (
     ALiBi,
     AttentionPosition,
+    DisentangledPositionEmbedding,
     Dropout,
     FeedForward,
     LayerNormalization,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
+    NGramEncoding,
     OutputBias,
     PositionalEncoding,
     PositionEmbedding,
     RelativePositionBias,
     RelativePositionEmbedding,
+    RelativePositionTable,
     Residual,
     RMSNormalization,
     RotaryEmbedding,
@@ -110,6 +113,7 @@ POSITIONS = {
         RelativePositionBias(8, 16, initializer=GLOROT),
         RelativePositionEmbedding(3, initializer=GLOROT),
         ALiBi(),
+        DisentangledPositionEmbedding(RelativePositionTable(D, 4, initializer=GLOROT)),
     )
 }
 CASES = {
@@ -157,6 +161,12 @@ CASES = {
         LayerNormalization, {"epsilon": 1e-2, "beta_initializer": BIAS}, (X,)
     ),
     "RMSNormalization": Case(RMSNormalization, {"epsilon": 1e-2}, (X,)),
+    "NGramEncoding": Case(
+        NGramEncoding,
+        {"kernel_size": 3, "dropout": 0.3, "activation": "gelu"},
+        (X, np.flip(X, 1).copy()),
+        {"mask": MASK},
+    ),
     "OutputBias": Case(OutputBias, {"initializer": BIAS}, (X,)),
     "SegmentEmbedding": Case(
         SegmentEmbedding, {"num_segments": 3, "initializer": GLOROT}, (X, IDS % 3)
@@ -235,7 +245,8 @@ def test_every_public_layer_has_a_case():
         and issubclass(getattr(keras_tfm.layers, name), keras.layers.Layer)
     }
     covered = {case.layer.__name__ for case in CASES.values()} | set(POSITIONS)
-    assert public - {AttentionPosition.__name__} == covered
+    # The second is a part of DisentangledPositionEmbedding.
+    assert public - {AttentionPosition.__name__, RelativePositionTable.__name__} == covered
 
 
 # Configuration and files

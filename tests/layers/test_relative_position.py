@@ -10,9 +10,11 @@ from keras import ops
 
 from keras_tfm.layers import (
     ALiBi,
+    DisentangledPositionEmbedding,
     MultiHeadSelfAttention,
     RelativePositionBias,
     RelativePositionEmbedding,
+    RelativePositionTable,
     RotaryEmbedding,
     TransformerEncoderBlock,
     t5_buckets,
@@ -36,6 +38,10 @@ PARTS = {
     "Shaw, keys only": lambda: RelativePositionEmbedding(max_distance=2, values=False),
     "Shaw, far": lambda: RelativePositionEmbedding(max_distance=50),
     "ALiBi": ALiBi,
+    "DeBERTa": lambda: DisentangledPositionEmbedding(RelativePositionTable(D, 5, num_buckets=4)),
+    "DeBERTa, own projections": lambda: DisentangledPositionEmbedding(
+        RelativePositionTable(D, 3), own_projections=True
+    ),
 }
 both_directions = pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
 every_head = pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
@@ -416,9 +422,12 @@ def test_shaws_values_follow_the_weights_after_dropout(x):
     assert 0 < nothing.sum() < nothing.size
 
 
+WITH_WEIGHTS = {name: PARTS[name] for name in PARTS if name.startswith(("T5", "Shaw", "DeB"))}
+
+
 @tensorflow_only
 @both_directions
-@pytest.mark.parametrize("part", LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize("part", WITH_WEIGHTS.values(), ids=WITH_WEIGHTS)
 def test_tables_learn_as_finite_differences_of_the_reference_say(x, part, causal):
     options = {"num_heads": 2, "causal": causal, "position": part()}
     layer = built(MultiHeadSelfAttention(**options), x.shape)

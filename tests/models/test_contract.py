@@ -31,6 +31,9 @@ BUILDERS = {
     "albert": lambda **x: models.albert(
         VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, **x
     ),
+    "deberta": lambda **x: models.deberta(
+        VOCABULARY, **SMALL, embedding_dim=6, max_length=LENGTH, num_buckets=4, kernel_size=3, **x
+    ),
     "llama": lambda **x: models.llama(
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
     ),
@@ -73,6 +76,7 @@ CASES = {
     "bart, sequence_classifier": ("bart", "sequence_classifier"),
     "bart, question_answering": ("bart", "question_answering"),
     "mbart, sequence_classifier": ("mbart", "sequence_classifier"),
+    "deberta, sequence_classifier": ("deberta", "sequence_classifier"),
     "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
     "gpt, backbone": ("gpt", "backbone"),
     "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
@@ -81,7 +85,7 @@ CASES = {
     "transformer, encoder": ("transformer", "encoder"),
 }
 # The others' graphs have no other operators than those of their family.
-EXPORTED = ["bert, sequence_classifier", "gpt", "t5", "transformer"]
+EXPORTED = ["bert, sequence_classifier", "deberta", "gpt", "t5", "transformer"]
 DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus"]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}

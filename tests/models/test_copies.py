@@ -15,7 +15,11 @@ from keras_tfm.layers import (
 )
 
 SMALL = {"dim": 6, "num_layers": 2, "num_heads": 2, "intermediate_dim": 11}
-IDS = {"source": np.array([[3, 4, 5, 7, 0]]), "target": np.array([[1, 7, 2]])}
+IDS = {
+    "source": np.array([[3, 4, 5, 7, 0]]),
+    "target": np.array([[1, 7, 2]]),
+    "tokens": np.array([[3, 4, 5, 7, 0]]),
+}
 
 
 def composed(kind):
@@ -55,6 +59,8 @@ def with_position():
 MODELS = {
     "t5": lambda: models.t5(13, **SMALL),
     "t5 in mixed precision": lambda: models.t5(13, **SMALL, dtype="mixed_bfloat16"),
+    "deberta": lambda: models.deberta(13, **SMALL),
+    "deberta, own projections": lambda: models.deberta(13, **SMALL, position_projections=True),
     "t5 with a head": lambda: models.sequence_classifier(models.t5(13, **SMALL), 3),
     "transformer": with_position,
     "composed by hand": lambda: composed(keras_tfm.Model),
@@ -109,8 +115,9 @@ def test_a_shared_part_is_shared_in_the_copy(name, copy, tmp_path):
     again = COPIES[copy](model, tmp_path)
     assert [x.shape for x in again.weights] == [x.shape for x in model.weights]
     assert tables(again) == tables(model) != []
+    assert [x.path for x in again.weights] == [x.path for x in model.weights]
     x = np.random.default_rng(1).normal(size=(2, 5, 6)).astype("float32")
-    inputs = IDS if isinstance(model.input, dict) else x
+    inputs = {i.name: IDS[i.name] for i in model.inputs} if isinstance(model.input, dict) else x
     again.set_weights(model.get_weights())
     # bfloat16 rounds at 4e-3, a dozen times in a row
     half = "mixed" in name or copy == "with_dtype"

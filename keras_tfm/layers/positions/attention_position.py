@@ -23,6 +23,7 @@ class AttentionInputs(NamedTuple):
         project_query: the layer's query projection, (..., N, D) -> (..., H, N, K).
         project_key: the layer's key projection, (..., N, D) -> (..., G, N, K).
         scale: float, the factor by which `query` was multiplied.
+        seed: in training, the seed that `AttentionPosition.draw` returned for this call, or None.
 
     Example:
 
@@ -38,6 +39,7 @@ class AttentionInputs(NamedTuple):
     project_query: Callable[[Tensor], Tensor]
     project_key: Callable[[Tensor], Tensor]
     scale: float
+    seed: Tensor | None = None
 
 
 class PositionTerms(NamedTuple):
@@ -103,13 +105,21 @@ class AttentionPosition(keras.layers.Layer):
         """
         return x
 
+    def draw(self) -> Tensor | None:
+        """Draws the seed of one call in training, for a part with dropout.
+
+        `terms` may run several times in a call, also to recompute a block of a long sequence in the
+        backward pass, and must drop the same values each time.
+        """
+        return None
+
     def terms(self, inputs: AttentionInputs) -> PositionTerms:
         """Returns what is added to the scores and to the result."""
         return PositionTerms()
 
 
-# The layers that have built each part: a part with weights that has several is shared.
-_layers: WeakKeyDictionary[AttentionPosition, WeakSet[Any]] = WeakKeyDictionary()
+# The layers that use each part: a part with weights that is used by several is shared.
+_users: WeakKeyDictionary[keras.layers.Layer, WeakSet[Any]] = WeakKeyDictionary()
 
 
 def build_position(
@@ -117,7 +127,12 @@ def build_position(
 ) -> None:
     """Builds a part for a layer, and notes that this layer uses it."""
     position.build_for(num_heads, head_dim, value_dim)
-    _layers.setdefault(position, WeakSet()).add(layer)
+    note_use(position, layer)
+
+
+def note_use(part: keras.layers.Layer, user: Any) -> None:
+    """Notes that a layer uses a part, or a part another one: see `serialize_shared`."""
+    _users.setdefault(part, WeakSet()).add(user)
 
 
 def as_position(value: Any) -> AttentionPosition | None:
@@ -136,17 +151,20 @@ def as_position(value: Any) -> AttentionPosition | None:
 
 
 def serialize_position(position: AttentionPosition | None) -> dict[str, Any] | None:
+    """The configuration of a layer's part, or None if it has none."""
+    return None if position is None else serialize_shared(position)
+
+
+def serialize_shared(part: keras.layers.Layer) -> dict[str, Any]:
     """The configuration of a part, such that layers that share it still share it when loaded.
 
     Keras marks an object as shared only when it is serialised for the second time, and does not
     update the first configuration. So each layer serialises its part twice.
     Where Keras marks nothing, `"shared"` makes `refuse_separation` refuse the copy of one layer.
     """
-    if position is None:
-        return None
-    keras.saving.serialize_keras_object(position)
-    config: dict[str, Any] = keras.saving.serialize_keras_object(position)
-    is_shared = position.weights and len(_layers.get(position, ())) > 1
+    keras.saving.serialize_keras_object(part)
+    config: dict[str, Any] = keras.saving.serialize_keras_object(part)
+    is_shared = part.weights and len(_users.get(part, ())) > 1
     if is_shared and "shared_object_id" not in config:
         config["shared"] = True
     return config
