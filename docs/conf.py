@@ -37,7 +37,7 @@ CONTENTS = {
         "huggingface",
     ],
     "Migrating": ["from-kerashub", "from-transformers-tf"],
-    "Help": ["troubleshooting", "architecture"],
+    "Help": ["troubleshooting", "questions", "matrix", "how-it-works", "architecture"],
     "Reference": [
         "api/layers",
         "api/models",

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import calls_of, producer
-from keras_tfm.layers import TokenEmbedding
+from keras_tfm.layers import SegmentEmbedding, TokenEmbedding
 
 
 def input_names(model: keras.Model) -> list[str]:
@@ -74,6 +74,8 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
             taken: list[int | None] = [operation.vocabulary_size]
         elif isinstance(operation, keras.layers.Embedding):
             taken = [operation.input_dim]
+        elif isinstance(operation, SegmentEmbedding):
+            taken = [None, operation.num_segments]
         elif isinstance(operation, keras.Model) and hasattr(operation, "operations"):
             inner = vocabulary_sizes(operation)
             names = {id(x): name for name, x in input_specs(operation).items()}
