@@ -1,4 +1,15 @@
-"""The inputs of a functional model: names, the stepped input, and vocabulary sizes."""
+"""The inputs of a functional model: names, the stepped input, and vocabulary sizes.
+
+Example:
+
+>>> from keras_tfm.generation.model_inputs import find_target, input_names, vocabulary_sizes
+>>> from keras_tfm.models import transformer
+>>> model = transformer(11, 13, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+>>> input_names(model), find_target(model)
+(['source', 'target'], 'target')
+>>> sorted(vocabulary_sizes(model).items())
+[('source', 11), ('target', 13)]
+"""
 
 from typing import Any
 

@@ -2,6 +2,16 @@
 
 The KV caches are arguments of `decode`. They stay in LiteRT's memory, and each step writes only its
 new entries there: no cache is copied.
+
+Example:
+
+>>> from keras_tfm.runtime.host_loop import by_length
+>>> signatures = {
+...     f"decode_{n}": {"role": "decode", "inputs": {"cache": {"shape": [1, 2, n, 4]}}}
+...     for n in (512, 128)
+... }
+>>> by_length(signatures, "decode")
+['decode_128', 'decode_512']
 """
 
 from collections.abc import Callable, Iterator, Sequence
