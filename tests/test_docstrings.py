@@ -5,6 +5,7 @@ import fnmatch
 import importlib
 import inspect
 import pkgutil
+import re
 
 import pytest
 
@@ -128,3 +129,39 @@ def test_each_module_has_an_example_or_a_reason():
     assert without - explained == set()
     unused = [p for p in REASONS if not any(fnmatch.fnmatch(name, p) for name in without)]
     assert unused == []
+
+
+# The form of Keras: `num_heads: int, number of attention heads (H).` The type or shape comes first,
+# or a reference to where the argument is documented.
+TYPES = (
+    r"int|float|bool|boolean|integers?|str|bytes|list|dict|tuple|set|iterable|function|callable|"
+    r"array|tensor|symbolic|int32|layer|Keras layer|model|tokenizer|path|Path|dtype|shape|slice|"
+    r"initializer|activation|object|built|functional|as in|see|likewise|the other arguments|"
+    r"arguments of|`max_length`|lengths, special tokens"
+)
+ENTRY = re.compile(r"^ {4}((?:\*\*|\*)?\w.*?): (.*(?:\n {8}.*)*)", re.M)
+SECTION = re.compile(r"^(?:Args|Call arguments|Attributes):\n((?:(?: {4}.*)?\n)+)", re.M)
+
+
+def documented():
+    """Public objects and their public methods, with their docstrings."""
+    for package in keras_tfm.__all__:
+        module = getattr(keras_tfm, package)
+        for name in getattr(module, "__all__", ()):
+            target = getattr(module, name)
+            yield f"{package}.{name}", inspect.getdoc(target) or ""
+            for key, member in vars(target).items() if inspect.isclass(target) else ():
+                if callable(member) and (key == "__call__" or not key.startswith("_")):
+                    yield f"{package}.{name}.{key}", inspect.getdoc(member) or ""
+
+
+def test_arguments_begin_with_their_type_as_in_keras():
+    count, wrong = 0, []
+    for name, docstring in documented():
+        for section in SECTION.findall(docstring + "\n"):
+            for argument, text in ENTRY.findall(section):
+                count += 1
+                if not re.match(rf"(?:{TYPES})\b|\(|`", text):
+                    wrong.append(f"{name}: {argument}: {text}")
+    assert count > 400
+    assert wrong == []

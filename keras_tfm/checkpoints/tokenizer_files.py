@@ -18,9 +18,9 @@ def load_tokenizer(folder: str | Path) -> Any:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
-        folder: contains `tokenizer.json`; or `vocab.txt` (BERT), `vocab.json` and `merges.txt`
-            (GPT) or `spiece.model` (T5), with a `config.json` for the model type. Settings are read
-            from `tokenizer_config.json`, which is optional.
+        folder: str or Path, contains `tokenizer.json`; or `vocab.txt` (BERT), `vocab.json` and
+            `merges.txt` (GPT) or `spiece.model` (T5), with a `config.json` for the model type.
+            Settings are read from `tokenizer_config.json`, which is optional.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens

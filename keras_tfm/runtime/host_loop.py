@@ -60,7 +60,7 @@ def step(
     """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
     Args:
-        signatures: the signatures in the manifest.
+        signatures: dict, the signatures in the manifest.
         buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
         known: the arguments that all steps share: the results of `encode`; without it, inputs.
         prompt: (B, P), at least one column.
