@@ -54,8 +54,8 @@ def export_saved_model(
             unchanged: special tokens in the source are the tokenizer's task. "generate_text"
             generates from `start_id`.
         detokenizer: Keras layer from ragged ids, without the start and the end token, to strings
-            (B,), or to words, which are joined by spaces; by default the `detokenize` of the tokenizer
-            (with several, of that of `target`).
+            (B,), or to words, which are joined by spaces; by default the `detokenize` of the
+            tokenizer (with several, of that of `target`).
         overwrite: bool, whether to replace a SavedModel at `path` that is not an earlier export.
         arguments: `max_length`, `start_id`, `end_id`, `target` and `strategy`, documented in
             `GenerationArguments`.
