@@ -29,7 +29,8 @@ def enable_lora(
         rank: int, rank of the adapters.
         alpha: float, scale of the adapters. Default: `rank`, a scale of 1.
         names: list of str, names of the projections to adapt, such as
-            `("query_key_value", "output_projection")` for attention only. Default: all in the blocks.
+            `("query_key_value", "output_projection")` for attention only. Default: all in the
+            blocks.
 
     Returns:
         The number of adapted projections.
