@@ -145,6 +145,13 @@ OURS: dict[str, Callable] = {
         "pre", layer_scale=0.1, drop_path=0.1
     )(x),
 }
+
+
+def with_package(name: str) -> str:
+    """The name of a row of Keras's layers: "`Dense`" -> "`keras.layers.Dense`"."""
+    return re.sub(r"`([A-Z])", r"`keras.layers.\1", name) if name in KERAS else name
+
+
 # In the encoder of an encoder-decoder model: name of a row -> what is done with the source's
 # features (B, S, D), whose result cross-attention reads.
 ENCODER = {
@@ -220,11 +227,15 @@ WHOLE: dict[str, Callable[[], keras.Model]] = {
 
 # Heading -> name of a row -> a function that makes its model.
 GROUPS: dict[str, dict[str, Callable[[], keras.Model]]] = {
-    "keras": {name: (lambda layer=layer: decoder_only(layer)) for name, layer in KERAS.items()},
+    "keras": {
+        with_package(name): (lambda layer=layer: decoder_only(layer))
+        for name, layer in KERAS.items()
+    },
     "ours": {name: (lambda layer=layer: decoder_only(layer)) for name, layer in OURS.items()},
     "models": WHOLE,
     "encoder": {
-        name: (lambda layer=layer: encoder_decoder(layer)) for name, layer in ENCODER.items()
+        with_package(name): (lambda layer=layer: encoder_decoder(layer))
+        for name, layer in ENCODER.items()
     },
 }
 
@@ -232,9 +243,7 @@ GROUPS: dict[str, dict[str, Callable[[], keras.Model]]] = {
 def made(build: Callable[[], keras.Model]) -> keras.Model:
     """A model whose weights are away from their initial zeros and ones."""
     keras.utils.set_random_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # layers that drop the mask
-        model = build()
+    model = build()
     rng = np.random.default_rng(0)
     for weight in model.weights:
         # Away from zero; positive, since some are variances.
@@ -245,7 +254,12 @@ def made(build: Callable[[], keras.Model]) -> keras.Model:
 
 def row(build: Callable[[], keras.Model]) -> tuple[list[str], list[str]]:
     """The cells of a row, "yes" or "no", and the messages of its errors."""
-    model = made(build)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # layers that drop the mask
+        return tried(made(build))
+
+
+def tried(model: keras.Model) -> tuple[list[str], list[str]]:
     encoder = "source" in model.input if isinstance(model.input, dict) else False
     cells, messages, sizes = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
@@ -278,11 +292,7 @@ def exported(
     if signature == "generate":
         options |= {"max_length": LENGTH, "start_id": 1} if encoder else {}
         options |= {} if encoder else {"max_length": LENGTH, "prompt_length": 4}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        report = export.export_tflite(
-            model, path, [signature], quantization=quantization, **options
-        )
+    report = export.export_tflite(model, path, [signature], quantization=quantization, **options)
     return report.bytes
 
 
