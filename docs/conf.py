@@ -35,6 +35,7 @@ CONTENTS = {
         "generation",
         "export",
         "huggingface",
+        "families",
     ],
     "Migrating": ["from-kerashub", "from-transformers-tf"],
     "Help": ["troubleshooting", "questions", "matrix", "how-it-works", "architecture"],
