@@ -35,9 +35,10 @@ CONTENTS = {
         "generation",
         "export",
         "huggingface",
+        "families",
     ],
     "Migrating": ["from-kerashub", "from-transformers-tf"],
-    "Help": ["troubleshooting", "architecture"],
+    "Help": ["troubleshooting", "questions", "matrix", "how-it-works", "architecture"],
     "Reference": [
         "api/layers",
         "api/models",

@@ -1,4 +1,12 @@
-"""Argument checks for all packages, without Keras. Errors state what was expected and received."""
+"""Argument checks for all packages, without Keras. Errors state what was expected and received.
+
+Example:
+
+>>> from keras_tfm.arguments import check_integer
+>>> check_integer("num_heads", 0)
+Traceback (most recent call last):
+ValueError: num_heads must be at least 1, got 0
+"""
 
 import math
 import numbers

@@ -7,6 +7,14 @@ private name is used anywhere else. `pyproject.toml` pins Keras to the minor ver
 tested with.
 
 Nothing is imported until a function is called, so any module may import this one on every backend.
+
+Example:
+
+>>> import keras
+>>> from keras_tfm.keras_internals import is_functional
+>>> x = keras.Input((3,))
+>>> is_functional(keras.Model(x, keras.layers.Dense(2)(x)))
+True
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Plots: attention maps, positional encodings, and the sizes of layers in an exported file."""
+"""Plots: attention maps, positional encodings, training curves, and sizes of layers in a file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,8 +31,9 @@ def plot_attention(
 
     >>> import numpy as np
     >>> from keras_tfm.plots import plot_attention
-    >>> len(plot_attention(np.full((2, 3, 4), 0.25)).axes)
-    2
+    >>> figure = plot_attention(np.full((2, 3, 4), 0.25))
+    >>> [axes.get_title() for axes in figure.axes[:2]]  # the third is the color bar
+    ['head 0', 'head 1']
     """
     weights = np.asarray(weights)
     if weights.ndim != 3:
@@ -44,11 +45,13 @@ def plot_attention(
     width, height = (max(1.6, 0.22 * cells) for cells in (columns, rows))
     across = max(1, min(heads, 4, int(14 // width)))  # within the width of a screen
     down = -(-heads // across)
-    size = (1.2 + across * width, 0.8 + down * (height + 0.2))
+    size = (2.0 + across * width, 0.8 + down * (height + 0.2))
     figure = _figure(size)
+    panels = []
     for head in range(heads):
         axes = figure.add_subplot(down, across, head + 1)
-        axes.imshow(weights[head], cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
+        panels.append(axes)
+        image = axes.imshow(weights[head], cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
         axes.set_title(f"head {head}", fontsize=9)
         first = head % across == 0
         last = head >= heads - across
@@ -58,7 +61,10 @@ def plot_attention(
             axes.set_xticklabels(keys, rotation=90, fontsize=8)
         if queries is not None and first:
             axes.set_yticklabels(queries, fontsize=8)
-    figure.supxlabel("keys", fontsize=9)
+    bar = figure.colorbar(image, ax=panels, fraction=0.03, pad=0.01)
+    bar.set_label("attention weight", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    figure.supxlabel("keys: what is attended to", fontsize=9)
     figure.supylabel("queries", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
@@ -98,8 +104,49 @@ def plot_positions(encoding: Any, title: str | None = None) -> Any:
     )
     axes.set_xlabel("position")
     axes.set_ylabel("dimension")
-    axes.set_title(title or "")
-    figure.colorbar(image, ax=axes)
+    axes.set_title(title or "", fontsize=11)
+    figure.colorbar(image, ax=axes, label="value")
+    return figure
+
+
+def plot_history(history: Mapping[str, Sequence[float]], title: str | None = None) -> Any:
+    """Draws training curves, one panel per loss or metric, with its validation value.
+
+    Args:
+        history: dict from a name to one number per epoch, such as `model.fit(...).history`. A name
+            "val_loss" is drawn beside "loss".
+        title: str, title of the figure, or None.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: there is nothing to draw.
+        ModuleNotFoundError: matplotlib is not installed.
+
+    Example:
+
+    >>> from keras_tfm.plots import plot_history
+    >>> figure = plot_history({"loss": [2.0, 1.0], "val_loss": [2.1, 1.3], "accuracy": [0.3, 0.6]})
+    >>> [(axes.get_ylabel(), len(axes.lines)) for axes in figure.axes]
+    [('loss', 2), ('accuracy', 1)]
+    """
+    names = list(dict.fromkeys(name.removeprefix("val_") for name in history))
+    if not names or not all(len(values) for values in history.values()):
+        raise ValueError(f"history must have numbers for at least one epoch, got {dict(history)}")
+    figure = _figure((3.5 * len(names), 3.0))
+    for i, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), i + 1)
+        for key, label, style in ((name, "training", "o-"), (f"val_{name}", "validation", "s--")):
+            if key in history:
+                epochs = range(1, len(history[key]) + 1)
+                axes.plot(epochs, history[key], style, markersize=3, label=label)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(name)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.suptitle(title or "", fontsize=11)
     return figure
 
 

@@ -166,6 +166,48 @@ def test_the_messages_in_troubleshooting_are_the_library_s():
         assert any(re.search(pattern, text, re.S) for text in known), message
 
 
+def headings_of(page):
+    """The anchors of a page's headings, outside blocks of code."""
+    text = re.sub(r"^```.*?^```$", "", (DOCS / page).read_text(), flags=re.M | re.S)
+    return {script("reference").slug(x) for x in re.findall(r"^#+ (.+)$", text, re.M)}
+
+
+def test_each_question_has_its_thread_and_a_section_that_answers_it():
+    page = (DOCS / "questions.md").read_text()
+    questions = re.split(r"^(\d+)\. ", page, flags=re.M)[1:]
+    numbers, texts = questions[::2], questions[1::2]
+    assert [int(x) for x in numbers] == list(range(1, len(texts) + 1))
+    assert len(texts) >= 30
+    threads = set()
+    for text in texts:
+        assert re.match(r"\*\*.+?\?( .+?[.?])?\*\*", text, re.S), text
+        (thread,) = re.findall(r"\(\[[^]]+\]\((https://github\.com/[\w./-]+/\d+)\)\)", text)
+        threads.add(thread)
+        ((file, anchor),) = re.findall(r"See\s+\[[^]]+\]\(([\w-]+\.md)#([\w-]+)\)", text)
+        assert anchor in headings_of(file), f"{file}#{anchor}"
+    assert len(threads) == len(texts)
+
+
+def test_the_speed_picture_has_the_numbers_of_the_benchmarks():
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("babel")
+    pictures = script("pictures")
+    drawn = {bar.get_width() for axes in pictures.speed().axes for bar in axes.patches}
+    text = (ROOT / "benchmarks/README.md").read_text()
+    found = {float(x) for x in re.findall(r"(?<=\| )\d+(?:\.\d+)?(?= \|)", text)}
+    assert len(drawn) > 20
+    assert drawn <= found
+
+
+def test_every_picture_is_drawn_by_the_script():
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("babel")
+    pages = [*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "benchmarks/README.md"]
+    shown = {x for page in pages for x in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text(), re.S)}
+    shown = {x.rsplit("/", 1)[-1].removesuffix(".png") for x in shown if "examples/" not in x}
+    assert shown == set(script("pictures").PICTURES)
+
+
 def test_every_guide_is_in_the_contents():
     tree = ast.parse((DOCS / "conf.py").read_text())
     (contents,) = (

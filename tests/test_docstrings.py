@@ -1,8 +1,11 @@
 """Every example in a docstring runs and gives what it says."""
 
 import doctest
+import fnmatch
 import importlib
+import inspect
 import pkgutil
+import re
 
 import pytest
 
@@ -16,12 +19,71 @@ RESULTS |= {"Model", "Report", "Subgraph", "Verification", "VerificationError"}
 # Examples that need an extra.
 NEEDED = {
     "keras_tfm.checkpoints.huggingface": "safetensors",
+    "keras_tfm.checkpoints.tensors": "safetensors",
     "keras_tfm.checkpoints.tokenizer_files": "tokenizers",
     "keras_tfm.runtime.model": "tokenizers",
     "keras_tfm.text.word_piece": "tokenizers",
     "keras_tfm.text.sentence_piece": "sentencepiece",
     "keras_tfm.training.generation_scores": "sacrebleu",
     "keras_tfm.training.tensorboard": "tensorboard",
+}
+# Modules without an example, as patterns, and the reason. A package that only imports needs none.
+_FILE = "works on an exported file, which the examples of export_tflite, verify and load make"
+_STEP = "its arguments come from a DecodingScope; the examples of the scope and of Generator run it"
+_BASE = "a base class; its subclasses have examples"
+_TABLE = "the table of a family; load_huggingface's example and tests/checkpoints read it"
+_KERNEL = "a kernel for one backend; its layer has the example"
+_FIT = "runs inside fit; the callback or model that calls it has the example"
+REASONS = {
+    "keras_tfm.version": "one constant",
+    "keras_tfm.checkpoints.albert": _TABLE,
+    "keras_tfm.checkpoints.bert": _TABLE,
+    "keras_tfm.checkpoints.distilbert": _TABLE,
+    "keras_tfm.checkpoints.electra": _TABLE,
+    "keras_tfm.checkpoints.family": _TABLE,
+    "keras_tfm.checkpoints.gpt": _TABLE,
+    "keras_tfm.checkpoints.llama": _TABLE,
+    "keras_tfm.checkpoints.roberta": _TABLE,
+    "keras_tfm.checkpoints.t5": _TABLE,
+    "keras_tfm.cli.*": "the command line: docs/api/command_line.md",
+    "keras_tfm.distributed.*": _FIT,
+    "keras_tfm.export.carried_tokenizers": _FILE,
+    "keras_tfm.export.comparison": _FILE,
+    "keras_tfm.export.float_file": _FILE,
+    "keras_tfm.export.four_bits": _FILE,
+    "keras_tfm.export.invisible_padding": _FILE,
+    "keras_tfm.export.keras_hub_tokenizers": "needs keras-hub; docs/export.md describes it",
+    "keras_tfm.export.loop_logits": _FILE,
+    "keras_tfm.export.pairing": _FILE,
+    "keras_tfm.export.report": _FILE,
+    "keras_tfm.export.signatures": _FILE,
+    "keras_tfm.export.stepped_signatures": _FILE,
+    "keras_tfm.export.text_signatures": _FILE,
+    "keras_tfm.export.verification_rows": _FILE,
+    "keras_tfm.generation.shared_traces": "changes how graphs are traced, not what they compute",
+    "keras_tfm.layers.decoding.visibility": _STEP,
+    "keras_tfm.layers.fused_attention": _KERNEL,
+    "keras_tfm.layers.multi_head_attention": _BASE,
+    "keras_tfm.layers.rematerialized": _BASE,
+    "keras_tfm.layers.stepped_attention": _STEP,
+    "keras_tfm.layers.tensorflow.*": _KERNEL,
+    "keras_tfm.layers.transformer_block": _BASE,
+    "keras_tfm.models.bidirectional_encoder": "bert and its successors call it, with examples",
+    "keras_tfm.models.head_base": _BASE,
+    "keras_tfm.runtime.embedding": _FILE,
+    "keras_tfm.runtime.flatbuffer": _FILE,
+    "keras_tfm.runtime.footprint": _FILE,
+    "keras_tfm.runtime.inspection": _FILE,
+    "keras_tfm.runtime.litert_internals": _FILE,
+    "keras_tfm.runtime.manifest": _FILE,
+    "keras_tfm.runtime.signature_runner": _FILE,
+    "keras_tfm.runtime.stepped": _FILE,
+    "keras_tfm.runtime.text": _FILE,
+    "keras_tfm.runtime.tokenizer": _FILE,
+    "keras_tfm.runtime.weight_cache": _FILE,
+    "keras_tfm.training.data_position": _FIT,
+    "keras_tfm.training.gradients": _FIT,
+    "keras_tfm.training.training_state": _FIT,
 }
 
 
@@ -53,3 +115,53 @@ def public():
 def test_the_public_api_is_learnt_from_examples(target):
     found = doctest.DocTestFinder().find(target, target.__name__)
     assert any(test.examples for test in found)
+
+
+def test_each_module_has_an_example_or_a_reason():
+    without = set()
+    for name in MODULES:
+        module = importlib.import_module(name)
+        if not hasattr(module, "__path__") and ">>>" not in inspect.getsource(module):
+            without.add(name)
+    explained = {
+        name for name in without if any(fnmatch.fnmatch(name, pattern) for pattern in REASONS)
+    }
+    assert without - explained == set()
+    unused = [p for p in REASONS if not any(fnmatch.fnmatch(name, p) for name in without)]
+    assert unused == []
+
+
+# The form of Keras: `num_heads: int, number of attention heads (H).` The type or shape comes first,
+# or a reference to where the argument is documented.
+TYPES = (
+    r"int|float|bool|boolean|integers?|str|bytes|list|dict|tuple|set|iterable|function|callable|"
+    r"array|tensor|symbolic|int32|layer|Keras layer|model|tokenizer|path|Path|dtype|shape|slice|"
+    r"initializer|activation|object|built|functional|as in|see|likewise|the other arguments|"
+    r"arguments of|`max_length`|lengths, special tokens"
+)
+ENTRY = re.compile(r"^ {4}((?:\*\*|\*)?\w.*?): (.*(?:\n {8}.*)*)", re.M)
+SECTION = re.compile(r"^(?:Args|Call arguments|Attributes):\n((?:(?: {4}.*)?\n)+)", re.M)
+
+
+def documented():
+    """Public objects and their public methods, with their docstrings."""
+    for package in keras_tfm.__all__:
+        module = getattr(keras_tfm, package)
+        for name in getattr(module, "__all__", ()):
+            target = getattr(module, name)
+            yield f"{package}.{name}", inspect.getdoc(target) or ""
+            for key, member in vars(target).items() if inspect.isclass(target) else ():
+                if callable(member) and (key == "__call__" or not key.startswith("_")):
+                    yield f"{package}.{name}.{key}", inspect.getdoc(member) or ""
+
+
+def test_arguments_begin_with_their_type_as_in_keras():
+    count, wrong = 0, []
+    for name, docstring in documented():
+        for section in SECTION.findall(docstring + "\n"):
+            for argument, text in ENTRY.findall(section):
+                count += 1
+                if not re.match(rf"(?:{TYPES})\b|\(|`", text):
+                    wrong.append(f"{name}: {argument}: {text}")
+    assert count > 400
+    assert wrong == []

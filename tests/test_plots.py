@@ -1,8 +1,9 @@
 """Pictures hold what they were given; whether they look well is seen in docs/."""
 
+import numpy as np
 import pytest
 
-from keras_tfm.plots import plot_sizes
+from keras_tfm.plots import plot_attention, plot_history, plot_sizes
 
 pytest.importorskip("matplotlib")
 SIZES = {"embedding": 7000, "block/attention/query": 3000, "block/attention/key": 2000}
@@ -53,3 +54,30 @@ def test_bars_say_bytes_and_share():
 def test_what_is_refused(sizes, depth, message):
     with pytest.raises(ValueError, match=message):
         plot_sizes(sizes, depth)
+
+
+def test_an_attention_map_has_names_on_its_axes_and_a_colour_bar():
+    figure = plot_attention(np.eye(3)[None, :, :], queries=list("abc"), keys=list("xyz"))
+    panel, bar = figure.axes
+    assert [label.get_text() for label in panel.get_xticklabels()] == list("xyz")
+    assert [label.get_text() for label in panel.get_yticklabels()] == list("abc")
+    assert (figure.get_supxlabel(), figure.get_supylabel()) == (
+        "keys: what is attended to",
+        "queries",
+    )
+    assert (bar.get_ylabel(), bar.get_ylim()) == ("attention weight", (0.0, 1.0))
+
+
+def test_a_curve_stands_beside_its_validation_in_the_order_of_the_metrics():
+    history = {"val_accuracy": [0.5], "accuracy": [0.25, 0.75], "loss": [2.0, 1.0]}
+    accuracy, loss = plot_history(history).axes
+    assert (accuracy.get_ylabel(), loss.get_ylabel()) == ("accuracy", "loss")
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in accuracy.lines}
+    assert drawn == {"training": [[1, 0.25], [2, 0.75]], "validation": [[1, 0.5]]}
+    assert [line.get_label() for line in loss.lines] == ["training"]
+
+
+@pytest.mark.parametrize("history", [{}, {"loss": []}])
+def test_a_history_without_epochs_is_refused(history):
+    with pytest.raises(ValueError, match="at least one epoch"):
+        plot_history(history)

@@ -25,7 +25,7 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     used as they are, without the trimming that some templates do.
 
     Args:
-        folder: contains the template and the tokenizer.
+        folder: str or Path, contains the template and the tokenizer.
 
     Returns:
         A `runtime.ChatTemplate`. Its `system` is None if the template refuses a system message.

@@ -1,4 +1,15 @@
-"""Reads and checks the fields of a `config.json`."""
+"""Reads and checks the fields of a `config.json`.
+
+Example:
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> from keras_tfm.checkpoints.config import Config
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = Path(folder, "config.json").write_text('{"num_hidden_layers": 6}')
+...     Config(Path(folder)).integer("num_hidden_layers", 12)
+6
+"""
 
 import math
 from pathlib import Path

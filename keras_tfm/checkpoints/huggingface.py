@@ -75,7 +75,7 @@ def load_huggingface(
             and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
             "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
             "MarianMTModel" and "MarianModel".
-        options: arguments of the family's builder in `keras_tfm.models` that override the
+        **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
     Returns:
@@ -169,9 +169,9 @@ def save_huggingface(model: keras.Model, folder: str | Path, end_id: int | None 
     The files are first written to a temporary folder, loaded and compared with the model.
 
     Args:
-        model: a model made by a builder of `keras_tfm.models` for one of these families, with or
-            without a head of `keras_tfm.models`. Weights in half precision become float32, and LoRA
-            adapters are merged.
+        model: `keras.Model` made by a builder of `keras_tfm.models` for one of these families, with
+            or without a head of `keras_tfm.models`. Weights in half precision become float32, and
+            LoRA adapters are merged.
         folder: str or Path. Created if it does not exist; existing files of these two names are
             replaced.
         end_id: int, the token at which `generate` of `transformers` stops. Default: the model's

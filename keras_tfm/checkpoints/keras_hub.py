@@ -39,10 +39,10 @@ def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Laye
     imported.
 
     Args:
-        source: a built `TransformerEncoder`, `TransformerDecoder`, `PositionEmbedding` or
+        source: built `TransformerEncoder`, `TransformerDecoder`, `PositionEmbedding` or
             `ReversibleEmbedding` of `keras_hub.layers`. Of a `TokenAndPositionEmbedding` copy
             `token_embedding` and `position_embedding`.
-        target: a built `TransformerEncoderBlock`, `TransformerDecoderBlock`, `TokenEmbedding` or
+        target: built `TransformerEncoderBlock`, `TransformerDecoderBlock`, `TokenEmbedding` or
             `PositionEmbedding` with the same arguments.
 
     Raises:

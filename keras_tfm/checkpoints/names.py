@@ -1,4 +1,11 @@
-"""The names of tensors in a checkpoint's files: prefixes, copies, old names, buffers."""
+"""The names of tensors in a checkpoint's files: prefixes, copies, old names, buffers.
+
+Example:
+
+>>> from keras_tfm.checkpoints.names import Named, Names
+>>> Named({"bert.pooler.weight": None}, Names(prefix="bert.")).own
+{'pooler.weight': 'bert.pooler.weight'}
+"""
 
 import re
 from collections.abc import Iterable, Mapping

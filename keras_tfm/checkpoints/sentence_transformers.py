@@ -33,8 +33,8 @@ def load_sentence_transformer(folder: str | Path, **options: Any) -> models.Mode
     with `source_length`. Nothing is read from a network.
 
     Args:
-        folder: contains `modules.json`.
-        options: arguments of the builder, as in `load_huggingface`. A BERT is built without the
+        folder: str or Path, contains `modules.json`.
+        **options: arguments of the builder, as in `load_huggingface`. A BERT is built without the
             input `segments`: a single text is segment 0.
 
     Returns:

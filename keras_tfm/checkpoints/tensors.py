@@ -1,4 +1,18 @@
-"""The tensors of a folder of safetensors, in one file or several, read lazily."""
+"""The tensors of a folder of safetensors, in one file or several, read lazily.
+
+Example:
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> import numpy as np
+>>> from safetensors.numpy import save_file
+>>> from keras_tfm.checkpoints.tensors import Tensors
+>>> with tempfile.TemporaryDirectory() as folder:
+...     save_file({"weight": np.ones((2, 3), "float16")}, Path(folder, "model.safetensors"))
+...     tensors = Tensors(Path(folder))
+...     tensors["weight"].shape, tensors.array("weight").dtype.name
+((2, 3), 'float32')
+"""
 
 import importlib
 import json

@@ -17,7 +17,7 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
-        folder: contains `tokenizer.json`; or the files of a tokenizer class of `transformers`:
+        folder: str or Path, contains `tokenizer.json`, or the files of a tokenizer class:
             `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
             GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
             (XLM-R), `tokenizer.model` (Llama, Gemma) or `source.spm`, `target.spm` and

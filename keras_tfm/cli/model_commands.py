@@ -216,8 +216,8 @@ def import_(
 ) -> None:
     """Converts a folder of transformers with its weights to a .keras file. Downloads nothing.
 
-    BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT, DeBERTa v2 and v3, GPT, GPT-2, GPT-Neo, Llama,
-    Mistral, Qwen2, Qwen3, Gemma 1 to 3, T5, BART, mBART, PEGASUS and Marian.
+    BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT, DeBERTa v2 and v3, GPT, GPT-2, GPT-Neo,
+    Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3, T5, BART, mBART, PEGASUS and Marian.
     """
     if output.suffix != ".keras":
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")

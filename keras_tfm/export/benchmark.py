@@ -27,12 +27,12 @@ class Latency:
     """One signature with one number of threads.
 
     Attributes:
-        signature: its name.
-        threads: the number of threads LiteRT used.
-        runs: the number of timed calls, after one untimed call.
-        median_ms: median latency of a call.
-        p90_ms: 90th percentile of the latency.
-        tokens: the number of tokens generated per call, over all rows; None if none are generated.
+        signature: str, its name.
+        threads: int, number of threads that LiteRT used.
+        runs: int, number of timed calls, after one untimed call.
+        median_ms: float, median latency of a call.
+        p90_ms: float, 90th percentile of the latency.
+        tokens: int, number of tokens generated per call, over all rows; None if none are generated.
     """
 
     signature: str
@@ -53,14 +53,14 @@ class Footprint:
     """Load time and memory in a process that imports NumPy, LiteRT and `keras_tfm.runtime` only.
 
     Attributes:
-        weights: "packed" in memory, or mapped from a "cache" that an earlier process filled.
-        threads: the number of threads LiteRT used.
-        load_ms: time to read, verify the checksum, pack the weights and allocate.
-        first_ms: time of the first run of every signature, summed.
-        peak_bytes: growth of peak resident memory; with a cache this includes the pages of the
+        weights: str, "packed" in memory, or mapped from a "cache" that an earlier process filled.
+        threads: int, number of threads that LiteRT used.
+        load_ms: float, time to read, verify the checksum, pack the weights and allocate.
+        first_ms: float, time of the first run of every signature, summed.
+        peak_bytes: int, growth of peak resident memory; with a cache this includes the pages of the
             cache file that were read. None outside Linux.
-        private_bytes: growth of private memory, which the system can neither share nor drop. None
-            outside Linux.
+        private_bytes: int, growth of private memory, which the system can neither share nor drop.
+            None outside Linux.
     """
 
     weights: str
@@ -148,12 +148,12 @@ def benchmark(
     the end are counted. A call whose rows end early still reads its whole source.
 
     Args:
-        path: the .tflite file.
-        threads: the numbers of threads to measure with.
-        seconds: the measuring time per signature and number of threads; at least five calls.
-        weight_cache: whether to also measure the footprint with
+        path: str or Path, the .tflite file.
+        threads: list of int, the numbers of threads to measure with.
+        seconds: float, the measuring time per signature and number of threads; at least five calls.
+        weight_cache: bool, whether to also measure the footprint with
             `runtime.load(..., weight_cache=...)`, from a filled cache in a temporary folder.
-        seed: seed of the inputs.
+        seed: int, seed of the inputs.
 
     Raises:
         FileNotFoundError, ValueError: as in `runtime.load`; or an argument is out of range.

@@ -45,7 +45,8 @@ def carry(request: Request, tokenizer: Any, detokenizer: Any) -> Carried:
     Args:
         request: the export.
         tokenizer: one for all inputs of ids, or a dictionary by input, or None.
-        detokenizer: the tokenizer of the stepped input; by default `tokenizer`.
+        detokenizer: tokenizer, or path of its file: that of the stepped input; by default
+            `tokenizer`.
 
     Raises:
         TypeError: a tokenizer's kind cannot be stored in a file.

@@ -16,22 +16,25 @@ class Check:
     """The comparison of one signature with the model.
 
     Attributes:
-        signature: its name.
-        rows: the number of rows that were compared.
-        max_error, mean_error: the largest and the mean absolute error of the outputs; for
+        signature: str, its name.
+        rows: int, number of rows that were compared.
+        max_error, mean_error: float, the largest and the mean absolute error of the outputs; for
             "generate", of the logits of every step, or of the scores of a beam search.
-        relative_error: the root mean square of the errors, divided by that of the model's outputs.
-        scale: the root mean square of the model's outputs.
-        worst_error: the relative error of the row with the largest errors.
-        top_1: the share of positions, 0 to 1, where file and model have the same argmax of the last
-            axis (the class, the next token); for "generate", the share of equal tokens. None if no
-            output has several values per row.
-        top_1_gap: where the argmax differs, the largest difference between the model's maximum and
-            its value at the file's argmax, divided by `scale`.
-        ms: median latency in milliseconds of a call, or of a step of "decode", with one thread.
-        tolerance: the largest allowed `relative_error`.
-        graph_error: the `worst_error` of the file's graph with the model's own, unrounded weights.
-        graph_tolerance: the largest allowed `graph_error`.
+        relative_error: float, the root mean square of the errors, divided by that of the model's
+            outputs.
+        scale: float, the root mean square of the model's outputs.
+        worst_error: float, the relative error of the row with the largest errors.
+        top_1: float, the share of positions, 0 to 1, where file and model have the same argmax of
+            the last axis (the class, the next token); for "generate", the share of equal tokens.
+            None if no output has several values per row.
+        top_1_gap: float, where the argmax differs, the largest difference between the model's
+            maximum and its value at the file's argmax, divided by `scale`.
+        ms: float, median latency in milliseconds of a call, or of a step of "decode", with one
+            thread.
+        tolerance: float, the largest allowed `relative_error`.
+        graph_error: float, the `worst_error` of the file's graph with the model's own, unrounded
+            weights.
+        graph_tolerance: float, the largest allowed `graph_error`.
     """
 
     signature: str
@@ -86,7 +89,7 @@ def check(
 
     Args:
         name: the signature.
-        rows: the number of rows that were compared.
+        rows: int, number of rows that were compared.
         errors: flat arrays of differences, one for each row.
         wanted: flat arrays of the model's values, whose root mean square is the scale of errors.
         gaps: flat arrays, the model's maximum minus its value at the file's argmax.

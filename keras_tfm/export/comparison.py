@@ -68,7 +68,7 @@ class Comparison:
     Args:
         outputs: the outputs of the model.
         file: the loaded file.
-        inputs: rows of the model's inputs; None: random ones.
+        inputs: dict of arrays, rows of the model's inputs; None: random ones.
         strategy: the strategy of "generate".
     """
 

@@ -3,6 +3,14 @@
 Temporary folders are named `.keras_tfm-*` and locked while their export runs. SIGTERM and SIGHUP
 remove them. A folder that `kill -9` leaves behind is no longer locked, and the next export removes
 it.
+
+Example:
+
+>>> from pathlib import Path
+>>> from keras_tfm.export.files import check_file
+>>> check_file(Path("/"), overwrite=True)
+Traceback (most recent call last):
+IsADirectoryError: cannot write /: it is a folder
 """
 
 import contextlib

@@ -17,7 +17,7 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
     """The weights of rank 2 and higher of the layers of each name.
 
     Args:
-        model: a functional model.
+        model: functional `keras.Model`.
         names: layer names, paths, or consecutive parts of paths: "self_attention/key" means the
             layer "key" of every layer "self_attention".
 

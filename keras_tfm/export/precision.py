@@ -1,4 +1,13 @@
-"""Exports compute in float32, even if the model was trained in half precision."""
+"""Exports compute in float32, even if the model was trained in half precision.
+
+Example:
+
+>>> from keras_tfm.export.precision import in_float32
+>>> from keras_tfm.models import gpt
+>>> size = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16, "max_length": 4}
+>>> in_float32(gpt(11, **size, dtype="mixed_bfloat16")).output.dtype
+'float32'
+"""
 
 import logging
 

@@ -30,7 +30,7 @@ class Quantization:
     """One preset and its exceptions, checked before the conversion.
 
     Args:
-        model: a functional model.
+        model: functional `keras.Model`.
         preset: one of `QUANTIZATIONS`.
         keep_float: names of layers whose weights stay float32; see `find_layers`.
         representative_data: inputs of "predict" for "int8_full", an iterable of arrays by name (or

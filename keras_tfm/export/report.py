@@ -11,7 +11,8 @@ class Report(Inspection):
     """The content of a file and its error against the model; `print` it, or take `asdict()`.
 
     Attributes:
-        verification: each signature against the model; None if the file was not verified.
+        verification: `Verification`, each signature against the model; None if the file was not
+            verified.
     """
 
     verification: Verification | None = None

@@ -30,16 +30,16 @@ class GenerationArguments(TypedDict, total=False):
     All are optional keyword arguments.
 
     Attributes:
-        max_length: T, the maximum number of tokens of a row, start token or prompt included; in
-            "predict" the length of the stepped input. Required by every signature but "predict".
+        max_length: int (T), the maximum number of tokens of a row, start token or prompt included;
+            in "predict" the length of the stepped input. Required by every signature but "predict".
             If T is much larger than 128, a .tflite file has several decode signatures with growing
             caches: "decode_128", "decode_512"... up to T.
-        start_id: the first token of every row without a prompt.
-        end_id: the token that ends a row, or several; None (default) never stops early. Columns
-            after the end hold the padding id of the stepped input.
-        target: the name of the stepped input; default "target", or the only input.
-        strategy: how "generate" chooses tokens: `generation.Greedy()` (default), `Beam`, or a
-            custom one that draws no random numbers.
+        start_id: int, the first token of every row without a prompt.
+        end_id: int, the token that ends a row, or a list of several; None (default) never stops
+            early. Columns after the end hold the padding id of the stepped input.
+        target: str, name of the stepped input; default "target", or the only input.
+        strategy: `Strategy`, how "generate" chooses tokens: `generation.Greedy()` (default),
+            `Beam`, or a custom one that draws no random numbers.
 
     >>> from keras_tfm.export import GenerationArguments
     >>> generation: GenerationArguments = {"max_length": 5, "start_id": 1, "end_id": 2}
@@ -58,16 +58,17 @@ class ExportArguments(GenerationArguments, total=False):
     All are optional keyword arguments.
 
     Attributes:
-        batch_size: rows per call; default 1.
-        source_length: S, the length of every input with an open length. Shorter rows are padded
-            with the input's padding id (`mask_id` of its embedding), which the model must mask.
-            With several lengths, each gets its own signatures ("predict_32", "encode_128"), and the
-            runtime picks the shortest that fits.
-        prompt_length: N, the maximum length of a prompt for the stepped input, or several lengths:
-            one "prefill_N" each, and "generate" continues prompts of up to N tokens.
-        whole_caches: whether "prefill" and "decode" return whole caches of max_length, for hosts
-            that pass results on as arguments. By default they return only the new entries, which
-            the host writes into its caches, so no cache is copied.
+        batch_size: int, rows per call; default 1.
+        source_length: int or list of int (S), the length of every input with an open length.
+            Shorter rows are padded with the input's padding id (`mask_id` of its embedding), which
+            the model must mask. With several lengths, each gets its own signatures ("predict_32",
+            "encode_128"), and the runtime picks the shortest that fits.
+        prompt_length: int or list of int (N), the maximum length of a prompt for the stepped input,
+            or several lengths: one "prefill_N" each, and "generate" continues prompts of up to N
+            tokens.
+        whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
+            hosts that pass results on as arguments. By default they return only the new entries,
+            which the host writes into its caches, so no cache is copied.
 
     >>> from keras_tfm.export import ExportArguments
     >>> sizes: ExportArguments = {"source_length": 6, "max_length": 5, "start_id": 1, "end_id": 2}
@@ -105,7 +106,7 @@ class Request:
     """The arguments of an export, checked before anything is traced.
 
     Args:
-        model: a functional model.
+        model: functional `keras.Model`.
         roles: some of `ROLES`; None: "generate" with a `start_id` or a `prompt_length`, otherwise
             "predict".
         static: whether every axis must have a size. If not, a `batch_size` or `source_length` that

@@ -39,24 +39,24 @@ def export_saved_model(
     SavedModel is loaded.
 
     Args:
-        model: a functional model.
-        path: a folder. An earlier export there is replaced once the new one is complete, and its
-            mode kept; where `path` is a symbolic link, the folder that it points to is replaced.
-        signatures: the signatures to write, by default "generate" with a `start_id`, otherwise
-            "predict"; with a tokenizer, also the text signature of the same name.
-            "predict": one full pass.
-            "generate": ids in, tokens out, with the decoding loop and the KV caches inside.
-            "generate_text": strings in, "text" (B,) out; needs a tokenizer.
+        model: functional `keras.Model`.
+        path: str or Path, a folder. An earlier export there is replaced once the new one is
+            complete, and its mode kept; where `path` is a symbolic link, the folder that it points
+            to is replaced.
+        signatures: list of str, the signatures to write, by default "generate" with a `start_id`,
+            otherwise "predict"; with a tokenizer, also the text signature of the same name.
+            "predict": one full pass. "generate": ids in, tokens out, with the decoding loop and the
+            KV caches inside. "generate_text": strings in, "text" (B,) out; needs a tokenizer.
             "predict_text": strings in, outputs as of "predict"; needs a tokenizer.
-        tokenizer: a Keras layer (or a `tf.Module`) from strings (B,) to ids, ragged or (B, S), for
+        tokenizer: Keras layer (or a `tf.Module`) from strings (B,) to ids, ragged or (B, S), for
             every input of ids; or a dictionary of tokenizers by input. Ragged rows are padded with
             the input's padding id, which the model must mask. The ids are the model's input
             unchanged: special tokens in the source are the tokenizer's task. "generate_text"
             generates from `start_id`.
-        detokenizer: a layer from ragged ids, without the start and the end token, to strings (B,),
-            or to words, which are joined by spaces; by default the `detokenize` of the tokenizer
-            (with several, of that of `target`).
-        overwrite: whether to replace a SavedModel at `path` that is not an earlier export.
+        detokenizer: Keras layer from ragged ids, without the start and the end token, to strings
+            (B,), or to words, which are joined by spaces; by default the `detokenize` of the
+            tokenizer (with several, of that of `target`).
+        overwrite: bool, whether to replace a SavedModel at `path` that is not an earlier export.
         arguments: `max_length`, `start_id`, `end_id`, `target` and `strategy`, documented in
             `GenerationArguments`.
 
@@ -124,7 +124,7 @@ def write_saved_model(
 
     Args:
         model: the model. The lookup tables of its preprocessing layers are written, too.
-        signatures: the signatures to write.
+        signatures: list of str, the signatures to write.
         path: a folder that does not exist yet.
         default: the signature to store as `serve` and `serving_default`, too; None: no default.
         resources: further layers whose lookup tables are written.

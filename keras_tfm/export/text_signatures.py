@@ -28,7 +28,7 @@ def check_tokenizers(
     """The tokenizers by input, checked against the vocabularies of the model.
 
     Args:
-        model: a functional model.
+        model: functional `keras.Model`.
         names: the requested signatures.
         tokenizer: one for all inputs of ids, or a dictionary by input, or None.
         detokenizer: a detokenizer, or None; an error without a text signature.

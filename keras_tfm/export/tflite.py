@@ -62,43 +62,45 @@ def export_tflite(
     `runtime.load` reads its manifest and checksum; the file runs in any LiteRT.
 
     Args:
-        model: a functional model. A model in mixed precision is exported in float32.
-        path: the file. It is written completely or not at all. An earlier export is replaced, and
-            its mode kept; where `path` is a symbolic link, the file that it points to is replaced.
-        signatures: the signatures of the file, by default "generate" with a `start_id` or
-            `prompt_length`, otherwise "predict". All signatures share the weights.
-            "predict": one full pass.
-            "generate": ids in, tokens out.
-            "encode", "prefill", "decode", for a decoding loop on the host: "encode" projects a
-            source once, "prefill" reads a prompt except its last token, "decode" takes one token
-            and the KV caches, and returns logits (B, V) and the new cache entries.
-            "generate_text", "predict_text", next to the signatures above: strings in and out, with
-            operators of tensorflow-text, whose kernels the app must link. The other signatures
-            still run in any LiteRT.
-        quantization: the format of the weights of matrix products, convolutions and lookups.
+        model: functional `keras.Model`. A model in mixed precision is exported in float32.
+        path: str or Path, the file. It is written completely or not at all. An earlier export is
+            replaced, and its mode kept; where `path` is a symbolic link, the file that it points to
+            is replaced.
+        signatures: list of str, the signatures of the file, by default "generate" with a `start_id`
+            or `prompt_length`, otherwise "predict". All signatures share the weights. "predict":
+            one full pass. "generate": ids in, tokens out. "encode", "prefill", "decode", for a
+            decoding loop on the host: "encode" projects a source once, "prefill" reads a prompt
+            except its last token, "decode" takes one token and the KV caches, and returns logits
+            (B, V) and the new cache entries. "generate_text", "predict_text", next to the
+            signatures above: strings in and out, with operators of tensorflow-text, whose kernels
+            the app must link. The other signatures still run in any LiteRT.
+        quantization: str, the format of the weights of matrix products, convolutions and lookups.
             "float32"; "float16" (computed in float32); "int8" (dynamic range: int8 activations are
             scaled at run time; no calibration data); "int8_full" (int8 activations between
             operators too, "predict" only, for integer-only processors; on a CPU it is slower and
             less accurate than "int8"); "int4" (one scale per 32 numbers of a row, needs
             `keras-tfm[quantize]`).
-        keep_float: layers whose weights stay float32 in "float16", "int8" and "int4": names, paths
-            (`layer.path`), or consecutive parts of paths, as "decoder_0" or "self_attention/key".
-        representative_data: for "int8_full", a few hundred inputs of "predict": an iterable of
+        keep_float: list of str, layers whose weights stay float32 in "float16", "int8" and "int4":
+            names, paths (`layer.path`), or consecutive parts of paths, as "decoder_0" or
+            "self_attention/key".
+        representative_data: iterable, for "int8_full": a few hundred inputs of "predict",
             dictionaries of arrays (arrays, for a model of one input) of the exported shape.
-        custom_operators: whether to allow operators that plain LiteRT lacks, such as TensorFlow's
-            (Flex). The program that runs the file must register them; the file is not verified.
-        verify: whether to compare every signature with the model before the file is kept.
+        custom_operators: bool, whether to allow operators that plain LiteRT lacks, such as
+            TensorFlow's (Flex). The program that runs the file must register them; the file is not
+            verified.
+        verify: bool, whether to compare every signature with the model before the file is kept.
         verify_inputs, tolerance: as in `verify`.
-        tokenizer: the tokenizer of every input of ids, or a dictionary by input, with which the
+        tokenizer: tokenizer of every input of ids, or a dictionary by input, with which the
             runtime runs `generate_text` and `predict_text`. It is stored in the file: a
             `tokenizers.Tokenizer`, a `sentencepiece.SentencePieceProcessor`, the path of such a
             file (`tokenizer.json`, a SentencePiece model), or a tokenizer of keras-hub. Text
             signatures instead need a tokenizer as in `export_saved_model`, made of
             tensorflow-text's FastWordpieceTokenizer or FastSentencepieceTokenizer.
-        detokenizer: the tokenizer of the generated text, the stepped input; default `tokenizer`.
-        chat_template: the text around the messages of a conversation, for
+        detokenizer: tokenizer, or path of its file: that of the generated text, the stepped input;
+            default `tokenizer`.
+        chat_template: `ChatTemplate`, the text around the messages of a conversation, for
             `runtime.Model.chat_prompt`; `checkpoints.load_chat_template` reads one.
-        overwrite: whether to replace a file at `path` that is not an earlier export.
+        overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
             `end_id`, `batch_size`, `target`, `strategy`, `whole_caches`.

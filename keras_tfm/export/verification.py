@@ -98,13 +98,15 @@ def verify(
     size, whose error sets the tolerance.
 
     Args:
-        model: the exported model; a model in mixed precision is compared in float32.
-        path: the file.
-        inputs: rows of the model's inputs by name, of any exported lengths; the stepped input is
-            optional. Default: random rows of every exported length.
-        tolerance: the largest allowed relative error (`Check.relative_error`) of the file as it is;
-            default: 1e-4 in float32, otherwise a multiple of the error of rounding the weights.
-        strategy: the exported strategy; needed only if it is a custom one.
+        model: functional `keras.Model`, the exported one; a model in mixed precision is compared in
+            float32.
+        path: str or Path, the file.
+        inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
+            stepped input is optional. Default: random rows of every exported length.
+        tolerance: float, the largest allowed relative error (`Check.relative_error`) of the file as
+            it is; default: 1e-4 in float32, otherwise a multiple of the error of rounding the
+            weights.
+        strategy: `Strategy`, the exported one; needed only if it is a custom one.
 
     Raises:
         VerificationError: a signature exceeds a tolerance.

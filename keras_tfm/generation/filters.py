@@ -1,4 +1,12 @@
-"""Filters for sampling: functions that set some logits (B, V), float32, to -inf."""
+"""Filters for sampling: functions that set some logits (B, V), float32, to -inf.
+
+Example:
+
+>>> from keras import ops
+>>> from keras_tfm.generation.filters import top_k
+>>> top_k(ops.array([[1.0, 3.0, 2.0]]), k=2).numpy().tolist()
+[[-inf, 3.0, 2.0]]
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -37,7 +37,7 @@ class Generator:
     """Generates tokens with a trained model, compiled once for each shape of input.
 
     Args:
-        model: a functional model whose output is logits (B, T, V) over the ids of the stepped
+        model: functional `keras.Model` whose output is logits (B, T, V) over the ids of the stepped
             input.
         max_length: int, maximum number of tokens of a row, including the prompt.
         start_id: int, the first token of every row without a prompt.

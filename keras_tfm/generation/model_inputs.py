@@ -1,11 +1,22 @@
-"""The inputs of a functional model: names, the stepped input, and vocabulary sizes."""
+"""The inputs of a functional model: names, the stepped input, and vocabulary sizes.
+
+Example:
+
+>>> from keras_tfm.generation.model_inputs import find_target, input_names, vocabulary_sizes
+>>> from keras_tfm.models import transformer
+>>> model = transformer(11, 13, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+>>> input_names(model), find_target(model)
+(['source', 'target'], 'target')
+>>> sorted(vocabulary_sizes(model).items())
+[('source', 11), ('target', 13)]
+"""
 
 from typing import Any
 
 import keras
 
 from keras_tfm.keras_internals import calls_of, producer
-from keras_tfm.layers import TokenEmbedding
+from keras_tfm.layers import SegmentEmbedding, TokenEmbedding
 
 
 def input_names(model: keras.Model) -> list[str]:
@@ -74,6 +85,8 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
             taken: list[int | None] = [operation.vocabulary_size]
         elif isinstance(operation, keras.layers.Embedding):
             taken = [operation.input_dim]
+        elif isinstance(operation, SegmentEmbedding):
+            taken = [None, operation.num_segments]
         elif isinstance(operation, keras.Model) and hasattr(operation, "operations"):
             inner = vocabulary_sizes(operation)
             names = {id(x): name for name, x in input_specs(operation).items()}

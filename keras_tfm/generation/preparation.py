@@ -1,4 +1,11 @@
-"""Checks the inputs of generation, and pads the prompts to one length."""
+"""Checks the inputs of generation, and pads the prompts to one length.
+
+Example:
+
+>>> from keras_tfm.generation.preparation import end_ids_of
+>>> end_ids_of(2), end_ids_of([2, 7]), end_ids_of(None)
+((2,), (2, 7), ())
+"""
 
 import operator
 from collections.abc import Sequence

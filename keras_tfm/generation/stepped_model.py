@@ -141,7 +141,7 @@ class SteppedModel:
         """The input that a value of `encode` is; None for one that layers compute.
 
         Args:
-            name: the value's name in the result of `encode`.
+            name: str, the value's name in the result of `encode`.
         """
         names = {str(number): name for name, number in self._inputs.items()}
         return names.get(name)

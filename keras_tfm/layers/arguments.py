@@ -1,4 +1,11 @@
-"""Conversion and checks of layer arguments: initializers, activations, input shapes."""
+"""Conversion and checks of layer arguments: initializers, activations, input shapes.
+
+Example:
+
+>>> from keras_tfm.layers.arguments import as_activation
+>>> as_activation("activation", "gelu").__name__
+'gelu'
+"""
 
 from typing import Any
 

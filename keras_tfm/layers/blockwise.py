@@ -1,4 +1,11 @@
-"""Attention over long sequences, in blocks of queries, recomputed in the backward pass."""
+"""Attention over long sequences, in blocks of queries, recomputed in the backward pass.
+
+Example:
+
+>>> from keras_tfm.layers.blockwise import blocks
+>>> [(block.rows, block.columns.stop) for block in blocks(2048, 2048, causal=True, window=None)][:2]
+[(slice(0, 512, None), 512), (slice(512, 1024, None), 1024)]
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

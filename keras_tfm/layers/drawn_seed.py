@@ -1,4 +1,13 @@
-"""A fixed seed for `keras.random`, and the number of the current replica."""
+"""A fixed seed for `keras.random`, and the number of the current replica.
+
+Example:
+
+>>> from keras import ops
+>>> from keras_tfm.layers.drawn_seed import DrawnSeed
+>>> seed = DrawnSeed(ops.array([1, 2]))
+>>> seed.next().numpy().tolist(), seed.next().numpy().tolist()
+([1, 2], [1, 2])
+"""
 
 from typing import Any
 

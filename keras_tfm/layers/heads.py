@@ -2,6 +2,16 @@
 
 Reshapes use as few graph operations as possible: `ops.shape` adds one for every unknown dimension,
 and `ops.reshape` one more to pack them. A single unknown dimension becomes -1 instead, at no cost.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm.layers.heads import merge_heads, split_heads
+>>> x = np.ones((2, 5, 6), "float32")
+>>> split_heads(x, num_heads=3).shape.as_list()
+[2, 3, 5, 2]
+>>> merge_heads(split_heads(x, num_heads=3)).shape.as_list()
+[2, 5, 6]
 """
 
 from typing import Any

@@ -1,4 +1,13 @@
-"""Embedding lookup."""
+"""Embedding lookup.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm.layers.lookup import as_integers
+>>> as_integers(np.array([0.5], "float32"), "ids")
+Traceback (most recent call last):
+TypeError: ids must be integers, got float32
+"""
 
 from typing import Any
 

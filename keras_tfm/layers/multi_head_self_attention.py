@@ -51,7 +51,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         positions: int32, (T,), (..., T), or (..., T, C) for C coordinates: positions of the tokens
             for the position part. Default: 0 to T - 1, or the scope's positions inside a
             `DecodingScope`.
-        x_mask: the mask that `x` carries; filled in by Keras when a call has several tensors.
+        x_mask: boolean, the mask that `x` carries; filled in by Keras when a call has several
+            tensors.
 
     Returns:
         Float tensor (..., T, D). A query that sees no key gets only the output bias.

@@ -1,4 +1,13 @@
-"""The dense layer used by all layers of this package."""
+"""The dense layer used by all layers of this package.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm.layers.projection import Projection
+>>> layer, x = Projection(4), np.ones((1, 2, 3), "float32")
+>>> bool(np.allclose(layer(x)[..., 1:3], layer.columns(x, 1, 3)))
+True
+"""
 
 from typing import Any
 

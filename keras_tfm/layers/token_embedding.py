@@ -36,7 +36,7 @@ class TokenEmbedding(RematerializedLayer):
             deviation D^-0.5, so that scaled vectors and tied logits start near unit variance.
 
     Call arguments:
-        inputs: ids (B, T), integers; with `reverse=True`, features (B, T, D).
+        inputs: (B, T), integers, ids; with `reverse=True`, features (B, T, D).
         reverse: bool, return logits over the vocabulary.
 
     Returns:

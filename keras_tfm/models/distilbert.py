@@ -41,8 +41,8 @@ def distilbert(
         activation: str or function, activation of the feed-forward networks.
         layer_norm_epsilon: float, epsilon of every normalisation.
         max_length: int, maximum number of tokens.
-        pooler_activation: activation of the dense layer that `sequence_classifier` puts on the
-            first token.
+        pooler_activation: str or function, activation of the dense layer that `sequence_classifier`
+            puts on the first token.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 

@@ -63,8 +63,8 @@ def electra(
         max_length: int, maximum number of tokens.
         num_segments: int, number of segments (token types).
         segments: bool, whether the model has the input `segments`.
-        pooler_activation: activation of the dense layer that `sequence_classifier` puts on the
-            first token.
+        pooler_activation: str or function, activation of the dense layer that `sequence_classifier`
+            puts on the first token.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 

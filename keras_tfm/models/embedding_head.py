@@ -33,7 +33,7 @@ def sentence_embedding(
         pooling: str, how token features are combined: a mode of `layers.SequencePooling`.
         normalize: bool, whether vectors are scaled to length 1.
         projection_dim: int, units of a dense layer after the pooling. Default: no such layer.
-        activation: activation of that dense layer. Default: linear.
+        activation: str or function, activation of that dense layer. Default: linear.
         prompts: dict from a text's role to its prefix, such as {"query": "query: "}. An exported
             file stores them, and `runtime.Model.embed` adds them.
         default_prompt: str, name of the prompt that is used if none is chosen. Default: no prompt.

@@ -51,7 +51,7 @@ def encoder(model: keras.Model) -> Model:
     """Returns the encoder of an encoder-decoder model: from `source` to features (B, S, D).
 
     Args:
-        model: encoder-decoder model, such as `models.t5(...)`.
+        model: `keras.Model`, an encoder-decoder model, such as `models.t5(...)`.
 
     Raises:
         ValueError: the model has no encoder.
@@ -97,8 +97,8 @@ def masked_language_model(
         positions: bool, add the input `mask_positions` (B, M), int32, and compute logits at these
             positions only, (B, M, V). `text.MaskTokens(positions=True)` gives the positions of the
             masked tokens, the only ones that need logits in training.
-        activation: activation of the dense layer. Default: that of the model's feed-forward
-            networks; "gelu" for hand-composed models.
+        activation: str or function, activation of the dense layer. Default: that of the model's
+            feed-forward networks; "gelu" for hand-composed models.
         layer_norm_epsilon: float, epsilon of the normalisation. Default: the model's; 1e-12 for
             hand-composed models.
         embedding: `TokenEmbedding` layer of the model, or its name, to which the output is tied.

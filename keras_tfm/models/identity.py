@@ -181,7 +181,7 @@ def describe(model: keras.Model) -> dict[str, Any] | None:
     Objects among the arguments are serialised with `keras.saving.serialize_keras_object`.
 
     Args:
-        model: a `keras.Model`.
+        model: functional `keras.Model`.
 
     Returns:
         A dict with the keys "family", "arguments" and "head", or None.

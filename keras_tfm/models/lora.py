@@ -24,12 +24,13 @@ def enable_lora(
     `with_dtype` merge them into the kernels.
 
     Args:
-        model: a model made by a builder of `keras_tfm.models`, with or without a head. It is
-            changed.
+        model: `keras.Model` made by a builder of `keras_tfm.models`, with or without a head. It
+            is changed.
         rank: int, rank of the adapters.
         alpha: float, scale of the adapters. Default: `rank`, a scale of 1.
-        names: names of the projections to adapt, such as `("query_key_value", "output_projection")`
-            for attention only. Default: all in the blocks.
+        names: list of str, names of the projections to adapt, such as
+            `("query_key_value", "output_projection")` for attention only. Default: all in the
+            blocks.
 
     Returns:
         The number of adapted projections.

@@ -76,9 +76,9 @@ class Model(Base):
     Attributes:
         family: str, name of the builder, such as "bert", or None.
         arguments: dict, the builder's arguments including defaults, without `name`.
-        head: object with `kind` and `arguments`, or None. `kind` is "language_model" for the logits
-            of a builder, otherwise the name of the function that made the head.
-        embedding: the `TokenEmbedding` layer (the target's in encoder-decoder models), or None.
+        head: `Head` object with `kind` and `arguments`, or None. `kind` is "language_model" for the
+            logits of a builder, otherwise the name of the function that made the head.
+        embedding: `TokenEmbedding` layer (the target's in encoder-decoder models), or None.
         blocks: list of the block layers in order, the encoder's first.
         features: symbolic tensor (B, T, D), output of the last block (the decoder's in
             encoder-decoder models), after the final normalisation if there is one; or None.

@@ -67,8 +67,8 @@ def transformer(
             of the attention weights.
         activation: str or function, activation of the feed-forward networks.
         gated: bool, gated feed-forward networks; SwiGLU with activation "silu" (arXiv:2002.05202).
-        position: position part of every self-attention, such as `RotaryEmbedding()`, used instead
-            of adding sinusoidal positions to the embeddings.
+        position: `AttentionPosition`, the part of every self-attention, such as
+            `RotaryEmbedding()`, used instead of adding sinusoidal positions to the embeddings.
         layer_norm_epsilon: float, epsilon of every normalisation.
         normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
         final_norm: bool, one more normalisation after each stack. Default: `normalize_first`. The

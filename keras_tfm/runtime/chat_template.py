@@ -15,7 +15,8 @@ class ChatTemplate(NamedTuple):
         first: str, before the user's first text.
         answer: str, between the user's text and the model's answer.
         next: str, between an answer and the user's next text.
-        system: the texts before and after a system message, or None: the model takes none.
+        system: tuple of str, the texts before and after a system message, or None: the model takes
+            none.
 
     Example:
 
@@ -41,8 +42,8 @@ class ChatTemplate(NamedTuple):
         """The text that the model continues with its answer.
 
         Args:
-            messages: the user's text; or, as in `transformers`, dictionaries with a "role" and a
-                "content": optionally "system" first, then "user" and "assistant" in turn, and
+            messages: str, the user's text; or, as in `transformers`, dictionaries with a "role" and
+                a "content": optionally "system" first, then "user" and "assistant" in turn, and
                 "user" last.
 
         Raises:

@@ -2,6 +2,13 @@
 
 An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
 that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN.
+
+Example:
+
+>>> from keras_tfm.runtime.checked_inputs import fit
+>>> spec = {"shape": [1, 4], "dtype": "int32", "pad_id": 0, "padded": True}
+>>> fit("ids", [[3, 4]], spec).tolist()
+[[3, 4, 0, 0]]
 """
 
 from collections.abc import Sequence

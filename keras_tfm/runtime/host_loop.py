@@ -2,6 +2,16 @@
 
 The KV caches are arguments of `decode`. They stay in LiteRT's memory, and each step writes only its
 new entries there: no cache is copied.
+
+Example:
+
+>>> from keras_tfm.runtime.host_loop import by_length
+>>> signatures = {
+...     f"decode_{n}": {"role": "decode", "inputs": {"cache": {"shape": [1, 2, n, 4]}}}
+...     for n in (512, 128)
+... }
+>>> by_length(signatures, "decode")
+['decode_128', 'decode_512']
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +60,7 @@ def step(
     """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
     Args:
-        signatures: the signatures in the manifest.
+        signatures: dict, the signatures in the manifest.
         buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
         known: the arguments that all steps share: the results of `encode`; without it, inputs.
         prompt: (B, P), at least one column.

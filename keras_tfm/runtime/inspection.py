@@ -18,10 +18,10 @@ class Subgraph:
     """One graph of the file: that of a signature, or the body or condition of a loop.
 
     Attributes:
-        name: the name that the converter gave it.
-        operators: the number of nodes of each operator.
-        delegated: the number of nodes delegated to XNNPACK.
-        partitions: the number of XNNPACK partitions; between two of them the interpreter runs
+        name: str, the name that the converter gave it.
+        operators: dict from an operator to its number of nodes.
+        delegated: int, the number of nodes delegated to XNNPACK.
+        partitions: int, the number of XNNPACK partitions; between two of them the interpreter runs
             nodes that XNNPACK does not support.
     """
 
@@ -41,7 +41,7 @@ class Inspection:
     """The content of a file; `print` it, or take `asdict()`.
 
     Attributes:
-        path: the file.
+        path: str or Path, the file.
         bytes: its size.
         manifest: its manifest, with the signatures.
         subgraphs: its graphs.

@@ -1,6 +1,12 @@
 """The fields of a manifest, checked when a file is loaded, so that later code can rely on them.
 
 The signatures in the manifest are compared with those in the file, which LiteRT runs.
+
+Example:
+
+>>> from keras_tfm.runtime.manifest_fields import of_kind
+>>> of_kind({"inputs": {"ids": {"kind": "input"}, "cache_0": {"kind": "cache"}}}, "cache")
+['cache_0']
 """
 
 import json

@@ -39,10 +39,10 @@ class Model:
     the path: the receiver loads the file again.
 
     Attributes:
-        path: the file.
-        manifest: the manifest of the file: signatures, quantization, versions, a dictionary.
-        signatures: by name, the inputs and outputs with their shapes and dtypes; the `pad_id` of an
-            input is the id that shorter rows are padded with.
+        path: str or Path, the file.
+        manifest: dict, the manifest of the file: signatures, quantization, versions.
+        signatures: dict by name: the inputs and outputs with their shapes and dtypes; the `pad_id`
+            of an input is the id that shorter rows are padded with.
     """
 
     def __init__(self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None):
@@ -79,7 +79,7 @@ class Model:
         signature, tokens are chosen greedily on the host, step by step, with "decode".
 
         Args:
-            inputs: ids (B, S) or (S,), as an array or as lists of any length; or a dictionary of
+            inputs: (B, S) or (S,), ids as an array or as lists of any length; or a dictionary of
                 all inputs except the stepped one. It may have prompts for the stepped input if the
                 file was exported with a prompt_length; without prompts, rows begin with the start
                 token. Shorter rows are padded with the `pad_id` of their input.
@@ -153,7 +153,7 @@ class Model:
         """The outputs of one full pass, by name.
 
         Args:
-            inputs: an array for a model with one input, or a dictionary of arrays. Rows of ids may
+            inputs: array for a model with one input, or a dictionary of arrays. Rows of ids may
                 be shorter than the exported length: they are padded with the `pad_id` of their
                 input. Outputs have the exported length; of several, the shortest that fits.
         """
@@ -176,7 +176,7 @@ class Model:
         """Generates a text for each text: `generate` with the tokenizers of the file.
 
         Args:
-            texts: a text or a list of texts for the source, or the prompts of a decoder-only model;
+            texts: str or list of str for the source, or the prompts of a decoder-only model;
                 or a dictionary of texts by input, with prompts for the stepped input, and arrays
                 for inputs without a tokenizer.
 
@@ -220,7 +220,7 @@ class Model:
         """The outputs of one full pass over texts, by name: (B, ...), as `predict` returns them.
 
         Args:
-            texts: a text, or a list of B texts; or, by name, texts and arrays.
+            texts: str, or list of B; or, by name, texts and arrays.
 
         Raises:
             TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
@@ -234,9 +234,9 @@ class Model:
         shortest exported length that fits.
 
         Args:
-            texts: a text, or a list of B texts.
-            prompt: name of a prompt in the file, "query" for instance, whose text is put before
-                each text; default: the file's default prompt, if it has one.
+            texts: str, or list of B.
+            prompt: str, name of a prompt in the file, "query" for instance, whose text is put
+                before each text; default: the file's default prompt, if it has one.
 
         Raises:
             TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has no such
@@ -279,7 +279,7 @@ class Model:
         end of a character: bytes of an incomplete character are held back.
 
         Args:
-            texts: one text; or a dictionary with one text for each input.
+            texts: str; or dict with one text for each input.
             choose: as in `stream`.
 
         Raises:
@@ -296,15 +296,16 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
     """Loads a file that `keras_tfm.export.export_tflite` wrote, and checks its checksum.
 
     Args:
-        path: the .tflite file.
-        threads: the number of threads LiteRT uses, 1 to 1024.
-        weight_cache: a folder for XNNPACK's packed weights, created if it is missing. A cache takes
-            as much space as its file; above 4 GiB in total, the least recently used caches are
-            deleted. The first load writes a cache. Later loads map it instead of packing, which
-            saves most of the process's private memory. A damaged cache, or one of another LiteRT
-            or processor, is not used; where the folder cannot be written, weights are packed in
-            memory, with a warning. LiteRT then runs as `CompiledModel`, which writes some twenty
-            lines of INFO to standard error per process. None: weights are packed in memory.
+        path: str or Path, the .tflite file.
+        threads: int, number of threads that LiteRT uses, 1 to 1024.
+        weight_cache: str or Path, a folder for XNNPACK's packed weights, created if it is missing.
+            A cache takes as much space as its file; above 4 GiB in total, the least recently used
+            caches are deleted. The first load writes a cache. Later loads map it instead of
+            packing, which saves most of the process's private memory. A damaged cache, or one of
+            another LiteRT or processor, is not used; where the folder cannot be written, weights
+            are packed in memory, with a warning. LiteRT then runs as `CompiledModel`, which writes
+            some twenty lines of INFO to standard error per process. None: weights are packed in
+            memory.
 
     The checksum detects accidents, not malice: anyone can compute it. A crafted file can crash the
     process, and with `weight_cache` also through a crafted cache in a folder that others can write

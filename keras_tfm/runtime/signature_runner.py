@@ -21,9 +21,9 @@ class SignatureRunner:
     """Loads a file and runs its signatures on checked inputs, in chunks of the exported batch.
 
     Attributes:
-        path: the file.
-        manifest: the manifest of the file: signatures, quantization, versions, a dictionary.
-        signatures: by name, the inputs and outputs with their shapes and dtypes.
+        path: str or Path, the file.
+        manifest: dict, the manifest of the file: signatures, quantization, versions.
+        signatures: dict by name: the inputs and outputs with their shapes and dtypes.
         lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
             threads would mix their results. Reentrant: a callback that chooses a token may run
             the same model.

@@ -28,8 +28,8 @@ class Hypothesis(NamedTuple):
     """One text of a beam search.
 
     Attributes:
-        text: without special tokens.
-        score: as in `Generated.scores`; the best text has the largest.
+        text: str, without special tokens.
+        score: float, as in `Generated.scores`; the best text has the largest.
     """
 
     text: str

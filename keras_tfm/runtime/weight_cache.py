@@ -46,9 +46,9 @@ def cached_runners(
     are packed in memory, with a warning.
 
     Args:
-        path: the .tflite file.
+        path: str or Path, the .tflite file.
         manifest: its manifest.
-        threads: the number of threads LiteRT uses.
+        threads: int, number of threads that LiteRT uses.
         folder: the folder of the caches, created if it is missing. Together they take at most
             `MAX_BYTES`.
 

@@ -21,9 +21,9 @@ class BucketedBatches(Batches):
     Args:
         inputs: dict from an input's name to its rows: sequences of integers of any lengths, or
             `Rows`.
-        labels: the rows of labels, or None. Inputs and labels have the same number of rows; row i
-            of each belongs to example i.
-        boundaries: the lengths, ascending; no row may be longer than the last.
+        labels: list or `Rows`, the labels, or None. Inputs and labels have the same number of rows;
+            row i of each belongs to example i.
+        boundaries: list of int, the lengths, ascending; no row may be longer than the last.
         tokens: int, token budget: the number of rows of a batch times its boundary is up to this,
             so batches of short rows have more rows, and all batches cost about the same.
         batch_size: int, number of rows of every batch, instead of `tokens`.

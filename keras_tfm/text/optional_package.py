@@ -1,4 +1,11 @@
-"""Imports packages of the extra `text` when they are needed."""
+"""Imports packages of the extra `text` when they are needed.
+
+Example:
+
+>>> from keras_tfm.text.optional_package import optional_package
+>>> optional_package("json").__name__
+'json'
+"""
 
 import importlib
 from typing import Any

@@ -16,9 +16,10 @@ def teacher_forcing(
     first token. For encoder-decoder and decoder-only models.
 
     Args:
-        source: rows of integers, or None for a decoder-only model.
-        target: the same number of rows, each with its start and end token.
-        names: names of the model's two inputs; without a source only the second is used.
+        source: list of rows of integers, or None for a decoder-only model.
+        target: list of the same number of rows, each with its start and end token.
+        names: tuple of str, names of the model's two inputs; without a source only the second is
+            used.
 
     Returns:
         A dict of the inputs and the labels, all as `Rows`: arguments of `BucketedBatches` and

@@ -1,4 +1,15 @@
-"""Finds the origin of a loss that is NaN or infinite."""
+"""Finds the origin of a loss that is NaN or infinite.
+
+Example:
+
+>>> import keras
+>>> from keras_tfm.training.first_not_finite import of_weights
+>>> x = keras.Input((1,))
+>>> model = keras.Model(x, keras.layers.Dense(1, name="answer")(x))
+>>> _ = model.weights[0].assign([[float("nan")]])
+>>> of_weights(model)
+'the weight answer/kernel has 1 nan of 1 numbers'
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

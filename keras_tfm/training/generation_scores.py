@@ -24,13 +24,14 @@ class GenerationScores(keras.callbacks.Callback):
     With several workers, each one generates, and all of them log the mean of their scores.
 
     Args:
-        inputs: the inputs of a `Generator`, one row per reference: a dict of the model's inputs, in
-            which the stepped input is optional and holds prompts, or one array. Generation is
-            faster if rows of similar lengths are adjacent.
+        inputs: array, list or dict: the inputs of a `Generator`, one row per reference: a dict of
+            the model's inputs, in which the stepped input is optional and holds prompts, or one
+            array. Generation is faster if rows of similar lengths are adjacent.
         references: list with a text, or a list of correct texts, for each row.
-        decode: converts ids to text: a function of one row's ids, or an object with `decode_batch`
-            (Hugging Face `tokenizers`), `decode` (SentencePiece) or `detokenize` (keras-hub). It
-            gets the generated ids without start token, prompt, end token and padding.
+        decode: function or tokenizer, converts ids to text: a function of one row's ids, or an
+            object with `decode_batch` (Hugging Face `tokenizers`), `decode` (SentencePiece) or
+            `detokenize` (keras-hub). It gets the generated ids without start token, prompt, end
+            token and padding.
         max_length, start_id, end_id, strategy, target, max_new_tokens: as in `Generator`. If the
             strategy returns several hypotheses, the first one is scored.
         max_examples: int, number of rows that are scored, from the first. Default: all.

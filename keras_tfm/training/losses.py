@@ -28,8 +28,8 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
-        y_true: labels (B, T), integers.
-        y_pred: logits (B, T, V), float.
+        y_true: (B, T), integers, labels.
+        y_pred: (B, T, V), float, logits.
 
     Raises:
         ValueError: `label_smoothing` is out of range.

@@ -22,8 +22,8 @@ class Perplexity(TokenMean):
         name, dtype: as in `keras.metrics.Mean`.
 
     Call arguments:
-        y_true: labels (B, T), integers.
-        y_pred: logits (B, T, V). Masked positions are ignored, as in the loss.
+        y_true: (B, T), integers, labels.
+        y_pred: (B, T, V), float, logits. Masked positions are ignored, as in the loss.
         sample_weight: (B,), (B, 1) or (B, T), or None.
 
     Without labels the perplexity is 1.

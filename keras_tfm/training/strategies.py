@@ -92,7 +92,7 @@ def is_chief(strategy: Any = None) -> bool:
     False only on workers other than the first under `MultiWorkerMirroredStrategy`.
 
     Args:
-        strategy: the model's strategy. Default: the one whose scope is open.
+        strategy: `tf.distribute.Strategy` of the model. Default: the one whose scope is open.
 
     Example:
 

@@ -35,8 +35,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
     Args:
         *args, **kwargs: as in `keras.callbacks.TensorBoard`.
-        attention_inputs: a batch of the model's inputs, whose first row is drawn. Requires
-            matplotlib (the extra `plots`).
+        attention_inputs: dict or array, a batch of the model's inputs, whose first row is drawn.
+            Requires matplotlib (the extra `plots`).
         attention_freq: int, draws at the end of every `attention_freq`-th epoch.
 
     Raises:

@@ -23,8 +23,9 @@ def exclude_from_weight_decay(
     `model.optimizer` before `fit`.
 
     Args:
-        optimizer: an optimizer with weight decay, or a `LossScaleOptimizer` around one.
-        model: the model that it trains, already built.
+        optimizer: `keras.optimizers.Optimizer` with weight decay, or a `LossScaleOptimizer` around
+            one.
+        model: `keras.Model` that it trains, already built.
         embeddings: bool, whether to exclude the tables of embeddings and positions too. BERT does
             not exclude them (arXiv:1810.04805).
 

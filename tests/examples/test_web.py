@@ -5,6 +5,7 @@ kernels of WebAssembly round differently and tokens may be nearly tied, most of 
 """
 
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -49,6 +50,37 @@ def test_the_page_answers_as_python_does(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     _run("test", tmp_path, expected)
+
+
+def test_the_search_page_ranks_as_python_does(tmp_path):
+    import keras
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as tokenizer_models
+
+    from keras_tfm import models
+    from keras_tfm.export import export_tflite
+
+    keras.utils.set_random_seed(1)
+    words = ["[PAD]", "[UNK]", "the", "a", "dog", "cat", "runs", "sleeps", "fast", "bank", "on"]
+    tokenizer = Tokenizer(
+        tokenizer_models.WordLevel({x: i for i, x in enumerate(words)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    size = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
+    searcher = models.sentence_embedding(models.bert(len(words), **size, segments=False))
+    searcher.set_weights([3 * w if w.ndim > 1 else w for w in searcher.get_weights()])
+    export_tflite(
+        searcher, tmp_path / "small.tflite", source_length=[4, 8], tokenizer=tokenizer, verify=False
+    )
+    texts = ["the dog runs fast", "a cat sleeps", "the bank", "the cat runs on a dog", "fast"]
+    query = "a dog sleeps on the bank"
+    file = runtime.load(tmp_path / "small.tflite")
+    scores = file.embed(texts) @ file.embed(query)
+    ranked = sorted(zip(texts, scores.tolist(), strict=True), key=lambda x: -x[1])
+    assert min(a[1] - b[1] for a, b in itertools.pairwise(ranked)) > 0.01
+    expected = tmp_path / "expected.json"
+    expected.write_text(json.dumps({"model": "small", "query": query, "ranked": ranked}))
+    _run("test:search", tmp_path, expected)
 
 
 # What --smoke trains knows nothing: what is compared is that clients give the same answers.

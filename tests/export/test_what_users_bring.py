@@ -193,3 +193,20 @@ def test_what_is_neither_float32_nor_mixed_precision():
     y = keras.Input((4,))
     with pytest.raises(ValueError, match=r"compute in float32, got dense.* in float64"):
         export_tflite(keras.Model(y, inside(y)), new_path())
+
+
+def test_lora_adapters_are_merged_into_the_kernels_of_a_file():
+    x = ids_input()
+    block = TransformerEncoderBlock(64, num_heads=2)
+    model = keras.Model(x, layers.Dense(3)(block(TokenEmbedding(11, 32)(x))))
+    plain = export_tflite(model, new_path(), source_length=8, verify=False)
+    before = runtime.load(plain.path).predict([list(range(8))])["output"]
+    adapted = [layer for layer in model._flatten_layers() if isinstance(layer, layers.Dense)]
+    assert len(adapted) > 4
+    for layer in adapted:
+        layer.enable_lora(8)
+        layer.lora_kernel_b.assign(np.full(layer.lora_kernel_b.shape, 0.5))
+    report = export_tflite(model, new_path(), source_length=8)  # verified
+    after = runtime.load(report.path).predict([list(range(8))])["output"]
+    assert np.abs(after - before).max() > 0.1
+    assert report.bytes < 1.02 * plain.bytes

@@ -22,7 +22,11 @@ from keras_tfm.generation.model_inputs import (
     input_specs,
     vocabulary_sizes,
 )
-from keras_tfm.layers import TokenEmbedding
+from keras_tfm.layers import (
+    SegmentEmbedding,
+    TokenEmbedding,
+    TransformerDecoderBlock,
+)
 
 STRUCTURES = {
     "dict": dict,
@@ -146,3 +150,18 @@ def test_a_model_that_was_saved_and_loaded(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert input_names(loaded) == ["source", "target"]
     assert vocabulary_sizes(loaded) == {"source": SOURCE_SIZE, "target": TARGET_SIZE}
+
+
+def test_segments_of_a_source_have_a_number():
+    """Stepping is checked with random ids, which must be segments that exist."""
+    names = ("source", "segments", "target")
+    ids = {name: keras.Input((None,), dtype="int32", name=name) for name in names}
+    embedding = TokenEmbedding(11, 8)
+    context = SegmentEmbedding(2)(embedding(ids["source"]), ids["segments"])
+    x = TransformerDecoderBlock(5, 2)(embedding(ids["target"]), context)
+    model = keras.Model(ids, embedding(x, reverse=True))
+    assert vocabulary_sizes(model) == {"source": 11, "segments": 2, "target": 11}
+    sources = {"source": [[3, 4, 5]], "segments": [[0, 0, 1]]}
+    assert Generator(model, 5, start_id=1)(sources).tokens.shape == (1, 5)
+    with pytest.raises(ValueError, match=r"segments: ids must be in 0\.\.1, got 0\.\.2"):
+        Generator(model, 5, start_id=1)({**sources, "segments": [[0, 1, 2]]})

@@ -33,7 +33,7 @@ class Sample(Strategy):
             one (arXiv:2407.01082).
         repetition_penalty: float, divides the positive logits and multiplies the negative logits of
             tokens that occur in the prompt or the output so far (arXiv:1909.05858).
-        banned_ids: ids that are never sampled.
+        banned_ids: list of int, ids that are never sampled.
         seed: int, for the same tokens in every call (`jit_compile=True` gives other tokens than
             False). None: different tokens in every call, which `keras.utils.set_random_seed`
             determines.

@@ -125,7 +125,7 @@ class Strategy:
 
         Args:
             task: `Task`, the constants of the loop.
-            state: the state returned by `start` or `advance`.
+            state: `State`, as returned by `start` or `advance`.
             logits: (B * width, V), the model's output for `state.token`.
             features: (B * width, D), float; None unless `reads_features`.
 

@@ -5,6 +5,15 @@ of an entry is the call's number and the layer's name ("002_cross_attention"), s
 called twice has two entries. An entry holds "key" (B, G, S, K) or "transposed_key" (B, G, K, S),
 and "value" (B, G, S, V). If several calls share one padding mask, the entry of the first also holds
 "mask" (B, S), boolean. Along S there is one column per position.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm.layers.decoding.cache import empty, make_entry, written
+>>> new = make_entry(*np.ones((2, 1, 1, 1, 1), "float32"), transposed=False)
+>>> entry = {part: empty(part, x, capacity=4) for part, x in new.items()}
+>>> written(entry, new, column=2)["key"].numpy().ravel().tolist()
+[0.0, 0.0, 1.0, 0.0]
 """
 
 from typing import Any

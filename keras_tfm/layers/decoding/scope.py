@@ -274,7 +274,8 @@ class DecodingScope:
         Args:
             name: str, the layer's name.
             mask: (B, S), boolean, True = token, False = padding, or None.
-            project: returns keys (B, G, S, K) and values (B, G, S, V); for the first step only.
+            project: function that returns keys (B, G, S, K) and values (B, G, S, V); for the first
+                step only.
         """
         entry = self._take(name)
         if entry is None:

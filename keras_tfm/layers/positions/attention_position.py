@@ -20,8 +20,8 @@ class AttentionInputs(NamedTuple):
         causal: bool, whether keys after the query are masked.
         keys: function without arguments that returns the keys (..., G, S, K). In a decoding step it
             concatenates cached and new keys, which is a copy: only parts with `reads_keys` call it.
-        project_query: the layer's query projection, (..., N, D) -> (..., H, N, K).
-        project_key: the layer's key projection, (..., N, D) -> (..., G, N, K).
+        project_query: function, the layer's query projection, (..., N, D) -> (..., H, N, K).
+        project_key: function, the layer's key projection, (..., N, D) -> (..., G, N, K).
         scale: float, the factor by which `query` was multiplied.
         seed: in training, the seed that `AttentionPosition.draw` returned for this call, or None.
 
@@ -46,9 +46,9 @@ class PositionTerms(NamedTuple):
     """What a position part adds to attention.
 
     Attributes:
-        scores: tensor added to the scaled products of queries and keys, before the soft cap;
+        scores: float tensor added to the scaled products of queries and keys, before the soft cap;
             broadcastable to (..., H, T, S), or None.
-        bias: tensor added after the soft cap; broadcastable to (..., H, T, S), or None.
+        bias: float tensor added after the soft cap; broadcastable to (..., H, T, S), or None.
         values: function from the attention weights (..., H, T, S) to a tensor that is added to the
             result (..., H, T, V), or None.
 
@@ -98,7 +98,8 @@ class AttentionPosition(keras.layers.Layer):
 
         Args:
             x: float tensor (..., H, T, K).
-            positions: positions of the T queries or keys, in the form of `Positions.query`.
+            positions: `Span` or int32 tensor, positions of the T queries or keys, in the form of
+                `Positions.query`.
 
         Returns:
             Float tensor (..., H, T, K).

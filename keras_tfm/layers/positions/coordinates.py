@@ -1,4 +1,11 @@
-"""Positions of queries and keys, the input of position parts."""
+"""Positions of queries and keys, the input of position parts.
+
+Example:
+
+>>> from keras_tfm.layers.positions.coordinates import Span
+>>> Span(start=3, length=2).array().tolist()
+[3, 4]
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

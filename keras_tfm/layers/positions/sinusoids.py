@@ -1,4 +1,14 @@
-"""Sines and cosines of positions, accurate to float32 rounding at any position."""
+"""Sines and cosines of positions, accurate to float32 rounding at any position.
+
+Example:
+
+>>> from keras_tfm.layers.positions.sinusoids import angular_frequencies, exact_sinusoids
+>>> frequencies = angular_frequencies(4, max_wavelength=10_000)
+>>> frequencies.tolist()
+[1.0, 0.01]
+>>> exact_sinusoids([0], frequencies).tolist()  # sin, cos of position 0
+[[[0.0, 1.0], [0.0, 1.0]]]
+"""
 
 from typing import Any
 

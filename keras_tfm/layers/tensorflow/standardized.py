@@ -1,4 +1,12 @@
-"""Layer normalisation on TensorFlow with an explicit gradient."""
+"""Layer normalisation on TensorFlow with an explicit gradient.
+
+Example:
+
+>>> import tensorflow as tf
+>>> from keras_tfm.layers.tensorflow.standardized import standardized
+>>> standardized(tf.constant([[1.0, 3.0]]), epsilon=0.0).numpy().tolist()
+[[-1.0, 1.0]]
+"""
 
 from typing import Any
 
