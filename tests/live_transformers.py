@@ -3,12 +3,12 @@
 from keras_tfm import checkpoints
 
 
-def made(name, options, folder):
+def made(name, options, folder, seed=0):
     """A model of transformers with noise on every parameter, and ours, loaded from its folder."""
     import torch
     import transformers
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     cls = getattr(transformers, name)
     theirs = cls(cls.config_class(**options)).eval()
     with torch.no_grad():

@@ -248,6 +248,13 @@ class Request:
                     "an exported model does not return"
                 )
             self.strategy.check(self.model.outputs[0].shape[-1])
+            for processor in self.strategy.processors:
+                if getattr(processor, "calls_python", False):
+                    raise ValueError(
+                        f"{type(processor).__name__} calls Python in each step, which a file "
+                        "cannot: use a processor of tensor operations, such as processors.Grammar, "
+                        "or export 'decode', and choose tokens on the host"
+                    )
         self.specs(self.others)  # raises if a length is missing
 
     def _check_outputs(self) -> None:

@@ -1,5 +1,6 @@
 """Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
+from keras_tfm.generation import processors
 from keras_tfm.generation.generator import Generated, Generator, generate
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.stepping import check_stepping
@@ -24,4 +25,5 @@ __all__ = [
     "Strategy",
     "check_stepping",
     "generate",
+    "processors",
 ]

@@ -104,6 +104,12 @@ class Generator:
         check_stepping(model, self.target, length=length)
         self.strategy = strategy or Greedy()
         self.strategy.check(model.outputs[0].shape[-1])
+        for processor in self.strategy.processors:
+            if jit_compile and getattr(processor, "calls_python", False):
+                raise ValueError(
+                    f"{type(processor).__name__} calls Python in each step, which XLA cannot: "
+                    "use jit_compile=False"
+                )
         self._stepped = with_features(model) if self.strategy.reads_features else model
         self._prepare = Preparation(model, self.target, max_length, max_new_tokens, start_id)
         self._compiled: dict[Any, Callable[..., Any]] = {}

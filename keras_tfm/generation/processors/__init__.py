@@ -1,0 +1,26 @@
+"""Logits processors: functions of logits and the tokens so far, which work with any strategy."""
+
+from keras_tfm.generation.processors.forced import ForcedBOS, ForcedEOS
+from keras_tfm.generation.processors.lengths import MinLength, MinNewTokens
+from keras_tfm.generation.processors.processor import Processor
+from keras_tfm.generation.processors.repetition import NoRepeatNGram, RepetitionPenalty
+from keras_tfm.generation.processors.suppressed import (
+    NoBadWords,
+    SequenceBias,
+    SuppressTokens,
+    SuppressTokensAtBegin,
+)
+
+__all__ = [
+    "ForcedBOS",
+    "ForcedEOS",
+    "MinLength",
+    "MinNewTokens",
+    "NoBadWords",
+    "NoRepeatNGram",
+    "Processor",
+    "RepetitionPenalty",
+    "SequenceBias",
+    "SuppressTokens",
+    "SuppressTokensAtBegin",
+]
