@@ -132,7 +132,7 @@ class Generator:
                 than `max_length`; or the softmax of the logits is NaN.
             TypeError: an input has the wrong dtype.
         """
-        prepared = self._prepare(inputs, self._seed())
+        prepared = self._prepare(inputs, self._seed()).repeated(self._copies)
         if not len(prepared.prompt):
             hypotheses = self.strategy.hypotheses
             shape = (0,) if hypotheses == 1 else (0, hypotheses)
@@ -146,12 +146,21 @@ class Generator:
         if prepared.padding is not None:
             for row, padding in enumerate(prepared.padding):
                 tokens[row] = np.roll(tokens[row], -padding, axis=-1)
-        return Generated(np.ascontiguousarray(tokens[..., : prepared.longest]), result["scores"])
+        tokens = np.ascontiguousarray(tokens[..., : prepared.longest])
+        if self._copies == 1:
+            return Generated(tokens, result["scores"])
+        shape = (-1, self._copies)
+        return Generated(tokens.reshape(*shape, tokens.shape[-1]), result["scores"].reshape(shape))
+
+    @property
+    def _copies(self) -> int:
+        """The number of rows of the loop for each row of the inputs."""
+        return self.strategy.hypotheses if self.strategy.width == 1 else 1
 
     def stream(self, inputs: Any) -> Iterator[np.ndarray]:
         """Yields the tokens (B,), int32, of each step; finished rows get the padding id.
 
-        Arguments and errors are those of a call.
+        With n hypotheses per row, (B, n). Arguments and errors are those of a call.
 
         >>> import keras
         >>> from keras_tfm import layers
@@ -168,7 +177,7 @@ class Generator:
                 f"{type(self.strategy).__name__} cannot be streamed: "
                 "its first tokens may change later"
             )
-        prepared = self._prepare(inputs, self._seed())
+        prepared = self._prepare(inputs, self._seed()).repeated(self._copies)
         if not len(prepared.prompt):
             return
         state = self._function("start", prepared)(*prepared.tensors)
@@ -178,7 +187,8 @@ class Generator:
             cache = {**state["cache"], **changes["cache"]}
             state = {**state, **changes, "cache": cache}
             self._check_finite(int(state["failed"]), prepared)
-            yield ops.convert_to_numpy(state["strategy"].tokens[:, column])
+            tokens = ops.convert_to_numpy(state["strategy"].tokens[:, column])
+            yield tokens if self._copies == 1 else tokens.reshape(-1, self._copies)
             if not bool(more):
                 return
 
@@ -202,6 +212,7 @@ class Generator:
                     seed=seed,
                     xla=self.jit_compile or keras.backend.backend() == "jax",
                     pad_id=self._prepare.pad_id,
+                    copies=self._copies,
                 )
 
             def start(*tensors: Any) -> Any:

@@ -1,5 +1,10 @@
-"""Logits processors: functions of logits and the tokens so far, which work with any strategy."""
+"""Logits processors: functions of logits and the tokens so far, which work with any strategy.
 
+>>> from keras_tfm.generation import Beam, processors
+>>> beam = Beam(3, processors=[processors.MinLength(5), processors.NoRepeatNGram(2)])
+"""
+
+from keras_tfm.generation.processors.constraints import Grammar, PrefixConstrained
 from keras_tfm.generation.processors.forced import ForcedBOS, ForcedEOS
 from keras_tfm.generation.processors.lengths import MinLength, MinNewTokens
 from keras_tfm.generation.processors.processor import Processor
@@ -14,10 +19,12 @@ from keras_tfm.generation.processors.suppressed import (
 __all__ = [
     "ForcedBOS",
     "ForcedEOS",
+    "Grammar",
     "MinLength",
     "MinNewTokens",
     "NoBadWords",
     "NoRepeatNGram",
+    "PrefixConstrained",
     "Processor",
     "RepetitionPenalty",
     "SequenceBias",

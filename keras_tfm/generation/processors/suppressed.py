@@ -151,7 +151,7 @@ def _biased(logits: Tensor, context: Context, pairs: list[tuple[Ids, float]]) ->
         elif len(ids) <= context.tokens.shape[1]:
             by_length.setdefault(len(ids) - 1, []).append((ids, bias))
     if always.any():
-        logits = logits + always
+        logits = ops.add(logits, always)
     for length, several in by_length.items():
         before = np.array([[ids[:-1] for ids, _ in several]], "int32")  # (1, N, length)
         last = np.array([[ids[-1] for ids, _ in several]], "int32")

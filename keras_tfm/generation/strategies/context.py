@@ -21,6 +21,7 @@ class Context(NamedTuple):
         new_length: () int32, the number of tokens generated so far, the same in all rows.
         remaining: (B, 1) or (1, 1), int32, the number of tokens that the row may still get.
         end_ids: tuple of the tokens that end a row.
+        copies: int, the number of consecutive rows that belong to one row of the inputs.
 
     A strategy that never generates a token twice:
 
@@ -43,6 +44,7 @@ class Context(NamedTuple):
     new_length: Tensor = 0
     remaining: Tensor = 0
     end_ids: tuple[int, ...] = ()
+    copies: int = 1
 
     @property
     def length(self) -> Tensor:

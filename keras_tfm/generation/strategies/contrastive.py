@@ -119,6 +119,8 @@ class Contrastive(Strategy):
         before = ops.expand_dims(task.written(position - 1), 1)
         similarity = ops.max(ops.where(before, similarity, -1.0), axis=-1)  # (B, k)
         merit = (1.0 - self.alpha) * state.probabilities - self.alpha * similarity
+        # A candidate of probability 0 is one that a processor forbids.
+        merit = ops.where(state.probabilities > 0, merit, -2.0)
         best = ops.cast(ops.top_k(merit, k=1)[1], "int32")  # (B, 1)
 
         is_prompt = ops.equal(position, task.first)  # its last token is not chosen

@@ -32,6 +32,8 @@ class Sample(Strategy):
         seed: int, for the same tokens in every call (`jit_compile=True` gives other tokens than
             False). None: different tokens in every call, which `keras.utils.set_random_seed`
             determines.
+        hypotheses: int, number of independent samples per row of the inputs. With 1, `tokens` is
+            (B, T) and `scores` (B,); with n > 1, (B, n, T) and (B, n).
         processors: functions that change the logits before the filters, in this order; see
             `generation.processors`.
 
@@ -53,6 +55,7 @@ class Sample(Strategy):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
+    hypotheses: int = 1
     processors: Sequence[LogitsProcessor] = field(default=(), kw_only=True)
     draws: ClassVar[bool] = True
 
@@ -64,6 +67,7 @@ class Sample(Strategy):
             check_positive(name, value, optional=True)
             if value is not None and value > 1:
                 raise ValueError(f"{name} must be within 0 and 1, got {value}")
+        check_integer("hypotheses", self.hypotheses)
         check_integer("seed", self.seed, minimum=0, optional=True)
         object.__setattr__(self, "processors", tuple(self.processors))
 

@@ -89,7 +89,8 @@ class Strategy:
     streams: ClassVar[bool] = True
     # Whether tokens are sampled, so that the loop needs a seed.
     draws: ClassVar[bool] = False
-    # The number of hypotheses returned per row.
+    # The number of hypotheses returned per row. With a width of 1 they are independent: the loop
+    # gets each row of the inputs that many times.
     hypotheses: int = 1
     # The seed of strategies that sample; None: a different one for each call.
     seed: int | None = None

@@ -22,6 +22,7 @@ class Task(NamedTuple):
         padding: (B,), int32, number of padding columns before each row's prompt, or None.
         score: bool, whether log-probabilities are summed.
         seed: (2,), int32, for strategies that sample, or None.
+        copies: int, the number of consecutive rows that belong to one row of the inputs.
         pad_id: int, the token of the columns after the end of a row.
 
     >>> from keras_tfm.generation.strategies import Task
@@ -39,6 +40,7 @@ class Task(NamedTuple):
     score: bool
     seed: Tensor | None
     pad_id: int = 0
+    copies: int = 1
 
     @property
     def can_end(self) -> bool:
@@ -69,13 +71,15 @@ class Task(NamedTuple):
             seed: (2,), int32, the seed of the step, or None.
         """
         written, remaining = self.written(position), self.limits - 1 - position
+        copies = self.copies
         if len(tokens.shape) == 3:
             n = tokens.shape[1]
+            copies *= n
             tokens = ops.reshape(tokens, (-1, self.length))
             written = written if self.padding is None else ops.repeat(written, n, axis=0)
             remaining = remaining if self.limit is None else ops.repeat(remaining, n, axis=0)
         return Context(
-            tokens, written, position, seed, position - self.first, remaining, self.end_ids
+            tokens, written, position, seed, position - self.first, remaining, self.end_ids, copies
         )
 
     @property
