@@ -46,7 +46,6 @@ class GenerationLoop:
             hypothesis. Caches grow when they are full; see `cache_capacities`.
         xla: bool, whether XLA compiles the loop.
         pad_id: int, the token of the columns after the end of a row.
-        copies: int, the number of consecutive rows that belong to one row of the inputs.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class GenerationLoop:
         capacity: int = 128,
         xla: bool = False,
         pad_id: int = 0,
-        copies: int = 1,
     ):
         self._stepped = SteppedModel(model, target)
         self.inputs = inputs
@@ -86,7 +84,7 @@ class GenerationLoop:
             score,
             seed,
             pad_id,
-            copies,
+            self.strategy.copies,
         )
         # The capacity that is enough for every row, the current one, and the entries that have it.
         self._largest_capacity = (

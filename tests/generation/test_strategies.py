@@ -343,6 +343,30 @@ def test_scores_of_samples_are_the_model_s_log_probabilities(writer):
         assert abs(score - log_probability(writer, None, row, len(prompt))) < SCORE
 
 
+def test_several_samples_per_row_are_independent(translator):
+    """Each is a row of its own: other tokens, own scores, prompts of different lengths."""
+    inputs = {"source": SOURCES, "target": PROMPTS}
+    generator = Generator(translator, MAX_LENGTH, end_id=END, strategy=Sample(seed=3, hypotheses=5))
+    result = generator(inputs)
+    assert result.tokens.shape == (len(SOURCES), 5, MAX_LENGTH)
+    assert result.scores.shape == (len(SOURCES), 5)
+    for source, prompt, rows, scores in zip(SOURCES, PROMPTS, *result, strict=True):
+        assert len({tuple(row) for row in rows.tolist()}) > 1
+        for row, score in zip(rows, scores, strict=True):
+            line = ended(row, len(prompt))
+            assert line[: len(prompt)] == prompt
+            assert not any(row[len(line) :])
+            wanted = log_probability(translator, source, line, len(prompt))
+            assert abs(score - wanted) < SCORE
+    streamed = np.stack(list(generator.stream(inputs)), axis=-1)  # (B, n, steps)
+    for i, prompt in enumerate(PROMPTS):
+        wanted = result.tokens[i, :, len(prompt) : len(prompt) + streamed.shape[-1]]
+        np.testing.assert_array_equal(streamed[i, :, : wanted.shape[1]], wanted)
+    none = generator({"source": SOURCES[:0], "target": []})
+    assert none.tokens.shape == (0, 5, MAX_LENGTH)
+    assert none.scores.shape == (0, 5)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -354,6 +378,7 @@ def test_scores_of_samples_are_the_model_s_log_probabilities(writer):
         (lambda: Sample(top_p=0.0), "top_p must be positive, got 0.0"),
         (lambda: Sample(min_p=2), "min_p must be within 0 and 1, got 2"),
         (lambda: Sample(seed=-1), "seed must be at least 0, got -1"),
+        (lambda: Sample(hypotheses=0), "hypotheses must be at least 1, got 0"),
         (lambda: Beam(0), "size must be at least 1, got 0"),
         (lambda: Beam(2, early_stopping="always"), "early_stopping must be True, False or"),
         (lambda: Beam(2, hypotheses=3), r"hypotheses \(3\) must not be more than size \(2\)"),

@@ -97,6 +97,11 @@ class Strategy:
     # Functions that change the logits before the strategy reads them, in this order.
     processors: Sequence[LogitsProcessor] = ()
 
+    @property
+    def copies(self) -> int:
+        """The number of rows of the loop for each row of the inputs."""
+        return self.hypotheses if self.width == 1 else 1
+
     def choose(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V), after the processors -> tokens (B,), int32."""
         raise NotImplementedError(f"{type(self).__name__} does not define choose(logits, context)")
