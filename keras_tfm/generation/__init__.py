@@ -1,6 +1,6 @@
 """Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
-from keras_tfm.generation import processors
+from keras_tfm.generation import processors as processors
 from keras_tfm.generation.generator import Generated, Generator
 from keras_tfm.generation.kept_generators import generate
 from keras_tfm.generation.stepped_model import SteppedModel
@@ -26,5 +26,4 @@ __all__ = [
     "Strategy",
     "check_stepping",
     "generate",
-    "processors",
 ]

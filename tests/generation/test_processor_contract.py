@@ -1,6 +1,8 @@
 """Each logits processor with each strategy: what it promises holds in every generated row."""
 
 import itertools
+import re
+import sys
 
 import keras
 import numpy as np
@@ -194,6 +196,63 @@ def test_impossible_values_are_refused(make, error, message):
 def test_what_does_not_fit_the_vocabulary_is_refused(model, processor, error, message):
     with pytest.raises(error, match=message):
         Generator(model, LENGTH, end_id=END, strategy=Greedy([processor]))
+
+
+PATTERN = "(ab|c)+d?|[^a-d]{2}"
+LETTERS = [None, "", "ab", "a", "b", "c", "cc", "d", "x", "xy", "cd", "abc", "é"]
+
+
+def test_a_regular_expression_is_a_grammar():
+    """Every sequence of up to three tokens, beside Python's `re`."""
+    pytest.importorskip("interegular")
+    grammar = processors.Grammar.from_regex(PATTERN, LETTERS)
+
+    def state_of(ids):
+        state = grammar.start
+        for token in ids:
+            state = grammar.transitions[state, token] if state >= 0 else -1
+        return state
+
+    texts = [i for i, x in enumerate(LETTERS) if x]
+    matching = 0
+    for length in range(4):
+        for ids in itertools.product(texts, repeat=length):
+            expected = bool(re.fullmatch(PATTERN, "".join(LETTERS[i] for i in ids)))
+            assert (state_of(ids) in grammar.accepting) == expected, ids
+            matching += expected
+    assert matching > 20
+    assert (grammar.transitions[:, [0, 1]] == -1).all()
+
+
+def test_a_grammar_of_a_regular_expression_is_generated(model):
+    pytest.importorskip("interegular")
+    grammar = processors.Grammar.from_regex(PATTERN, LETTERS)
+    for strategy in (Greedy([grammar]), Beam(3, hypotheses=2, processors=[grammar])):
+        for i, row in rows_of(model, strategy):
+            if row[-1] == END:
+                text = "".join(LETTERS[token] for token in row[len(PROMPTS[i]) : -1])
+                assert re.fullmatch(PATTERN, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("a(", r"the pattern 'a\(' cannot be read"),
+        (r"(a)\1", "cannot be read"),
+        ("z", "no accepting state can be reached"),
+    ],
+)
+def test_a_pattern_that_cannot_be_read_is_refused(pattern, message):
+    pytest.importorskip("interegular")
+    with pytest.raises(ValueError, match=message) as caught:
+        processors.Grammar.from_regex(pattern, LETTERS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_regular_expression_without_its_package_is_an_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "interegular", None)
+    with pytest.raises(ModuleNotFoundError, match=r"need interegular: pip install .*\[grammar\]"):
+        processors.Grammar.from_regex("a", LETTERS)
 
 
 def test_a_grammar_needs_an_end_token(model):

@@ -4,9 +4,10 @@
 >>> beam = Beam(3, processors=[processors.MinLength(5), processors.NoRepeatNGram(2)])
 """
 
-from keras_tfm.generation.processors.constraints import Grammar, PrefixConstrained
 from keras_tfm.generation.processors.forced import ForcedBOS, ForcedEOS
+from keras_tfm.generation.processors.grammar import Grammar
 from keras_tfm.generation.processors.lengths import MinLength, MinNewTokens
+from keras_tfm.generation.processors.prefix_constrained import PrefixConstrained
 from keras_tfm.generation.processors.processor import Processor
 from keras_tfm.generation.processors.repetition import NoRepeatNGram, RepetitionPenalty
 from keras_tfm.generation.processors.suppressed import (

@@ -1,10 +1,10 @@
-"""Constraints: which tokens may follow, by a Python function or by a regular grammar."""
+"""A constraint by a regular grammar: a finite automaton over tokens."""
 
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
@@ -13,61 +13,6 @@ from keras_tfm.generation.processors.processor import NEVER, Processor, as_ids, 
 from keras_tfm.generation.strategies.context import Context
 
 Tensor = Any
-
-
-@dataclass(frozen=True)
-class PrefixConstrained(Processor):
-    """Allows the tokens that a Python function returns for the tokens so far.
-
-    The same as `prefix_allowed_tokens_fn` in transformers. The function is called once per row and
-    step, in Python; neither XLA nor an exported file can do that. There use `Grammar`, or a
-    function of tensors as a processor.
-
-    Args:
-        function: from the index of the input row (int) and the tokens of the row, prompt included
-            (int32, (N,)), to the ids that may follow. It is not called for rows that have ended.
-
-    >>> from keras import ops
-    >>> from keras_tfm.generation import Context
-    >>> from keras_tfm.generation.processors import PrefixConstrained
-    >>> greater = PrefixConstrained(lambda row, tokens: range(tokens[-1] + 1, 4))
-    >>> context = Context(ops.array([[1, 0]]), ops.array([[True, False]]), 0, None)
-    >>> greater(ops.array([[0.0, 0.5, 1.0, 1.5]]), context).numpy().tolist()
-    [[-inf, -inf, 1.0, 1.5]]
-    """
-
-    function: Callable[[int, np.ndarray], Iterable[int]]
-    calls_python: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"function must be callable, got {self.function!r}")
-
-    def __call__(self, logits: Tensor, context: Context) -> Tensor:
-        """Logits (B, V) -> logits (B, V), -inf for tokens that are not allowed."""
-        size = logits.shape[-1]
-
-        def allowed(tokens: Any, written: Any, new_length: Any) -> np.ndarray:
-            tokens, written = np.asarray(tokens), np.asarray(written)
-            written = np.broadcast_to(written, tokens.shape)
-            result = np.zeros((len(tokens), size), bool)
-            for row, line in enumerate(tokens):
-                line = line[written[row]]
-                if np.isin(line[len(line) - int(new_length) :], context.end_ids).any():
-                    result[row] = True
-                    continue
-                ids = list(self.function(row // context.copies, line))
-                if not ids or min(ids) < 0 or max(ids) >= size:
-                    raise ValueError(
-                        f"the function of PrefixConstrained must return ids in 0..{size - 1}, at "
-                        f"least one, got {ids} for row {row // context.copies}"
-                    )
-                result[row, ids] = True
-            return result
-
-        length = ops.convert_to_tensor(context.new_length, dtype="int32")
-        mask = _in_python(allowed, logits, context.tokens, context.written, length)
-        return ops.where(mask, logits, NEVER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +75,45 @@ class Grammar(Processor):
         object.__setattr__(self, "accepting", accepting)
         object.__setattr__(self, "start", start)
 
+    @classmethod
+    def from_regex(cls, pattern: str, tokens: Sequence[str | None]) -> "Grammar":
+        """The grammar of the texts that a regular expression matches from beginning to end.
+
+        It needs `keras-tfm[grammar]`.
+
+        Args:
+            pattern: a regular expression of Python's `re`, without back references.
+            tokens: the text of each token of the vocabulary; None for tokens that are not allowed:
+                special tokens, and those that are only a part of a character.
+
+        Raises:
+            ValueError: the pattern is damaged or not supported, or no sequence of tokens matches.
+            ModuleNotFoundError: interegular is not installed.
+        """
+        package = _import_interegular()
+        try:
+            machine = package.parse_pattern(pattern).to_fsm().reduce()
+        except (package.InvalidSyntax, package.Unsupported, ValueError) as error:
+            raise ValueError(f"the pattern {pattern!r} cannot be read: {error}") from None
+        number = {state: i for i, state in enumerate(sorted(machine.states))}
+        dead = len(number)
+        classes = 1 + max(machine.alphabet.by_transition, default=0)
+        # One more state, from which nothing matches, and one more class, of other characters.
+        step = np.full((dead + 1, classes + 1), dead)
+        for state, following in machine.map.items():
+            for of_character, then in following.items():
+                step[number[state], of_character] = number[then]
+        table = np.full((dead, len(tokens)), -1)
+        for token, text in enumerate(tokens):
+            if not text:
+                continue
+            states = np.arange(dead)
+            for character in text:
+                of_character = machine.alphabet[character]
+                states = step[states, classes if of_character is None else of_character]
+            table[:, token] = np.where(states == dead, -1, states)
+        return cls(table, [number[x] for x in machine.finals], number[machine.initial])
+
     def check(self, vocabulary_size: int) -> None:
         """Raises ValueError if the table is for a vocabulary of another size."""
         if self.transitions.shape[1] != vocabulary_size:
@@ -187,17 +171,11 @@ def _completable(table: np.ndarray, accepting: Sequence[int]) -> np.ndarray:
         useful = more
 
 
-def _in_python(function: Callable[..., np.ndarray], like: Tensor, *arguments: Tensor) -> Tensor:
-    """A function of arrays that returns booleans with the shape of `like`."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        result = tf.numpy_function(function, arguments, tf.bool, stateful=False)
-        result.set_shape(like.shape)
-        return result
-    if keras.backend.backend() == "jax":
-        import jax
-
-        shape = jax.ShapeDtypeStruct(like.shape, "bool")
-        return jax.pure_callback(function, shape, *arguments)
-    return ops.convert_to_tensor(function(*map(ops.convert_to_numpy, arguments)))
+def _import_interegular() -> Any:
+    try:
+        return importlib.import_module("interegular")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            'regular expressions need interegular: pip install "keras-tfm[grammar]"',
+            name="interegular",
+        ) from None
