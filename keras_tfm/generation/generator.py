@@ -13,6 +13,7 @@ from keras_tfm.generation.model_inputs import find_target, with_features
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
+from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 from keras_tfm.generation.texts import Texts
 from keras_tfm.runtime.text import Hypothesis, pieces
 
@@ -136,7 +137,8 @@ class Generator:
 
         Raises:
             ValueError: an input has a wrong name, shape or range; a prompt is empty or not shorter
-                than `max_length`; or the softmax of the logits is NaN.
+                than `max_length`; the softmax of the logits is NaN; or the processors allow no
+                token.
             TypeError: an input has the wrong dtype.
         """
         prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
@@ -149,6 +151,8 @@ class Generator:
         result = self._function("run", prepared)(*prepared.tensors)
         result = {name: ops.convert_to_numpy(x) for name, x in result.items()}
         self._check_finite(int(result["failed"]), prepared)
+        if self.strategy.processors:
+            self._check_allowed(result["scores"])
         tokens = result["tokens"]
         if prepared.padding is not None:
             for row, padding in enumerate(prepared.padding):
@@ -189,6 +193,8 @@ class Generator:
             cache = {**state["cache"], **changes["cache"]}
             state = {**state, **changes, "cache": cache}
             self._check_finite(int(state["failed"]), prepared)
+            if self.strategy.processors:
+                self._check_allowed(ops.convert_to_numpy(state["strategy"].scores))
             tokens = ops.convert_to_numpy(state["strategy"].tokens[:, column])
             yield tokens if self.strategy.copies == 1 else tokens.reshape(-1, self.strategy.copies)
             if not bool(more):
@@ -305,6 +311,15 @@ class Generator:
             return self.strategy.seed
         drawn = keras.random.randint((), 0, 2**31 - 1, dtype="int32")
         return int(ops.convert_to_numpy(drawn))
+
+    def _check_allowed(self, scores: np.ndarray) -> None:
+        """Raises if the processors allowed no token in a row, given the scores (B,) or (B, n)."""
+        best = scores if scores.ndim == 1 else scores[:, 0]
+        rows = np.flatnonzero(np.isnan(best) | (best == IMPOSSIBLE)) // self.strategy.copies
+        if len(rows):
+            raise ValueError(
+                f"the processors allow no token in row {rows[0]}: some contradict each other"
+            )
 
     def _check_finite(self, failed: int, prepared: Prepared) -> None:
         """Raises if the softmax is NaN for the token of column `failed`; -1: for none."""

@@ -86,6 +86,20 @@ def test_what_a_file_cannot_hold_is_refused(strategy, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_processors_without_a_loop_in_the_file_are_refused(tmp_path):
+    strategy = Greedy([processors.ForcedBOS(3)])
+    with pytest.raises(ValueError, match="processors are a part of the signature 'generate'"):
+        export_tflite(
+            small(),
+            tmp_path / "x.tflite",
+            ["encode", "decode"],
+            **LENGTHS,
+            start_id=START,
+            strategy=strategy,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_grammar_without_an_end_token_is_refused(tmp_path):
     lengths = {**LENGTHS, "end_id": None, "start_id": START}
     with pytest.raises(ValueError, match="give end_id, got none"):

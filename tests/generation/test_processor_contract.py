@@ -135,9 +135,24 @@ def test_under_xla_as_in_a_graph(model, strategy, kind):
 def test_processors_compose_in_their_order(model):
     """The last one decides: a forced token that is suppressed before, and one that is after."""
     force, suppress = processors.ForcedBOS(12), processors.SuppressTokens([12])
-    for some, first in (([suppress, force], 12), ([force, suppress], 0)):
-        found = dict(rows_of(model, Greedy(processors=some)))
-        assert found[0][1] == first
+    assert dict(rows_of(model, Greedy([suppress, force])))[0][1] == 12
+    with pytest.raises(ValueError, match="allow no token in row 0"):
+        list(rows_of(model, Greedy([force, suppress])))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_processors_that_leave_no_token_are_an_error(model, strategy):
+    """Row 2 is allowed 8 and 9 only."""
+    some = [*KINDS["function"][0], processors.SuppressTokens([8, 9])]
+    with pytest.raises(ValueError, match="allow no token in row 2: some contradict each other"):
+        list(rows_of(model, STRATEGIES[strategy](processors=some)))
+
+
+def test_a_stream_stops_where_no_token_is_left(model):
+    some = [processors.ForcedBOS(4), processors.NoBadWords([[4]])]
+    generator = Generator(model, LENGTH, 1, END, Greedy(some))
+    with pytest.raises(ValueError, match="allow no token in row 0"):
+        list(generator.stream(SOURCES))
 
 
 def test_a_function_of_tensors_is_a_processor(model):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
@@ -136,6 +137,9 @@ class Contrastive(Strategy):
         processed = self.process(logits, task.context(written, position))
         probabilities, candidates = ops.top_k(ops.softmax(processed, axis=-1), k=k)
         candidates = ops.cast(candidates, "int32")
+        log_probabilities = gather(logits, candidates) - log_normalizer(logits)
+        # Probabilities are NaN if the processors left no token.
+        log_probabilities = ops.where(ops.isnan(probabilities), np.nan, log_probabilities)
         after = ContrastiveState(
             position=position + 1,
             tokens=written,
@@ -143,7 +147,7 @@ class Contrastive(Strategy):
             running=ops.where(is_prompt, state.running, running),
             scores=state.scores + ops.squeeze(gained, 1),
             probabilities=probabilities,
-            log_probabilities=gather(logits, candidates) - log_normalizer(logits),
+            log_probabilities=log_probabilities,
             features=ops.slice_update(state.features, (0, position, 0), gather(new, best)),
         )
         return after, ops.repeat(best, k, axis=1)

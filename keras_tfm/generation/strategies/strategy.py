@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 from keras import ops
 
 from keras_tfm.generation.gather import gather
@@ -167,12 +168,16 @@ class Strategy:
         position = before.position
         seed = None if task.seed is None else task.seed + ops.stack([0, position])
         context = task.context(before.tokens, position, seed)
-        token = ops.expand_dims(self.choose(self.process(logits, context), context), 1)
+        processed = self.process(logits, context)
+        token = ops.expand_dims(self.choose(processed, context), 1)
         running, scores = before.running, before.scores
         if running is not None:
             token = task.padded(token, running)
         if scores is not None:
             gained = _log_probabilities(logits, token)
+            if self.processors:  # NaN tells the generator that they left no token
+                largest = ops.max(processed, axis=1, keepdims=True)
+                gained = ops.where(ops.equal(largest, -np.inf), np.nan, gained)
             if running is not None:
                 # `where`, not a product: -inf (a forbidden token) times 0 is NaN.
                 gained = ops.where(ops.greater(running, 0), gained, 0.0)
