@@ -279,12 +279,13 @@ def write(path, vocabulary, arguments, count: int = 10) -> None:
     """Samples names and prints them character by character."""
     with native_log.removed():
         import keras_tfm
-    from keras_tfm.generation import Generator, Sample
+    from keras_tfm.generation import Generator, Sample, processors
 
     language, kind = arguments.write or "en", arguments.kind
     model = keras_tfm.load_model(path)
     tags = range(1, 2 + len(LANGUAGES) + len(KINDS))
-    strategy = Sample(temperature=0.8, top_p=0.95, banned_ids=[PADDING, *tags[1:]])
+    no_tags = processors.SuppressTokens([PADDING, *tags[1:]])
+    strategy = Sample(temperature=0.8, top_p=0.95, processors=[no_tags])
     generator = Generator(model, max_length=LONGEST, end_id=END, strategy=strategy)
     print(f"\n{kind} names in {language}, sampled character by character:")
     prompt = vocabulary.prompt(language, kind, arguments.prompt)

@@ -146,7 +146,7 @@ def score(corpus: "Corpus", arguments) -> None:
         max_length=LONGEST + 1,
         start_id=START,
         end_id=END,
-        strategy=Beam(BEAM),
+        strategy=Beam(BEAM, length_penalty, early_stopping="never"),
         tokenizer=corpus.tokenizer,
         # Real sentences: with random ids the best tokens are often nearly tied.
         verify_inputs={"source": corpus.short_sources(rows=4)},
@@ -168,6 +168,11 @@ def score(corpus: "Corpus", arguments) -> None:
     )
 
 
+def length_penalty(length):
+    """The divisor of a score, from "Google's Neural Machine Translation System" (1609.08144)."""
+    return ((5.0 + length) / 6.0) ** 0.6
+
+
 def translate(model, tokenizer, texts: list[str], rows: int = 64) -> list[str]:
     """Translates texts in Keras, in batches of similar lengths."""
     import numpy as np
@@ -175,7 +180,8 @@ def translate(model, tokenizer, texts: list[str], rows: int = 64) -> list[str]:
     from keras_tfm.generation import Beam, Generator
     from keras_tfm.text import Rows
 
-    generator = Generator(model, LONGEST + 1, start_id=START, end_id=END, strategy=Beam(BEAM))
+    strategy = Beam(BEAM, length_penalty, early_stopping="never")
+    generator = Generator(model, LONGEST + 1, start_id=START, end_id=END, strategy=strategy)
     sources = Rows.of([x.ids for x in tokenizer.encode_batch(texts)])
     order = np.argsort(sources.lengths, kind="stable")
     result = [""] * len(texts)

@@ -101,6 +101,7 @@ def test_export_takes_the_other_options(run, model_path, tmp_path):
         "size": 3,
         "length_penalty": 1.0,
         "hypotheses": 2,
+        "early_stopping": False,
     }
     assert run("verify", model_path, path)[0] == 0  # by the strategy that the file tells
 

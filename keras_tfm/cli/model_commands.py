@@ -98,7 +98,7 @@ def export(
         str | None, typer.Option(help='The stepped input; by default "target", or the only one.')
     ] = None,
     beam: Annotated[int, typer.Option(help="Beam width; 1 is greedy search.", min=1)] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Length penalty of the beam search.")] = 0.6,
+    length_penalty: Annotated[float, typer.Option(help="Length penalty of the beam search.")] = 1.0,
     hypotheses: Annotated[
         int, typer.Option(help="Hypotheses that the beam search returns.", min=1)
     ] = 1,

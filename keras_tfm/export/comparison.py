@@ -117,7 +117,7 @@ class Comparison:
         first: list[np.ndarray] = []
         seconds: list[float] = []
         loop = None
-        if isinstance(self.strategy, Greedy):
+        if isinstance(self.strategy, Greedy) and not self.strategy.processors:
             batch = next(iter(signature["inputs"].values()))["shape"][0]
             size = batch * self.outputs.model.outputs[0].shape[-1]
             loop = LoopLogits(self.file.path.read_bytes(), name, size)

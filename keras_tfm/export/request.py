@@ -39,7 +39,7 @@ class GenerationArguments(TypedDict, total=False):
             early. Columns after the end hold the padding id of the stepped input.
         target: str, name of the stepped input; default "target", or the only input.
         strategy: `Strategy`, how "generate" chooses tokens: `generation.Greedy()` (default),
-            `Beam`, or a custom one that draws no random numbers.
+            `Beam`, or a custom one that draws no random numbers; with its processors.
 
     >>> from keras_tfm.export import GenerationArguments
     >>> generation: GenerationArguments = {"max_length": 5, "start_id": 1, "end_id": 2}
@@ -149,6 +149,11 @@ class Request:
         self.end_ids = end_ids_of(arguments.get("end_id"))
         if strategy is not None and not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")
+        if strategy is not None and strategy.processors and "generate" not in self.roles:
+            raise ValueError(
+                "processors are a part of the signature 'generate'; 'decode' returns logits, which "
+                f"the host has to process, got the signatures {self.roles}"
+            )
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
@@ -249,6 +254,13 @@ class Request:
                     "an exported model does not return"
                 )
             self.strategy.check(self.model.outputs[0].shape[-1])
+            for processor in self.strategy.processors:
+                if getattr(processor, "calls_python", False):
+                    raise ValueError(
+                        f"{type(processor).__name__} calls Python in each step, which a file "
+                        "cannot: use a processor of tensor operations, such as processors.Grammar, "
+                        "or export 'decode', and choose tokens on the host"
+                    )
         self.specs(self.others)  # raises if a length is missing
 
     def _check_outputs(self) -> None:

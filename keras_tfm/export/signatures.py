@@ -187,14 +187,18 @@ def generate(request: Request) -> list[Signature]:
 
 
 def _described(strategy: Strategy | None) -> dict[str, Any] | None:
-    """A strategy's name and its numeric settings; None for greedy search."""
+    """A strategy's name, its numbers and strings, and its processors; None for greedy search."""
     if strategy is None:
         return None
-    numbers: dict[str, float] = {}
+    described: dict[str, Any] = {"name": type(strategy).__name__}
     if dataclasses.is_dataclass(strategy):
-        settings = dataclasses.asdict(strategy).items()
-        numbers = {key: x for key, x in settings if isinstance(x, int | float)}
-    return {"name": type(strategy).__name__, **numbers}
+        settings = {x.name: getattr(strategy, x.name) for x in dataclasses.fields(strategy)}
+        described |= {key: x for key, x in settings.items() if isinstance(x, int | float | str)}
+    if strategy.processors:
+        described["processors"] = [
+            getattr(x, "__name__", type(x).__name__) for x in strategy.processors
+        ]
+    return described
 
 
 def _generate(request: Request) -> Callable[..., dict[str, Any]]:

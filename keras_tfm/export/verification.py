@@ -218,10 +218,16 @@ def _strategy_of(file: Model) -> Strategy:
     for signature in file.signatures.values():
         settings = dict(signature.get("strategy") or {})
         if settings:
-            name = settings.pop("name")
-            if name != "Beam" or set(settings) != {field.name for field in fields(Beam)}:
+            name, processors = settings.pop("name"), settings.pop("processors", [])
+            known = {field.name for field in fields(Beam)} - {"processors"}
+            if processors or name not in ("Beam", "Greedy"):
+                what = f"processors {processors}" if processors else f"custom strategy {name}"
+                raise ValueError(f"{file.path} was exported with the {what}: pass strategy=")
+            if name == "Greedy":
+                return Greedy()
+            if set(settings) != known:
                 raise ValueError(
-                    f"{file.path} was exported with the custom strategy {name}: pass strategy="
+                    f"{file.path} was exported with a length penalty of its own: pass strategy="
                 )
             return Beam(**settings)
     return Greedy()

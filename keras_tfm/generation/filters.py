@@ -8,7 +8,6 @@ Example:
 [[-inf, 3.0, 2.0]]
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,31 +39,3 @@ def min_p(logits: Tensor, p: float) -> Tensor:
     """Keeps tokens that are at least p times as probable as the most probable one."""
     least = ops.max(logits, axis=-1, keepdims=True) + float(np.log(p))
     return ops.where(logits < least, NEVER, logits)
-
-
-def banned(logits: Tensor, ids: Sequence[int]) -> Tensor:
-    """Sets the logits of these ids to -inf."""
-    forbidden = np.zeros((1, logits.shape[-1]), bool)
-    forbidden[0, list(ids)] = True
-    return ops.where(forbidden, NEVER, logits)
-
-
-def repetition_penalty(logits: Tensor, tokens: Tensor, written: Tensor, penalty: float) -> Tensor:
-    """Makes tokens that have occurred less probable (arXiv:1909.05858).
-
-    Args:
-        logits: (B, V), float32.
-        tokens: (B, T), int32.
-        written: (B, T) or (1, T), boolean, which columns of `tokens` hold a token.
-        penalty: float, divides positive logits of these tokens and multiplies negative ones.
-    """
-    batch, vocabulary = ops.shape(logits)[0], logits.shape[-1]
-    length = tokens.shape[1]
-    # Columns without a token point to index V, which is cut off below.
-    columns = ops.where(written, tokens, vocabulary)
-    rows = ops.repeat(ops.expand_dims(ops.arange(batch, dtype="int32"), 1), length, axis=1)
-    places = ops.reshape(ops.stack([rows, columns], axis=-1), (batch * length, 2))
-    seen = ops.zeros((batch, vocabulary + 1), dtype="float32")
-    seen = ops.scatter_update(seen, places, ops.ones((batch * length,), dtype="float32"))
-    penalised = ops.where(logits > 0, logits / penalty, logits * penalty)
-    return ops.where(seen[:, :vocabulary] > 0, penalised, logits)

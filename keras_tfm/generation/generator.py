@@ -1,4 +1,4 @@
-"""Token generation: `generate`, and `Generator`, which keeps its compiled loops."""
+"""`Generator`: token generation with compiled loops."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ from keras_tfm.generation.model_inputs import find_target, with_features
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
-
-# The maximum number of generators that a model keeps for `generate`.
-MAX_KEPT = 8
+from keras_tfm.generation.strategies.beam import IMPOSSIBLE
+from keras_tfm.generation.texts import Texts
+from keras_tfm.runtime.text import Hypothesis, pieces
 
 
 class Generated(NamedTuple):
@@ -49,10 +49,14 @@ class Generator:
         jit_compile: bool, whether XLA compiles the loop, which makes it twice as fast but takes a
             few seconds for each new shape of inputs. Without XLA, on TensorFlow, one graph serves
             inputs of many shapes.
+        tokenizer: for `generate_text` and `stream_text`: a `tokenizers.Tokenizer`, a
+            `sentencepiece.SentencePieceProcessor`, a tokenizer of keras-hub, or the path of such a
+            file; one for all inputs of ids, or a dictionary by input.
 
     Raises:
-        ValueError: the model cannot be stepped (the error names the layer), or an argument is out
-            of range.
+        ValueError: the model cannot be stepped (the error names the layer), an argument is out of
+            range, or a tokenizer does not fit the model.
+        TypeError: a tokenizer of an unknown kind.
 
     Example:
 
@@ -81,6 +85,7 @@ class Generator:
         target: str | None = None,
         max_new_tokens: int | None = None,
         jit_compile: bool = False,
+        tokenizer: Any = None,
     ):
         self.model = model
         self.target = find_target(model, target)
@@ -104,7 +109,16 @@ class Generator:
         check_stepping(model, self.target, length=length)
         self.strategy = strategy or Greedy()
         self.strategy.check(model.outputs[0].shape[-1])
+        for processor in self.strategy.processors:
+            if jit_compile and getattr(processor, "calls_python", False):
+                raise ValueError(
+                    f"{type(processor).__name__} calls Python in each step, which XLA cannot: "
+                    "use jit_compile=False"
+                )
         self._stepped = with_features(model) if self.strategy.reads_features else model
+        self._texts = None
+        if tokenizer is not None:
+            self._texts = Texts(model, self.target, tokenizer, start_id, self.end_ids)
         self._prepare = Preparation(model, self.target, max_length, max_new_tokens, start_id)
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._variables: tuple[Any, ...] = ()
@@ -123,10 +137,11 @@ class Generator:
 
         Raises:
             ValueError: an input has a wrong name, shape or range; a prompt is empty or not shorter
-                than `max_length`; or the softmax of the logits is NaN.
+                than `max_length`; the softmax of the logits is NaN; or the processors allow no
+                token.
             TypeError: an input has the wrong dtype.
         """
-        prepared = self._prepare(inputs, self._seed())
+        prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
         if not len(prepared.prompt):
             hypotheses = self.strategy.hypotheses
             shape = (0,) if hypotheses == 1 else (0, hypotheses)
@@ -136,16 +151,22 @@ class Generator:
         result = self._function("run", prepared)(*prepared.tensors)
         result = {name: ops.convert_to_numpy(x) for name, x in result.items()}
         self._check_finite(int(result["failed"]), prepared)
+        if self.strategy.processors:
+            self._check_allowed(result["scores"])
         tokens = result["tokens"]
         if prepared.padding is not None:
             for row, padding in enumerate(prepared.padding):
                 tokens[row] = np.roll(tokens[row], -padding, axis=-1)
-        return Generated(np.ascontiguousarray(tokens[..., : prepared.longest]), result["scores"])
+        tokens = np.ascontiguousarray(tokens[..., : prepared.longest])
+        if self.strategy.copies == 1:
+            return Generated(tokens, result["scores"])
+        shape = (-1, self.strategy.copies)
+        return Generated(tokens.reshape(*shape, tokens.shape[-1]), result["scores"].reshape(shape))
 
     def stream(self, inputs: Any) -> Iterator[np.ndarray]:
         """Yields the tokens (B,), int32, of each step; finished rows get the padding id.
 
-        Arguments and errors are those of a call.
+        With n hypotheses per row, (B, n). Arguments and errors are those of a call.
 
         >>> import keras
         >>> from keras_tfm import layers
@@ -162,7 +183,7 @@ class Generator:
                 f"{type(self.strategy).__name__} cannot be streamed: "
                 "its first tokens may change later"
             )
-        prepared = self._prepare(inputs, self._seed())
+        prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
         if not len(prepared.prompt):
             return
         state = self._function("start", prepared)(*prepared.tensors)
@@ -172,9 +193,66 @@ class Generator:
             cache = {**state["cache"], **changes["cache"]}
             state = {**state, **changes, "cache": cache}
             self._check_finite(int(state["failed"]), prepared)
-            yield ops.convert_to_numpy(state["strategy"].tokens[:, column])
+            if self.strategy.processors:
+                self._check_allowed(ops.convert_to_numpy(state["strategy"].scores))
+            tokens = ops.convert_to_numpy(state["strategy"].tokens[:, column])
+            yield tokens if self.strategy.copies == 1 else tokens.reshape(-1, self.strategy.copies)
             if not bool(more):
                 return
+
+    def generate_text(self, texts: Any) -> Any:
+        """Generates a text for each text, with the generator's tokenizer.
+
+        Args:
+            texts: a text or a list of texts for the source, or the prompts of a decoder-only model;
+                or a dictionary of texts by input, with prompts for the stepped input, and arrays
+                for inputs without a tokenizer.
+
+        Returns:
+            The prompt, if any, and the generated text up to the end, without special tokens; a text
+            for a text, a list for a list. With several hypotheses per row, each is a list of
+            `Hypothesis(text, score)`.
+
+        Raises:
+            TypeError: an argument is not a text.
+            ValueError: there is no tokenizer, or an error of a call.
+        """
+        converter = self._converter()
+        given = converter.inputs_of(texts)
+        tokens, scores = self(given.inputs)
+        result: list[Any] = []
+        for prompt, rows, several in zip(given.prompts, tokens, scores, strict=True):
+            if rows.ndim == 1:
+                result.append(converter.text_of(prompt, rows))
+            else:
+                written = [converter.text_of(prompt, row) for row in rows]
+                result.append([*map(Hypothesis, written, several.tolist())])
+        return result[0] if given.single else result
+
+    def stream_text(self, text: Any) -> Iterator[str]:
+        """Yields the generated text piece by piece; joined, `generate_text` after the prompt.
+
+        Args:
+            text: one text, or a dictionary with one text for each input.
+
+        Raises:
+            TypeError, ValueError: as `generate_text`; or there are several texts or hypotheses.
+        """
+        converter = self._converter()
+        given = converter.inputs_of(text)
+        if len(given.prompts) * self.strategy.hypotheses != 1:
+            raise ValueError(
+                "one text is streamed at a time, "
+                f"got {len(given.prompts)} with {self.strategy.hypotheses} hypotheses each"
+            )
+        tokens = (int(token[0]) for token in self.stream(given.inputs))
+        before = converter.before(given.prompts[0])
+        return pieces(tokens, converter.target, before, self.end_ids)
+
+    def _converter(self) -> Texts:
+        if self._texts is None:
+            raise ValueError("texts need a tokenizer: give the generator tokenizer=")
+        return self._texts
 
     def _function(self, name: str, prepared: Prepared) -> Callable[..., Any]:
         """The loop, its start or its step, compiled for the lengths of the prepared inputs."""
@@ -234,6 +312,15 @@ class Generator:
         drawn = keras.random.randint((), 0, 2**31 - 1, dtype="int32")
         return int(ops.convert_to_numpy(drawn))
 
+    def _check_allowed(self, scores: np.ndarray) -> None:
+        """Raises if the processors allowed no token in a row, given the scores (B,) or (B, n)."""
+        best = scores if scores.ndim == 1 else scores[:, 0]
+        rows = np.flatnonzero(np.isnan(best) | (best == IMPOSSIBLE)) // self.strategy.copies
+        if len(rows):
+            raise ValueError(
+                f"the processors allow no token in row {rows[0]}: some contradict each other"
+            )
+
     def _check_finite(self, failed: int, prepared: Prepared) -> None:
         """Raises if the softmax is NaN for the token of column `failed`; -1: for none."""
         if failed < 0:
@@ -252,65 +339,6 @@ class Generator:
             f"the softmax of the model's logits is NaN for new token {token}: "
             "its weights or inputs hold NaN, or its activations overflow"
         )
-
-
-def generate(
-    model: keras.Model,
-    inputs: Any,
-    max_length: int | None = None,
-    start_id: int | None = None,
-    end_id: int | Sequence[int] | None = None,
-    strategy: Strategy | None = None,
-    target: str | None = None,
-    max_new_tokens: int | None = None,
-) -> Generated:
-    """Generates tokens with a trained model.
-
-    The model keeps the generators of the last calls with their compiled loops, so a second call
-    with the same arguments compiles nothing.
-
-    Args:
-        model: see `Generator`.
-        inputs: see `Generator.__call__`.
-        max_length, start_id, end_id, strategy, target, max_new_tokens: see `Generator`.
-
-    Returns:
-        A `Generated` of tokens and scores.
-
-    Raises:
-        ValueError: the model cannot be stepped, or an argument or input is out of range.
-
-    Example:
-
-    >>> import numpy as np
-    >>> from keras_tfm.generation import generate
-    >>> from keras_tfm.models import transformer
-    >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
-    >>> generate(model, np.array([[3, 4, 5]]), max_length=4, start_id=1).tokens[0, 0]
-    np.int32(1)
-    """
-    arguments = (max_length, start_id, _hashable(end_id), strategy, target, max_new_tokens)
-    return _kept_generator(model, arguments)(inputs)
-
-
-def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator:
-    """The generator of an earlier call with the same arguments, or a new one."""
-    # In `vars`, because Keras would track an attribute.
-    kept = vars(model).setdefault("_keras_tfm_generators", {})
-    try:
-        generator = kept.pop(arguments, None)
-    except TypeError:  # a custom strategy that cannot be hashed
-        return Generator(model, *arguments)
-    if generator is None:
-        generator = Generator(model, *arguments)
-    kept[arguments] = generator  # the most recently used is last
-    while len(kept) > MAX_KEPT:
-        kept.pop(next(iter(kept)))
-    return generator
-
-
-def _hashable(end_id: Any) -> Any:
-    return end_id if end_id is None or np.ndim(end_id) == 0 else tuple(end_id)
 
 
 def _compile(

@@ -75,7 +75,16 @@ class GenerationLoop:
         self._first_capacity = capacity
         self._xla = xla
         self.task = Task(
-            batch, length, prompt_length - 1, tuple(end_ids), limit, padding, score, seed, pad_id
+            batch,
+            length,
+            prompt_length - 1,
+            tuple(end_ids),
+            limit,
+            padding,
+            score,
+            seed,
+            pad_id,
+            self.strategy.copies,
         )
         # The capacity that is enough for every row, the current one, and the entries that have it.
         self._largest_capacity = (

@@ -42,6 +42,21 @@ class Prepared(NamedTuple):
     length: int
     longest: int
 
+    def repeated(self, n: int) -> "Prepared":
+        """The same inputs with each row n times."""
+        if n == 1:
+            return self
+
+        def rows(x: Any) -> Any:
+            return None if x is None else np.repeat(x, n, axis=0)
+
+        return self._replace(
+            arrays={name: rows(x) for name, x in self.arrays.items()},
+            prompt=rows(self.prompt),
+            padding=rows(self.padding),
+            limit=rows(self.limit),
+        )
+
     @property
     def tensors(self) -> tuple[Any, ...]:
         """The arguments of the compiled functions."""

@@ -60,28 +60,3 @@ def test_min_p_keeps_what_is_p_times_as_probable_as_the_best(p):
     shares = np.array([probabilities(row) / probabilities(row).max() for row in LOGITS])
     assert np.abs(shares - p)[(shares != 1) | (p != 1)].min() > 1e-3  # no rounding decides
     np.testing.assert_array_equal(kept(filters.min_p(LOGITS, p)), shares >= p)
-
-
-@pytest.mark.parametrize("ids", [[0], [6], [2, 4], range(7)], ids=str)
-def test_banned_ids_are_impossible_in_every_row(ids):
-    expected = np.repeat([[i not in ids for i in range(7)]], len(LOGITS), axis=0)
-    np.testing.assert_array_equal(kept(filters.banned(LOGITS, ids)), expected & (LOGITS != NEVER))
-
-
-@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.7])
-@pytest.mark.parametrize("shared", [False, True], ids=["rows", "one row"])
-def test_the_repetition_penalty_counts_written_tokens_once(penalty, shared):
-    """Token 0 and the last one, a token twice, and tokens in columns without one."""
-    logits = np.nan_to_num(LOGITS, neginf=-3.0)
-    tokens = np.int32([[0, 6, 6, 2], [1, 1, 1, 1], [5, 4, 3, 2], [0, 0, 6, 6], [3, 3, 0, 0]])
-    written = np.array([[True, True, True, False]] * 5)
-    if not shared:
-        written[1] = False
-        written[4] = [False, False, True, True]
-    expected = logits.astype("float64")
-    for row in range(5):
-        for token in {int(x) for x, seen in zip(tokens[row], written[row], strict=True) if seen}:
-            value = expected[row, token]
-            expected[row, token] = value / penalty if value > 0 else value * penalty
-    found = filters.repetition_penalty(logits, tokens, written[:1] if shared else written, penalty)
-    np.testing.assert_allclose(to_numpy(found), expected, rtol=1e-6)  # one rounding

@@ -31,9 +31,10 @@ from keras_tfm.generation import (
     Greedy,
     Sample,
     Strategy,
-    filters,
     generate,
+    processors,
 )
+from keras_tfm.generation.processors import SuppressTokens
 from keras_tfm.layers import (
     ALiBi,
     PositionEmbedding,
@@ -78,8 +79,8 @@ def ended(tokens, prompt_length, end=END):
     return tokens
 
 
-def gnmt(length, alpha=0.6):
-    return ((5 + length) / 6) ** alpha
+def divisor(length, penalty=1.0):
+    return length**penalty
 
 
 # Beam search
@@ -98,7 +99,7 @@ def exhaustive(model, source, max_length, alpha):
             for token, gain in enumerate(row):
                 longer = ([*tokens, token], total + gain)
                 if token == END or len(longer[0]) == max_length:
-                    found.append((longer[1] / gnmt(len(tokens), alpha), longer[0]))
+                    found.append((longer[1] / divisor(len(tokens), alpha), longer[0]))
                 else:
                     following.append(longer)
         open_ = following
@@ -115,7 +116,7 @@ class Wide(Beam):
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 def test_a_beam_as_wide_as_all_hypotheses_is_an_exhaustive_search(translator, alpha):
     length, size = 4, TARGET_SIZE**2
-    generator = Generator(translator, length, START, END, Wide(size, alpha, 10))
+    generator = Generator(translator, length, START, END, Wide(size, alpha, 10, "never"))
     result = generator(SOURCES[:2])
     for row, source in enumerate(SOURCES[:2]):
         wanted = exhaustive(translator, source, length, alpha)[:10]
@@ -142,7 +143,7 @@ def test_scores_of_hypotheses_are_those_of_a_full_pass(translator, alpha):
         for tokens, score in zip(hypotheses, scores, strict=True):
             row = ended(tokens, 1)
             assert not any(tokens[len(row) :])
-            wanted = log_probability(translator, source, row, 1) / gnmt(len(row) - 1, alpha)
+            wanted = log_probability(translator, source, row, 1) / divisor(len(row) - 1, alpha)
             assert abs(score - wanted) < SCORE
 
 
@@ -251,17 +252,10 @@ def test_beam_hypotheses_and_scores_are_hugging_face_s(gpt2):
 LOGITS = np.log(np.array([[0.5, 0.2, 0.15, 0.1, 0.05]], "float32"))
 
 
-def context(tokens=((0, 3, 3),), written=((True, True, False),), seed=(1, 2)):
-    return Context(
-        ops.convert_to_tensor(tokens, "int32"),
-        ops.convert_to_tensor(written),
-        ops.convert_to_tensor(1),
-        ops.convert_to_tensor(seed, "int32"),
-    )
-
-
-def distribution(strategy, logits=LOGITS, **of_context):
-    filtered = to_numpy(strategy.filter(ops.convert_to_tensor(logits), context(**of_context)))[0]
+def distribution(strategy, logits=LOGITS):
+    unused = Context(ops.zeros((1, 2), "int32"), ops.ones((1, 2), "bool"), 1, None)
+    logits = strategy.process(ops.convert_to_tensor(logits), unused)
+    filtered = to_numpy(strategy.filter(logits))[0]
     exponents = np.exp(filtered - filtered.max())
     return exponents / exponents.sum()
 
@@ -279,10 +273,7 @@ def distribution(strategy, logits=LOGITS, **of_context):
         ({"top_p": 1.0}, [0.5, 0.2, 0.15, 0.1, 0.05]),
         # A quarter of 0.5.
         ({"min_p": 0.25}, [50 / 85, 20 / 85, 15 / 85, 0, 0]),
-        ({"banned_ids": (0, 2)}, [0, 20 / 35, 0, 10 / 35, 5 / 35]),
         ({"temperature": 0.5}, np.array([25, 4, 2.25, 1, 0.25]) / 32.5),
-        # 0 and 3 are written; negative logits are doubled: probabilities squared.
-        ({"repetition_penalty": 2.0}, np.array([25, 20, 15, 1, 5]) / 66),
         ({"top_k": 3, "top_p": 0.6}, [5 / 7, 2 / 7, 0, 0, 0]),
     ],
 )
@@ -291,19 +282,14 @@ def test_filters_by_hand(options, expected):
     np.testing.assert_allclose(distribution(Sample(**options)), expected, atol=1e-6)
 
 
-def test_a_positive_logit_is_divided_by_the_repetition_penalty():
-    logits = np.array([[4.0, 1.0, -2.0, 3.0]], "float32")
-    penalised = filters.repetition_penalty(
-        ops.convert_to_tensor(logits),
-        ops.convert_to_tensor([[3, 2, 0]], "int32"),
-        ops.convert_to_tensor([[True, True, False]]),
-        1.5,
-    )
-    np.testing.assert_allclose(penalised, [[4.0, 1.0, -3.0, 2.0]], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.7, "top_k": 6}, {"top_p": 0.8}, {"banned_ids": [4, 9]}]
+    "options",
+    [
+        {},
+        {"temperature": 0.7, "top_k": 6},
+        {"top_p": 0.8},
+        {"processors": [SuppressTokens([4, 9])]},
+    ],
 )
 def test_samples_pass_a_chi_square_test(writer, options):
     """4,000 first tokens after one prompt, against the exact distribution."""
@@ -311,7 +297,7 @@ def test_samples_pass_a_chi_square_test(writer, options):
     generator = Generator(writer, max_new_tokens=1, strategy=Sample(seed=11, **options))
     drawn = generator(np.tile([[5, 3]], (count, 1))).tokens[:, 2]
     logits = logits_of(writer, [[5, 3]])[:, -1].astype("float32")
-    exact = distribution(Sample(**options), logits, tokens=[[5, 3]], written=[[True, True]])
+    exact = distribution(Sample(**options), logits)
     observed = np.bincount(drawn, minlength=TARGET_SIZE)
     possible = exact > 0
     assert not observed[~possible].any()
@@ -357,6 +343,30 @@ def test_scores_of_samples_are_the_model_s_log_probabilities(writer):
         assert abs(score - log_probability(writer, None, row, len(prompt))) < SCORE
 
 
+def test_several_samples_per_row_are_independent(translator):
+    """Each is a row of its own: other tokens, own scores, prompts of different lengths."""
+    inputs = {"source": SOURCES, "target": PROMPTS}
+    generator = Generator(translator, MAX_LENGTH, end_id=END, strategy=Sample(seed=3, hypotheses=5))
+    result = generator(inputs)
+    assert result.tokens.shape == (len(SOURCES), 5, MAX_LENGTH)
+    assert result.scores.shape == (len(SOURCES), 5)
+    for source, prompt, rows, scores in zip(SOURCES, PROMPTS, *result, strict=True):
+        assert len({tuple(row) for row in rows.tolist()}) > 1
+        for row, score in zip(rows, scores, strict=True):
+            line = ended(row, len(prompt))
+            assert line[: len(prompt)] == prompt
+            assert not any(row[len(line) :])
+            wanted = log_probability(translator, source, line, len(prompt))
+            assert abs(score - wanted) < SCORE
+    streamed = np.stack(list(generator.stream(inputs)), axis=-1)  # (B, n, steps)
+    for i, prompt in enumerate(PROMPTS):
+        wanted = result.tokens[i, :, len(prompt) : len(prompt) + streamed.shape[-1]]
+        np.testing.assert_array_equal(streamed[i, :, : wanted.shape[1]], wanted)
+    none = generator({"source": SOURCES[:0], "target": []})
+    assert none.tokens.shape == (0, 5, MAX_LENGTH)
+    assert none.scores.shape == (0, 5)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -367,9 +377,10 @@ def test_scores_of_samples_are_the_model_s_log_probabilities(writer):
         (lambda: Sample(top_p=1.5), "top_p must be within 0 and 1, got 1.5"),
         (lambda: Sample(top_p=0.0), "top_p must be positive, got 0.0"),
         (lambda: Sample(min_p=2), "min_p must be within 0 and 1, got 2"),
-        (lambda: Sample(repetition_penalty=0), "repetition_penalty must be positive, got 0"),
         (lambda: Sample(seed=-1), "seed must be at least 0, got -1"),
+        (lambda: Sample(hypotheses=0), "hypotheses must be at least 1, got 0"),
         (lambda: Beam(0), "size must be at least 1, got 0"),
+        (lambda: Beam(2, early_stopping="always"), "early_stopping must be True, False or"),
         (lambda: Beam(2, hypotheses=3), r"hypotheses \(3\) must not be more than size \(2\)"),
         (lambda: Beam(2, float("inf")), "length_penalty must be finite, got inf"),
         (lambda: Contrastive(alpha=1.2), "alpha must be within 0 and 1, got 1.2"),
@@ -384,10 +395,9 @@ def test_impossible_values_are_refused(make, message):
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        (Sample(banned_ids=[13]), r"banned_ids must be in 0\.\.12, got 13"),
         (
-            Sample(banned_ids=range(13)),
-            "banned_ids must leave at least one of 13 tokens, got all of them",
+            Sample(processors=[processors.SuppressTokens(range(13))]),
+            "ids must leave at least one of 13 tokens, got all of them",
         ),
         (Beam(14), r"size \(14\) must not be more than the vocabulary \(13\)"),
         (Contrastive(14), r"top_k \(14\) must not be more than the vocabulary \(13\)"),
@@ -635,7 +645,7 @@ def test_under_xla_as_in_a_graph(translator, strategy):
 @pytest.mark.slow
 def test_sampling_under_xla_draws_what_the_model_allows(writer):
     """Other numbers than in a graph, but the same at every call, and scored as they should be."""
-    strategy = Sample(seed=3, top_k=4, repetition_penalty=1.5)
+    strategy = Sample(seed=3, top_k=4, processors=[processors.RepetitionPenalty(1.5)])
     generator = Generator(writer, MAX_LENGTH, strategy=strategy, jit_compile=True)
     result = generator(PROMPTS)
     np.testing.assert_array_equal(generator(PROMPTS).tokens, result.tokens)
@@ -754,6 +764,6 @@ def test_half_precision_scores_as_the_full_pass_in_it(policy, strategy):
         line = ended(row, 1)
         wanted = log_probability(model, source, line, 1)
         if strategy == "beam":
-            wanted /= gnmt(len(line) - 1)
+            wanted /= divisor(len(line) - 1)
         # Logits of order 1 with roundings of 4e-3 (bfloat16), eight of them, made of many sums.
         assert abs(score - wanted) < (0.3 if policy == "mixed_bfloat16" else 0.05)

@@ -1,12 +1,16 @@
-"""The inputs of a strategy's `choose` besides the logits."""
+"""The inputs of processors, and of a strategy's `choose`, besides the logits."""
 
 from typing import Any, NamedTuple
+
+from keras import ops
 
 Tensor = Any
 
 
 class Context(NamedTuple):
-    """The tokens so far, and a seed for this step.
+    """The tokens so far, how many may follow, and a seed for this step.
+
+    In a beam search each hypothesis is a row.
 
     Attributes:
         tokens: (B, T), int32, the prompt and the tokens generated so far. Only columns in which
@@ -14,6 +18,10 @@ class Context(NamedTuple):
         written: (B, T) or (1, T), boolean, True = the column holds a token.
         position: () int32, the column of the last token, the same in all rows.
         seed: (2,), int32, different in each step; None for strategies that do not sample.
+        new_length: () int32, the number of tokens generated so far, the same in all rows.
+        remaining: (B, 1) or (1, 1), int32, the number of tokens that the row may still get.
+        end_ids: tuple of the tokens that end a row.
+        copies: int, the number of consecutive rows that belong to one row of the inputs.
 
     A strategy that never generates a token twice:
 
@@ -33,3 +41,12 @@ class Context(NamedTuple):
     written: Tensor
     position: Tensor
     seed: Tensor
+    new_length: Tensor = 0
+    remaining: Tensor = 0
+    end_ids: tuple[int, ...] = ()
+    copies: int = 1
+
+    @property
+    def length(self) -> Tensor:
+        """(B, 1) or (1, 1), int32, the number of tokens so far, prompt included."""
+        return ops.sum(ops.cast(self.written, "int32"), axis=1, keepdims=True)

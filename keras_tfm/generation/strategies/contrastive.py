@@ -1,13 +1,16 @@
 """Contrastive search."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.generation.gather import gather
-from keras_tfm.generation.strategies.strategy import Strategy
+from keras_tfm.generation.logits import log_normalizer
+from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 from keras_tfm.generation.strategies.task import Task
 
 Tensor = Any
@@ -22,7 +25,8 @@ class ContrastiveState(NamedTuple):
         token: (B, k), int32, the candidates, the next step's tokens.
         running: (B, 1), int32, 1 for rows that have not ended.
         scores: (B,), float32, the sum of the log-probabilities.
-        probabilities: (B, k), float32, probabilities of the candidates.
+        probabilities: (B, k), float32, probabilities of the candidates, after the processors.
+        log_probabilities: (B, k), float32, their log-probabilities under the model.
         features: (B, T, D), float32, features of the tokens, scaled to length 1.
     """
 
@@ -32,6 +36,7 @@ class ContrastiveState(NamedTuple):
     running: Tensor
     scores: Tensor
     probabilities: Tensor
+    log_probabilities: Tensor
     features: Tensor
 
 
@@ -47,6 +52,8 @@ class Contrastive(Strategy):
     Args:
         top_k: int, number of candidates (k).
         alpha: float, weight of the similarity, within 0 and 1; 0 is greedy search.
+        processors: functions that change the logits of the candidates, in this order; see
+            `generation.processors`.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -56,16 +63,18 @@ class Contrastive(Strategy):
 
     >>> from keras_tfm.generation import Contrastive
     >>> Contrastive(top_k=5, alpha=0.6)
-    Contrastive(top_k=5, alpha=0.6)
+    Contrastive(top_k=5, alpha=0.6, processors=())
     """
 
     top_k: int = 4
     alpha: float = 0.6
+    processors: Sequence[LogitsProcessor] = field(default=(), kw_only=True)
     reads_features: ClassVar[bool] = True
     lookahead: ClassVar[int] = 1  # candidates go through the model before one of them is chosen
     streams: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "processors", tuple(self.processors))
         check_integer("top_k", self.top_k)
         check_number("alpha", self.alpha)
         if not 0 <= self.alpha <= 1:
@@ -78,6 +87,7 @@ class Contrastive(Strategy):
 
     def check(self, vocabulary_size: int) -> None:
         """Raises ValueError if the vocabulary has fewer tokens than candidates."""
+        super().check(vocabulary_size)
         if self.top_k > vocabulary_size:
             raise ValueError(
                 f"top_k ({self.top_k}) must not be more than the vocabulary ({vocabulary_size})"
@@ -96,6 +106,7 @@ class Contrastive(Strategy):
             running=ops.ones((batch, 1), dtype="int32"),
             scores=ops.zeros((batch,), dtype="float32"),
             probabilities=ops.ones((batch, k), dtype="float32"),
+            log_probabilities=ops.zeros((batch, k), dtype="float32"),
             features=known,
         )
 
@@ -109,25 +120,34 @@ class Contrastive(Strategy):
         before = ops.expand_dims(task.written(position - 1), 1)
         similarity = ops.max(ops.where(before, similarity, -1.0), axis=-1)  # (B, k)
         merit = (1.0 - self.alpha) * state.probabilities - self.alpha * similarity
+        # A candidate of probability 0 is one that a processor forbids.
+        merit = ops.where(state.probabilities > 0, merit, -2.0)
         best = ops.cast(ops.top_k(merit, k=1)[1], "int32")  # (B, 1)
 
         is_prompt = ops.equal(position, task.first)  # its last token is not chosen
         token = task.padded(gather(state.token, best), state.running)
-        gained = ops.log(gather(state.probabilities, best))
+        gained = gather(state.log_probabilities, best)
         going = ops.logical_and(ops.greater(state.running, 0), ops.logical_not(is_prompt))
         gained = ops.where(going, gained, 0.0)
         running = task.still_running(state.running, token, position + 1)
 
         logits = ops.reshape(ops.cast(logits, "float32"), (batch, k, logits.shape[-1]))
         logits = ops.squeeze(gather(logits, best), 1)
-        probabilities, tokens = ops.top_k(ops.softmax(logits, axis=-1), k=k)
+        written = ops.slice_update(state.tokens, (0, position), token)
+        processed = self.process(logits, task.context(written, position))
+        probabilities, candidates = ops.top_k(ops.softmax(processed, axis=-1), k=k)
+        candidates = ops.cast(candidates, "int32")
+        log_probabilities = gather(logits, candidates) - log_normalizer(logits)
+        # Probabilities are NaN if the processors left no token.
+        log_probabilities = ops.where(ops.isnan(probabilities), np.nan, log_probabilities)
         after = ContrastiveState(
             position=position + 1,
-            tokens=ops.slice_update(state.tokens, (0, position), token),
-            token=ops.cast(tokens, "int32"),
+            tokens=written,
+            token=candidates,
             running=ops.where(is_prompt, state.running, running),
             scores=state.scores + ops.squeeze(gained, 1),
             probabilities=probabilities,
+            log_probabilities=log_probabilities,
             features=ops.slice_update(state.features, (0, position, 0), gather(new, best)),
         )
         return after, ops.repeat(best, k, axis=1)

@@ -1,5 +1,6 @@
 """Greedy search."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ from keras import ops
 
 from keras_tfm.generation.logits import top_k
 from keras_tfm.generation.strategies.context import Context
-from keras_tfm.generation.strategies.strategy import Strategy
+from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 
 Tensor = Any
 
@@ -16,6 +17,9 @@ Tensor = Any
 class Greedy(Strategy):
     """Greedy search: chooses the most probable token at each step.
 
+    Args:
+        processors: functions that change the logits, in this order; see `generation.processors`.
+
     Example:
 
     >>> import numpy as np
@@ -23,6 +27,11 @@ class Greedy(Strategy):
     >>> Greedy().choose(np.array([[0.1, 0.7, 0.2]], "float32"), None).numpy().tolist()
     [1]
     """
+
+    processors: Sequence[LogitsProcessor] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "processors", tuple(self.processors))
 
     def choose(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V) -> tokens (B,), int32."""

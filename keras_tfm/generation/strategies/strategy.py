@@ -1,7 +1,9 @@
 """The base of all strategies, and the interface between a strategy and the generation loop."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 from keras import ops
 
 from keras_tfm.generation.gather import gather
@@ -10,6 +12,8 @@ from keras_tfm.generation.strategies.context import Context
 from keras_tfm.generation.strategies.task import Task
 
 Tensor = Any
+# A function of logits (B, V), float32, and a context that returns logits (B, V).
+LogitsProcessor = Callable[[Tensor, Context], Tensor]
 
 
 class State(Protocol):
@@ -86,17 +90,43 @@ class Strategy:
     streams: ClassVar[bool] = True
     # Whether tokens are sampled, so that the loop needs a seed.
     draws: ClassVar[bool] = False
-    # The number of hypotheses returned per row.
+    # The number of hypotheses returned per row. With a width of 1 they are independent: the loop
+    # gets each row of the inputs that many times.
     hypotheses: int = 1
     # The seed of strategies that sample; None: a different one for each call.
     seed: int | None = None
+    # Functions that change the logits before the strategy reads them, in this order.
+    processors: Sequence[LogitsProcessor] = ()
+
+    @property
+    def copies(self) -> int:
+        """The number of rows of the loop for each row of the inputs."""
+        return self.hypotheses if self.width == 1 else 1
 
     def choose(self, logits: Tensor, context: Context) -> Tensor:
-        """Logits (B, V) -> tokens (B,), int32."""
+        """Logits (B, V), after the processors -> tokens (B,), int32."""
         raise NotImplementedError(f"{type(self).__name__} does not define choose(logits, context)")
 
+    def process(self, logits: Tensor, context: Context) -> Tensor:
+        """Logits (B, V) -> logits (B, V) after all processors."""
+        for processor in self.processors:
+            logits = processor(ops.cast(logits, "float32"), context)
+        return logits
+
     def check(self, vocabulary_size: int) -> None:
-        """Raises ValueError if the strategy does not support a vocabulary of this size."""
+        """Raises ValueError if a processor does not support a vocabulary of this size.
+
+        A strategy may have further conditions.
+        """
+        for processor in self.processors:
+            if not callable(processor):
+                raise TypeError(
+                    "processors must be functions of logits and a context, such as "
+                    f"processors.ForcedEOS(2), got {processor!r}"
+                )
+            check = getattr(processor, "check", None)
+            if check is not None:
+                check(vocabulary_size)
 
     def start(self, task: Task, tokens: Tensor, features: Tensor | None) -> State:
         """The state before the first step.
@@ -137,13 +167,17 @@ class Strategy:
         before: TokenState = state  # subclasses may have other states
         position = before.position
         seed = None if task.seed is None else task.seed + ops.stack([0, position])
-        context = Context(before.tokens, task.written(position), position, seed)
-        token = ops.expand_dims(self.choose(logits, context), 1)
+        context = task.context(before.tokens, position, seed)
+        processed = self.process(logits, context)
+        token = ops.expand_dims(self.choose(processed, context), 1)
         running, scores = before.running, before.scores
         if running is not None:
             token = task.padded(token, running)
         if scores is not None:
             gained = _log_probabilities(logits, token)
+            if self.processors:  # NaN tells the generator that they left no token
+                largest = ops.max(processed, axis=1, keepdims=True)
+                gained = ops.where(ops.equal(largest, -np.inf), np.nan, gained)
             if running is not None:
                 # `where`, not a product: -inf (a forbidden token) times 0 is NaN.
                 gained = ops.where(ops.greater(running, 0), gained, 0.0)

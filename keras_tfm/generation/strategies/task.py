@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_tfm.generation.strategies.context import Context
+
 Tensor = Any
 
 
@@ -20,6 +22,7 @@ class Task(NamedTuple):
         padding: (B,), int32, number of padding columns before each row's prompt, or None.
         score: bool, whether log-probabilities are summed.
         seed: (2,), int32, for strategies that sample, or None.
+        copies: int, the number of consecutive rows that belong to one row of the inputs.
         pad_id: int, the token of the columns after the end of a row.
 
     >>> from keras_tfm.generation.strategies import Task
@@ -37,6 +40,7 @@ class Task(NamedTuple):
     score: bool
     seed: Tensor | None
     pad_id: int = 0
+    copies: int = 1
 
     @property
     def can_end(self) -> bool:
@@ -58,6 +62,33 @@ class Task(NamedTuple):
             )
         return written
 
+    def context(self, tokens: Tensor, position: Tensor, seed: Tensor | None = None) -> Context:
+        """The context of a step.
+
+        Args:
+            tokens: (B, T), or (B, n, T) with n hypotheses, which become B * n rows.
+            position: () int32, the column of the last token.
+            seed: (2,), int32, the seed of the step, or None.
+        """
+        written, remaining = self.written(position), self.limits - 1 - position
+        copies = self.copies
+        if len(tokens.shape) == 3:
+            n = tokens.shape[1]
+            copies *= n
+            tokens = ops.reshape(tokens, (-1, self.length))
+            written = written if self.padding is None else ops.repeat(written, n, axis=0)
+            remaining = remaining if self.limit is None else ops.repeat(remaining, n, axis=0)
+        return Context(
+            tokens, written, position, seed, position - self.first, remaining, self.end_ids, copies
+        )
+
+    @property
+    def limits(self) -> Tensor:
+        """The number of columns that each row may use, at most T: (B, 1) or (1, 1), int32."""
+        if self.limit is None:
+            return ops.full((1, 1), self.length, dtype="int32")
+        return ops.expand_dims(ops.minimum(self.limit, self.length), 1)
+
     def is_end(self, tokens: Tensor) -> Tensor:
         """Which tokens end a row: boolean, with the shape of `tokens`."""
         ends = ops.zeros_like(tokens, dtype="bool")
@@ -67,7 +98,7 @@ class Task(NamedTuple):
 
     def is_full(self, columns: Tensor) -> Tensor:
         """Whether a row that uses this many columns is at its limit: boolean, (B,) or ()."""
-        limit = self.length if self.limit is None else ops.minimum(self.limit, self.length)
+        limit = self.length if self.limit is None else ops.squeeze(self.limits, 1)
         return ops.greater_equal(columns, limit)
 
     def still_running(self, running: Tensor, token: Tensor, columns: Tensor) -> Tensor:
