@@ -66,7 +66,7 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
     config = Config(folder) if (folder / "config.json").is_file() else None
     settings_file = folder / "tokenizer_config.json"
     settings = read_json(settings_file) if settings_file.is_file() else {}
-    if (folder / "tokenizer.json").is_file():
+    if (folder / "tokenizer.json").is_file() and not target:
         with reading(folder / "tokenizer.json"):
             tokenizer = package.Tokenizer.from_file(str(folder / "tokenizer.json"))
             tokenizer.no_truncation()
