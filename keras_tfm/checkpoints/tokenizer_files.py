@@ -61,7 +61,7 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
         raise ValueError(f"target=True is for Marian, but {folder} has no target.spm")
     settings = TokenizerSettings(folder)
     config = Config(folder) if (folder / "config.json").is_file() else None
-    if (folder / "tokenizer.json").is_file():
+    if (folder / "tokenizer.json").is_file() and not target:
         with reading(folder / "tokenizer.json"):
             tokenizer = settings.package.Tokenizer.from_file(str(folder / "tokenizer.json"))
             tokenizer.no_truncation()

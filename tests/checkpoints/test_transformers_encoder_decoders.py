@@ -220,22 +220,28 @@ def test_a_bias_keeps_padding_out_of_texts(pair, tmp_path):
     ("family", "quantization"),
     alternating(["bart", "mbart", "pegasus", "marian"], "float32", "int8"),
 )
-def test_a_file_is_verified_and_generates(family, quantization, pair, tmp_path):
+def test_a_file_is_verified_and_generates(family, quantization, tmp_path):
     from keras_tfm import export, runtime
 
-    theirs, ours = pair(family)
-    options = {"start_id": theirs.config.decoder_start_token_id, "end_id": 15}
+    # Large enough for weights of 8 bits.
+    name, options = GENERATING[family]
+    larger = {"d_model": 54, "encoder_ffn_dim": 41, "decoder_ffn_dim": 43}
+    theirs, ours = made(name, {**options, **larger, "init_std": 0.2}, tmp_path, shrunk=0.3)
+    lengths = {"start_id": theirs.config.decoder_start_token_id, "end_id": 15, "max_length": 9}
     # Raises if a signature exceeds its tolerance, 1e-4 in float32.
     report = export.export_tflite(
         ours, tmp_path / "x.tflite", ["generate", "predict"], quantization=quantization,
-        source_length=8, max_length=9, **options,
+        source_length=8, **lengths,
     )  # fmt: skip
-    assert all(x.graph_error < 1e-4 for x in report.verification.checks)
+    for check in report.verification.checks:
+        assert check.graph_error < 1e-4
+        assert (check.relative_error > 1e-4) == (quantization == "int8")
+    source, _, _ = ids_of(theirs)
+    actual = runtime.load(report.path).generate(source).tokens
+    expected = generation.generate(ours, source, **lengths).tokens
     if quantization == "float32":
-        source, _, _ = ids_of(theirs)
-        expected = generation.generate(ours, source, max_length=9, **options).tokens
-        actual = runtime.load(report.path).generate(source).tokens
         np.testing.assert_array_equal(actual, expected)
+    assert actual.shape == expected.shape
 
 
 def test_a_file_of_a_classifier_reads_the_source_alone(tmp_path):
