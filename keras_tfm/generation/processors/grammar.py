@@ -77,7 +77,7 @@ class Grammar(Processor):
 
     @classmethod
     def from_regex(cls, pattern: str, tokens: Sequence[str | None]) -> "Grammar":
-        """The grammar of the texts that a regular expression matches from beginning to end.
+        """The grammar of the texts that a regular expression matches as a whole.
 
         It needs `keras-tfm[grammar]`.
 
