@@ -49,7 +49,7 @@ class Generator:
         jit_compile: bool, whether XLA compiles the loop, which makes it twice as fast but takes a
             few seconds for each new shape of inputs. Without XLA, on TensorFlow, one graph serves
             inputs of many shapes.
-        tokenizer: for `generate_text` and `stream_text`: a `tokenizers.Tokenizer`, a
+        tokenizer: tokenizer for `generate_text` and `stream_text`: a `tokenizers.Tokenizer`, a
             `sentencepiece.SentencePieceProcessor`, a tokenizer of keras-hub, or the path of such a
             file; one for all inputs of ids, or a dictionary by input.
 
@@ -204,7 +204,7 @@ class Generator:
         """Generates a text for each text, with the generator's tokenizer.
 
         Args:
-            texts: a text or a list of texts for the source, or the prompts of a decoder-only model;
+            texts: str or list of str, texts for the source, or the prompts of a decoder-only model;
                 or a dictionary of texts by input, with prompts for the stepped input, and arrays
                 for inputs without a tokenizer.
 
@@ -233,7 +233,7 @@ class Generator:
         """Yields the generated text piece by piece; joined, `generate_text` after the prompt.
 
         Args:
-            text: one text, or a dictionary with one text for each input.
+            text: str, or dict with one text for each input.
 
         Raises:
             TypeError, ValueError: as `generate_text`; or there are several texts or hypotheses.

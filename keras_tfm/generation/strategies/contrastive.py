@@ -52,8 +52,8 @@ class Contrastive(Strategy):
     Args:
         top_k: int, number of candidates (k).
         alpha: float, weight of the similarity, within 0 and 1; 0 is greedy search.
-        processors: functions that change the logits of the candidates, in this order; see
-            `generation.processors`.
+        processors: iterable of functions that change the logits of the candidates, in this order;
+            see `generation.processors`.
 
     Raises:
         TypeError: an argument of the wrong type.

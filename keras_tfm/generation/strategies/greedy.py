@@ -18,7 +18,7 @@ class Greedy(Strategy):
     """Greedy search: chooses the most probable token at each step.
 
     Args:
-        processors: functions that change the logits, in this order; see `generation.processors`.
+        processors: iterable of functions that change the logits, in this order; see `generation.processors`.
 
     Example:
 

@@ -66,7 +66,7 @@ class RelativePositionTable(keras.layers.Layer):
 
     Call arguments:
         rows: int32 (N,), rows of the table.
-        seed: seed of the dropout, from `draw`. Default: no dropout.
+        seed: tensor, seed of the dropout, from `draw`. Default: no dropout.
 
     Returns:
         Float tensor (N, D).
