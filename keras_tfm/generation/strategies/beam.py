@@ -57,9 +57,9 @@ class Beam(Strategy):
         hypotheses: int, number of hypotheses returned. With 1, `tokens` is (B, T) and `scores`
             (B,); with n > 1, (B, n, T) and (B, n), best first.
         early_stopping: bool or str, when the search of a row stops. True: as soon as `size`
-            hypotheses have finished. False: also if the best open one, divided by the penalty of its present
-            length, is not better than the worst of the `size` best finished ones. "never": only if
-            no open one can become better at any length.
+            hypotheses have finished. False: also if the best open one, divided by the penalty of
+            its present length, is not better than the worst of the `size` best finished ones.
+            "never": only if no open one can become better at any length.
         processors: iterable of functions that change the log-probabilities of the next token, in
             this order; see `generation.processors`. Scores are sums of the changed ones.
 

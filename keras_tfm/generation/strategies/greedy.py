@@ -18,7 +18,8 @@ class Greedy(Strategy):
     """Greedy search: chooses the most probable token at each step.
 
     Args:
-        processors: iterable of functions that change the logits, in this order; see `generation.processors`.
+        processors: iterable of functions that change the logits, in this order; see
+            `generation.processors`.
 
     Example:
 

@@ -34,8 +34,8 @@ class Sample(Strategy):
             determines.
         hypotheses: int, number of independent samples per row of the inputs. With 1, `tokens` is
             (B, T) and `scores` (B,); with n > 1, (B, n, T) and (B, n).
-        processors: iterable of functions that change the logits before the filters, in this order; see
-            `generation.processors`.
+        processors: iterable of functions that change the logits before the filters, in this order;
+            see `generation.processors`.
 
     Scores are log-probabilities under the model's own distribution, without processors and filters.
 

@@ -23,7 +23,8 @@ class AttentionInputs(NamedTuple):
         project_query: function, the layer's query projection, (..., N, D) -> (..., H, N, K).
         project_key: function, the layer's key projection, (..., N, D) -> (..., G, N, K).
         scale: float, the factor by which `query` was multiplied.
-        seed: tensor, in training the seed that `AttentionPosition.draw` returned for this call, or None.
+        seed: tensor, in training the seed that `AttentionPosition.draw` returned for this call, or
+            None.
 
     Example:
 
