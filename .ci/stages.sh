@@ -227,9 +227,15 @@ stage_docs() {
     fi
 }
 
-# Beside transformers and PyTorch as they are today: a head of each family.
+# Beside transformers and PyTorch as they are today: a head of each family, tokens, tokenizers, and what
+# `generate` of transformers gives.
+PEERS=(
+    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders}.py
+    tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers}.py
+    tests/generation/test_{processors,transformers_generate}.py
+)
 stage_peers() {
-    pytest -n 0 --fail-on-skip tests/checkpoints/test_transformers{,_encoders,_decoders}.py
+    pytest --fail-on-skip "${PEERS[@]}"
 }
 
 # The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook, and
