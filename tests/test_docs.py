@@ -19,12 +19,15 @@ GUIDES = [
     "first-model",
     "data",
     "masks",
+    "layers",
+    "architecture",
     "training",
     "distribution",
     "generation",
     "export",
     "huggingface",
     "cookbook",
+    "families",
     "from-kerashub",
     "from-transformers-tf",
     "on-device",
@@ -42,6 +45,7 @@ NEEDED = {
     "export": ["tokenizers", "ai_edge_quantizer"],
     "generation": ["tokenizers"],
     "huggingface": ["tokenizers", "safetensors"],
+    "layers": ["matplotlib"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
 # Folders that a guide's program finds.
