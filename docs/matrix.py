@@ -134,7 +134,11 @@ OURS: dict[str, Callable] = {
     )(x),
     "with `RelativePositionBias()` (T5)": lambda x: at(L.RelativePositionBias())(x),
     "with `RelativePositionEmbedding(...)` (Shaw)": lambda x: at(L.RelativePositionEmbedding(3))(x),
+    "with `DisentangledPositionEmbedding(RelativePositionTable(...))` (DeBERTa)": lambda x: at(
+        L.DisentangledPositionEmbedding(L.RelativePositionTable(DIM, max_distance=LENGTH))
+    )(x),
     "with `ALiBi()`": lambda x: at(L.ALiBi())(x),
+    "`NGramEncoding`": lambda x: L.NGramEncoding(kernel_size=3)(x, x),
     "`TransformerEncoderBlock`": lambda x: L.TransformerEncoderBlock(128, HEADS)(x),
     "`TransformerDecoderBlock(cross_attention=False)`": lambda x: L.TransformerDecoderBlock(
         128, HEADS, cross_attention=False
