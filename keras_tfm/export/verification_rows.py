@@ -14,6 +14,9 @@ from keras_tfm.runtime.trailing_padding import unpadded_length
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
 # cover the vocabulary. A decoding loop takes as long as many calls of "predict".
 CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4)}
+# The maximum number of outputs in the calls of a signature, 0.3 GB, unless the minimum of calls has
+# more. A check has several copies: logits over a large vocabulary would fill the memory.
+OUTPUTS = 1 << 26
 
 
 class VerificationRows:
@@ -67,6 +70,9 @@ class VerificationRows:
             if "vocabulary_size" in x
         ]
         least, most = CALLS[signature["role"]]
+        outputs = signature.get("outputs", {}).values()
+        size = sum(int(np.prod(x["shape"])) for x in outputs)
+        most = max(least, min(most, OUTPUTS // max(1, size)))
         # On average, padding replaces half of the ids in half of the calls.
         return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
 

@@ -71,5 +71,5 @@ def test_a_folder_that_not_all_workers_see_is_refused(tmp_path):
     folders = [folder, tmp_path / "b"]
     result = programs.run("worker.py", "--resume-of-each", *folders, workers=2)
     assert result.returncode != 0
-    assert "this worker found step 12" in result.stdout
-    assert "the folder must be one that all workers see" in result.stdout
+    assert "expected step 12 on each of them" in result.stdout
+    assert "all workers must see the same folder" in result.stdout

@@ -416,3 +416,22 @@ def test_several_rows_a_call():
     report = export_tflite(model, new_path(), ["predict", "decode"], **options)
     assert [x.rows for x in report.verification.checks] == [6, 6]
     assert verify(model, report.path, {"tokens": [[1, 2]] * 4}).checks[0].rows == 6
+
+
+def test_logits_over_a_large_vocabulary_do_not_fill_the_memory():
+    """Of SmolLM2: 256 tokens, 50 MB of logits a call."""
+    from types import SimpleNamespace
+
+    from keras_tfm.export.verification_rows import VerificationRows
+
+    def calls(vocabulary_size):
+        tokens = {"shape": [1, 256], "dtype": "int32", "vocabulary_size": vocabulary_size}
+        output = {"shape": [1, 256, vocabulary_size], "dtype": "float32"}
+        signature = {"role": "predict", "inputs": {"x": tokens}, "outputs": {"output": output}}
+        return VerificationRows(SimpleNamespace(signatures={"predict": signature}), None).calls(
+            "predict"
+        )
+
+    assert calls(1000) == 6  # covers the vocabulary
+    assert calls(49152) == 5 and 5 * 256 * 49152 < 1 << 26
+    assert calls(1 << 20) == 2
