@@ -160,9 +160,9 @@ def _without_start(folder: Path, template: ChatTemplate, start: Any) -> ChatTemp
     """Without the start token, if the tokenizer puts one before every text."""
     if not isinstance(start, str) or not template.first.startswith(start):
         return template
-    ids = load_tokenizer(folder).encode("a").ids
-    added = load_tokenizer(folder).encode(start, add_special_tokens=False).ids
-    if len(added) != 1 or ids[:1] != added:
+    tokenizer = load_tokenizer(folder)
+    added = tokenizer.encode(start, add_special_tokens=False).ids
+    if len(added) != 1 or tokenizer.encode("a").ids[:1] != added:
         return template
     system = template.system
     if system is not None:

@@ -10,6 +10,7 @@ import keras_tfm
 from keras_tfm import runtime
 from keras_tfm.checkpoints import load_chat_template, load_tokenizer
 from keras_tfm.export import export_tflite
+from keras_tfm.generation import generate
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
@@ -116,7 +117,10 @@ def test_the_file_has_it(tmp_path):
     file = runtime.load(report.path)
     assert file.chat_prompt(MESSAGES) == template.prompt(MESSAGES)
     assert file.chat_prompt("ab") == "<turn>user\nab<end>\n<turn>model\n"
-    assert "".join(file.stream_text(file.chat_prompt("ab"))) is not None
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode(template.prompt("ab")).ids
+    new = generate(model, [ids], max_length=84).tokens[0, len(ids) :]
+    assert "".join(file.stream_text(file.chat_prompt("ab"))) == tokenizer.decode(new.tolist())
     with pytest.raises(ValueError, match="needs a tokenizer in the file"):
         export_tflite(model, new_path(), ["decode"], chat_template=template, **options)
     with pytest.raises(ValueError, match=r"must be a runtime\.ChatTemplate"):

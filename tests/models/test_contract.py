@@ -269,13 +269,18 @@ def test_its_file_answers_as_it_does(case, tmp_path):
 @pytest.mark.parametrize(
     "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in EXPORTED)) for x in CASES]
 )
-def test_its_file_in_int8_is_verified(case, tmp_path):
+def test_its_file_in_int8_is_verified(case, tmp_path, monkeypatch):
+    """Of a wider model: LiteRT leaves matrices of fewer than 1,024 weights in float32."""
     from keras_tfm.export import export_tflite
 
+    for sizes in (SMALL, NARROW):
+        monkeypatch.setitem(sizes, "dim", 40)
+        monkeypatch.setitem(sizes, "intermediate_dim", 48)
     lengths = {"source_length": 5, **({"max_length": 5} if "target" in inputs_of(case) else {})}
     path = tmp_path / "x.tflite"
-    report = export_tflite(model_of(case), path, ["predict"], "int8", **lengths)
+    report = export_tflite(randomize(made(case)), path, ["predict"], "int8", **lengths)
     assert path.exists() and report.verification is not None  # a wrong file is not kept
+    assert report.bytes_by_kind["int8"] > 1024
 
 
 @tensorflow_only
