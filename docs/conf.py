@@ -34,6 +34,8 @@ CONTENTS = {
         "distribution",
         "generation",
         "export",
+        "litertlm",
+        "chat",
         "huggingface",
         "families",
     ],

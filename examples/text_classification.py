@@ -221,7 +221,15 @@ def classifier(pretrained, task: Task, fresh: bool, smoke: bool):
     return head(encoder, len(task.classes))
 
 
-def fit(model, task: Task, some: list[Paragraph], tokenizer, epochs: int, name: str) -> None:
+def fit(
+    model,
+    task: Task,
+    some: list[Paragraph],
+    tokenizer,
+    epochs: int,
+    name: str,
+    peak: float = PEAK,
+) -> None:
     """Trains, and keeps the weights of the epoch with the best validation score."""
     import keras
 
@@ -234,7 +242,7 @@ def fit(model, task: Task, some: list[Paragraph], tokenizer, epochs: int, name: 
     batches = labelled_batches(task, some, tokenizer)
     steps = epochs * batches.steps
     optimizer = keras.optimizers.AdamW(
-        LinearSchedule(PEAK, steps, steps // 10), weight_decay=0.01, global_clipnorm=1.0
+        LinearSchedule(peak, steps, steps // 10), weight_decay=0.01, global_clipnorm=1.0
     )
     model.compile(
         exclude_from_weight_decay(optimizer, model),

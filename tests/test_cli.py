@@ -69,7 +69,7 @@ def test_export_replaces_no_model(run, model_path, tmp_path):
     path.write_bytes(model_path.read_bytes())
     code, out, err = run("export", path, path, *SIZES, "--no-verify")
     assert (code, out) == (1, "")
-    assert "it exists and is not a .tflite file of keras_tfm" in err and "--force" in err
+    assert "it exists and is not an export of keras_tfm" in err and "--force" in err
     assert path.read_bytes() == model_path.read_bytes()
     other = tmp_path / "other.keras"
     other.write_bytes(path.read_bytes())
@@ -380,7 +380,7 @@ def test_standard_error_holds_no_log_of_tensorflow_or_litert(file_path):
 
 
 def test_an_interrupt(run, file_path, monkeypatch):
-    def load(*arguments):
+    def load(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime, "load", load)
@@ -478,3 +478,125 @@ def test_it_is_installed():
     done = subprocess.run([command, "--help"], capture_output=True, text=True)
     for name in ("export", "verify", "benchmark", "inspect", "generate", "predict", "import"):
         assert name in done.stdout
+
+
+# chat
+
+
+@pytest.fixture(scope="module")
+def writer_path(tmp_path_factory):
+    from small_tokenizers import byte_pairs
+    from small_writers import story
+
+    path = tmp_path_factory.mktemp("chat") / "writer.tflite"
+    template = runtime.ChatTemplate("u:", "|a:", "|", ("s:", "|u:"))
+    options = {"tokenizer": byte_pairs(), "chat_template": template, "verify": False}
+    export_tflite(
+        story(), path, ["prefill", "decode"], prompt_length=8, max_length=60, end_id=2, **options
+    )
+    return path
+
+
+@pytest.fixture
+def typed(monkeypatch, run):
+    """Runs a command with lines on standard input."""
+
+    def command(text, *arguments):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return run(*arguments)
+
+    return command
+
+
+def answers_of(path, *prompts, count=5, **options):
+    """What a session answers, by hand."""
+    session, answers = runtime.load(path).session(), []
+    for prompt in prompts:
+        session.append(prompt)
+        answers.append(session.generate(count, runtime.Sampler(**options)).text)
+    return answers
+
+
+def test_chat_answers_line_by_line_in_the_chat_template(typed, writer_path):
+    options = ["--max-tokens", 5, "--temperature", 0]
+    code, out, err = typed("hello\n\nworld\n", "chat", writer_path, *options)
+    answers = answers_of(writer_path, "u:hello|a:", "|world|a:", temperature=0)
+    assert (code, out) == (0, "".join(f"{x}\n" for x in answers))
+    assert err.count(" tokens, ") == 2 and " per second; " in err and " more fit]" in err
+
+
+def test_chat_samples_with_a_seed_and_a_system_message(typed, writer_path):
+    options = ["--seed", 3, "--top-p", 0.9, "--top-k", 50, "--min-p", 0.01]
+    command = ["chat", writer_path, *options, "--max-tokens", 5, "--system", "hi"]
+    code, out, _ = typed("hello\n", *command, "--repetition-penalty", 1.1)
+    sampled = {"seed": 3, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "repetition_penalty": 1.1}
+    (answer,) = answers_of(writer_path, "s:hi|u:hello|a:", temperature=0.7, **sampled)
+    assert (code, out) == (0, f"{answer}\n")
+
+
+def test_chat_goes_back_and_begins_anew(typed, writer_path):
+    options = ["--max-tokens", 5, "--temperature", 0]
+    _, out, _ = typed(
+        "hello\nworld\n/undo\n/undo\nhello\n/new\nhello\n", "chat", writer_path, *options
+    )
+    answers = answers_of(writer_path, "u:hello|a:", "|world|a:", temperature=0)
+    assert out == "".join(f"{answers[i]}\n" for i in (0, 1, 0, 0))
+
+
+def test_chat_goes_on_after_an_error(typed, writer_path):
+    long = "hello " * 60
+    code, out, err = typed(
+        f"/undo\n{long}\nhello\n", "chat", writer_path, "--max-tokens", 5, "--temperature", 0
+    )
+    assert code == 1
+    assert out == "".join(f"{x}\n" for x in answers_of(writer_path, "u:hello|a:", temperature=0))
+    assert "keras-tfm: there is no message to undo\n" in err
+    assert "the session has 0 tokens of at most 60, got " in err and "Traceback" not in err
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_the_session(typed, writer_path, monkeypatch):
+    stream, calls = runtime.Session.stream, []
+
+    def interrupted(session, *arguments, **options):
+        for number, piece in enumerate(stream(session, *arguments, **options)):
+            if number == 2 and not calls:
+                calls.append(session.tokens)
+                raise KeyboardInterrupt
+            yield piece
+
+    monkeypatch.setattr(runtime.Session, "stream", interrupted)
+    options = ["--max-tokens", 12, "--temperature", 0]
+    code, out, err = typed("hello\nworld\n", "chat", writer_path, *options)
+    session = runtime.load(writer_path).session()
+    session.append("u:hello|a:")
+    pieces = list(session.fork().stream(12, runtime.Sampler(temperature=0)))
+    first = "".join(pieces[:2])
+    session = runtime.load(writer_path).session()
+    session.append(calls[0])
+    session.append("|world|a:")
+    second = session.generate(12, runtime.Sampler(temperature=0)).text
+    assert (code, out) == (0, f"{first}\n{second}\n")
+    assert err.count(", stopped, ") == 1
+
+
+def test_chat_without_a_template_continues_the_text(typed, tmp_path):
+    from small_writers import written
+
+    options = ["--max-tokens", 5, "--temperature", 0]
+    code, out, _ = typed("hello\nworld\n", "chat", written(), *options)
+    answers = answers_of(written(), "hello", "world", temperature=0)
+    assert (code, out) == (0, "".join(f"{x}\n" for x in answers))
+    code, out, err = typed("hello\n", "chat", written(), "--system", "hi")
+    assert (code, out) == (1, "")
+    assert "has no chat template with a system message: --system" in err
+
+
+def test_chat_needs_decode_and_a_tokenizer(typed, file_path):
+    from small_writers import written
+
+    code, _, err = typed("hello\n", "chat", file_path)
+    assert code == 1 and "has no signature 'decode'" in err
+    code, _, err = typed("hello\n", "chat", written(tokenizer=None))
+    assert code == 1 and "has no tokenizer: export it with --tokenizer" in err
+    code, _, err = typed("hello\n", "chat", written(), "--top-p", 2)
+    assert code == 1 and "--top-p must be within 0 and 1, got 2" in err

@@ -25,7 +25,9 @@ GUIDES = [
     "distribution",
     "generation",
     "export",
+    "litertlm",
     "huggingface",
+    "chat",
     "cookbook",
     "families",
     "from-kerashub",
@@ -37,6 +39,7 @@ SLOW = ["first-model", "training", "export", "cookbook"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
+    "chat": ["tokenizers"],
     "cookbook": ["tokenizers"],
     "from-kerashub": ["keras_hub", "safetensors"],
     "from-transformers-tf": ["safetensors"],
@@ -46,6 +49,7 @@ NEEDED = {
     "generation": ["tokenizers"],
     "huggingface": ["tokenizers", "safetensors"],
     "layers": ["matplotlib"],
+    "litertlm": ["litert_lm", "litert_lm_builder", "tokenizers"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
 # Folders that a guide's program finds.

@@ -15,13 +15,15 @@ MODULES = ["keras_tfm"]
 MODULES += sorted(m.name for m in pkgutil.walk_packages(keras_tfm.__path__, "keras_tfm."))
 # Results, which are returned and not made.
 RESULTS = {"Benchmark", "Check", "Footprint", "Generated", "Hypothesis", "Inspection", "Latency"}
-RESULTS |= {"Model", "Report", "Subgraph", "Verification", "VerificationError"}
+RESULTS |= {"Model", "Reply", "Report", "Subgraph", "Verification", "VerificationError"}
 # Examples that need an extra.
 NEEDED = {
     "keras_tfm.checkpoints.huggingface": "safetensors",
     "keras_tfm.checkpoints.tensors": "safetensors",
     "keras_tfm.checkpoints.tokenizer_files": "tokenizers",
+    "keras_tfm.runtime.constraints": "llguidance",
     "keras_tfm.runtime.model": "tokenizers",
+    "keras_tfm.runtime.session": "tokenizers",
     "keras_tfm.text.word_piece": "tokenizers",
     "keras_tfm.text.sentence_piece": "sentencepiece",
     "keras_tfm.training.generation_scores": "sacrebleu",
@@ -59,9 +61,14 @@ REASONS = {
     "keras_tfm.distributed.*": _FIT,
     "keras_tfm.export.carried_tokenizers": _FILE,
     "keras_tfm.export.comparison": _FILE,
+    "keras_tfm.export.conversion": _FILE,
+    "keras_tfm.export.gpu_graph": _FILE,
     "keras_tfm.export.float_file": _FILE,
     "keras_tfm.export.four_bits": _FILE,
+    "keras_tfm.export.smoothing": "`calibrate` has the example",
     "keras_tfm.export.invisible_padding": _FILE,
+    "keras_tfm.export.litertlm_signatures": _FILE,
+    "keras_tfm.export.litertlm_verification": _FILE,
     "keras_tfm.export.loop_logits": _FILE,
     "keras_tfm.export.pairing": _FILE,
     "keras_tfm.export.report": _FILE,
@@ -85,15 +92,16 @@ REASONS = {
     "keras_tfm.models.encoder_decoder": "bart and its relatives call it, with examples",
     "keras_tfm.models.head_base": _BASE,
     "keras_tfm.models.shifted_source": "sequence_classifier and question_answering call it",
+    "keras_tfm.runtime.saved_session": _FILE,
     "keras_tfm.runtime.embedding": _FILE,
     "keras_tfm.runtime.flatbuffer": _FILE,
     "keras_tfm.runtime.footprint": _FILE,
     "keras_tfm.runtime.inspection": _FILE,
     "keras_tfm.runtime.litert_internals": _FILE,
+    "keras_tfm.runtime.litertlm_process": "runs what docs/litertlm.md shows",
     "keras_tfm.runtime.manifest": _FILE,
     "keras_tfm.runtime.signature_runner": _FILE,
     "keras_tfm.runtime.stepped": _FILE,
-    "keras_tfm.runtime.text": _FILE,
     "keras_tfm.runtime.tokenizer": _FILE,
     "keras_tfm.runtime.weight_cache": _FILE,
     "keras_tfm.training.data_position": _FIT,

@@ -185,26 +185,9 @@ export class Model {
     const ability = this.#ability("stream");
     const { target, endIds, startId } = ability;
     const ids = encode(text, ability);
-    const all = promptOf(ids, ability);
-    if (all[0] === startId) all.shift();
-    // A character may take several tokens, and a space may belong to the next token. So the new text
-    // is the text of all tokens minus the text without the new ones.
-    let [begin, end] = [0, all.length];
-    const added = () => {
-      const known = textOf(all.slice(begin, end), target).length;
-      return textOf(all.slice(begin), target).slice(known);
-    };
-    for await (const token of this.streamTokens(ids, options)) {
-      if (endIds.includes(token)) break;
-      all.push(token);
-      const piece = added();
-      if (piece && !piece.endsWith(INCOMPLETE)) {
-        yield piece;
-        [begin, end] = [end, all.length];
-      }
-    }
-    const rest = added();
-    if (rest) yield rest;
+    const before = promptOf(ids, ability);
+    if (before[0] === startId) before.shift();
+    yield* piecesOf(this.streamTokens(ids, options), before, endIds, target);
   }
 
   /**
@@ -215,66 +198,57 @@ export class Model {
    */
   async *streamTokens(ids, { choose = mostProbable } = {}) {
     const ability = this.#ability("stream");
-    const { input, encoders, prefills, decoders, stepped, grown, endIds, maxLength } = ability;
-    const { positionName } = ability;
+    const { input, encoders, endIds, maxLength } = ability;
     const prompt = promptOf(ids, ability);
-    let encoded = {}; // read by every step, changed by none
-    let caches = {};
+    const steps = new Steps(this.#compiled, ability);
     try {
       if (encoders.length) {
-        encoded = await this.#run(fitting(encoders, ids.length), input, ids);
+        steps.encoded = await this.#run(fitting(encoders, ids.length), input, ids);
       }
-      // A prefill reads all of the prompt but its last token, or as much as it can.
-      const before = prompt.length - 1;
-      const prefill = before > 0 && (fitting(prefills, before) ?? prefills.at(-1));
-      let position = prefill ? Math.min(before, prefill.length) : 0;
-      let decoder = decoders.find(({ capacity }) => capacity > position);
-      caches = empty(grown, decoder);
-      if (prefill) {
-        const entries = await this.#run(prefill, stepped, prompt.slice(0, position));
-        write(caches, entries, 0, position);
-        free(entries);
-      }
-      let token = prompt[position];
-      while (position + 1 < maxLength) {
-        if (position === decoder.capacity) {
-          decoder = decoders[decoders.indexOf(decoder) + 1];
-          const larger = empty(grown, decoder);
-          write(larger, caches, 0, position);
-          free(caches);
-          caches = larger;
-        }
-        const step = {
-          [stepped]: filled(decoder.inputs[stepped], token),
-          [positionName]: filled(decoder.inputs[positionName], position),
-        };
-        let logits;
-        let results = {};
-        try {
-          const runner = this.#compiled.signatures[decoder.name];
-          results = await runner.run({ ...encoded, ...caches, ...step });
-          write(caches, results, position);
-          logits = results.logits.toTypedArray().slice(0, decoder.outputs.logits.shape.at(-1));
-        } finally {
-          free(step);
-          free(results);
-        }
-        position += 1;
-        if (position < prompt.length) {
-          token = prompt[position];
-          continue;
-        }
-        token = await choose(logits);
-        if (!(Number.isInteger(token) && token >= 0 && token < logits.length)) {
-          throw new RangeError(`choose must return a token, 0 to ${logits.length - 1}: ${token}`);
-        }
+      await steps.read(prompt, prompt.length - 1);
+      let token = prompt.at(-1);
+      while (steps.position + 1 < maxLength) {
+        const logits = await steps.decode(token);
+        token = checkedToken(await choose(logits), logits);
         yield token;
         if (endIds.includes(token)) return;
       }
     } finally {
-      free(encoded);
-      free(caches);
+      steps.free();
     }
+  }
+
+  /**
+   * A text that is continued call by call, whose tokens and KV caches are kept; of a decoder-only
+   * model. A model may have any number of sessions.
+   *
+   * @returns {Session}
+   */
+  session() {
+    const ability = this.#ability("stream");
+    if (ability.encoders.length) {
+      throw new ModelError("A session continues a prompt, but this model reads a source.");
+    }
+    return new Session(new Steps(this.#compiled, ability), ability);
+  }
+
+  /**
+   * A user's message in the chat template of the file; the text as it is where there is none.
+   *
+   * @param {string} text
+   * @param {object} [options]
+   * @param {boolean} [options.first] - whether the conversation begins with it.
+   * @param {string} [options.system] - a system message, before the first message.
+   */
+  chatMessage(text, { first = true, system } = {}) {
+    const template = this.manifest.chat_template;
+    if (system !== undefined && !template?.system) {
+      throw new ModelError("The file has no chat template with a system message.");
+    }
+    if (!template) return text;
+    let begin = first ? template.first : template.next;
+    if (first && system !== undefined) begin = template.system[0] + system + template.system[1];
+    return begin + text + template.answer;
   }
 
   /**
@@ -342,11 +316,374 @@ export class Model {
   }
 }
 
+// --- The decoding loop -------------------------------------------------------------------------
+
+/** Reads tokens at growing positions; keras_tfm/runtime/host_loop.py is the same in Python. */
+class Steps {
+  #compiled;
+  #ability;
+  #decoder;
+  #caches;
+  encoded = {}; // read by every step, changed by none
+  position = 0; // the number of positions that have been read
+
+  constructor(compiled, ability) {
+    this.#compiled = compiled;
+    this.#ability = ability;
+    this.#decoder = ability.decoders[0];
+    this.#caches = empty(ability.grown, this.#decoder);
+  }
+
+  /** Reads the tokens from `position` to `end`, in chunks where the file has a prefill. */
+  async read(tokens, end) {
+    while (this.position < end) {
+      const chunk = this.#chunk(end - this.position);
+      if (!chunk) {
+        await this.decode(tokens[this.position]);
+        continue;
+      }
+      const { start, signature } = chunk;
+      const last = Math.min(end, start + signature.length);
+      free(await this.#run(signature, tokens.slice(start, last), start));
+    }
+  }
+
+  /** Reads one token; the logits of the next one. */
+  async decode(token) {
+    this.#grow(this.position + 1);
+    const results = await this.#run(this.#decoder, [token], this.position);
+    try {
+      const size = this.#decoder.outputs.logits.shape.at(-1);
+      return results.logits.toTypedArray().slice(0, size);
+    } finally {
+      free(results);
+    }
+  }
+
+  rewind(position) {
+    this.position = Math.min(this.position, position);
+  }
+
+  fork() {
+    const result = new Steps(this.#compiled, this.#ability);
+    result.#grow(this.#decoder.capacity);
+    write(result.#caches, this.#caches, 0, this.position, 0);
+    result.position = this.position;
+    return result;
+  }
+
+  free() {
+    free(this.encoded);
+    free(this.#caches);
+    [this.encoded, this.#caches] = [{}, {}];
+  }
+
+  /**
+   * The prefill for the next of `count` tokens, and the position where it begins: earlier than the
+   * next one, with tokens that it reads again, if it would end after the last position.
+   */
+  #chunk(count) {
+    const { prefills, decoders, maxLength } = this.#ability;
+    const fits = ({ length, capacity }) =>
+      capacity === undefined
+        ? this.position === 0 // of an older file: it has no caches to read
+        : this.#start(length) + length <= capacity && capacity >= this.#decoder.capacity;
+    const fitting = prefills.filter(fits); // the shortest first
+    if (!fitting.length) return null;
+    const full = fitting.filter(({ length }) => length <= count);
+    // A padded chunk is worth its time if at least half of it is tokens.
+    const padded = fitting.find(({ length }) => length > count && (!full.length || length < 2 * count));
+    const length = (padded ?? full.at(-1)).length;
+    const [signature] = fitting
+      .filter((other) => other.length === length)
+      .sort((a, b) => a.capacity - b.capacity);
+    if (signature.capacity === undefined) return { signature, start: 0 };
+    this.#grow(signature.capacity);
+    return { signature, start: this.#start(length) };
+  }
+
+  #start(length) {
+    return Math.min(this.position, this.#ability.maxLength - length);
+  }
+
+  /** Makes the caches at least so long. */
+  #grow(columns) {
+    if (columns <= this.#decoder.capacity) return;
+    const decoder = this.#ability.decoders.find(({ capacity }) => capacity >= columns);
+    const larger = empty(this.#ability.grown, decoder);
+    write(larger, this.#caches, 0, this.position, 0);
+    free(this.#caches);
+    [this.#caches, this.#decoder] = [larger, decoder];
+  }
+
+  /** Runs a step on tokens, padded, in all rows of the batch, and keeps the new cache entries. */
+  async #run({ name, inputs }, tokens, start) {
+    const { stepped, positionName } = this.#ability;
+    const { shape, pad_id: padId = 0 } = inputs[stepped];
+    const rows = new Int32Array(product(shape)).fill(padId);
+    for (let row = 0; row < shape[0]; row++) rows.set(tokens, row * shape[1]);
+    const own = { [stepped]: new Tensor(rows, shape) };
+    if (inputs[positionName]) own[positionName] = filled(inputs[positionName], start);
+    const given = { ...this.encoded, ...this.#caches, ...own };
+    const taken = Object.fromEntries(Object.keys(inputs).map((key) => [key, given[key]]));
+    try {
+      const results = await this.#compiled.signatures[name].run(taken);
+      const end = start + tokens.length;
+      try {
+        write(this.#caches, results, this.position, end, start);
+      } catch (error) {
+        free(results);
+        throw error;
+      }
+      this.position = end;
+      return results;
+    } finally {
+      free(own);
+    }
+  }
+}
+
+/**
+ * A text that is continued; made by `Model.session`.
+ *
+ *     const session = model.session();
+ *     await session.append(model.chatMessage("What is the capital of France?"));
+ *     for await (const piece of session.stream({ choose: sampler({ temperature: 0.7 }) })) show(piece);
+ *     await session.append(model.chatMessage("And of Italy?", { first: false }));
+ *     const { text } = await session.generate();
+ *     session.delete();
+ *
+ * After an error it can be used on: `append` has added nothing then, and generation the tokens
+ * before the error.
+ */
+export class Session {
+  #steps;
+  #ability;
+  #tokens = [];
+  #busy = false;
+  #turn = 0;
+
+  constructor(steps, ability) {
+    this.#steps = steps;
+    this.#ability = ability;
+  }
+
+  /** All tokens so far. */
+  get tokens() {
+    return [...this.#tokens];
+  }
+
+  /** The number of tokens that still fit. */
+  get remaining() {
+    return this.#ability.maxLength - this.#tokens.length;
+  }
+
+  /**
+   * Reads more tokens, in chunks of the exported prompt lengths.
+   *
+   * @param {string | number[]} text - a text, or ids. The first text gets the tokens that the
+   *   tokenizer and the file put before a prompt, later ones get none.
+   * @throws {TextError}
+   */
+  async append(text) {
+    const ability = { ...this.#ability, length: this.remaining, more: this.#tokens.length > 0 };
+    const ids = typeof text === "string" ? encode(text, ability) : [...text];
+    if (ids.length > this.remaining) {
+      throw new TextError(
+        `The text is too long: it has ${ids.length} tokens, and ${this.remaining} more fit.`,
+      );
+    }
+    const size = this.#ability.decoders[0].inputs[this.#ability.stepped].vocabulary_size;
+    const wrong = ids.find((id) => !(Number.isInteger(id) && id >= 0 && id < (size ?? Infinity)));
+    if (wrong !== undefined) throw new TextError(`There is no token ${wrong}.`);
+    await this.#alone(async () => {
+      this.#turn++;
+      const before = this.#tokens.length;
+      this.#tokens.push(...ids);
+      try {
+        await this.#steps.read(this.#tokens, this.#tokens.length - 1);
+      } catch (error) {
+        this.#cut(before);
+        throw error;
+      }
+    });
+  }
+
+  /**
+   * Continues the text until an end token, a stop string or a limit. The session then has the
+   * generated tokens, but neither the end token nor tokens that reach into a stop string.
+   *
+   * @param {object} [options] - as in `stream`.
+   * @returns {Promise<{text: string, tokens: number[]}>}
+   */
+  async generate(options) {
+    const before = this.#tokens.length;
+    let text = "";
+    for await (const piece of this.stream(options)) text += piece;
+    return { text, tokens: this.#tokens.slice(before) };
+  }
+
+  /**
+   * Yields the text of `generate` piece by piece. A stream may be left at any token, and cannot go
+   * on after another call has changed the session.
+   *
+   * @param {object} [options]
+   * @param {number} [options.maxTokens]
+   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose]
+   *   - chooses the next token; by default the most probable. `sampler` makes one.
+   * @param {string[]} [options.stop] - the text ends before the first of these.
+   */
+  async *stream({ stop = [], ...options } = {}) {
+    const before = this.#tokens.slice(-16); // for the spaces between tokens
+    const first = this.#tokens.length;
+    const boundaries = [[0, first]]; // new characters and all tokens after each piece
+    let [held, sent] = ["", 0];
+    const tokens = this.streamTokens(options);
+    for await (const piece of piecesOf(tokens, before, [], this.#ability.target)) {
+      held += piece;
+      boundaries.push([sent + held.length, this.#tokens.length]);
+      const found = stop.map((text) => held.indexOf(text)).filter((at) => at >= 0);
+      const at = found.length ? Math.min(...found) : held.length - begun(held, stop);
+      if (found.length) {
+        const whole = boundaries.filter(([count]) => count <= sent + at);
+        this.#cut(whole.at(-1)[1]);
+      }
+      if (at) yield held.slice(0, at);
+      if (found.length) return;
+      [held, sent] = [held.slice(at), sent + at];
+    }
+    if (held) yield held;
+  }
+
+  /** Yields the tokens of `stream`, without the end token; options as there, but for `stop`. */
+  async *streamTokens({ maxTokens = Infinity, choose = mostProbable } = {}) {
+    const { endIds, startId } = this.#ability;
+    if (!this.#tokens.length && startId !== null) this.#tokens.push(startId);
+    if (!this.#tokens.length) throw new TextError("The session is empty: append a prompt.");
+    if (!this.remaining) {
+      throw new TextError(`The session is full: it has ${this.#tokens.length} tokens.`);
+    }
+    const turn = ++this.#turn;
+    for (let count = 0; count < maxTokens && this.remaining; count++) {
+      if (turn !== this.#turn) throw new TextError("The session was changed since this stream began.");
+      const token = await this.#alone(async () => {
+        const last = this.#tokens.length - 1;
+        this.#steps.rewind(last);
+        await this.#steps.read(this.#tokens, last);
+        const logits = await this.#steps.decode(this.#tokens[last]);
+        return checkedToken(await choose(logits, this.tokens), logits);
+      });
+      if (endIds.includes(token)) return;
+      this.#tokens.push(token);
+      yield token;
+    }
+  }
+
+  /** Removes the last `count` tokens. */
+  rewind(count) {
+    if (!(Number.isInteger(count) && count >= 0 && count <= this.#tokens.length)) {
+      throw new RangeError(`count must be 0 to ${this.#tokens.length}: ${count}`);
+    }
+    this.#checkFree();
+    this.#turn++;
+    this.#cut(this.#tokens.length - count);
+  }
+
+  /** An independent session with the same tokens and a copy of their KV caches. */
+  fork() {
+    this.#checkFree();
+    const result = new Session(this.#steps.fork(), this.#ability);
+    result.#tokens = this.tokens;
+    return result;
+  }
+
+  /** Frees the KV caches, which the browser cannot do by itself. */
+  delete() {
+    this.#checkFree();
+    this.#busy = true; // later calls are refused
+    this.#steps.free();
+  }
+
+  #cut(length) {
+    this.#tokens.length = length;
+    this.#steps.rewind(length);
+  }
+
+  #checkFree() {
+    if (this.#busy) {
+      throw new TextError("The session is in use by another call, or was deleted.");
+    }
+  }
+
+  async #alone(call) {
+    this.#checkFree();
+    this.#busy = true;
+    try {
+      return await call();
+    } finally {
+      this.#busy = false;
+    }
+  }
+}
+
+/**
+ * A function for `choose` that samples: as `runtime.Sampler` in Python, but of other random numbers.
+ *
+ * @param {object} [options]
+ * @param {number} [options.temperature] - 0 takes the most probable token.
+ * @param {number} [options.topK] - sample only from the k most probable tokens.
+ * @param {number} [options.topP] - sample only from tokens with this total probability.
+ * @param {number} [options.seed] - for the same tokens each time.
+ */
+export function sampler({ temperature = 1, topK = Infinity, topP = 1, seed } = {}) {
+  const random = seed === undefined ? Math.random : randomNumbers(seed);
+  return (logits) => {
+    if (!temperature) return mostProbable(logits);
+    const ids = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a]);
+    const count = Math.min(ids.length, topK);
+    const weights = ids
+      .slice(0, count)
+      .map((id) => Math.exp((logits[id] - logits[ids[0]]) / temperature));
+    const total = weights.reduce((a, b) => a + b);
+    let [kept, sum] = [0, 0];
+    while (kept < count && sum < topP * total) sum += weights[kept++];
+    let drawn = random() * sum;
+    for (let i = 0; i < kept; i++) if ((drawn -= weights[i]) < 0) return ids[i];
+    return ids[0];
+  };
+}
+
+/** Uniform numbers of a seed ("mulberry32"). */
+function randomNumbers(seed) {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let x = Math.imul(state ^ (state >>> 15), state | 1);
+    x ^= x + Math.imul(x ^ (x >>> 7), x | 61);
+    return ((x ^ (x >>> 14)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** The number of characters at the end of a text with which a stop string begins. */
+function begun(text, stops) {
+  const lengths = stops.flatMap((stop) =>
+    Array.from({ length: stop.length }, (_, n) => n).filter((n) => text.endsWith(stop.slice(0, n))),
+  );
+  return Math.max(0, ...lengths);
+}
+
+function checkedToken(token, logits) {
+  if (!(Number.isInteger(token) && token >= 0 && token < logits.length)) {
+    throw new RangeError(`choose must return a token, 0 to ${logits.length - 1}: ${token}`);
+  }
+  return token;
+}
+
 // --- Text --------------------------------------------------------------------------------------
 
 /** The tokens of a text, as one of the abilities reads it. */
-function encode(text, { source, length, endIds, startId, goesOn, takesUnknown }) {
-  let { ids, tokens } = source.encode(text);
+function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, more }) {
+  let { ids, tokens } = source.encode(text, { add_special_tokens: !more });
   const unknown = new Set(
     tokens.filter(
       (token, i) =>
@@ -362,14 +699,14 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown })
       `The model has never seen ${nameless ? "some of these characters" : list}.`,
     );
   }
-  if (goesOn) {
+  if (goesOn && !more) {
     // Removes the end token that the tokenizer appends; an end token written in the text stays.
     const ends = (list) => list.length - list.findLastIndex((id) => !endIds.includes(id)) - 1;
     const bare = source.encode(text, { add_special_tokens: false }).ids;
     ids = ids.slice(0, ids.length - Math.max(0, ends(ids) - ends(bare)));
     if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
     if (!ids.length) throw new TextError("The prompt is empty.");
-  } else if (tokens.every((token) => source.special_tokens.includes(token))) {
+  } else if (!more && tokens.every((token) => source.special_tokens.includes(token))) {
     throw new TextError("There is no text to read.");
   }
   if (ids.length > length) {
@@ -388,6 +725,32 @@ function promptOf(ids, { goesOn, startId }) {
 function textOf(ids, tokenizer) {
   const known = ids.filter((id) => tokenizer.id_to_token(id) !== undefined);
   return known.length ? tokenizer.decode(known, { skip_special_tokens: true }) : "";
+}
+
+/**
+ * Yields the text that each token adds after `before`, as soon as its characters are complete.
+ *
+ * A character may take several tokens, and a space may belong to the next token. So the new text is
+ * the text of all tokens minus the text without the new ones.
+ */
+async function* piecesOf(tokens, before, endIds, tokenizer) {
+  const all = [...before];
+  let [begin, end] = [0, all.length];
+  const added = () => {
+    const known = textOf(all.slice(begin, end), tokenizer).length;
+    return textOf(all.slice(begin), tokenizer).slice(known);
+  };
+  for await (const token of tokens) {
+    if (endIds.includes(token)) break;
+    all.push(token);
+    const piece = added();
+    if (piece && !piece.endsWith(INCOMPLETE)) {
+      yield piece;
+      [begin, end] = [end, all.length];
+    }
+  }
+  const rest = added();
+  if (rest) yield rest;
 }
 
 /** Greedy search. */
@@ -417,26 +780,28 @@ function free(tensors) {
 }
 
 /**
- * Writes entries into the caches of their names, from a position on, which is counted in axis 2 of
- * keys and values (B, G, S, K) and in axis 1 of masks (B, S); all of them, or the first `count`.
+ * Writes entries into the columns `position` to `end` - 1 of the caches of their names: of axis 2 of
+ * keys and values (B, G, S, K), of axis 1 of masks (B, S). The first column of the entries is
+ * `start`, or 0 if they are whole caches.
  */
-function write(caches, entries, position, count) {
+function write(caches, entries, position, end, start) {
   const { liteRtWasm } = getGlobalLiteRt();
   for (const [name, cache] of Object.entries(caches)) {
     const data = entries[name].toTypedArray();
     const [to, from] = [cache, entries[name]].map(({ type }) => [...type.layout.dimensions]);
     const axis = to.length === 2 ? 1 : 2;
-    const size = count ?? from[axis];
-    const first = size === to[axis] ? 0 : position; // entries may be the whole cache
+    const first = from[axis] === to[axis] ? 0 : start;
     const width = product(to.slice(axis + 1));
     // Into the tensor that there is: a new one would copy the whole cache at every step.
     const buffer = cache.liteRtTensorBuffer;
     const memory = buffer.lock(liteRtWasm.LiteRtTensorBufferLockMode.WRITE);
     try {
       for (let block = 0; block < product(to.slice(0, axis)); block++) {
-        const begin = block * from[axis] * width;
-        const part = data.subarray(begin, begin + size * width);
-        const offset = (block * to[axis] + first) * width * data.BYTES_PER_ELEMENT;
+        const [begin, last] = [position - first, end - first].map(
+          (column) => (block * from[axis] + column) * width,
+        );
+        const part = data.subarray(begin, last);
+        const offset = (block * to[axis] + position) * width * data.BYTES_PER_ELEMENT;
         const bytes = new Uint8Array(part.buffer, part.byteOffset, part.byteLength);
         liteRtWasm.HEAPU8.set(bytes, memory + offset);
       }

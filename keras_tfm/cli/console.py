@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 messages = Console(stderr=True, highlight=False, markup=False)
+
+
+class Accelerator(StrEnum):
+    """What a file is for."""
+
+    cpu = "cpu"
+    gpu = "gpu"
+
 
 FilePath = Annotated[Path, typer.Argument(help="A .tflite file that keras_tfm wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

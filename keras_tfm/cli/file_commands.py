@@ -1,17 +1,31 @@
 """Commands for a .tflite file: benchmark, inspect, generate, predict."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
 from keras_tfm import runtime
 from keras_tfm.cli import rows
-from keras_tfm.cli.console import AsJson, FilePath, app, numbers, print_result, typer, work
+from keras_tfm.cli.console import (
+    Accelerator,
+    AsJson,
+    FilePath,
+    app,
+    numbers,
+    print_result,
+    typer,
+    work,
+)
 from keras_tfm.runtime.signature_runner import MAX_THREADS
 
 Threads = Annotated[
     int, typer.Option(help="Number of threads.", min=1, max=MAX_THREADS, show_default=True)
+]
+Adapter = Annotated[
+    Path | None, typer.Option(help="A LoRA adapter for the file, written by save_adapter.")
 ]
 
 
@@ -40,10 +54,22 @@ def benchmark(
 def inspect(
     file: FilePath,
     depth: Annotated[int, typer.Option(help="Depth of nested layers.", min=1)] = 1,
+    accelerator: Annotated[
+        Accelerator,
+        typer.Option(help="gpu: print what LiteRT's GPU delegate refuses, and why, instead."),
+    ] = Accelerator.cpu,
     as_json: AsJson = False,
 ) -> None:
     """Prints the signatures, sizes, operators, partitions and manifest of a .tflite file."""
+    from keras_tfm.runtime.gpu_support import check_file
     from keras_tfm.runtime.inspection import inspect_file
+
+    if accelerator is Accelerator.gpu:
+        with work(f"inspecting {file.name}"):
+            found = check_file(file)
+        lines = [str(x) for x in found] or [f"{file}: no operator that the GPU delegate refuses"]
+        print(json.dumps([asdict(x) for x in found], indent=2) if as_json else "\n".join(lines))
+        return
 
     with work(f"inspecting {file.name}"):
         result = inspect_file(file)
@@ -63,6 +89,7 @@ def generate(
         bool, typer.Option(help="Print each piece as soon as it is generated.")
     ] = False,
     threads: Threads = 1,
+    adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
     """Generates text with a .tflite file; needs neither Keras nor TensorFlow.
@@ -73,9 +100,12 @@ def generate(
         raise typer.BadParameter(
             "it prints text: leave out --ids and --json", param_hint="--stream"
         )
-    model = _load(file, threads, ("generate", "decode"))
-    if not ids:
-        _check_tokenizers(model, "or pass ids with --ids")
+    roles = ("generate", "decode")
+    model = (
+        _load(file, threads, adapter, roles)
+        if ids
+        else load_with_tokenizers(file, threads, adapter, roles, "or pass ids with --ids")
+    )
 
     def answer(text: str) -> str:
         if stream:
@@ -113,6 +143,7 @@ def predict(
         str | None, typer.Option(help="Names of the classes in order: negative,positive.")
     ] = None,
     threads: Threads = 1,
+    adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
     """Prints a model's outputs for each text; needs neither Keras nor TensorFlow.
@@ -121,11 +152,15 @@ def predict(
     class per token, the class of each token. With --json: all values, by output.
     """
     names = None if labels is None else [name.strip() for name in labels.split(",")]
-    model = _load(file, threads, ("predict",))
+    model = (
+        _load(file, threads, adapter, ("predict",))
+        if from_json
+        else load_with_tokenizers(
+            file, threads, adapter, ("predict",), "or pass arrays with --from-json"
+        )
+    )
     if names is not None:
         _check_labels(model, names)
-    if not from_json:
-        _check_tokenizers(model, "or pass arrays with --from-json")
 
     def answer(text: str) -> str:
         row = _from_json(text) if from_json else text
@@ -146,10 +181,10 @@ def predict(
     rows.run(texts, answer)
 
 
-def _load(file: Any, threads: int, roles: tuple[str, ...]) -> runtime.Model:
+def _load(file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...]) -> runtime.Model:
     """The file, which must have a signature of one of `roles`."""
     with work(f"loading {file.name}"):
-        model = runtime.load(file, threads)
+        model = runtime.load(file, threads, adapter=adapter)
     if not any(x["role"] in roles for x in model.signatures.values()):
         raise ValueError(
             f"{file} has no signature {' or '.join(map(repr, roles))}, it has "
@@ -158,10 +193,14 @@ def _load(file: Any, threads: int, roles: tuple[str, ...]) -> runtime.Model:
     return model
 
 
-def _check_tokenizers(model: runtime.Model, otherwise: str) -> None:
-    """Raises before the first row, since every row would fail."""
+def load_with_tokenizers(
+    file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...], otherwise: str
+) -> runtime.Model:
+    """As `_load`; raises before the first row if there is no tokenizer: every row would fail."""
+    model = _load(file, threads, adapter, roles)
     if not model.tokenizers:
         raise ValueError(f"{model.path} has no tokenizer: export it with --tokenizer, {otherwise}")
+    return model
 
 
 def _first_text(model: runtime.Model) -> str:

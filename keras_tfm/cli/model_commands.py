@@ -9,7 +9,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from keras_tfm.cli.console import AsJson, FilePath, app, numbers, print_result, typer, work
+from keras_tfm.cli.console import (
+    Accelerator,
+    AsJson,
+    FilePath,
+    app,
+    numbers,
+    print_result,
+    typer,
+    work,
+)
 
 
 class Quantization(StrEnum):
@@ -20,6 +29,13 @@ class Quantization(StrEnum):
     int8 = "int8"
     int8_full = "int8_full"
     int4 = "int4"
+
+
+class Format(StrEnum):
+    """The file formats that `export` writes."""
+
+    tflite = "tflite"
+    litertlm = "litertlm"
 
 
 def _tolerance(value: float | None) -> float | None:
@@ -53,13 +69,16 @@ EXPORT_OPTIONS = {
     "signatures": "--signatures",
     "source_length": "--lengths",
     "prompt_length": "--prompt-lengths",
+    "prefill_lengths": "--prompt-lengths",
     "max_length": "--max-length",
     "start_id": "--start",
     "end_id": "--end",
     "batch_size": "--batch-size",
     "target": "--target",
+    "accelerator": "--accelerator",
     "length_penalty": "--length-penalty",
     "keep_float": "--keep-float",
+    "keep_int8": "--keep-int8",
     "representative_data": "--data",
     "tokenizer": "--tokenizer",
     "detokenizer": "--detokenizer",
@@ -73,7 +92,10 @@ EXPORT_OPTIONS = {
 @app.command()
 def export(
     model: ModelPath,
-    output: Annotated[Path, typer.Argument(help="The .tflite file to write.")],
+    output: Annotated[Path, typer.Argument(help="The .tflite or .litertlm file to write.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="litertlm: a language model for LiteRT-LM.")
+    ] = Format.tflite,
     quantize: Annotated[Quantization, typer.Option(help="The format of the weights.")] = (
         Quantization.float32
     ),
@@ -85,7 +107,11 @@ def export(
         str | None, typer.Option(help="Length of the source in ids, or several: 32,128.")
     ] = None,
     prompt_lengths: Annotated[
-        str | None, typer.Option(help="Maximum length of a prompt in ids, or several: 16,64.")
+        str | None,
+        typer.Option(
+            help="Maximum length of a prompt in ids, or several: 16,64. Of a .litertlm "
+            "file, numbers of tokens that are read at once."
+        ),
     ] = None,
     max_length: Annotated[
         int | None,
@@ -102,8 +128,16 @@ def export(
     hypotheses: Annotated[
         int, typer.Option(help="Hypotheses that the beam search returns.", min=1)
     ] = 1,
+    accelerator: Annotated[
+        Accelerator,
+        typer.Option(help="gpu: a graph for LiteRT's GPU delegate, without generate."),
+    ] = Accelerator.cpu,
     keep_float: Annotated[
         list[str] | None, typer.Option(help="A layer whose weights stay float32; repeatable.")
+    ] = None,
+    keep_int8: Annotated[
+        list[str] | None,
+        typer.Option(help="A layer whose weights get 8 bits in int4; repeatable."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -130,7 +164,7 @@ def export(
     custom: Custom = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exports a .keras model to one .tflite file, and verifies the file against the model.
+    """Exports a .keras model to one file, and verifies the file against the model.
 
     Rows shorter than --lengths are padded with the padding id of their embedding.
     """
@@ -142,8 +176,24 @@ def export(
     prompt_length = numbers(prompt_lengths, "--prompt-lengths")
     end_id = numbers(end, "--end")
     verify_inputs, rows = _arrays(inputs, "--inputs"), None if data is None else _rows_of(data)
+    if format_ is Format.litertlm:
+        others: dict[str, Any] = {
+            "--signatures": signatures,
+            "--lengths": lengths,
+            "--target": target,
+        }
+        others |= {"--detokenizer": detokenizer, "--data": data, "--inputs": inputs}
+        given = [option for option, value in others.items() if value is not None]
+        given += ["--accelerator"] * (accelerator is Accelerator.gpu)
+        given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
+        if given:
+            raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
+        if max_length is None or end_id is None:
+            raise typer.BadParameter(
+                f"--format {format_} needs it", param_hint="'--max-length', '--end'"
+            )
     with work("loading TensorFlow"):
-        from keras_tfm.export import export_tflite
+        from keras_tfm.export import export_litertlm, export_tflite
         from keras_tfm.generation import Beam
     template = None
     if chat_template is not None:
@@ -151,6 +201,27 @@ def export(
 
         template = load_chat_template(chat_template)
     loaded = _load(model, custom)
+    if format_ is Format.litertlm:
+        assert max_length is not None and end_id is not None
+        with work(f"exporting {model.name}", EXPORT_OPTIONS):
+            report = export_litertlm(
+                loaded,
+                output,
+                tokenizer,
+                quantize.value,
+                max_length=max_length,
+                end_id=end_id,
+                start_id=start,
+                prefill_lengths=prompt_length,
+                chat_template=template,
+                keep_float=keep_float or (),
+                keep_int8=keep_int8 or (),
+                verify=verify,
+                tolerance=tolerance,
+                overwrite=force,
+            )
+        print_result(report, as_json)
+        return
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         report = export_tflite(
             loaded,
@@ -164,8 +235,10 @@ def export(
             start_id=start,
             batch_size=batch_size,
             target=target,
+            accelerator=accelerator.value,
             strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
             keep_float=keep_float or (),
+            keep_int8=keep_int8 or (),
             representative_data=rows,
             tokenizer=tokenizer,
             detokenizer=detokenizer,

@@ -1,6 +1,9 @@
 """Export: the trained model as a SavedModel or as one .tflite file."""
 
+from keras_tfm.export.adapters import save_adapter
 from keras_tfm.export.benchmark import Benchmark, Footprint, Latency, benchmark
+from keras_tfm.export.calibration import calibrate
+from keras_tfm.export.litertlm import LiteRTLMArguments, export_litertlm
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, GenerationArguments
 from keras_tfm.export.saved_model import export_saved_model
@@ -15,12 +18,16 @@ __all__ = [
     "Footprint",
     "GenerationArguments",
     "Latency",
+    "LiteRTLMArguments",
     "Report",
     "Subgraph",
     "Verification",
     "VerificationError",
     "benchmark",
+    "calibrate",
+    "export_litertlm",
     "export_saved_model",
     "export_tflite",
+    "save_adapter",
     "verify",
 ]

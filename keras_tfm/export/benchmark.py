@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import keras_tfm
+from keras_tfm.export.other_process import run_module
 from keras_tfm.runtime.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.model import Model, load
@@ -240,20 +239,14 @@ def _footprint(
     path: str | Path, weights: str, threads: int, folder: str | None = None
 ) -> Footprint:
     """Runs `keras_tfm.runtime.footprint` in a separate process."""
-    command = [sys.executable, "-m", "keras_tfm.runtime.footprint", str(path), str(threads)]
-    command += [] if folder is None else [folder]
-    root = str(Path(keras_tfm.__file__).parent.parent)
-    paths = [root, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode != 0:
-        # LiteRT's log lines may follow the error.
-        lines = [x for x in done.stderr.strip().splitlines() if not x.startswith("INFO: ")]
-        raise RuntimeError(
-            f"loading {path} in a separate process failed with exit code {done.returncode}: "
-            + (lines or ["no message"])[-1]
-        )
-    return Footprint(weights, threads, **json.loads(done.stdout))
+    found = run_module(
+        f"loading {path}",
+        "keras_tfm.runtime.footprint",
+        str(path),
+        str(threads),
+        *([] if folder is None else [folder]),
+    )
+    return Footprint(weights, threads, **found)
 
 
 def _processor() -> str:

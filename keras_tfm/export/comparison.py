@@ -120,7 +120,7 @@ class Comparison:
         if isinstance(self.strategy, Greedy) and not self.strategy.processors:
             batch = next(iter(signature["inputs"].values()))["shape"][0]
             size = batch * self.outputs.model.outputs[0].shape[-1]
-            loop = LoopLogits(self.file.path.read_bytes(), name, size)
+            loop = LoopLogits(self.file.content(), name, size)
         rows = 0
         for number in range(self.rows.calls(name)):
             inputs: dict[str, Any] = dict(self.rows.arguments(name, number))
@@ -215,9 +215,12 @@ class Comparison:
         return self._check_steps(name, self._run_steps(encode=name, steps=2))
 
     def _prefill(self, name: str) -> Check:
-        """Compares the logits of the steps after the prefill."""
-        length = self.file.signatures[name]["inputs"][self._settings["target"]]["shape"][1]
-        return self._check_steps(name, self._run_steps(prefill=length, steps=2))
+        """Compares the logits of the steps after two chunks and half a chunk of the prefill."""
+        signature = self.file.signatures[name]
+        length = signature["inputs"][self._settings["target"]]["shape"][1]
+        most = signature.get("capacity", length) // length * length
+        count = min(2 * length + (length + 1) // 2, most)
+        return self._check_steps(name, self._run_steps(prefill=name, before=count, steps=2))
 
     def _decode(self, name: str) -> Check:
         """Compares the logits at the positions where caches of this capacity are used."""
@@ -246,19 +249,24 @@ class Comparison:
         return self._run_steps()
 
     def _run_steps(
-        self, encode: str | None = None, prefill: int = 0, steps: int | None = None
+        self,
+        encode: str | None = None,
+        prefill: str | None = None,
+        before: int = 0,
+        steps: int | None = None,
     ) -> list["_SteppedLogits"]:
         """Runs the same tokens step by step and in one full pass.
 
         Args:
             encode: the name of the "encode" signature; default: the longest.
-            prefill: the number of tokens to prefill before the first step.
+            prefill: the name of the "prefill" signature that reads the prompt.
+            before: the number of tokens before the first step.
             steps: the number of steps; default: up to max_length.
         """
         settings, decode = self._settings, by_length(self.file.signatures, "decode")[-1]
         target, length = settings["target"], settings["max_length"]
         source = encode or next(reversed(by_length(self.file.signatures, "encode")), None)
-        first = min(prefill + 1, length - 1)
+        first = min(before + 1, length - 1)
         result = []
         for number in range(self.rows.stepped_batches(decode)):
             inputs = self.rows.arguments(source, number) if source else {}
@@ -276,7 +284,12 @@ class Comparison:
                 return tokens[:, first + len(found) - 1]
 
             times, begun = [], time.perf_counter()
-            for _ in self.file.stream(inputs, choose=forced):
+            stream = (
+                self.file.stream(inputs, forced)
+                if prefill is None
+                else self.file.stream_by(prefill, inputs, forced)
+            )
+            for _ in stream:
                 times.append(1e3 * (time.perf_counter() - begun))
                 if len(times) == steps:
                     break

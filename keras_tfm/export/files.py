@@ -40,7 +40,7 @@ _open: dict[Path, int] = {}
 
 
 def check_file(path: Path, overwrite: bool) -> None:
-    """Raises unless a .tflite file may be written to `path`.
+    """Raises unless a .tflite or .litertlm file may be written to `path`.
 
     `path` may be an earlier export, an empty file (`tempfile` creates those), or missing.
     `overwrite` allows any other file, but never a folder, a device, a FIFO or a socket.
@@ -54,7 +54,7 @@ def check_file(path: Path, overwrite: bool) -> None:
         raise FileExistsError(f"cannot write {path}: it is a device, a FIFO or a socket")
     if not (overwrite or path.stat().st_size == 0 or is_export(path)):
         raise FileExistsError(
-            f"cannot write {path}: it exists and is not a .tflite file of keras_tfm; "
+            f"cannot write {path}: it exists and is not an export of keras_tfm; "
             "overwrite=True replaces it"
         )
 

@@ -13,7 +13,7 @@ BLOCK = 32
 # A block's scale is stored in float16. XNNPACK refuses a file with a scale of 0; a subnormal scale
 # has few digits, and a larger one overflows to infinity.
 _SMALLEST_SCALE, _LARGEST_SCALE = float(np.finfo("float16").tiny), 65280.0
-_LARGEST_LEVEL = 7  # of the levels -7..7
+LARGEST_LEVEL = 7  # of the levels -7..7
 
 
 def import_quantizer() -> Any:
@@ -30,7 +30,7 @@ def import_quantizer() -> Any:
     return package
 
 
-def quantize(content: bytes, kept: Collection[int]) -> bytes:
+def quantize(content: bytes, kept: Collection[int], eight_bits: Collection[int] = ()) -> bytes:
     """Quantises the weights of a float32 file to 4 bits, with one scale per 32 values of a row.
 
     Rows whose length is not a multiple of 32, convolutions, and matrices whose values are too
@@ -41,6 +41,7 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     Args:
         content: the bytes of the file.
         kept: the indices of the buffers that stay float32.
+        eight_bits: the indices of the buffers that get 8 bits, with one scale per row.
     """
     package = import_quantizer()
     from ai_edge_quantizer import qtyping, recipe_manager
@@ -55,6 +56,8 @@ def quantize(content: bytes, kept: Collection[int]) -> bytes:
     recipe, halved = recipe_manager.RecipeManager(), []
     for buffer, readers in uses.items():
         bits = _bits(readers, weights[buffer])
+        if bits == 4 and buffer in eight_bits:
+            bits = 8
         if bits is None:
             halved.append(buffer)
             continue
@@ -87,13 +90,18 @@ def _bits(uses: list[flatbuffer.WeightUse], values: np.ndarray) -> int | None:
     """The number of bits of a weight that all operators reading it support; None: use float16."""
     names = {use.name for use in uses}
     if names <= {"FULLY_CONNECTED", "EMBEDDING_LOOKUP"}:
-        if values.shape[-1] % BLOCK:
-            return 8
-        scale = float(np.abs(values).max(initial=0.0)) / _LARGEST_LEVEL
-        # Raising a small block's scale to the smallest normal float16 then costs less precision
-        # than the block with the largest values loses anyway.
-        return 4 if scale == 0.0 or _SMALLEST_SCALE <= scale <= _LARGEST_SCALE else 8
+        return matrix_bits(values)
     return 8 if names <= {"CONV_2D"} or names <= {"DEPTHWISE_CONV_2D"} else None
+
+
+def matrix_bits(values: np.ndarray) -> int:
+    """The number of bits, 4 or 8, that suit a matrix (..., D) with inputs of width D."""
+    if values.shape[-1] % BLOCK:
+        return 8
+    scale = float(np.abs(values).max(initial=0.0)) / LARGEST_LEVEL
+    # Raising a small block's scale to the smallest normal float16 then costs less precision
+    # than the block with the largest values loses anyway.
+    return 4 if scale == 0.0 or _SMALLEST_SCALE <= scale <= _LARGEST_SCALE else 8
 
 
 def _floor_scales(model: Any) -> None:

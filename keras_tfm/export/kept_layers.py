@@ -1,7 +1,7 @@
-"""Layers whose weights stay float32: found by name in the model, by value in the file."""
+"""Layers whose weights keep more bits: found by name in the model, by value in the file."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,13 +13,16 @@ from keras_tfm.keras_internals import sublayers
 _ROUNDING = 1e-5
 
 
-def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+def find_layers(
+    model: keras.Model, names: Sequence[str], option: str = "keep_float"
+) -> dict[str, list[np.ndarray]]:
     """The weights of rank 2 and higher of the layers of each name.
 
     Args:
         model: functional `keras.Model`.
         names: layer names, paths, or consecutive parts of paths: "self_attention/key" means the
             layer "key" of every layer "self_attention".
+        option: str, the argument that has the names, for errors.
 
     Raises:
         TypeError: `names` is one string.
@@ -34,11 +37,10 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
     {'head': [(4, 3)]}
     """
     if isinstance(names, str):
-        raise TypeError(f"keep_float must be a sequence of layer names, got the string {names!r}")
+        raise TypeError(f"{option} must be a sequence of layer names, got the string {names!r}")
     paths: dict[str, list[Any]] = {}
     for layer in sublayers(model):
-        path = getattr(layer, "path", None) or layer.name
-        for known in {path, layer.name}:
+        for known in {_path(layer), layer.name}:
             paths.setdefault(known, []).extend(layer.weights)
     found = {}
     for name in names:
@@ -47,22 +49,33 @@ def find_layers(model: keras.Model, names: Sequence[str]) -> dict[str, list[np.n
             known = {*paths, *(part for path in paths for part in path.split("/"))}
             near = difflib.get_close_matches(name, sorted(known), 5, 0.4)
             raise ValueError(
-                f"keep_float: {model.name} has no layer {name!r}; "
+                f"{option}: {model.name} has no layer {name!r}; "
                 + (f"similar names are {near}" if near else f"it has {sorted(paths)[:10]}")
             )
         unique = {id(weight): weight for weights in matching for weight in weights}
         arrays = [keras.ops.convert_to_numpy(w) for w in unique.values() if len(w.shape) > 1]
         if not arrays:
             raise ValueError(
-                f"keep_float: {name!r} has no matrix among its weights; "
+                f"{option}: {name!r} has no matrix among its weights; "
                 "others are never quantised, leave it out"
             )
         found[name] = [array.astype("float32") for array in arrays]
     return found
 
 
+def has_name(layer: keras.Layer, names: Sequence[str]) -> bool:
+    """Whether `find_layers` finds the layer by one of the names.
+
+    >>> import keras
+    >>> from keras_tfm.export.kept_layers import has_name
+    >>> has_name(keras.layers.Dense(3, name="head"), ["head"])
+    True
+    """
+    return any(_is_part(name, known) for name in names for known in (_path(layer), layer.name))
+
+
 def find_buffers(
-    stored: dict[int, np.ndarray], layers: dict[str, list[np.ndarray]]
+    stored: dict[int, np.ndarray], layers: dict[str, list[np.ndarray]], option: str = "keep_float"
 ) -> dict[int, np.ndarray]:
     """The weights of the file that belong to the layers, by the index of their buffer.
 
@@ -73,6 +86,7 @@ def find_buffers(
     Args:
         stored: the file's weights in float32, by the index of their buffer.
         layers: the result of `find_layers`.
+        option: str, as in `find_layers`.
 
     Raises:
         ValueError: none of the weights of a name would be quantised.
@@ -93,11 +107,44 @@ def find_buffers(
         }
         if not found:
             raise ValueError(
-                f"keep_float: no weight of {name!r} is one that would be quantised "
+                f"{option}: no weight of {name!r} is one that would be quantised "
                 "(of a matrix product, a convolution or a lookup); leave it out"
             )
         kept.update(found)
     return kept
+
+
+def exact_buffers(
+    stored: Mapping[int, np.ndarray], kernels: Mapping[str, np.ndarray]
+) -> dict[str, list[int]]:
+    """The indices of the buffers that hold each kernel (D, F), transposed and bit for bit.
+
+    Args:
+        stored: the file's weights in float32, by the index of their buffer.
+        kernels: float32 arrays by name.
+
+    Raises:
+        ValueError: no buffer holds a kernel.
+
+    >>> import numpy as np
+    >>> from keras_tfm.export.kept_layers import exact_buffers
+    >>> kernel = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]], "float32")
+    >>> exact_buffers({8: kernel, 9: kernel.T}, {"head": kernel})
+    {'head': [9]}
+    """
+    buffers: dict[bytes, list[int]] = {}
+    for buffer, values in stored.items():
+        buffers.setdefault(values.tobytes(), []).append(buffer)
+    found = {}
+    for name, kernel in kernels.items():
+        found[name] = buffers.get(kernel.T.tobytes(), [])
+        if not found[name]:
+            raise ValueError(f"the file has no weight {name} of its own: report this model")
+    return found
+
+
+def _path(layer: Any) -> str:
+    return getattr(layer, "path", None) or layer.name
 
 
 def _is_part(name: str, path: str) -> bool:

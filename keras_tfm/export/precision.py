@@ -21,15 +21,23 @@ _log = logging.getLogger(__name__)
 HALVES = ("float16", "bfloat16")
 
 
-def in_float32(model: keras.Model) -> keras.Model:
+def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     """The model, or a copy in float32 if a layer computes in half precision.
+
+    Args:
+        model: functional `keras.Model`.
+        merge_adapters: bool, whether LoRA adapters are merged into the kernels of a copy, as
+            `with_dtype` does; otherwise the copy has adapters of its own.
 
     Raises:
         ValueError: a layer computes in float64, or in half precision regardless of its policy.
     """
     if _first(model, HALVES) is not None:
         _log.info("copying %s in float32", model.name)
-        model = with_dtype(model, "float32")
+        copy = with_dtype(model, "float32")
+        if not merge_adapters:
+            _copy_adapters(model, copy)
+        model = copy
     other = _first(model, (*HALVES, "float64"))
     if other is not None:
         raise ValueError(
@@ -37,6 +45,15 @@ def in_float32(model: keras.Model) -> keras.Model:
             f"{other.compute_dtype}: build the model with dtype='float32' and call set_weights"
         )
     return model
+
+
+def _copy_adapters(model: keras.Model, copy: keras.Model) -> None:
+    """Gives a copy whose kernels have merged adapters the model's kernels and adapters."""
+    for old, new in zip(sublayers(model), sublayers(copy), strict=True):
+        if getattr(old, "lora_enabled", False):
+            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+            for source, variable in zip(old.weights, new.weights, strict=True):
+                variable.assign(keras.ops.cast(source, variable.dtype))
 
 
 def _first(model: keras.Model, dtypes: tuple[str, ...]) -> keras.layers.Layer | None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export import four_bits
-from keras_tfm.export.kept_layers import find_buffers, find_layers
+from keras_tfm.export.kept_layers import exact_buffers, find_buffers, find_layers
 from keras_tfm.export.request import Request
 from keras_tfm.export.signatures import Signature
 from keras_tfm.layers.target import bounded_masks
@@ -33,6 +33,7 @@ class Quantization:
         model: functional `keras.Model`.
         preset: one of `QUANTIZATIONS`.
         keep_float: names of layers whose weights stay float32; see `find_layers`.
+        keep_int8: names of layers whose weights get 8 bits in "int4".
         representative_data: inputs of "predict" for "int8_full", an iterable of arrays by name (or
             of arrays, for a model of one input), each of exactly the exported shape.
 
@@ -56,6 +57,7 @@ class Quantization:
         preset: str,
         keep_float: Sequence[str] = (),
         representative_data: Iterable[Any] | None = None,
+        keep_int8: Sequence[str] = (),
     ):
         if preset not in QUANTIZATIONS:
             raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {preset!r}")
@@ -63,6 +65,11 @@ class Quantization:
             raise ValueError(
                 "keep_float needs quantization float16, int8 or int4, "
                 f"got quantization={preset!r} and keep_float={keep_float!r}"
+            )
+        if len(keep_int8) and preset != "int4":
+            raise ValueError(
+                "keep_int8 needs quantization int4, "
+                f"got quantization={preset!r} and keep_int8={keep_int8!r}"
             )
         if preset == "int8_full" and representative_data is None:
             raise ValueError(
@@ -78,8 +85,19 @@ class Quantization:
             four_bits.import_quantizer()
         self.preset = preset
         self._layers = find_layers(model, keep_float)
+        self._eight_bits = find_layers(model, keep_int8, "keep_int8")
+        self._kernels: Mapping[str, np.ndarray] = {}
         self._data = representative_data
         self._samples: list[dict[str, np.ndarray]] = []
+
+    def keep(self, kernels: Mapping[str, np.ndarray]) -> None:
+        """Keeps further kernels (D, F) in float32, which the graph must hold bit for bit."""
+        if self.preset == "int8_full":
+            raise ValueError(
+                "separate_adapters needs float32 activations, got quantization='int8_full'; "
+                "use 'int8'"
+            )
+        self._kernels = kernels
 
     def check_request(self, request: Request) -> None:
         """Raises ValueError if a requested signature does not support this preset."""
@@ -120,7 +138,10 @@ class Quantization:
         """
         if self.preset == "int8":
             content = convert(_dynamic)
-            return _restore(content, convert(_plain), self._layers) if self._layers else content
+            if not self._layers and not self._kernels:
+                return content
+            kept = self._kept(flatbuffer.float_weights(flatbuffer.read(convert(_plain))))
+            return _restore(content, kept, [*self._layers])
         if self.preset == "int8_full":
             with warnings.catch_warnings():  # about the calibrator's own interpreter
                 warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")
@@ -134,13 +155,20 @@ class Quantization:
             return content
         model = flatbuffer.read(content)
         weights = flatbuffer.float_weights(model)
-        kept = find_buffers(weights, self._layers)
+        kept = self._kept(weights)
         if self.preset == "int4":
-            return four_bits.quantize(content, kept)
+            eight_bits = find_buffers(weights, self._eight_bits, "keep_int8")
+            return four_bits.quantize(content, kept, eight_bits.keys() - kept.keys())
         rounded = weights.keys() - kept.keys()
         _check_half({buffer: weights[buffer] for buffer in rounded})
         flatbuffer.store_half(model, rounded)
         return flatbuffer.write(model)
+
+    def _kept(self, stored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The weights that stay float32, by buffer."""
+        exact = exact_buffers(stored, self._kernels)
+        kept = {buffer: stored[buffer] for buffers in exact.values() for buffer in buffers}
+        return find_buffers(stored, self._layers) | kept
 
     def _calibrated(self, converter: Any) -> None:
         def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
@@ -164,9 +192,8 @@ def _dynamic(converter: Any) -> None:
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
 
 
-def _restore(content: bytes, plain: bytes, layers: dict[str, list[np.ndarray]]) -> bytes:
-    """The int8 file `content` with the layers' weights from the float32 file `plain`."""
-    kept = find_buffers(flatbuffer.float_weights(flatbuffer.read(plain)), layers)
+def _restore(content: bytes, kept: dict[int, np.ndarray], layers: list[str]) -> bytes:
+    """The int8 file `content` with the weights `kept` of the float32 file, those of `layers`."""
     model = flatbuffer.read(content)
     rounded = {
         use.tensor.buffer: flatbuffer.dequantized(model, use.tensor)
@@ -183,7 +210,7 @@ def _restore(content: bytes, plain: bytes, layers: dict[str, list[np.ndarray]]) 
         if not any(np.array_equal(values, other) for other in stored):
             raise ValueError(
                 f"keep_float: a weight of shape {values.shape} was not found in the int8 file; "
-                f"leave out one of {list(layers)}, and report this model"
+                f"leave out one of {layers}, and report this model"
             )
     return flatbuffer.write(model)
 

@@ -66,6 +66,8 @@ class ExportArguments(GenerationArguments, total=False):
         prompt_length: int or list of int (N), the maximum length of a prompt for the stepped input,
             or several lengths: one "prefill_N" each, and "generate" continues prompts of up to N
             tokens.
+        accelerator: str, "cpu" (default) or "gpu": a graph for LiteRT's GPU delegate, which has
+            transposed keys in its KV caches, and no "generate", whose loop the delegate refuses.
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
             hosts that pass results on as arguments. By default they return only the new entries,
             which the host writes into its caches, so no cache is copied.
@@ -77,13 +79,14 @@ class ExportArguments(GenerationArguments, total=False):
     batch_size: int
     source_length: int | Sequence[int] | None
     prompt_length: int | Sequence[int] | None
+    accelerator: str
     whole_caches: bool
 
 
 def check_keywords(
-    function: Callable[..., Any], given: Mapping[str, Any], known: type[GenerationArguments]
+    function: Callable[..., Any], given: Mapping[str, Any], known: type[Any]
 ) -> None:
-    """Raises a TypeError unless `known` has every keyword in `given`.
+    """Raises a TypeError unless `known`, a `TypedDict`, has every keyword in `given`.
 
     >>> from keras_tfm.export.request import GenerationArguments, check_keywords
     >>> def write(path, **arguments): check_keywords(write, arguments, GenerationArguments)
@@ -157,6 +160,14 @@ class Request:
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
+        self.accelerator = arguments.get("accelerator", "cpu")
+        if self.accelerator not in ("cpu", "gpu"):
+            raise ValueError(f"accelerator must be 'cpu' or 'gpu', got {self.accelerator!r}")
+        if self.accelerator == "gpu" and "generate" in self.roles:
+            raise ValueError(
+                "accelerator='gpu' is for the signatures 'predict', 'encode', 'prefill' and "
+                f"'decode': a GPU delegate refuses the loop of 'generate', got {self.roles}"
+            )
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
         self._target = arguments.get("target")

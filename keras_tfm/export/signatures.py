@@ -115,15 +115,19 @@ def make_signatures(request: Request) -> list[Signature]:
             pad_ids=request.pad_ids,
             needing_a_token=request.needing_a_token,
             # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.
-            function=_for_edge(signature.function) if request.static else signature.function,
+            function=for_edge(signature.function, request.accelerator)
+            if request.static
+            else signature.function,
         )
         for signature in made
     ]
 
 
-def _for_edge(function: Callable[..., Any]) -> Callable[..., Any]:
+def for_edge(function: Callable[..., Any], accelerator: str = "cpu") -> Callable[..., Any]:
+    """The function, traced for LiteRT with XNNPACK ("cpu") or a GPU delegate ("gpu")."""
+
     def run(inputs: dict[str, Any]) -> Any:
-        with export_target("cpu-edge"):
+        with export_target(f"{accelerator}-edge"):
             return function(inputs)
 
     return run

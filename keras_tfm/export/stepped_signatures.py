@@ -1,8 +1,9 @@
 """Signatures for a decoding loop on the host: the KV caches are arguments and results.
 
 `encode` runs the layers that do not depend on the stepped input, once for all steps. `prefill`
-reads a prompt without its last token, `decode` steps one token. `prefill` and `decode` return the
-new cache entries only; the host writes them at their positions into the buffers that it passes in.
+reads several tokens at any position, `decode` one token, whose logits it returns. `prefill` and
+`decode` return the new cache entries only; the host writes them at their positions into the buffers
+that it passes in.
 With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
 """
 
@@ -43,7 +44,10 @@ class Caches:
         specs = self.request.specs(self.request.others)
         token = tf.zeros((self.request.batch_size, 1), "int32")
         encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
-        with DecodingScope(length=2) as scope:
+        with (
+            export_target(f"{self.request.accelerator}-edge"),
+            DecodingScope(length=2) as scope,
+        ):
             self.model.step(encoded, token)
         return scope, encoded
 
@@ -68,7 +72,7 @@ class Caches:
         def step(given: dict[str, Any]) -> Any:
             cache = self.unflatten(given["cache"])
             with (
-                export_target("cpu-edge"),
+                export_target(f"{request.accelerator}-edge"),
                 DecodingScope(cache, position=given["position"], length=length) as scope,
             ):
                 outputs = self.model.step(given["encoded"], given["token"])
@@ -176,6 +180,30 @@ class Caches:
         """The argument's name for a part of a cache entry."""
         return self.request.own_name(f"cache_{entry}_{part}")
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The manifest's entries of "decode", without its capacity."""
+        request = self.request
+        return {
+            "max_length": request.max_length,
+            "start_id": request.start_id,
+            "end_id": request.end_id_setting(),
+            "pad_id": request.pad_ids.get(request.target, 0),
+            "target": request.target,
+            "vocabulary_size": request.model.outputs[0].shape[-1],
+            **({"transposed": self.transposed} if self.transposed else {}),
+        }
+
+    @property
+    def transposed(self) -> list[str]:
+        """The flat names of transposed keys (B, G, K, S)."""
+        return [
+            self.flat_name(entry, part)
+            for entry in self.growing
+            for part in self._first_step[0].cache[entry]
+            if part == "transposed_key"
+        ]
+
     def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Cache entries by flat name, in dtypes that hosts support."""
         return {
@@ -245,83 +273,56 @@ def encode(caches: Caches) -> list[Signature]:
 
 
 def prefill(caches: Caches) -> list[Signature]:
-    """Reads N tokens at positions 0 to N - 1; returns their cache entries (B, G, N, K).
+    """Reads N tokens at `position` to `position` + N - 1; returns their cache entries (B, G, N, K).
 
-    A shorter prompt is padded on the right. `decode` masks the entries of the padding, and later
-    steps overwrite them.
+    The tokens also attend to the caches of the positions before. `position` + N must not exceed the
+    capacity. Fewer tokens are padded on the right: later steps mask the entries of the padding, and
+    overwrite them. There is a signature for each N and each capacity of at least N.
     """
     request = caches.request
-    contexts = caches.specs(growing=False)
-    assert request.max_length is not None
+    position = request.own_name("position")
     result = []
+    capacities = _capacities(request)
     for length in request.prompt_lengths:
-        own = caches.specs(growing=True, length=length)
+        for capacity in (x for x in capacities if x >= length):
 
-        missing = request.max_length - length if request.whole_caches else 0
+            def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
+                return _step(caches, given, given[position], capacity)[1]
 
-        def function(
-            given: dict[str, Tensor], length: int = length, own: Any = own, missing: int = missing
-        ) -> Any:
-            tokens = given[request.target]
-            empty = {name: tf.zeros(spec.shape, spec.dtype) for name, spec in own.items()}
-            cache = caches.unflatten({**empty, **given})
-            with DecodingScope(cache, position=0, length=length) as scope:
-                caches.step(given, tokens)
-            return caches.flatten(_longer(scope.new, missing))
-
-        specs = {
-            request.target: tf.TensorSpec((request.batch_size, length), "int32"),
-            **contexts,
-            **caches.encoded_specs(),
-        }
-        result.append(
-            Signature(
-                f"prefill_{length}",
-                "prefill",
-                function,
-                specs,
-                request.vocabulary_sizes,
-                padded=request.padded | {request.target},
-                kinds=caches.kinds(specs),
+            specs = {
+                request.target: tf.TensorSpec((request.batch_size, length), "int32"),
+                **_step_specs(caches, capacity),
+            }
+            result.append(
+                Signature(
+                    f"prefill_{length}" + (f"_{capacity}" if len(capacities) > 1 else ""),
+                    "prefill",
+                    function,
+                    specs,
+                    request.vocabulary_sizes,
+                    {"capacity": capacity},
+                    padded=request.padded | {request.target},
+                    kinds=caches.kinds(specs),
+                )
             )
-        )
     return result
 
 
 def decode(caches: Caches) -> list[Signature]:
     """Reads one token per row, its position and the caches; returns logits (B, V), new entries."""
     request = caches.request
-    assert request.max_length is not None
-    capacities = cache_capacities(request.max_length, first=128)
-    if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
-        capacities = (request.max_length,)
-    contexts, position = caches.specs(growing=False), request.own_name("position")
-    settings = {
-        "max_length": request.max_length,
-        "start_id": request.start_id,
-        "end_id": request.end_id_setting(),
-        "pad_id": request.pad_ids.get(request.target, 0),
-        "target": request.target,
-        "vocabulary_size": request.model.outputs[0].shape[-1],
-    }
+    capacities, position = _capacities(request), request.own_name("position")
+    settings = caches.settings
     result = []
     for capacity in capacities:
 
         def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
-            at = tf.reshape(given[position], ())
-            with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
-                logits = caches.step(given, given[request.target])
-            after = scope.new
-            if request.whole_caches:
-                after = {entry: scope.cache[entry] for entry in scope.growing}
-            return {"logits": logits[:, -1], **caches.flatten(after)}
+            logits, entries = _step(caches, given, given[position], capacity)
+            return {"logits": logits[:, -1], **entries}
 
         specs = {
             request.target: tf.TensorSpec((request.batch_size, 1), "int32"),
-            position: tf.TensorSpec((1,), "int32"),
-            **contexts,
-            **caches.specs(growing=True, length=capacity),
-            **caches.encoded_specs(),
+            **_step_specs(caches, capacity),
         }
         result.append(
             Signature(
@@ -336,6 +337,37 @@ def decode(caches: Caches) -> list[Signature]:
             )
         )
     return result
+
+
+def _capacities(request: Request) -> tuple[int, ...]:
+    """The cache lengths of the signatures, smallest first."""
+    assert request.max_length is not None
+    if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
+        return (request.max_length,)
+    return cache_capacities(request.max_length, first=128)
+
+
+def _step_specs(caches: Caches, capacity: int) -> dict[str, tf.TensorSpec]:
+    """The specs of a step's arguments, except its tokens."""
+    return {
+        caches.request.own_name("position"): tf.TensorSpec((1,), "int32"),
+        **caches.specs(growing=False),
+        **caches.specs(growing=True, length=capacity),
+        **caches.encoded_specs(),
+    }
+
+
+def _step(
+    caches: Caches, given: dict[str, Tensor], position: Tensor, capacity: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits (B, N, V) of a step of N tokens, and the cache entries that it returns."""
+    at = tf.reshape(position, ())
+    with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
+        logits = caches.step(given, given[caches.request.target])
+    after = scope.new
+    if caches.request.whole_caches:
+        after = {entry: scope.cache[entry] for entry in scope.growing}
+    return logits, caches.flatten(after)
 
 
 def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:

@@ -1,39 +1,32 @@
 """Exports a trained model to one .tflite file."""
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
-import tensorflow as tf
 
 from keras_tfm.export import files
+from keras_tfm.export.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.carried_tokenizers import Carried, carry
-from keras_tfm.export.precision import in_float32
+from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
-from keras_tfm.export.saved_model import write_saved_model
-from keras_tfm.export.signatures import Signature, make_signatures
+from keras_tfm.export.signatures import make_signatures
 from keras_tfm.export.text_signatures import (
-    LITERT_OPERATORS,
     TEXT,
     add_text_signatures,
     check_tokenizers,
 )
 from keras_tfm.export.verification import verify as verify_file
-from keras_tfm.generation.model_inputs import input_names
-from keras_tfm.keras_internals import sublayers
-from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.chat_template import ChatTemplate
-from keras_tfm.runtime.inspection import bytes_by_scopes, inspected
-from keras_tfm.runtime.inspection import custom_operators as foreign_operators
-from keras_tfm.runtime.manifest_fields import FORMAT, signature_tensors
-from keras_tfm.version import __version__
+from keras_tfm.runtime.inspection import inspected
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +38,7 @@ def export_tflite(
     quantization: str = "float32",
     *,
     keep_float: Sequence[str] = (),
+    keep_int8: Sequence[str] = (),
     representative_data: Iterable[Any] | None = None,
     custom_operators: bool = False,
     verify: bool = True,
@@ -53,6 +47,7 @@ def export_tflite(
     tokenizer: Any = None,
     detokenizer: Any = None,
     chat_template: ChatTemplate | None = None,
+    separate_adapters: bool = False,
     overwrite: bool = False,
     **arguments: Unpack[ExportArguments],
 ) -> Report:
@@ -83,6 +78,8 @@ def export_tflite(
         keep_float: list of str, layers whose weights stay float32 in "float16", "int8" and "int4":
             names, paths (`layer.path`), or consecutive parts of paths, as "decoder_0" or
             "self_attention/key".
+        keep_int8: list of str, layers whose weights get 8 bits in "int4", by name as in
+            `keep_float`; `calibrate` needs the same list.
         representative_data: iterable, for "int8_full": a few hundred inputs of "predict",
             dictionaries of arrays (arrays, for a model of one input) of the exported shape.
         custom_operators: bool, whether to allow operators that plain LiteRT lacks, such as
@@ -100,10 +97,15 @@ def export_tflite(
             default `tokenizer`.
         chat_template: `ChatTemplate`, the text around the messages of a conversation, for
             `runtime.Model.chat_prompt`; `checkpoints.load_chat_template` reads one.
+        separate_adapters: bool, whether the file is a base for LoRA adapters (`models.enable_lora`)
+            that `runtime.load` adds from files of their own, which `save_adapter` writes. Each
+            adapted projection computes x W + (x A) B with A and B in float32; without an adapter
+            they are zeros. The model's ranks are the largest that the file takes. By default the
+            model's adapters are merged into its weights. Not for "int8_full".
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
-            `end_id`, `batch_size`, `target`, `strategy`, `whole_caches`.
+            `end_id`, `batch_size`, `target`, `strategy`, `accelerator`, `whole_caches`.
 
     Returns:
         A report: size, signatures, operators, XNNPACK partitions, and for each signature its error
@@ -112,9 +114,9 @@ def export_tflite(
     Raises:
         ValueError: an argument is out of range; the model cannot be stepped (the error names the
             layer); a layer's precision cannot be converted to float32; the graph needs an operator
-            that LiteRT lacks; `keep_float` names an unknown layer (the error lists similar names);
-            or a tokenizer does not fit the model: it has more ids than the embedding, or lacks the
-            start or end token.
+            that LiteRT lacks; `keep_float` or `keep_int8` names an unknown layer (the error lists
+            similar names); or a tokenizer does not fit the model: it has more ids than the
+            embedding, or lacks the start or end token.
         TypeError: an argument is unknown (the error lists the known ones), or a tokenizer's kind
             cannot be stored in a file.
         VerificationError: a signature differs from the model by more than the tolerance.
@@ -142,14 +144,12 @@ def export_tflite(
     """
     check_keywords(export_tflite, arguments, ExportArguments)
     path = Path(path)
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
-            "save the model, and load it with KERAS_BACKEND=tensorflow"
-        )
-    input_names(model)  # raises unless the model is functional
-    model = in_float32(model)
-    quantized = Quantization(model, quantization, keep_float, representative_data)
+    model = exportable(model, merge_adapters=not separate_adapters)
+    quantized = Quantization(model, quantization, keep_float, representative_data, keep_int8)
+    placeholders = None
+    if separate_adapters:
+        placeholders = Placeholders(model)
+        quantized.keep(placeholders.kernels)
     if chat_template is not None and (
         tokenizer is None or not isinstance(chat_template, ChatTemplate)
     ):
@@ -177,133 +177,30 @@ def export_tflite(
         with_text += add_text_signatures(
             model, made, of_text, tokenizers, detokenizer, arguments.get("target")
         )
-    content = _convert(model, with_text, quantized, custom_operators)
+    with nullcontext() if placeholders is None else placeholders.tracing():
+        content = convert(model, with_text, quantized, custom_operators)
+    if request.accelerator == "gpu":
+        content = for_gpu(content)
     manifest = {
-        "keras_tfm": __version__,
-        "format": FORMAT,
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "quantization": quantization,
-        "signatures": _describe(content, made),
-        "layers": _layer_sizes(content, model),
+        **manifest_of(model, content, made, quantization),
         **carried.manifest,
         **({} if chat_template is None else {"chat_template": chat_template._asdict()}),
-        # Family, arguments and head; null for a model that no builder made.
-        "model": describe(model),
+        **({} if placeholders is None else {"adapters": placeholders.described(content)}),
     }
-    # TensorFlow's parameters must be identifiers; in the file each input gets its own name back.
-    own = {x.name: {new: old for old, new in x.parameters.items()} for x in with_text}
-    content = flatbuffer.add_manifest(content, manifest, carried.entries, own)
+    content = flatbuffer.add_manifest(
+        content, manifest, carried.entries, own_names(with_text), separate_adapters
+    )
     _log.info("counting operators")
     report = Report(**inspected(path, content, manifest))
     with files.temporary_folder(files.real(path).parent) as folder:
         new = folder / "new"
         files.write(new, content)
         if verify and not (custom_operators and report.custom_operators):
-            report.verification = verify_file(
-                model, new, verify_inputs, tolerance, request.strategy
-            )
+            with nullcontext() if placeholders is None else with_effect(model):
+                adapter = save_adapter(model, folder / "adapter") if separate_adapters else None
+                report.verification = verify_file(
+                    model, new, verify_inputs, tolerance, request.strategy, adapter
+                )
             report.verification.path = str(path)
         files.replace_file(new, path, overwrite)
     return report
-
-
-def _convert(
-    model: keras.Model, signatures: Sequence[Signature], quantization: Quantization, custom: bool
-) -> bytes:
-    of_text = any(signature.name.endswith(TEXT) for signature in signatures)
-    with files.temporary_folder() as folder:
-        saved = folder / "saved_model"
-        _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
-        with quantization.tracing():
-            write_saved_model(model, signatures, saved)
-
-        def convert(set_up: Callable[[Any], None]) -> bytes:
-            converter = tf.lite.TFLiteConverter.from_saved_model(
-                str(saved), signature_keys=[signature.name for signature in signatures]
-            )
-            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-            converter.allow_custom_ops = custom or of_text
-            if custom:
-                converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
-            set_up(converter)
-            try:
-                return bytes(converter.convert())
-            except Exception as error:  # several types; the message has the whole graph
-                failure = error
-            lacking = _lacking(str(failure), model)
-            if lacking:
-                raise ValueError(
-                    f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
-                ) from None
-            raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
-
-        _log.info("converting")
-        content = quantization.apply(convert)
-    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
-    if foreign:  # only with text signatures; without them the converter itself raises
-        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
-    return content
-
-
-def _lacking(text: str, model: keras.Model) -> list[str]:
-    """The unsupported operators, and their layers, in a converter's error."""
-    found = re.findall(
-        r'error: (?:loc\(callsite\(fused\["\w*:", "([^"@]*)/[^"/]*"\].*?)?'
-        r"'(\w+\.\w+)' op is neither a custom op nor a flex op",
-        text,
-    )
-    return list(
-        dict.fromkeys(
-            f"{operator} (in {_layer_path(model, scope) or model.name})" if scope else operator
-            for scope, operator in found
-        )
-    )
-
-
-def _reason(error: Exception) -> str:
-    """The line of a converter's error that gives the cause, without the graph."""
-    text = str(error)
-    failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (failed or lines or [type(error).__name__])[0][:300]
-
-
-def _layer_path(model: keras.Model, scope: str) -> str:
-    """The path of the layer whose scope in the graph is `scope`.
-
-    A full pass has the model's name as the outermost scope, a step does not. Names in a scope may
-    have a numeric suffix, and a scope also lists layers that call the layer but do not own it.
-    """
-    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]
-    known = {path[-1] for path in paths}
-    parts = scope.split("/")
-    if model.name in (parts[0], re.sub(r"_\d+$", "", parts[0])):
-        parts = parts[1:]
-    names = [x if x in known else re.sub(r"_\d+$", "", x) for x in parts]
-
-    def is_in_scope(path: list[str]) -> bool:
-        rest = iter(names)
-        return all(name in rest for name in path)
-
-    deepest = max((path for path in paths if is_in_scope(path)), key=len, default=[])
-    return "/".join(deepest)
-
-
-def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
-    """The bytes of each layer's weights, by path; "" for constants of no layer."""
-    sizes: dict[str, int] = {}
-    for scopes, size in bytes_by_scopes(content).items():
-        # The innermost layer: of a projection and the residual that was fused with it, the former.
-        paths = [_layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", x)) for x in scopes[::-1]]
-        path = max(paths, key=lambda x: x.count("/") if x else -1, default="")
-        sizes[path] = sizes.get(path, 0) + size
-    order = {layer.name: i for i, layer in enumerate(model.layers)}
-    return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))
-
-
-def _describe(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
-    """The signatures for the manifest, with the outputs of the file."""
-    schema = manifests.import_litert("schema_py_generated")
-    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
-    return {x.name: {**x.manifest(), "outputs": stored[x.name]["outputs"]} for x in signatures}

@@ -13,6 +13,9 @@ from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 
+# The tokens of a step, at most: its scores against all cached keys must fit in memory.
+_CHUNK = 1024
+
 
 def check_stepping(
     model: keras.Model, target: str | None = None, length: int = 8, tolerance: float = 1e-3
@@ -129,8 +132,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _chunks(length: int) -> Iterator[tuple[int, int]]:
-    """Single steps at both ends, and one step for all tokens between them."""
-    ends = sorted({*range(min(3, length) + 1), *range(max(length - 2, 0), length + 1)})
+    """Single steps at both ends, and between them steps of up to `_CHUNK` tokens."""
+    between = range(3, length - 2, _CHUNK)
+    ends = sorted({*range(min(3, length) + 1), *between, *range(max(length - 2, 0), length + 1)})
     return itertools.pairwise(ends)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.generation.pad_ids import masked_ids, pad_ids
 from keras_tfm.generation.tokenizer_forms import by_input, check_tokenizer, form_of
-from keras_tfm.runtime.tokenizer import Tokenizer, shown
+from keras_tfm.runtime.tokenizer import Tokenizer, prompt_ids, shown, until_end, without_start
 
 
 class TextInputs(NamedTuple):
@@ -100,13 +100,12 @@ class Texts:
 
     def text_of(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """The text of a row (T,), prompt included, up to the end."""
-        new = [int(i) for i in tokens[len(prompt) :]]
-        ends = [i for i, token in enumerate(new) if token in self._end_ids]
-        return self.target.decode([*self.before(prompt), *new[: ends[0] if ends else None]])
+        new = until_end(tokens[len(prompt) :], self._end_ids)
+        return self.target.decode([*self.before(prompt), *new])
 
     def before(self, prompt: Sequence[int]) -> list[int]:
         """The prompt without the start token."""
-        return list(prompt[1:] if prompt[:1] == [self._start_id] else prompt)
+        return without_start(prompt, self._start_id)
 
     def _by_name(self, texts: Any) -> dict[str, Any]:
         if isinstance(texts, dict):
@@ -119,12 +118,7 @@ class Texts:
         return {next((x for x in others if x in self._tokenizers), self._target): texts}
 
     def _prompt(self, text: str) -> list[int]:
-        ids = self.target.encode_prompt(text, self._end_ids)
-        if self._start_id is not None and ids[:1] != [self._start_id]:
-            ids = [self._start_id, *ids]
-        if not ids:
-            raise ValueError(f"{self._target!r} is an empty text, and there is no start_id")
-        return ids
+        return prompt_ids(self.target, text, self._start_id, self._end_ids, self._target)
 
     def _padded(self, name: str, texts: list[str]) -> np.ndarray:
         """The ids of texts, padded on the right: (B, S), int32."""

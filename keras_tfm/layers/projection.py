@@ -9,6 +9,9 @@ Example:
 True
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -17,6 +20,33 @@ from keras import ops
 from keras_tfm.layers.heads import leading
 
 Tensor = Any
+
+_separate: ContextVar[bool] = ContextVar("separate", default=False)
+
+
+@contextmanager
+def separate_adapters() -> Iterator[None]:
+    """Projections with a LoRA adapter compute y = x W + (x A) B + b inside, for an export.
+
+    B must have the scale alpha / rank in it. Outside, y = x (W + (alpha / rank) A B) + b.
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers.projection import Projection, separate_adapters
+    >>> layer, x = Projection(4), np.ones((1, 3), "float32")
+    >>> y = layer(x)
+    >>> layer.enable_lora(2)
+    >>> layer.lora_kernel_b.assign(np.ones((2, 4))) is not None
+    True
+    >>> with separate_adapters():
+    ...     z = layer(x)
+    >>> bool(np.allclose(z, y + x @ layer.lora_kernel_a @ layer.lora_kernel_b, atol=1e-6))
+    True
+    """
+    token = _separate.set(True)
+    try:
+        yield
+    finally:
+        _separate.reset(token)
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -31,6 +61,8 @@ class Projection(keras.layers.Dense):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """(..., D) -> (..., F)."""
+        if self.lora_enabled and _separate.get():
+            return self.activation(self._with_adapter(inputs, 0, None))
         if not _is_matrix_product(inputs, self.kernel):
             return super().call(inputs)
         return self.activation(_project(inputs, self.kernel, self.bias, training))
@@ -47,12 +79,22 @@ class Projection(keras.layers.Dense):
                 f"{self.name}: expected inputs of width {self.kernel.shape[0]}, "
                 f"got shape {tuple(inputs.shape)}"
             )
+        if self.lora_enabled and _separate.get():
+            return self._with_adapter(inputs, start, stop)
         kernel = self.kernel[:, start:stop]
         bias = None if self.bias is None else self.bias[start:stop]
         if _is_matrix_product(inputs, kernel):
             return _project(inputs, kernel, bias, False)
         y = ops.matmul(inputs, kernel)
         return y if bias is None else y + bias
+
+    def _with_adapter(self, inputs: Tensor, start: int, stop: int | None) -> Tensor:
+        """Columns of x W + (x A) B + b. B stays whole: an export finds it by its values."""
+        kernel = next(x for x in self.variables if x.name == "kernel")  # `self.kernel` has A B
+        bias = None if self.bias is None else self.bias[start:stop]
+        y = _project(inputs, kernel[:, start:stop], bias, False)
+        low = _project(inputs, self.lora_kernel_a, None, False)
+        return y + _project(low, self.lora_kernel_b, None, False)[..., start:stop]
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
         """As `keras.layers.Dense.quantize`, which would reject a subclass."""

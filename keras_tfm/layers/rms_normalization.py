@@ -3,6 +3,11 @@
 from typing import Any
 
 import keras
+from keras import ops
+
+from keras_tfm.layers.target import current_target
+
+Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -25,3 +30,17 @@ class RMSNormalization(keras.layers.RMSNormalization):
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         self.supports_masking = True
+
+    def call(self, x: Tensor) -> Tensor:
+        """Normalized `x`, of the same shape and dtype."""
+        if not current_target().is_edge:
+            return super().call(x)
+        # LiteRT's converter would multiply a last factor gamma into the kernel of the projection
+        # that follows: a tied table is then stored twice, and 8-bit activations have the outliers
+        # that gamma removes. The last factor here is no constant.
+        wide = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+        mean_square = ops.mean(ops.square(wide), axis=self.axis, keepdims=True)
+        scaled = ops.multiply(wide, ops.cast(self.scale, wide.dtype))
+        return ops.cast(
+            ops.multiply(scaled, ops.rsqrt(ops.add(mean_square, self.epsilon))), x.dtype
+        )

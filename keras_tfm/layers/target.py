@@ -45,7 +45,8 @@ def export_target(name: str = "cpu-edge") -> Iterator[Target]:
     """Graphs traced inside are for on-device inference.
 
     Layers check the target where they look up a table, mask scores and split a projection. Each of
-    these has a second form that is better for training, and a test that both agree.
+    these has a second form that is better for training, and a test that both agree. For "gpu-edge"
+    the KV cache has transposed keys, and rows of position tables are looked up as embeddings.
 
     >>> from keras_tfm.layers.target import current_target, export_target
     >>> with export_target("cpu-edge"):

@@ -21,7 +21,8 @@ def enable_lora(
     frozen, biases too; a head stays trainable. Call it before `compile`.
 
     Adapters cost nothing on a device: `.keras` files, `export_tflite`, `save_huggingface` and
-    `with_dtype` merge them into the kernels.
+    `with_dtype` merge them into the kernels. `export_tflite(..., separate_adapters=True)` and
+    `save_adapter` keep them in files of their own.
 
     Args:
         model: `keras.Model` made by a builder of `keras_tfm.models`, with or without a head. It

@@ -1,7 +1,21 @@
 """Runs an exported file with only NumPy and LiteRT; imports neither Keras nor TensorFlow."""
 
 from keras_tfm.runtime.chat_template import ChatTemplate
+from keras_tfm.runtime.constraints import JsonSchema, Regex
 from keras_tfm.runtime.model import Generated, Model, load
+from keras_tfm.runtime.sampling import Sampler
+from keras_tfm.runtime.session import Reply, Session
 from keras_tfm.runtime.text import Hypothesis
 
-__all__ = ["ChatTemplate", "Generated", "Hypothesis", "Model", "load"]
+__all__ = [
+    "ChatTemplate",
+    "Generated",
+    "Hypothesis",
+    "JsonSchema",
+    "Model",
+    "Regex",
+    "Reply",
+    "Sampler",
+    "Session",
+    "load",
+]

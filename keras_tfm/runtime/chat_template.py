@@ -38,6 +38,14 @@ class ChatTemplate(NamedTuple):
     next: str
     system: tuple[str, str] | None = None
 
+    def turn(self, text: str) -> str:
+        """The text between the model's last answer and its next one, for a `Session`.
+
+        Args:
+            text: str, the user's next text.
+        """
+        return f"{self.next}{text}{self.answer}"
+
     def prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
         """The text that the model continues with its answer.
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_tfm.runtime import adapters
 from keras_tfm.runtime.litert_internals import field_position
 from keras_tfm.runtime.manifest import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
@@ -65,8 +66,10 @@ def _behind(content: bytes, start: int, size: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, size, start)
 
 
-def write(model: Any) -> bytes:
+def write(model: Any, separate: Collection[int] = ()) -> bytes:
     """The bytes of a file from `read`; equal names and small vectors are stored once.
+
+    `separate`: the indices of buffers that share their bytes with no other, even if equal.
 
     Every signature lists all weights again, with their names and, in int8, one scale and zero point
     per row: without this, a tenth of a file with three signatures.
@@ -76,7 +79,7 @@ def write(model: Any) -> bytes:
     """
     sizes = [0 if buffer.data is None else len(buffer.data) for buffer in model.buffers]
     if sum(sizes) <= _LARGEST:
-        return _packed(model)
+        return _packed(model, separate)
     schema = import_litert("schema_py_generated")
     inside = {0, *(entry.buffer for entry in model.metadata or [])}
     behind = [number for number, size in enumerate(sizes) if size and number not in inside]
@@ -105,9 +108,11 @@ def write(model: Any) -> bytes:
     return b"".join(parts)
 
 
-def _packed(model: Any) -> bytes:
+def _packed(model: Any, separate: Collection[int] = ()) -> bytes:
     """The bytes of one flatbuffer."""
     import flatbuffers
+
+    alone = {id(model.buffers[number].data) for number in separate}
 
     class Builder(flatbuffers.Builder):
         def __init__(self) -> None:
@@ -120,7 +125,8 @@ def _packed(model: Any) -> bytes:
             return self.written[s]
 
         def CreateNumpyVector(self, x: np.ndarray) -> int:
-            if x.nbytes > _LONG:  # a weight: a dictionary would keep it in memory
+            # A long vector is a weight: a dictionary would keep it in memory.
+            if x.nbytes > _LONG or id(x) in alone:
                 return super().CreateNumpyVector(x)
             key = (x.dtype.str, x.tobytes())
             if key not in self.written:
@@ -137,14 +143,17 @@ def add_manifest(
     manifest: dict[str, Any],
     entries: Mapping[str, bytes] | None = None,
     arguments: Mapping[str, Mapping[str, str]] | None = None,
+    without_adapters: bool = False,
 ) -> bytes:
     """The .tflite file `content` with `manifest` and a checksum in its metadata.
 
     Args:
         content: the bytes of the file.
-        manifest: the manifest, without a checksum.
+        manifest: the manifest, without a checksum. The buffers of separate adapters in it share
+            their bytes with no other.
         entries: further metadata by name; the checksum covers them, too.
         arguments: new names of the arguments of signatures, by signature and current name.
+        without_adapters: bool, whether the constants of separate adapters become zeros.
     """
     raw = json.dumps({**manifest, "sha256": NO_CHECKSUM}, ensure_ascii=True).encode()
     model = read(content)
@@ -154,7 +163,11 @@ def add_manifest(
             argument.name = names.get(argument.name.decode(), argument.name)
     for name, data in {**(entries or {}), METADATA_NAME.decode(): raw}.items():
         model.metadata.append(_entry(model, name, data))
-    unsigned = write(model)
+    unsigned = write(model, adapters.buffers(manifest))
+    if without_adapters:
+        constants = bytearray(unsigned)
+        adapters.write_constants(constants, manifest["adapters"]["layers"], None)
+        unsigned = bytes(constants)
     digest = hashlib.sha256(unsigned).hexdigest()
     start = unsigned.index(raw)
     signed = raw.replace(NO_CHECKSUM.encode(), digest.encode())

@@ -1,7 +1,7 @@
 """The decoding loop on the host: `encode`, `prefill` and `decode`, driven token by token.
 
-The KV caches are arguments of `decode`. They stay in LiteRT's memory, and each step writes only its
-new entries there: no cache is copied.
+The KV caches are arguments of `prefill` and `decode`. They stay in LiteRT's memory, and each step
+writes only its new entries there.
 
 Example:
 
@@ -14,14 +14,14 @@ Example:
 ['decode_128', 'decode_512']
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime.manifest_fields import of_kind
-
-Choose = Callable[[np.ndarray], np.ndarray]
+from keras_tfm.runtime.manifest_fields import column_axes, of_kind
+from keras_tfm.runtime.sampling import Choose
 
 
 class CopiedBuffers:
@@ -50,6 +50,185 @@ def by_length(signatures: dict[str, dict[str, Any]], role: str) -> list[str]:
     return sorted(names, key=size)
 
 
+class Steps:
+    """Reads tokens at growing positions, and keeps the KV caches that they leave.
+
+    The entries are kept in NumPy, outside of LiteRT, so they survive another user of the
+    signatures. A signature's buffers get the entries that they lack before it runs.
+
+    Args:
+        signatures: dict, the signatures in the manifest.
+        buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
+        known: the arguments that all steps share: the results of `encode`; without it, inputs.
+        rows: int, number of rows (B): the exported batch size, or 1: one row in all of the batch.
+
+    Attributes:
+        known: the argument.
+        position: int, number of positions that have been read.
+        entries: dict of the cache entries by name: (B, G, S, K), (B, G, K, S) for transposed keys,
+            or (B, S) for a mask. Columns from `position` on are empty or stale.
+    """
+
+    def __init__(
+        self,
+        signatures: dict[str, dict[str, Any]],
+        buffers: Callable[[str], Any],
+        known: dict[str, np.ndarray],
+        rows: int,
+    ):
+        self._signatures, self._buffers, self.known = signatures, buffers, known
+        self._decoders = by_length(signatures, "decode")
+        self._prefills = by_length(signatures, "prefill")
+        settings = signatures[self._decoders[-1]]
+        self._target: str = settings["target"]
+        self._max_length: int = settings["max_length"]
+        self._capacity: int = settings["capacity"]
+        (self._position_name,) = of_kind(settings, "position")
+        self._axes = column_axes(settings)
+        self._decoder = _Loaded("", None)
+        self._shared = False
+        self.position = 0
+        inputs = signatures[self._decoders[0]]["inputs"]
+        self.entries: dict[str, np.ndarray] = {
+            key: np.zeros((rows, *inputs[key]["shape"][1:]), inputs[key]["dtype"])
+            for key in settings["outputs"]
+            if key != "logits"
+        }
+
+    def read(self, tokens: np.ndarray, end: int) -> None:
+        """Reads the columns `position` to `end` - 1 of tokens (B, T), in chunks where possible."""
+        loaded: dict[str, _Loaded] = {}
+        while self.position < end:
+            name, start = self._chunk(end - self.position)
+            if name is None:
+                self.decode(tokens[:, self.position : self.position + 1])
+                continue
+            if name not in loaded:
+                loaded[name] = _Loaded(name, _initialized(self._buffers(name), self.known))
+            self._prefill(loaded[name], tokens, start, end)
+
+    def decode(self, token: np.ndarray) -> np.ndarray:
+        """Reads a token of each row, (B, 1), at `position`: the logits (B, V) of the next one."""
+        capacities = {name: self._signatures[name]["capacity"] for name in self._decoders}
+        name = next(name for name, capacity in capacities.items() if capacity > self.position)
+        if self._decoder.name != name:
+            self._decoder = _Loaded(name, _initialized(self._buffers(name), self.known))
+        buffers = self._load(self._decoder)
+        buffers.inputs[self._target][...] = token
+        buffers.inputs[self._position_name][...] = self.position
+        results = buffers.run()
+        self._keep(results, self.position, self.position + 1)
+        self._load(self._decoder)
+        # A copy: a caller may keep the logits, or run another signature, which reuses the memory.
+        return np.array(results["logits"][: len(token)]).reshape(len(token), -1)
+
+    def rewind(self, position: int) -> None:
+        """Forgets what was read from `position` on."""
+        self.position = position
+        self._decoder.columns = min(self._decoder.columns, position)
+
+    def release(self) -> None:
+        """Forgets LiteRT's buffers, which another user has overwritten."""
+        self._decoder = _Loaded("", None)
+
+    def restore(self, entries: dict[str, np.ndarray]) -> None:
+        """Continues after the positions of entries that have no other columns."""
+        self.entries, self._shared = entries, True  # the next write copies them to a full capacity
+        self.position = min((x.shape[self._axes[key]] for key, x in entries.items()), default=0)
+        self.release()
+
+    def kept(self) -> dict[str, np.ndarray]:
+        """The entries of the positions that have been read."""
+        return {key: self._columns(key, x, 0, self.position) for key, x in self.entries.items()}
+
+    def fork(self) -> "Steps":
+        """A copy with the same entries, which are copied when one of the two writes to its own."""
+        self._shared = True
+        result = copy.copy(self)
+        result.release()
+        return result
+
+    def _chunk(self, count: int) -> tuple[str | None, int]:
+        """The prefill that reads the next of `count` tokens, and the position where it begins.
+
+        It begins earlier, and reads some tokens again, if it would end after the last position.
+        None: there is no such prefill, and the next token takes a step.
+        """
+        fitting: dict[int, tuple[str, int]] = {}  # by length; of each the smallest caches
+        for name in self._prefills:
+            signature = self._signatures[name]
+            length = signature["inputs"][self._target]["shape"][1]
+            if "capacity" not in signature:  # of an older file: it has no caches to read
+                if self.position == 0:
+                    fitting.setdefault(length, (name, 0))
+                continue
+            start = min(self.position, self._max_length - length)
+            if start + length <= signature["capacity"]:
+                fitting.setdefault(length, (name, start))
+        if not fitting:
+            return None, self.position
+        # A padded chunk is worth its time if at least half of it is tokens.
+        full = [length for length in fitting if length <= count]
+        padded = [
+            length for length in fitting if length > count and (not full or length < 2 * count)
+        ]
+        return fitting[min(padded) if padded else max(full)]
+
+    def _prefill(self, loaded: "_Loaded", tokens: np.ndarray, start: int, end: int) -> None:
+        spec = self._signatures[loaded.name]["inputs"][self._target]
+        end = min(end, start + spec["shape"][1])
+        buffers = self._load(loaded)
+        buffers.inputs[self._target][...] = spec["pad_id"]
+        buffers.inputs[self._target][:, : end - start] = tokens[:, start:end]
+        if self._position_name in buffers.inputs:
+            buffers.inputs[self._position_name][...] = start
+        self._keep(buffers.run(), start, end)
+
+    def _load(self, loaded: "_Loaded") -> Any:
+        """The buffers of a signature, after writing the entries that they lack."""
+        for key, x in self.entries.items():
+            if key in loaded.buffers.inputs and loaded.columns < self.position:
+                cache, first = loaded.buffers.inputs[key], loaded.columns
+                new = self._columns(key, x, first, self.position)
+                self._columns(key, cache, first, self.position)[...] = new
+        loaded.columns = self.position
+        return loaded.buffers
+
+    def _keep(self, results: dict[str, np.ndarray], start: int, end: int) -> None:
+        """Keeps the entries from `position` to `end`; those in `results` begin at `start`."""
+        self._make_writable(end)
+        for key, x in self.entries.items():
+            new = results[key]
+            is_whole = new.shape[self._axes[key]] == self._capacity  # `whole_caches`
+            first = 0 if is_whole else start
+            new = self._columns(key, new, self.position - first, end - first)[: len(x)]
+            self._columns(key, x, self.position, end)[...] = new
+        self.position = end
+
+    def _make_writable(self, end: int) -> None:
+        """Makes the entries this object's own, with at least `end` columns."""
+        signatures = (self._signatures[name] for name in self._decoders)
+        inputs = next(x["inputs"] for x in signatures if x["capacity"] >= end)
+        for key, x in self.entries.items():
+            shape = (len(x), *inputs[key]["shape"][1:])
+            if self._shared or x.shape[self._axes[key]] < end:
+                self.entries = {**self.entries, key: np.zeros(shape, x.dtype)}
+                old = self._columns(key, x, 0, self.position)
+                self._columns(key, self.entries[key], 0, self.position)[...] = old
+        self._shared = False
+
+    def _columns(self, key: str, x: np.ndarray, start: int, end: int) -> np.ndarray:
+        """A view of columns of an entry."""
+        return x[(slice(None),) * self._axes[key] + (slice(start, end),)]
+
+
+class _Loaded:
+    """The buffers of a signature, and the number of columns of its caches that are up to date."""
+
+    def __init__(self, name: str, buffers: Any):
+        self.name, self.buffers, self.columns = name, buffers, 0
+
+
 def step(
     signatures: dict[str, dict[str, Any]],
     buffers: Callable[[str], Any],
@@ -60,71 +239,35 @@ def step(
     """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
     Args:
-        signatures: dict, the signatures in the manifest.
-        buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
-        known: the arguments that all steps share: the results of `encode`; without it, inputs.
+        signatures, buffers, known: as in `Steps`.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).
     """
-    decoders = by_length(signatures, "decode")
-    settings = signatures[decoders[0]]
-    target, ends, pad_id = settings["target"], settings["end_id"], settings["pad_id"]
-    (position_name,) = of_kind(settings, "position")
-    end_ids = [] if ends is None else np.atleast_1d(ends).tolist()
-    cache, position = _prefilled(signatures, buffers, known, target, prompt)
-    name = next(name for name in decoders if signatures[name]["capacity"] > position)
-    decoder = _initialized(buffers(name), known, cache)
-    capacity = signatures[name]["capacity"]
-    growing = [key for key in settings["outputs"] if key != "logits"]
+    settings = signatures[by_length(signatures, "decode")[-1]]
+    ends = end_ids_of(settings)
+    steps = Steps(signatures, buffers, known, len(prompt))
+    steps.read(prompt, prompt.shape[1] - 1)
     ended = np.zeros(len(prompt), bool)
-    token = prompt[:, position : position + 1]
-    while position + 1 < settings["max_length"]:
-        if position == capacity:
-            name = decoders[decoders.index(name) + 1]
-            full = {key: np.array(decoder.inputs[key]) for key in growing}
-            decoder = _initialized(buffers(name), known, full)
-            capacity = signatures[name]["capacity"]
-        decoder.inputs[target][:] = token
-        decoder.inputs[position_name][:] = position
-        results = decoder.run()
-        for key in growing:
-            _write(decoder.inputs[key], results[key], position)
-        position += 1
-        if position < prompt.shape[1]:
-            token = prompt[:, position : position + 1]
-            continue
-        # A copy: `choose` may keep the logits, or run another signature, which reuses the memory.
-        logits = np.array(results["logits"])
-        chosen = _tokens(choose(logits), ended, logits.shape[-1], pad_id)
+    token = prompt[:, -1:]
+    while steps.position + 1 < settings["max_length"]:
+        logits = steps.decode(token)
+        chosen = checked_tokens(choose(logits), ended, logits.shape[-1], settings["pad_id"])
         yield chosen.astype("int32")
-        ended |= np.isin(chosen, end_ids)
+        ended |= np.isin(chosen, ends)
         if ended.all():
             return
         token = chosen[:, np.newaxis]
 
 
-def _prefilled(
-    signatures: dict[str, dict[str, Any]],
-    buffers: Callable[[str], Any],
-    known: dict[str, np.ndarray],
-    target: str,
-    prompt: np.ndarray,
-) -> tuple[dict[str, np.ndarray], int]:
-    """The cache entries of a prefill, and the number of its positions; steps read the others."""
-    names = by_length(signatures, "prefill")
-    before = prompt.shape[1] - 1
-    if not names or not before:
-        return {}, 0
-    lengths = {name: signatures[name]["inputs"][target]["shape"][1] for name in names}
-    name = next((name for name in names if lengths[name] >= before), names[-1])
-    count = min(before, lengths[name])
-    prefill = _initialized(buffers(name), known, {})
-    prefill.inputs[target][:] = signatures[name]["inputs"][target]["pad_id"]
-    prefill.inputs[target][:, :count] = prompt[:, :count]
-    return {key: _first(x, count) for key, x in prefill.run().items()}, count
+def end_ids_of(settings: dict[str, Any]) -> list[int]:
+    """The end tokens of a signature's settings."""
+    ids: list[int] = (
+        [] if settings["end_id"] is None else np.atleast_1d(settings["end_id"]).tolist()
+    )
+    return ids
 
 
-def _tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
+def checked_tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
     """The chosen tokens (B,), checked; `pad_id` for rows that have ended."""
     tokens = np.asarray(chosen)
     if tokens.shape != ended.shape or not np.issubdtype(tokens.dtype, np.integer):
@@ -138,29 +281,12 @@ def _tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarra
     return np.where(ended, pad_id, tokens)
 
 
-def _initialized(buffers: Any, known: dict[str, np.ndarray], cache: dict[str, np.ndarray]) -> Any:
-    """The buffers, with the known arguments and cache entries written, and zeros elsewhere."""
+def _initialized(buffers: Any, known: dict[str, np.ndarray]) -> Any:
+    """The buffers, with the known arguments written, and zeros elsewhere."""
     for key, array in buffers.inputs.items():
         # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
         array[...] = known.get(key, 0)
-    for key, x in cache.items():
-        _write(buffers.inputs[key], x, 0)
     return buffers
-
-
-def _first(x: np.ndarray, count: int) -> np.ndarray:
-    """A copy of the first `count` positions of new cache entries."""
-    return np.array(x[:, :count] if x.ndim == 2 else x[:, :, :count])
-
-
-def _write(cache: np.ndarray, x: np.ndarray, position: int) -> None:
-    """Writes entries (B, S) or (B, G, S, K) from `position` on; `x` may be a whole cache."""
-    if x.shape == cache.shape:
-        cache[...] = x
-    elif x.ndim == 2:
-        cache[:, position : position + x.shape[1]] = x
-    else:
-        cache[:, :, position : position + x.shape[2]] = x
 
 
 def prompt_of(rows: Sequence[np.ndarray], name: str) -> np.ndarray:

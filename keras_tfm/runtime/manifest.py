@@ -19,6 +19,8 @@ from keras_tfm.runtime.manifest_fields import check_fields, check_format, signat
 
 METADATA_NAME = b"keras_tfm"
 IDENTIFIER = b"TFL3"
+# The first bytes of a .litertlm file. Its header ends at the offset in bytes 24 to 31.
+LITERTLM = b"LITERTLM"
 NO_CHECKSUM = "0" * 64
 
 
@@ -34,6 +36,11 @@ def read(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     content = _mapped(path)
+    if content[:8] == LITERTLM:
+        raise ValueError(
+            f"{path} is a .litertlm file, which LiteRT-LM runs: pip install litert-lm-api, and "
+            f"litert_lm.Engine({str(path)!r}); for this runtime use export_tflite"
+        )
     if content[4:8] != IDENTIFIER:
         raise ValueError(
             f"{path} is not a .tflite file: expected the identifier {IDENTIFIER!r} at byte 4, "
@@ -80,6 +87,8 @@ def is_export(path: Path) -> bool:
     try:
         schema = import_litert("schema_py_generated")
         content = _mapped(path)
+        if content[:8] == LITERTLM:
+            return METADATA_NAME in content[: int.from_bytes(content[24:32], "little")]
         return content[4:8] == IDENTIFIER and _entry(content, schema, METADATA_NAME)[1] is not None
     except (OSError, ModuleNotFoundError):
         raise

@@ -57,11 +57,27 @@ def _is_model(x: Any) -> bool:
     return known and all(isinstance(part.get("arguments"), dict) for part in parts)
 
 
+def _is_names(x: Any) -> bool:
+    return isinstance(x, list) and all(isinstance(name, str) for name in x)
+
+
 def _is_chat_template(x: Any) -> bool:
     if not isinstance(x, dict) or x.keys() != {*ChatTemplate._fields}:
         return False
     system = [x["first"], x["answer"], x["next"], *(x["system"] or [])]
     return len(system) in (3, 5) and all(isinstance(text, str) for text in system)
+
+
+def _is_adapters(x: Any) -> bool:
+    if not isinstance(x, dict) or not isinstance(x.get("base"), str):
+        return False
+    layers = x.get("layers")
+    return isinstance(layers, dict) and all(
+        isinstance(layer, dict)
+        and all(_is_integer(layer.get(key), 1) for key in ("depth", "width", "rank"))
+        and all(_is_shape(layer.get(key)) for key in ("a", "b"))
+        for layer in layers.values()
+    )
 
 
 def _among(names: tuple[str, ...]) -> Field:
@@ -94,8 +110,15 @@ _STRATEGY = Field(
     "null, or an object with a name", lambda x: x is None or (isinstance(x, dict) and "name" in x)
 )
 _SETTINGS = {
+    # Without a capacity: a file of keras_tfm before 0.1, whose prefill begins at position 0.
+    "prefill": {"capacity": _SIZE._replace(optional=True)},
     "generate": {**_STEPPED, "strategy": _STRATEGY, "prompt": _NAME._replace(optional=True)},
-    "decode": {**_STEPPED, "vocabulary_size": _SIZE, "capacity": _SIZE},
+    "decode": {
+        **_STEPPED,
+        "vocabulary_size": _SIZE,
+        "capacity": _SIZE,
+        "transposed": Field("a list of names", _is_names, optional=True),
+    },
 }
 _MANIFEST = {
     "keras_tfm": _NAME,
@@ -106,6 +129,7 @@ _MANIFEST = {
         lambda x: isinstance(x, dict) and all(_is_integer(size) for size in x.values()),
     ),
     "model": Field("null, or an object with family, arguments and head", _is_model),
+    "adapters": Field("an object with base and layers", _is_adapters, optional=True),
     "chat_template": Field("an object of texts", _is_chat_template, optional=True),
     "tokenizers": Field(
         "an object of strings",
@@ -178,6 +202,10 @@ def _check_arguments(place: str, signature: dict[str, Any]) -> None:
     needed, kinds, results = [], [], {"decode": ["logits"], "generate": ["tokens"]}.get(role, [])
     if role == "decode":
         needed, kinds = [signature["target"]], ["position"]
+    elif role == "prefill" and "capacity" in signature:
+        kinds = ["position"]
+    elif role == "prefill" and of_kind(signature, "position"):
+        raise ValueError(f"{place} lacks 'capacity', {_SIZE.expected}")
     elif role == "generate" and "prompt" in signature:
         needed, kinds = [signature["prompt"]], ["padding"]
     for name in needed:
@@ -189,7 +217,8 @@ def _check_arguments(place: str, signature: dict[str, Any]) -> None:
     for name in results:
         if name not in outputs:
             raise ValueError(f"{place}.outputs lacks {name!r}")
-    if role == "decode" and not outputs.keys() - {"logits"} <= inputs.keys():
+    reads_caches = role == "decode" or "position" in kinds
+    if reads_caches and not outputs.keys() - {"logits"} <= inputs.keys():
         raise ValueError(f"{place}.outputs has caches that are not among its inputs")
 
 
@@ -248,3 +277,18 @@ def signature_tensors(schema: Any, model: Any) -> dict[str, Any]:
             for kind, tensors in (("inputs", inputs), ("outputs", outputs))
         }
     return result
+
+
+def column_axes(decode: dict[str, Any]) -> dict[str, int]:
+    """The axis of positions of each growing cache entry of a "decode" signature.
+
+    >>> specs = {name: {"shape": [1, 2, 64, 32]} for name in ("cache_0_key", "cache_0_value")}
+    >>> column_axes({"outputs": specs, "transposed": ["cache_0_key"]})
+    {'cache_0_key': 3, 'cache_0_value': 2}
+    """
+    transposed = decode.get("transposed", ())
+    return {
+        name: 3 if name in transposed else 1 if len(spec["shape"]) == 2 else 2
+        for name, spec in decode["outputs"].items()
+        if name != "logits"
+    }

@@ -1,7 +1,7 @@
 """A loaded file: `Model`, and `load`, which creates one."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -13,6 +13,8 @@ from keras_tfm.runtime.checked_inputs import fit, left_padded
 from keras_tfm.runtime.embedding import embed
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.manifest_fields import of_kind
+from keras_tfm.runtime.sampling import Choose, Sampler
+from keras_tfm.runtime.session import Session
 from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.tokenizer import Tokenizer
 
@@ -45,9 +47,15 @@ class Model:
             of an input is the id that shorter rows are padded with.
     """
 
-    def __init__(self, path: str | Path, threads: int = 1, weight_cache: str | Path | None = None):
-        self._loaded_with = (threads, weight_cache)
-        self._runner = SignatureRunner(path, threads, weight_cache)
+    def __init__(
+        self,
+        path: str | Path,
+        threads: int = 1,
+        weight_cache: str | Path | None = None,
+        adapter: str | Path | None = None,
+    ):
+        self._loaded_with = (threads, weight_cache, adapter)
+        self._runner = SignatureRunner(path, threads, weight_cache, adapter)
         self.path = self._runner.path
         self.manifest = self._runner.manifest
         self.signatures = self._runner.signatures
@@ -55,8 +63,8 @@ class Model:
     def close(self) -> None:
         """Releases LiteRT's memory and the mapped file; a second call does nothing.
 
-        A stream that has not ended keeps its memory until its next token is requested, which raises
-        a ValueError, as does every later call that runs the model.
+        A stream that has not ended, or a session, keeps its memory until it is used again, which
+        raises a ValueError, as does every later call that runs the model.
         """
         self._runner.close()
 
@@ -69,8 +77,12 @@ class Model:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle holds the path and loads the file again."""
         _ = self._runner.runners  # raises if the model was closed
-        threads, cache = self._loaded_with
-        return Model, (self.path.absolute(), threads, cache and Path(cache).absolute())
+        threads, *paths = self._loaded_with
+        return Model, (self.path.absolute(), threads, *(x and Path(x).absolute() for x in paths))
+
+    def content(self) -> bytes:
+        """The bytes of the file, with the constants of its adapter."""
+        return self._runner.content()
 
     def generate(self, inputs: Any) -> Generated:
         """Generates one row of tokens for each row of `inputs`.
@@ -127,9 +139,7 @@ class Model:
         tokens, padding = left_padded(prompt, prompts, specs[prompt], signature["start_id"])
         return {**inputs, prompt: tokens, counts: padding}
 
-    def stream(
-        self, inputs: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> Iterator[np.ndarray]:
+    def stream(self, inputs: Any, choose: Choose | Sampler | None = None) -> Iterator[np.ndarray]:
         """Yields the tokens (B,), int32, of each step as soon as they are chosen.
 
         A row that has ended gets the pad id of the stepped input. The file needs a "decode"
@@ -138,9 +148,9 @@ class Model:
         Args:
             inputs: as in `generate`, up to the exported batch size. Prompts must have the same
                 length.
-            choose: function from logits (B, V), float32, to integer tokens (B,), where B is the
-                exported batch size; default: the most probable token. The logits are a copy that it
-                may keep. It may run signatures of this model other than "decode".
+            choose: `Sampler`, or a function from logits (B, V), float32, to integer tokens (B,),
+                where B is the exported batch size; default: the most probable token. The logits are
+                a copy that it may keep. It may run signatures of this model other than "decode".
 
         Raises:
             ValueError: as in `generate`; or `choose` returned a token outside the vocabulary.
@@ -148,6 +158,12 @@ class Model:
             RuntimeError: another stream has begun, or "decode" has run, and overwrote the caches.
         """
         return stepped.stream(self._runner, inputs, choose)
+
+    def stream_by(
+        self, prefill: str, inputs: Any, choose: Choose | Sampler | None = None
+    ) -> Iterator[np.ndarray]:
+        """`stream` that reads prompts with the signature `prefill`, even if another is faster."""
+        return stepped.stream(self._runner, inputs, choose, prefill)
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of one full pass, by name.
@@ -260,19 +276,23 @@ class Model:
         print(*model.stream_text(model.chat_prompt("What is the capital of France?")), sep="")
         ```
         """
-        stored = self.manifest.get("chat_template")
-        if stored is None:
+        if self.chat_template is None:
             raise ValueError(
                 f"{self.path} has no chat template: export it with chat_template="
                 "checkpoints.load_chat_template(folder)"
             )
-        system = stored["system"]
-        template = ChatTemplate(**{**stored, "system": system and (system[0], system[1])})
-        return template.prompt(messages)
+        return self.chat_template.prompt(messages)
 
-    def stream_text(
-        self, texts: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
-    ) -> Iterator[str]:
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template in the file; None if it has none."""
+        stored = self.manifest.get("chat_template")
+        if stored is None:
+            return None
+        system = stored["system"]
+        return ChatTemplate(**{**stored, "system": system and (system[0], system[1])})
+
+    def stream_text(self, texts: Any, choose: Choose | Sampler | None = None) -> Iterator[str]:
         """Yields the generated text piece by piece: `stream` with the tokenizers of the file.
 
         The pieces, joined, are what `generate_text` returns after the prompt. A piece ends at the
@@ -287,12 +307,46 @@ class Model:
         """
         return text.stream_text(self, texts, choose)
 
+    def session(self, inputs: Any = None, *, restore: str | Path | None = None) -> Session:
+        """A text that is continued call by call; its tokens and KV caches are kept.
+
+        The file needs a "decode" signature; with "prefill", texts are read in chunks. A file may
+        have any number of sessions; streams of the model end when a session runs.
+
+        Args:
+            inputs: dict or array, one row of the inputs of a model with a source, as in `stream`; a
+                decoder-only model has none.
+            restore: str or Path, a file that `Session.save` wrote: the session continues there.
+
+        Raises:
+            ValueError: the file has no "decode"; inputs are unknown or missing; `restore` is
+                damaged, or was saved with another .tflite file.
+            FileNotFoundError: there is no file `restore`.
+
+        Example, of a file with SmolLM2-Instruct:
+
+        ```python
+        session = model.session()
+        session.append(model.chat_prompt("What is the capital of France?"))
+        print(session.generate(max_tokens=100, choose=runtime.Sampler(temperature=0.7)).text)
+        session.append(model.chat_template.turn("And of Italy?"))
+        print(*session.stream(max_tokens=100), sep="")
+        ```
+        """
+        return Session(self, self._runner, inputs, restore)
+
     def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name; `inputs` as in `predict`."""
         return self._runner.run(name, inputs)
 
 
-def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None = None) -> Model:
+def load(
+    path: str | Path,
+    threads: int = 1,
+    *,
+    weight_cache: str | Path | None = None,
+    adapter: str | Path | None = None,
+) -> Model:
     """Loads a file that `keras_tfm.export.export_tflite` wrote, and checks its checksum.
 
     Args:
@@ -306,6 +360,8 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
             are packed in memory, with a warning. LiteRT then runs as `CompiledModel`, which writes
             some twenty lines of INFO to standard error per process. None: weights are packed in
             memory.
+        adapter: str or Path, a LoRA adapter that `keras_tfm.export.save_adapter` wrote, for a file
+            exported with `separate_adapters=True`. It is written into a copy of the file in memory.
 
     The checksum detects accidents, not malice: anyone can compute it. A crafted file can crash the
     process, and with `weight_cache` also through a crafted cache in a folder that others can write
@@ -317,7 +373,7 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or keras_tfm did not write it; `threads` is out of range;
-            `weight_cache` is empty.
+            `weight_cache` is empty; the adapter is damaged, or does not fit the file.
         TypeError: `threads` is not an integer.
         OSError: `weight_cache` is a file, or cannot be created.
         ModuleNotFoundError: LiteRT is missing; the message names the extra to install.
@@ -335,4 +391,4 @@ def load(path: str | Path, threads: int = 1, *, weight_cache: str | Path | None 
     ...         loaded.predict([[3.0, 4.0]])["output"].tolist()
     [[7.0]]
     """
-    return Model(path, threads, weight_cache)
+    return Model(path, threads, weight_cache, adapter)

@@ -1,11 +1,13 @@
 """Runs the signatures of one file with LiteRT, one call at a time."""
 
+import hashlib
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keras_tfm.runtime import adapters
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
 from keras_tfm.runtime.host_loop import CopiedBuffers, by_length
@@ -24,6 +26,7 @@ class SignatureRunner:
         path: str or Path, the file.
         manifest: dict, the manifest of the file: signatures, quantization, versions.
         signatures: dict by name: the inputs and outputs with their shapes and dtypes.
+        checksum: str, that of the file and its adapter.
         lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
             threads would mix their results. Reentrant: a callback that chooses a token may run
             the same model.
@@ -31,7 +34,13 @@ class SignatureRunner:
             run of "decode", takes the next number, and earlier streams stop with an error.
     """
 
-    def __init__(self, path: str | Path, threads: int, weight_cache: str | Path | None):
+    def __init__(
+        self,
+        path: str | Path,
+        threads: int,
+        weight_cache: str | Path | None,
+        adapter: str | Path | None = None,
+    ):
         if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)):
             raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
         if not 1 <= threads <= MAX_THREADS:
@@ -39,24 +48,44 @@ class SignatureRunner:
         threads, self.path = int(threads), Path(path)
         self.manifest = manifests.read(path)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
+        self.checksum: str = self.manifest["sha256"]
+        self._adapter = None if adapter is None else adapters.read(adapter)
+        source: Path | bytes = self.path
+        if self._adapter is not None:
+            source = self.content()
+            both = self.checksum + self._adapter.checksum
+            self.checksum = hashlib.sha256(both.encode()).hexdigest()
         if weight_cache is None:
-            self._runners: dict[str, Runner] | None = self._interpreted(threads)
+            self._runners: dict[str, Runner] | None = self._interpreted(source, threads)
         else:
-            self._runners = cached_runners(self.path, self.manifest, threads, weight_cache)
+            self._runners = cached_runners(
+                source, self.signatures, self.checksum, threads, weight_cache
+            )
+        self._source: Path | bytes | None = source  # LiteRT does not copy bytes
         self._copies = weight_cache is not None
         self.lock = threading.RLock()
         self.cache_user = 0
 
-    def _interpreted(self, threads: int) -> dict[str, Runner]:
-        interpreter_module = manifests.import_litert("interpreter")
-        interpreter = interpreter_module.Interpreter(str(self.path), num_threads=threads)
+    def content(self) -> bytes:
+        """The bytes of the file, with the adapter."""
+        if self._adapter is None:
+            return self.path.read_bytes()
+        return adapters.patched(self.path, self.manifest, self._adapter)
+
+    def _interpreted(self, source: Path | bytes, threads: int) -> dict[str, Runner]:
+        given = (
+            {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
+        )
+        interpreter = manifests.import_litert("interpreter").Interpreter(
+            **given, num_threads=threads
+        )
         interpreter.allocate_tensors()  # otherwise the first run logs the delegate
         return {name: interpreter.get_signature_runner(name) for name in self.signatures}
 
     def close(self) -> None:
         """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""
         with self.lock:
-            self._runners = None
+            self._runners = self._source = None
 
     @property
     def runners(self) -> dict[str, Runner]:

@@ -1,6 +1,6 @@
 """Generation with "encode", "prefill" and "decode": the decoding loop runs on the host."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,17 @@ from keras_tfm.runtime.checked_inputs import (
 )
 from keras_tfm.runtime.host_loop import by_length, prompt_of, step
 from keras_tfm.runtime.manifest_fields import of_kind
+from keras_tfm.runtime.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.signature_runner import SignatureRunner
 
 
 def stream(
-    runner: SignatureRunner, inputs: Any, choose: Callable[[np.ndarray], np.ndarray] | None
+    runner: SignatureRunner,
+    inputs: Any,
+    choose: Choose | Sampler | None,
+    prefill: str | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields the tokens (B,) of each step; see `Model.stream`."""
+    """Yields the tokens (B,) of each step; see `Model.stream` and `Model.stream_by`."""
     decode = runner.signatures[runner.names("decode")[-1]]
     target = decode["target"]
     inputs = _by_name(runner, inputs, target)
@@ -29,13 +33,14 @@ def stream(
         inputs[target] = prompt_rows(
             target, inputs[target], prompt_spec(decode), decode["start_id"]
         )
-    yield from _stream(runner, inputs, choose)
+    yield from _stream(runner, inputs, choose, prefill)
 
 
 def _stream(
     runner: SignatureRunner,
     inputs: dict[str, Any],
-    choose: Callable[[np.ndarray], np.ndarray] | None,
+    choose: Choose | Sampler | None,
+    prefill: str | None = None,
 ) -> Iterator[np.ndarray]:
     """`stream` of inputs by name, with prompts that are checked."""
     decode = runner.signatures[runner.names("decode")[-1]]
@@ -59,11 +64,15 @@ def _stream(
     check_prompt_length(prompt.shape[1], decode["max_length"])
     known = {key: filled_batch(x, batch) for key, x in known.items()}
     steps = step(
-        runner.signatures,
+        {
+            name: signature
+            for name, signature in runner.signatures.items()
+            if prefill is None or signature["role"] != "prefill" or name == prefill
+        },
         runner.buffers,
         known,
         filled_batch(prompt, batch),
-        choose or _most_probable,
+        chooser(choose, filled_batch(prompt, batch)),
     )
     with runner.lock:
         number = runner.cache_user = runner.cache_user + 1
@@ -148,6 +157,16 @@ def _known(
     return {key: fit(key, inputs[key], decode["inputs"][key]) for key in read}
 
 
+def known_of_row(runner: SignatureRunner, inputs: Any) -> dict[str, np.ndarray]:
+    """`_known` of a single row, for a `Session`."""
+    decode = runner.signatures[runner.names("decode")[-1]]
+    known = _known(runner, decode, _by_name(runner, inputs, decode["target"]))
+    counts = {len(x) for x in known.values()}
+    if counts - {1}:
+        raise ValueError(f"a session has one row, got {max(counts)}")
+    return known
+
+
 def _by_name(runner: SignatureRunner, inputs: Any, only: str) -> dict[str, Any]:
     """`inputs` as a dictionary; a bare array is the model's first input."""
     if isinstance(inputs, dict):
@@ -156,8 +175,3 @@ def _by_name(runner: SignatureRunner, inputs: Any, only: str) -> dict[str, Any]:
     names = by_length(signatures, "encode") or by_length(signatures, "generate")
     first = next(iter(signatures[names[0]]["inputs"])) if names else only
     return {first: inputs}
-
-
-def _most_probable(logits: np.ndarray) -> np.ndarray:
-    """Greedy search."""
-    return np.argmax(logits, axis=-1)

@@ -7,15 +7,23 @@ file's start token is put first unless the tokenizer did so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import is_ids
-from keras_tfm.runtime.host_loop import by_length
-from keras_tfm.runtime.tokenizer import Tokenizer, read, shown
+from keras_tfm.runtime.host_loop import by_length, end_ids_of
+from keras_tfm.runtime.sampling import Choose, Sampler
+from keras_tfm.runtime.tokenizer import (
+    Tokenizer,
+    prompt_ids,
+    read,
+    shown,
+    until_end,
+    without_start,
+)
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
@@ -68,7 +76,7 @@ def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
     given = _by_name(model, texts, lengths)
     return model.predict(
         {
-            name: _rows(name, x, _tokenizer(model, name).encode, lengths) if _is_text(x) else x
+            name: _rows(name, x, tokenizer_of(model, name).encode, lengths) if _is_text(x) else x
             for name, x in given.items()
         }
     )
@@ -78,12 +86,10 @@ def rows_of_texts(model: Model, role: str, texts: list[str]) -> tuple[str, list[
     """The input of a role that takes text, and the ids of each text."""
     lengths = _lengths(model, role)
     (name,) = _by_name(model, texts, lengths)
-    return name, _rows(name, texts, _tokenizer(model, name).encode, lengths)
+    return name, _rows(name, texts, tokenizer_of(model, name).encode, lengths)
 
 
-def stream_text(
-    model: Model, text: Any, choose: Callable[[np.ndarray], np.ndarray] | None = None
-) -> Iterator[str]:
+def stream_text(model: Model, text: Any, choose: Choose | Sampler | None = None) -> Iterator[str]:
     """See `Model.stream_text`."""
     request = _Generation(model, text, stepped=True)
     if request.rows != 1:
@@ -115,6 +121,37 @@ def pieces(
         yield text[len(known) :]
 
 
+def before_stop(texts: Iterable[str], stops: Sequence[str]) -> Generator[str, None, int | None]:
+    """Yields the text before the first of some strings, as soon as it cannot belong to one.
+
+    Returns the number of characters before that string; None if the text has none.
+
+    >>> from keras_tfm.runtime.text import before_stop
+    >>> list(before_stop(["a", "b#", "c#", "#d"], ["##"]))
+    ['a', 'b', '#c']
+    """
+    held, count = "", 0
+    for text in texts:
+        held += text
+        found = min((at for at in map(held.find, stops) if at >= 0), default=None)
+        kept = held[: found if found is not None else len(held) - _begun(held, stops)]
+        if kept:
+            yield kept
+            count += len(kept)
+            held = held[len(kept) :]
+        if found is not None:
+            return count
+    if held:
+        yield held
+    return None
+
+
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """The number of characters at the end of a text with which a stop string begins."""
+    lengths = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+    return max(lengths, default=0)
+
+
 class _Generation:
     """Converts texts to ids for `Model.generate` and `Model.stream`, and tokens back to texts."""
 
@@ -122,18 +159,18 @@ class _Generation:
         role = "decode" if stepped or not by_length(model.signatures, "generate") else "generate"
         lengths = _lengths(model, role)
         signature = model.signatures[by_length(model.signatures, role)[-1]]
-        target, start_id, ends = signature["target"], signature["start_id"], signature["end_id"]
+        target, start_id = signature["target"], signature["start_id"]
         self.target: str = target
         self.start_id: int | None = start_id
-        self.end_ids: list[int] = [] if ends is None else np.atleast_1d(ends).tolist()
-        self.tokenizer = _tokenizer(model, target)
+        self.end_ids = end_ids_of(signature)
+        self.tokenizer = tokenizer_of(model, target)
         given = _by_name(model, texts, lengths, target)
         self.rows = len(next(iter(given.values()), ()))
         kinds = [isinstance(x, str) for x in given.values() if _is_text(x)]
         self.single = bool(kinds) and all(kinds)
         self.inputs = dict(given)
         for name in [name for name, x in given.items() if _is_text(x)]:
-            encode = self._prompt if name == target else _tokenizer(model, name).encode
+            encode = self._prompt if name == target else tokenizer_of(model, name).encode
             self.inputs[name] = _rows(name, given[name], encode, lengths)
             self.rows = len(self.inputs[name])
         if target in lengths and target not in given:
@@ -142,18 +179,11 @@ class _Generation:
             self.inputs[target] = [[start_id]] * self.rows
 
     def _prompt(self, text: str) -> list[int]:
-        """The ids of a prompt, which begins with the file's start token, if it has one."""
-        ids = self.tokenizer.encode_prompt(text, self.end_ids)
-        if self.start_id is not None and ids[:1] != [self.start_id]:
-            ids = [self.start_id, *ids]
-        if not ids:
-            raise ValueError(f"{self.target!r} is an empty text, and the file has no start_id")
-        return ids
+        return prompt_ids(self.tokenizer, text, self.start_id, self.end_ids, self.target)
 
     def written(self, row: int) -> list[int]:
         """The prompt of a row, without the start token."""
-        ids = self._given(row)
-        return ids[1:] if ids[0] == self.start_id else ids
+        return without_start(self._given(row), self.start_id)
 
     def _given(self, row: int) -> list[int]:
         if self.target not in self.inputs:
@@ -164,11 +194,8 @@ class _Generation:
 
     def text(self, row: int, tokens: np.ndarray) -> str:
         """The text of a row's tokens (T,), prompt included, up to the end."""
-        new = tokens[len(self._given(row)) :]
-        ends = np.flatnonzero(np.isin(new, self.end_ids))
-        if len(ends):
-            new = new[: ends[0]]
-        return self.tokenizer.decode([*self.written(row), *new.tolist()])
+        new = until_end(tokens[len(self._given(row)) :].tolist(), self.end_ids)
+        return self.tokenizer.decode([*self.written(row), *new])
 
 
 def _lengths(model: Model, role: str) -> dict[str, int | None]:
@@ -243,7 +270,8 @@ def _rows(
     return rows
 
 
-def _tokenizer(model: Model, name: str) -> Tokenizer:
+def tokenizer_of(model: Model, name: str) -> Tokenizer:
+    """The tokenizer of an input; raises a ValueError if the file has none."""
     if name not in model.tokenizers:
         raise ValueError(
             f"{model.path} has no tokenizer for {name!r}, it has {list(model.tokenizers)}: "

@@ -6,7 +6,7 @@ for a SentencePiece model. A package is imported when it is first needed.
 
 import abc
 import importlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,8 +32,23 @@ class Tokenizer(abc.ABC):
         return self._encode(_checked(text), end_ids)
 
     @abc.abstractmethod
+    def encode_more(self, text: str) -> list[int]:
+        """The ids of a text that continues another one: without added special tokens.
+
+        Special tokens that are written in the text stay.
+        """
+
+    @abc.abstractmethod
+    def for_grammar(self) -> str | list[bytes]:
+        """The text of a tokenizer.json, or the bytes of each token; none for special tokens."""
+
+    @abc.abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens; unknown ids are skipped."""
+
+    @abc.abstractmethod
+    def token(self, number: int) -> str:
+        """The token of an id as the vocabulary has it, a special one too, as "<s>"."""
 
     @abc.abstractmethod
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]: ...
@@ -62,9 +77,21 @@ class _HuggingFace(Tokenizer):
                     ids = ids[:-1]
             return ids
 
+    def encode_more(self, text: str) -> list[int]:
+        with refusing(f"the tokenizer cannot read {shown(_checked(text))}"):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+
+    def for_grammar(self) -> str:
+        text: str = self._tokenizer.to_str()
+        return text
+
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
         return text
+
+    def token(self, number: int) -> str:
+        return self._tokenizer.id_to_token(number) or ""
 
 
 class _SentencePiece(Tokenizer):
@@ -89,9 +116,30 @@ class _SentencePiece(Tokenizer):
             ids: list[int] = self._processor.encode(text, **options)
             return ids
 
+    def encode_more(self, text: str) -> list[int]:
+        with refusing(f"the tokenizer cannot read {shown(_checked(text))}"):
+            ids: list[int] = self._processor.encode(text, add_bos=False, add_eos=False)
+            return ids
+
+    def for_grammar(self) -> list[bytes]:
+        return [self._bytes(i) for i in range(self.size)]
+
+    def _bytes(self, token: int) -> bytes:
+        processor = self._processor
+        if processor.is_control(token) or processor.is_unknown(token) or processor.is_unused(token):
+            return b""
+        piece: str = processor.id_to_piece(token)
+        if processor.is_byte(token):  # "<0x41>"
+            return bytes([int(piece[3:-1], 16)])
+        return piece.replace("\u2581", " ").encode()
+
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._processor.decode([int(i) for i in ids if 0 <= i < self.size])
         return text
+
+    def token(self, number: int) -> str:
+        token: str = self._processor.id_to_piece(number)
+        return token
 
 
 def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -112,6 +160,40 @@ def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) ->
             with _named(name):
                 return kind(content, options or {})
     raise ValueError(f"a tokenizer's name must end in {' or '.join(kinds)}, got {name!r}")
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, text: str, start_id: int | None, end_ids: Collection[int], name: str
+) -> list[int]:
+    """The ids of a prompt: the start token first, and no end token that the tokenizer appends.
+
+    Args:
+        tokenizer: that of the stepped input.
+        text: str.
+        start_id: int or None, added at the beginning unless the tokenizer has added it.
+        end_ids: the end tokens.
+        name: str, the input, for errors.
+
+    Raises:
+        ValueError: there are no ids.
+    """
+    ids = tokenizer.encode_prompt(text, end_ids)
+    if start_id is not None and ids[:1] != [start_id]:
+        ids = [start_id, *ids]
+    if not ids:
+        raise ValueError(f"{name!r} is an empty text, and there is no start_id")
+    return ids
+
+
+def without_start(ids: Sequence[int], start_id: int | None) -> list[int]:
+    """A prompt without the start token."""
+    return list(ids[1:] if ids[:1] == [start_id] else ids)
+
+
+def until_end(ids: Sequence[int], end_ids: Collection[int]) -> list[int]:
+    """The ids before the first end token."""
+    ends = (i for i, token in enumerate(ids) if token in end_ids)
+    return [int(i) for i in ids[: next(ends, None)]]
 
 
 def _checked(text: str) -> str:

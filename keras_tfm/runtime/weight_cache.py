@@ -35,7 +35,11 @@ _STALE_SECONDS = 3600.0
 
 
 def cached_runners(
-    path: Path, manifest: dict[str, Any], threads: int, folder: str | Path
+    source: Path | bytes,
+    signatures: dict[str, Any],
+    checksum: str,
+    threads: int,
+    folder: str | Path,
 ) -> dict[str, Runner]:
     """The signatures of a file as functions of arrays, with its packed weights in `folder`.
 
@@ -46,8 +50,9 @@ def cached_runners(
     are packed in memory, with a warning.
 
     Args:
-        path: str or Path, the .tflite file.
-        manifest: its manifest.
+        source: Path or bytes, the .tflite file or its content.
+        signatures: those of its manifest.
+        checksum: str, that of its content.
         threads: int, number of threads that LiteRT uses.
         folder: the folder of the caches, created if it is missing. Together they take at most
             `MAX_BYTES`.
@@ -62,7 +67,7 @@ def cached_runners(
     folder = Path(folder)
     if folder.is_file():
         raise NotADirectoryError(f"weight_cache must be a folder, got the file {folder}")
-    for name, signature in manifest["signatures"].items():
+    for name, signature in signatures.items():
         for kind in ("inputs", "outputs"):
             for key, spec in signature[kind].items():
                 if spec["dtype"] not in DTYPES:
@@ -71,19 +76,17 @@ def cached_runners(
                         f"got {spec['dtype']} for {key!r} of {name}"
                     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key, cache = _key(manifest["sha256"]), None
+    key, cache = _key(checksum), None
     try:
-        cache = _valid(folder, key) or _built(path, folder, key, threads)
+        cache = _valid(folder, key) or _built(source, folder, key, threads)
         _limit(folder, keep=cache)
     except OSError as error:
         warnings.warn(
             f"no weight cache can be written to {folder}: weights are packed in memory ({error})",
             stacklevel=5,  # the caller of `runtime.load`
         )
-    model = _compiled(path, threads, cache)
-    return {
-        name: _runner(model, name, signature) for name, signature in manifest["signatures"].items()
-    }
+    model = _compiled(source, threads, cache)
+    return {name: _runner(model, name, signature) for name, signature in signatures.items()}
 
 
 def _key(digest: str) -> str:
@@ -108,12 +111,12 @@ def _valid(folder: Path, key: str) -> Path | None:
     return None
 
 
-def _built(path: Path, folder: Path, key: str, threads: int) -> Path | None:
+def _built(source: Path | bytes, folder: Path, key: str, threads: int) -> Path | None:
     """A new cache; None if XNNPACK packs no weights of the model."""
     # In a temporary folder: another process may be building the same cache.
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as inside:
         new = Path(inside) / "cache"
-        _compiled(path, threads, new)
+        _compiled(source, threads, new)
         if not new.is_file():
             return None
         kept = folder / _name(key, new)
@@ -158,15 +161,16 @@ def _environment() -> Any:
     return import_litert("environment").Environment.create()
 
 
-def _compiled(path: Path, threads: int, cache: Path | None) -> Any:
+def _compiled(source: Path | bytes, threads: int, cache: Path | None) -> Any:
     options = import_litert("options")
     cpu = options.CpuOptions(
         num_threads=threads, xnnpack_weight_cache_path="" if cache is None else str(cache)
     )
-    compiled_model = import_litert("compiled_model")
-    return compiled_model.CompiledModel.from_file(
-        str(path), environment=_environment(), options=options.Options(cpu_options=cpu)
-    )
+    kind = import_litert("compiled_model").CompiledModel
+    given = {"environment": _environment(), "options": options.Options(cpu_options=cpu)}
+    if isinstance(source, bytes):
+        return kind.from_buffer(source, **given)
+    return kind.from_file(str(source), **given)
 
 
 def _runner(model: Any, name: str, signature: dict[str, Any]) -> Runner:

@@ -83,6 +83,54 @@ def test_the_search_page_ranks_as_python_does(tmp_path):
     _run("test:search", tmp_path, expected)
 
 
+def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
+    """Also a screenshot, chat.png, in the test's folder."""
+    from small_tokenizers import byte_pairs
+    from small_writers import END, ids, story
+
+    from keras_tfm.export import export_tflite
+
+    template = runtime.ChatTemplate("User: ", "\nModel: ", "\nUser: ")
+    shared = {"tokenizer": byte_pairs(), "chat_template": template, "verify": False}
+    files = {
+        "chunks": {"max_length": 200, "prompt_length": (6, 20)},
+        "rows": {"max_length": 190, "prompt_length": 7, "batch_size": 2, "end_id": None},
+        "whole": {"max_length": 190, "prompt_length": (3, 160), "whole_caches": True},
+        "steps": {"max_length": 200},
+    }
+    answers = {}
+    for name, options in files.items():
+        roles = ["prefill", "decode"] if "prompt_length" in options else ["decode"]
+        options = {"end_id": END, **shared, **options}
+        export_tflite(story(), tmp_path / f"{name}.tflite", roles, **options)
+        model = runtime.load(tmp_path / f"{name}.tflite")
+        session, parts = model.session(), [ids(9), ids(70, seed=1), ids(1, seed=2), ids(58, seed=3)]
+        for part in parts:
+            session.append(part)
+        fork = session.fork()
+        answer = session.generate(20)
+        session.rewind(5)
+        session.append(parts[0])
+        stop = answer.text[5:7]
+        stopped = fork.generate(len(answer.tokens), stop=stop)
+        answers[name] = {
+            "parts": [part.tolist() for part in parts],
+            "tokens": answer.tokens.tolist(),
+            "rewound": session.generate(len(answer.tokens)).tokens.tolist(),
+            "stopped": {"stop": stop, "text": stopped.text, "tokens": stopped.tokens.tolist()},
+        }
+    model, said = runtime.load(tmp_path / "chunks.tflite"), []
+    session, messages = model.session(), ["hello world", "text number 1"]
+    for message in messages:
+        session.append(template.turn(message) if said else template.prompt(message))
+        said.append(session.generate(30).text)
+    chat = {"model": "chunks", "messages": messages, "answers": said, "longest": 30}
+    expected = tmp_path / "expected.json"
+    expected.write_text(json.dumps({"chat": chat, "files": answers}))
+    _run("test:chat", tmp_path, expected, SCREENSHOT=str(tmp_path / "chat.png"))
+    assert (tmp_path / "chat.png").stat().st_size > 10_000
+
+
 # What --smoke trains knows nothing: what is compared is that clients give the same answers.
 SMOKE_TEXTS = {
     "classifier": ["Neuseeland", "Oslo", "Åland ☃", "Democratic Republic of Congo"],
@@ -212,13 +260,13 @@ def _unrepeated():
     return choose
 
 
-def _run(script: str, models: Path, expected: Path) -> None:
+def _run(script: str, models: Path, expected: Path, **others: str) -> None:
     """A test in JavaScript, of examples/web/package.json."""
     settings = {"MODELS": str(models), "EXPECTED": str(expected), "CHROMIUM": CHROMIUM}
     result = subprocess.run(
         ["npm", "run", script],
         cwd=WEB,
-        env={**os.environ, **settings},
+        env={**os.environ, **settings, **others},
         capture_output=True,
         text=True,
     )

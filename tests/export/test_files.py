@@ -53,7 +53,7 @@ def mode(path):
 def test_a_file_that_is_not_an_export_is_refused(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(MODEL)
-    with pytest.raises(FileExistsError, match=r"is not a \.tflite file of keras_tfm") as caught:
+    with pytest.raises(FileExistsError, match=r"is not an export of keras_tfm") as caught:
         export(path)
     assert "overwrite=True replaces it" in str(caught.value) and "\n" not in str(caught.value)
     assert path.read_bytes() == MODEL

@@ -20,7 +20,7 @@ from small_models import randomize
 from test_imports import modules_after
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, kept_layers, quantization, tflite
+from keras_tfm.export import conversion, export_tflite, kept_layers, quantization, tflite
 from keras_tfm.export.signatures import Request, make_signatures
 from keras_tfm.generation import generate
 from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
@@ -65,7 +65,7 @@ def small_file(preset, keep_float=()):
     """`small` as `export_tflite` writes it; traced once, and converted once in each way."""
     with (
         mock.patch.object(tflite, "make_signatures", lambda request: made()),
-        mock.patch.object(tflite, "write_saved_model"),
+        mock.patch.object(conversion, "write_saved_model"),
         mock.patch.object(tf.lite.TFLiteConverter, "from_saved_model", Once),
     ):
         options = {"end_id": 2, "keep_float": keep_float, "verify": False, **LENGTHS}
@@ -77,7 +77,7 @@ def made():
     return make_signatures(Request(small(), BOTH, batch_size=1, end_id=2, **LENGTHS))
 
 
-write_saved_model = tflite.write_saved_model
+write_saved_model = conversion.write_saved_model
 from_saved_model = tf.lite.TFLiteConverter.from_saved_model
 
 
@@ -519,7 +519,7 @@ FULL = {"quantization": "int8_full", "signatures": ["predict"]}
     ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, options, message):
-    monkeypatch.setattr(tflite, "write_saved_model", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(conversion, "write_saved_model", lambda *_: pytest.fail("work was done"))
     with pytest.raises(ValueError, match=message) as caught:
         export_tflite(
             small(), tmp_path / "model.tflite", **{"quantization": "int8", **LENGTHS, **options}

@@ -98,12 +98,15 @@ def plain_write(path, text, choose):
                 cache[:, :, position : position + count] = new[name][:, :, :count]
 
     ids = tokenizer.encode(text).ids
-    before = min(len(ids) - 1, 16)  # what is longer than the longest prefill is decoded
-    if before:
-        length = 4 if before <= 4 else 16
+    capacity, read = caches["cache_000_self_attention_mask"].shape[1], 0
+    while read + 4 <= capacity and read < len(ids) - 1:  # in chunks
+        length = 4 if len(ids) - 1 - read <= 4 or read + 16 > capacity else 16
         prefill = interpreter.get_signature_runner(f"prefill_{length}")
-        keep(prefill(tokens=plain_padded(ids[:before], length)), 0, before)
-    for position in range(before, caches["cache_000_self_attention_mask"].shape[1] - 1):
+        chunk = ids[read : min(read + length, len(ids) - 1)]
+        at = np.array([read], "int32")
+        keep(prefill(tokens=plain_padded(chunk, length), position=at, **caches), read, len(chunk))
+        read += len(chunk)
+    for position in range(read, capacity - 1):
         token, at = np.array([[ids[position]]], "int32"), np.array([position], "int32")
         new = decode(tokens=token, position=at, **caches)
         keep(new, position, 1)

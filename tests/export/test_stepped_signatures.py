@@ -153,11 +153,12 @@ def test_a_step_gives_logits_and_one_position_of_each_cache(batch_size):
     }
 
 
-def test_prefill_gives_the_positions_of_its_tokens():
+def test_prefill_takes_a_position_and_caches_and_gives_the_positions_of_its_tokens():
     for name, length in (("prefill_2", 2), ("prefill_5", 5)):
         prefill = usual(3)[name]
         assert inputs(prefill)["target"] == (3, length)
-        assert "position" not in inputs(prefill)
+        of_decode = {**inputs(usual(3)["decode"]), "target": (3, length)}
+        assert inputs(prefill) == of_decode
         assert outputs(prefill) == {
             f"{SELF}_key": (3, 2, length, 3),
             f"{SELF}_value": (3, 2, length, 5),
@@ -204,7 +205,7 @@ def test_a_decoder_alone_has_nothing_but_its_own_caches():
     assert sorted(inputs(signatures["decode"])) == sorted(
         [f"{SELF}_mask", *names, "position", "tokens"]
     )
-    assert list(inputs(signatures["prefill_3"])) == ["tokens"]
+    assert list(inputs(signatures["prefill_3"])) == list(inputs(signatures["decode"]))
 
 
 def run(signature, given):
@@ -229,11 +230,12 @@ def stepped(signatures, given, tokens, encode="encode_5", prefill=None):
             known[name][tuple(at)] = x
 
     start = 0
-    if prefill is not None:
-        signature = signatures[f"prefill_{prefill}"]
-        arguments = {name: known[name] for name in signature.inputs}
-        write(run(signature, {**arguments, target: tokens[:, :prefill]}), 0)
-        start = prefill
+    last = 0 if prefill is None else min(2 * prefill, tokens.shape[1] - 1)
+    while prefill is not None and start + prefill <= last:  # one chunk, or two
+        known[target] = tokens[:, start : start + prefill]
+        known["position"] = np.array([start], "int32")
+        write(run(signatures[f"prefill_{prefill}"], known), start)
+        start += prefill
     logits = []
     for position in range(start, tokens.shape[1]):
         known[target] = tokens[:, position : position + 1]
@@ -251,10 +253,11 @@ def test_steps_of_a_translator_are_the_full_pass(encode, prefill):
     signatures = usual(3)
     source = np.pad(SOURCES[:3], ((0, 0), (0, 0 if encode == "encode_5" else 2)))
     tokens = np.random.default_rng(0).integers(1, TARGET_SIZE, (3, 8)).astype("int32")
-    expected = logits_of(small(), source, tokens)[:, prefill or 0 :]
+    expected = logits_of(small(), source, tokens)
     # Float32, logits of order 1, one layer.
     actual = stepped(signatures, {"source": source}, tokens, encode, prefill)
-    np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-5)
+    assert actual.shape[1] == {None: 8, 2: 4, 5: 3}[prefill]
+    np.testing.assert_allclose(actual, expected[:, -actual.shape[1] :], rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("prefill", [None, 3])
@@ -262,8 +265,9 @@ def test_steps_of_a_decoder_alone_are_the_full_pass(prefill):
     model = decoder_only()
     signatures = made(model, roles=["prefill", "decode"], source_length=None)
     tokens = np.random.default_rng(0).integers(1, TARGET_SIZE, (1, 8)).astype("int32")
-    expected = logits_of(model, tokens)[:, prefill or 0 :]
     actual = stepped(signatures, {}, tokens, None, prefill)
+    assert actual.shape[1] == (2 if prefill else 8)
+    expected = logits_of(model, tokens)[:, -actual.shape[1] :]
     np.testing.assert_allclose(actual, expected, rtol=0.0, atol=1e-5)
 
 
@@ -317,7 +321,7 @@ def stepped_logits(model, signatures, given, tokens, encode):
     expected = np.asarray(model({**given, "target": tokens}))
     for prefill in (None, 3):
         actual = stepped(signatures, given, tokens, encode, prefill)
-        yield actual, expected[:, prefill or 0 :]
+        yield actual, expected[:, -actual.shape[1] :]
 
 
 @pytest.mark.parametrize("encoded", [True, False], ids=["translator", "decoder"])

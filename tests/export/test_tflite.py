@@ -36,7 +36,7 @@ from small_models import (
 )
 
 from keras_tfm import runtime
-from keras_tfm.export import export_tflite, tflite, verify
+from keras_tfm.export import conversion, export_tflite, verify
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 from keras_tfm.models import transformer, with_dtype
 from keras_tfm.runtime import manifest as manifests
@@ -496,7 +496,7 @@ def test_a_report_that_fails(path, monkeypatch):
 def test_a_missing_extra_is_named_before_the_work(path, monkeypatch):
     for module in ("ai_edge_litert", "ai_edge_litert.interpreter"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(tflite, "write_saved_model", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(conversion, "write_saved_model", lambda *_: pytest.fail("work was done"))
     with pytest.raises(ModuleNotFoundError, match=r'pip install "keras-tfm\[edge\]"'):
         export_tflite(dense_model(), path)
 

@@ -148,6 +148,32 @@ def test_a_tolerance_comes_from_the_rounding_of_the_weights(quantization, coarse
     assert check.graph_tolerance == 1e-4  # each stored number is the model's, rounded
 
 
+def cancelling_model(quarter=0.25):
+    """Large features that nearly cancel: two orders of summation differ by more than 1e-4."""
+    x = keras.Input((600,), name="x")
+    wide = layers.Dense(64, name="wide")(x)
+    model = keras.Model(x, layers.Dense(48, name="out")(wide), name="cancelling")
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(0, 1, (64, 48))
+    offset = np.full(64, 2e2)
+    model.get_layer("wide").set_weights([rng.normal(0, 0.02, (600, 64)), offset])
+    model.get_layer("out").set_weights([kernel * quarter, -offset @ kernel * quarter])
+    return model
+
+
+@pytest.mark.parametrize("quantization", ["float32", "float16"])
+def test_rounding_in_float32_is_not_an_error_of_the_file(quantization):
+    model = cancelling_model()
+    report = export_tflite(model, new_path(), quantization=quantization, verify=False)
+    (check,) = verify(model, report.path).checks
+    assert 1e-4 < check.graph_error < check.graph_tolerance <= 1e-3
+    with pytest.raises(VerificationError):
+        verify(cancelling_model(0.251), report.path)
+    if quantization == "float32":
+        with pytest.raises(VerificationError, match=r"at most 0\.0001,"):
+            verify(model, report.path, tolerance=1e-4)
+
+
 # What is noticed
 
 

@@ -172,3 +172,22 @@ def test_choose_is_needed():
         NotImplementedError, match=r"Mine does not define choose\(logits, context\)"
     ):
         type("Mine", (Strategy,), {})().choose(None, None)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "early_stopping", "worst", "goes_on"),
+    [
+        # Of 2 tokens with log-probability -4, at most 4 tokens.
+        (0.5, "never", -2.5, True),  # -4 / 4^0.5 may still be reached
+        (0.5, "never", -1.9, False),
+        (0.5, False, -2.5, False),  # only -4 / 2^0.5 counts
+        (-0.5, "never", -5.0, False),  # longer is worse: -4 * 2^0.5
+        (lambda n: 8.0 / n, "never", -1.7, True),  # the next token gives -4 / (8 / 3)
+        (lambda n: 8.0 / n, "never", -1.4, False),
+    ],
+)
+def test_beam_goes_on_while_a_longer_hypothesis_can_win(penalty, early_stopping, worst, goes_on):
+    beam = Beam(2, length_penalty=penalty, early_stopping=early_stopping)
+    numbers = (ops.convert_to_tensor([x], "float32") for x in (-4.0, worst))
+    found = beam._can_improve(task(batch=1), ops.convert_to_tensor(3, "int32"), *numbers)
+    assert to_numpy(found).tolist() == [goes_on]

@@ -15,6 +15,8 @@ from keras_tfm.layers import (
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     PositionalEncoding,
+    PositionEmbedding,
+    RelativePositionBias,
     RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -85,6 +87,42 @@ def encoder_decoder(first=False, num_layers=2):
 
 
 # Stepped = full pass
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    "position",
+    [PositionEmbedding, PositionalEncoding, ALiBi, RelativePositionBias, RotaryEmbedding],
+)
+def test_padding_at_the_end_of_a_step_may_exceed_the_length(x, position):
+    """As on a device: the position is a tensor, and the last tokens are padded to three."""
+    import tensorflow as tf
+
+    adds = position in (PositionEmbedding, PositionalEncoding)
+    position = position(T) if position is PositionEmbedding else position()
+    part = {} if adds else {"position": position}
+    layer = MultiHeadSelfAttention(2, head_dim=4, causal=True, **part)
+    positions = position if adds else keras.layers.Identity()
+    layer(positions(x))
+    for seed, one in enumerate((layer, positions)):
+        randomize(one, seed)
+    whole = layer(positions(x))
+
+    @tf.function(autograph=False)
+    def step(cache, position, tokens):
+        with DecodingScope(cache, position=position, length=T, capacity=T + 2) as scope:
+            y = layer(positions(tokens))
+        return y, scope.cache
+
+    with DecodingScope(length=T, capacity=T + 2) as scope:
+        outputs = [layer(positions(x[:, :3]))]
+    cache = scope.cache
+    padded = np.concatenate([x, np.full((B, 2, D), 9.0, "float32")], axis=1)
+    for start in (3, 6):  # positions 6, 7 and 8; the last is 6
+        y, cache = step(cache, tf.constant(start), padded[:, start : start + 3])
+        outputs.append(y)
+    assert_close(ops.concatenate(outputs, axis=1)[:, :T], whole, FLOAT32)
+    assert next(iter(cache.values()))["key"].shape[2] == T + 2
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -220,22 +258,22 @@ def test_a_cache_longer_than_the_tokens_changes_nothing(length):
     "mode", [*MODES[:-1], pytest.param("xla", marks=[tensorflow_only, pytest.mark.slow])]
 )
 def test_a_position_may_be_a_tensor(mode):
-    model = encoder_decoder(num_layers=1)
+    model = decoder_only(num_layers=1)
     with DecodingScope(length=T) as scope:
-        outputs = [to_numpy(model([SOURCE, TARGET[:, :1]]))]
+        outputs = [to_numpy(model(TARGET[:, :1]))]
 
-    def step(cache, source, token, position):
+    def step(cache, token, position):
         with DecodingScope(cache, position=position, length=T) as scope:
-            logits = model([source, token])
+            logits = model(token)
         return logits, scope.cache
 
     step, cache = compiled(mode, step), scope.cache
     for position in range(1, T):
         token = TARGET[:, position : position + 1].astype("int32")
-        arguments = (ops.convert_to_tensor(x) for x in (SOURCE, token, np.int32(position)))
+        arguments = (ops.convert_to_tensor(x) for x in (token, np.int32(position)))
         logits, cache = step(cache, *arguments)
         outputs.append(to_numpy(logits))
-    assert_close(np.concatenate(outputs, axis=1), model([SOURCE, TARGET]), FLOAT32)
+    assert_close(np.concatenate(outputs, axis=1), model(TARGET), FLOAT32)
 
 
 @tensorflow_only

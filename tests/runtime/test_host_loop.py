@@ -74,6 +74,16 @@ def rows_of(stream):
     return np.stack(list(stream), axis=1)
 
 
+def empty(model, name, rows=1):
+    """The arguments of a step for the caches before the first token."""
+    signature = model.signatures[name]
+    return {
+        key: np.zeros((rows, *spec["shape"][1:]), spec["dtype"])
+        for key, spec in signature["inputs"].items()
+        if key in signature["outputs"]
+    }
+
+
 # As generate in Keras
 
 
@@ -100,7 +110,8 @@ def test_whole_caches_are_handed_on():
     assert report.verification is not None
     model = load(report.path)
     known = model.run("encode_5", SOURCES[:1])
-    cache = model.run("prefill_3", {"target": [[START, 5, 9]], **known})
+    first = {"target": [[START, 5, 9]], "position": [0], **known, **empty(model, "decode")}
+    cache = model.run("prefill_3", first)
     tokens = [START, 5, 9, 2]
     for position in (3, 4):
         step = {"target": [tokens[position:]], "position": [position], **known, **cache}
@@ -115,12 +126,8 @@ def test_whole_caches_are_handed_on():
 
 def test_a_step_of_three_rows_has_one_position():
     model = load(translator())
-    caches = {
-        name: np.zeros((2, *spec["shape"][1:]), spec["dtype"])
-        for name, spec in model.signatures["decode"]["inputs"].items()
-        if name.startswith("cache_") and name in model.signatures["decode"]["outputs"]
-    }
     known = model.run("encode_5", SOURCES[:2])
+    caches = empty(model, "decode", rows=2)
     results = model.run("decode", {"target": [[START]] * 2, "position": [0], **known, **caches})
     wanted = logits_of(small(seed=6), SOURCES[:2], [[START]] * 2)[:, -1]
     np.testing.assert_allclose(results["logits"], wanted, rtol=0.0, atol=FLOAT32)
@@ -279,7 +286,8 @@ def test_a_stream_goes_on_after_other_signatures_have_run():
         tokens.append(int(step[0]))
         model.predict({"source": SOURCES[1:2], "target": [[1, 2]]})
         model.run("encode_5", SOURCES[2:3])
-        model.run("prefill_2", {**model.run("encode_5", SOURCES[1:2]), "target": [[3, 4]]})
+        known = {**model.run("encode_5", SOURCES[1:2]), **empty(model, "prefill_2")}
+        model.run("prefill_2", {**known, "target": [[3, 4]], "position": [0]})
     assert tokens == expected()[0, 1 : 1 + len(tokens)].tolist()
 
 

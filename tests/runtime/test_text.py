@@ -174,7 +174,7 @@ def test_a_start_that_the_tokenizer_does_not_add(monkeypatch):
     assert "".join(loaded.stream_text("")) == continued([2]).removeprefix("two ")
     monkeypatch.setitem(loaded.signatures["decode"], "start_id", None)
     assert loaded.generate_text("two four") == continued([2, 4])
-    with pytest.raises(ValueError, match="'tokens' is an empty text, and the file has no start_id"):
+    with pytest.raises(ValueError, match="'tokens' is an empty text, and there is no start_id"):
         loaded.generate_text("")
 
 

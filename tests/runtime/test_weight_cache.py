@@ -238,11 +238,11 @@ def test_a_folder_that_cannot_be_made(report, tmp_path):
 
 
 def test_dtypes_that_it_cannot_pass(report):
-    manifest = runtime.load(report.path).manifest
-    outputs = manifest["signatures"]["generate"]["outputs"]
+    signatures = runtime.load(report.path).signatures
+    outputs = signatures["generate"]["outputs"]
     outputs["tokens"] = {**outputs["tokens"], "dtype": "int64"}
     with pytest.raises(ValueError, match=r"must be among .*, got int64 for 'tokens' of generate"):
-        weight_cache.cached_runners(report.path, manifest, 1, "unused")
+        weight_cache.cached_runners(report.path, signatures, "0" * 64, 1, "unused")
 
 
 def test_it_loads_neither_keras_nor_tensorflow(report, tmp_path):

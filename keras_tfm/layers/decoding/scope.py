@@ -48,8 +48,9 @@ class DecodingScope:
         cache: dict, `scope.cache` of the step before, or None in the first step, which must be at
             position 0.
         position: int or int32 scalar tensor, position of the first new token.
-        length: int, capacity of the KV cache in positions. With `branches` the cache has one column
-            for each entry of `branches.positions` instead.
+        length: int, number of positions of a row, and of cache columns. With `branches` the cache
+            has one column for each entry of `branches.positions` instead.
+        capacity: int, number of cache columns, if padding at the end of a step needs more.
         padding: (B,), int32, number of padding positions before each row's first token (left
             padding: rows of different lengths end together). They are not attended to, and
             positional layers start at each row's first token.
@@ -79,6 +80,7 @@ class DecodingScope:
         *,
         position: Any = 0,
         length: int,
+        capacity: int | None = None,
         padding: Tensor | None = None,
         branches: Branches | None = None,
         xla: bool = False,
@@ -92,9 +94,11 @@ class DecodingScope:
             raise ValueError(f"length must be at least 1, got {length}")
         self.position = position
         self.length = length
+        self._capacity = capacity or length if branches is None else branches.positions.shape[0]
         self.padding = padding
         self.branches = branches
         self.xla = xla
+        self._transposed = xla or current_target().name == "gpu-edge"
         self._masked_score = current_target().masked_score
         self._given = cache
         self._before: Cache = {}
@@ -195,7 +199,8 @@ class DecodingScope:
         self._check_capacity(length)
         entry = self._take(name)
         is_first = entry is None
-        added = make_entry(key, value, self.xla if entry is None else "transposed_key" in entry)
+        transposed = self._transposed if entry is None else "transposed_key" in entry
+        added = make_entry(key, value, transposed)
         if entry is None:
             entry = {part: empty(part, x, self._capacity) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
@@ -226,11 +231,6 @@ class DecodingScope:
     def _column(self) -> Any:
         """The first cache column that this step writes."""
         return self.position if self.branches is None else _integer(self.branches.column)
-
-    @property
-    def _capacity(self) -> int:
-        """The number of columns of the cache."""
-        return self.length if self.branches is None else self.branches.positions.shape[0]
 
     def _see(self, length: Any, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
         """What the step's tokens see; computed once and shared by layers with the same view."""
@@ -279,7 +279,7 @@ class DecodingScope:
         """
         entry = self._take(name)
         if entry is None:
-            entry = make_entry(*project(), self.xla)
+            entry = make_entry(*project(), self._transposed)
             if mask is not None and id(mask) not in self._context_masks:
                 entry["mask"] = mask
         if self._owns_mask(name, entry, mask, self._context_masks):

@@ -25,8 +25,8 @@ class Span:
     Attributes:
         start: int or int32 scalar tensor, the first position.
         length: int or int32 scalar tensor, number of tokens (T).
-        limit: int, an upper bound (exclusive) of all positions, or None if unknown: a table of
-            `limit` rows covers them.
+        limit: int or None, an upper bound (exclusive) of the positions of tokens, if known: a
+            table of `limit` rows covers them. Padding at the end of a step may exceed it.
         together: bool, all T tokens share the position `start`, like the hypotheses of one beam
             search.
         padding: (B,), int32, number of padding positions before each row's first token. A row's

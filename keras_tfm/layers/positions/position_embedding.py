@@ -9,8 +9,10 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
@@ -104,8 +106,16 @@ class PositionEmbedding(RematerializedLayer):
             if positions.is_static and start + count <= self.max_length:
                 return table[start : start + count]
             fits = limit is not None and limit <= self.max_length and positions.padding is None
-            if fits and isinstance(count, int):
-                return ops.slice(table, (start, 0), (count, table.shape[1]))
+            one = isinstance(count, int) and count == 1
+            if fits and one and current_target().name == "gpu-edge":
+                return lookup(table, ops.reshape(start, (1,)))  # slices of constants are refused
+            if fits and one:
+                return ops.slice(table, (start, 0), (1, table.shape[1]))
+            if fits and not isinstance(start, int):
+                # Only padding at the end of a step exceeds the table. A slice that ends behind the
+                # table would start earlier, for tokens too.
+                index = ops.minimum(as_tensor(positions), self.max_length - 1)
+                return ops.take(table, index, axis=0)
         index = positions = as_tensor(positions)
         if limit is not None:
             # A finished row is stepped along with the others, even past the table: not an error.

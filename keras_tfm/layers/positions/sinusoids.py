@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
@@ -58,7 +60,11 @@ def _of_span(span: Span, frequencies: np.ndarray) -> Tensor:
         return _constant(np.arange(start, start + count), frequencies)
     if span.limit is None:
         return _from_two_tables(ops.arange(count, dtype="int32") + start, frequencies)
-    table = _constant(np.arange(max(span.limit, count)), frequencies)
+    # A slice must not end behind the table: its start would be moved.
+    table = _constant(np.arange(span.limit + count - 1), frequencies)
+    if current_target().name == "gpu-edge":  # a slice of a constant is not supported
+        rows = lookup(ops.reshape(table, (table.shape[0], -1)), ops.arange(count) + start)
+        return ops.reshape(rows, (count, len(frequencies), 2))
     return ops.slice(table, (start, 0, 0), (count, len(frequencies), 2))
 
 

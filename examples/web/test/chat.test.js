@@ -1,0 +1,140 @@
+/**
+ * chat.html and sessions in headless Chromium, against what Python's sessions answer.
+ *
+ *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:chat
+ *
+ * FOLDER holds the files of EXPECTED. tests/examples/test_web.py makes both. Of `chat` EXPECTED has
+ * `messages`, `answers` and the `longest` answer in tokens; of each of `files` the ids that are appended in `parts`, the `tokens`
+ * that follow, and those `rewound` by 5 and continued. SCREENSHOT is written, if it is set.
+ */
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { after, before, test } from "node:test";
+
+import { start } from "./browser.js";
+
+const { MODELS, EXPECTED, SCREENSHOT } = process.env;
+const { chat, files } = JSON.parse(readFileSync(EXPECTED, "utf8"));
+const requests = [];
+let browser;
+
+before(async () => {
+  browser = await start(MODELS, requests);
+});
+after(() => browser.close());
+
+async function opened(model) {
+  const page = await browser.open(`/chat.html?model=${model}`);
+  await page.locator("#facts:not(:empty), #problem:not(:empty)").first().waitFor();
+  await page.getByLabel("Temperature").fill("0");
+  await page.getByLabel("Longest answer").fill(String(chat.longest));
+  return page;
+}
+
+async function sent(page, message) {
+  await page.getByLabel("Message").fill(message);
+  await page.getByRole("button", { name: "Send" }).click();
+  await page.locator("#send:disabled").waitFor({ state: "detached" });
+}
+
+const shown = (page) =>
+  page.locator("#log li p").evaluateAll((items) => items.map((x) => x.textContent));
+
+test("the page answers as Python does, turn by turn", async (t) => {
+  const page = await opened(chat.model);
+  for (const message of chat.messages) await sent(page, message);
+  assert.equal(await page.locator("#problem").textContent(), "");
+  const turns = chat.messages.flatMap((message, i) => [message, chat.answers[i]]);
+  assert.deepEqual(await shown(page), turns);
+  const notes = await page.locator("#log li:nth-child(even) small").allTextContents();
+  for (const note of notes) assert.match(note, /^\d+ tokens, [\d.]+ per second/);
+  t.diagnostic(notes.join("; "));
+  assert.match(await page.locator("#facts").textContent(), /MB, float32, written by keras_tfm/);
+  if (SCREENSHOT) await page.screenshot({ path: SCREENSHOT, fullPage: true });
+  await page.getByRole("button", { name: "New conversation" }).click();
+  assert.deepEqual(await shown(page), []);
+  await sent(page, chat.messages[0]);
+  assert.deepEqual(await shown(page), turns.slice(0, 2));
+  assert.ok(requests.every((url) => url.startsWith(browser.origin) || !/^https?:/.test(url)));
+});
+
+test("an answer is stopped, and the conversation goes on", async () => {
+  const page = await opened(chat.model);
+  await page.getByLabel("Message").fill(chat.messages[0]);
+  // Pressed as soon as there is a piece of the answer.
+  await page.evaluate(() => {
+    const log = document.getElementById("log");
+    new MutationObserver((_, observer) => {
+      const piece = log.querySelector("li:nth-child(2) p")?.textContent;
+      if (!piece) return;
+      observer.disconnect();
+      document.getElementById("stop").click();
+    }).observe(log, { childList: true, subtree: true, characterData: true });
+  });
+  await page.getByRole("button", { name: "Send" }).click();
+  await page.locator("#send:disabled").waitFor({ state: "detached" });
+  const [, answer] = await shown(page);
+  assert.ok(answer.length && answer.length < chat.answers[0].length);
+  assert.ok(chat.answers[0].startsWith(answer));
+  assert.match(await page.locator("#log small").last().textContent(), /, stopped$/);
+  await sent(page, chat.messages[1]);
+  assert.equal((await shown(page)).length, 4);
+  assert.equal(await page.locator("#problem").textContent(), "");
+});
+
+test("a message that is too long is an error, and the conversation goes on", async () => {
+  const page = await opened(chat.model);
+  await sent(page, "hello ".repeat(400));
+  assert.match(await page.locator("#problem").textContent(), /too long/);
+  await sent(page, chat.messages[0]);
+  assert.deepEqual(await shown(page), [chat.messages[0], chat.answers[0]]);
+});
+
+test("a missing model is named", async () => {
+  const page = await browser.open("/chat.html?model=none");
+  await page.locator("#problem:not(:empty)").waitFor();
+  assert.match(await page.locator("#problem").textContent(), /none\.tflite/);
+});
+
+for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files)) {
+  test(`${name}: a session has the tokens of Python's`, async () => {
+    const page = await browser.open("/chat.html?model=none");
+    const found = await page.evaluate(
+      async ([name, parts, count, stop]) => {
+        const { loadModel } = await import("/model.js");
+        const model = await loadModel(`models/${name}.tflite`);
+        const message = (call) => call.then(() => "no error", (error) => error.message);
+        const session = model.session();
+        const errors = [await message(session.generate())];
+        for (const part of parts) await session.append(part);
+        const fork = session.fork();
+        const texts = session.fork();
+        const { tokens } = await session.generate({ maxTokens: count });
+        session.rewind(5);
+        await session.append(parts[0]);
+        const { tokens: rewound } = await session.generate({ maxTokens: count });
+        errors.push(await message(session.append(Array(1000).fill(3))));
+        errors.push(await message(session.append([100000])));
+        errors.push(await message(session.generate({ choose: () => -1 })));
+        const streamed = [];
+        for await (const token of fork.streamTokens({ maxTokens: count })) streamed.push(token);
+        const stopped = await texts.generate({ maxTokens: count, stop: [stop] });
+        const [first, second] = [fork.append([5]), message(fork.append([6]))];
+        await first;
+        errors.push(await second);
+        for (const one of [session, fork, texts]) one.delete();
+        errors.push(await message(session.append([5])));
+        model.delete();
+        return { tokens, rewound, streamed, stopped, errors };
+      },
+      [name, parts, tokens.length, stopped.stop],
+    );
+    assert.deepEqual(found.tokens, tokens);
+    assert.deepEqual(found.streamed, tokens);
+    assert.deepEqual(found.rewound, rewound);
+    assert.deepEqual(found.stopped, { text: stopped.text, tokens: stopped.tokens });
+    const expected = [/is empty/, /1000 tokens, and/, /no token 100000/, /0 to \d+: -1/, /in use/, /in use/];
+    found.errors.forEach((error, i) => assert.match(error, expected[i]));
+  });
+}

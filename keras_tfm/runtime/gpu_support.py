@@ -1,0 +1,161 @@
+"""What LiteRT's GPU delegate refuses in a file, by the checks of its published source.
+
+The source is that of ML Drift's delegate, google-ai-edge/LiteRT at commit f674577 (2026-08-21):
+`NewOperationParser` and `GetOpsToReplaceWithOptions` in ml_drift_delegate/tflite/model_builder.cc,
+and tflite/tools/versioning/gpu_compatibility.cc. `CompiledModel` takes a signature as a whole or
+not at all. Two things that it accepts and computes wrongly are listed, too. Not every check is
+repeated here: a signature without findings may still be refused, and no GPU was tried.
+
+Example:
+
+>>> from keras_tfm.runtime.gpu_support import Finding
+>>> print(Finding("generate", "WHILE", 1, "the operator is not supported"))
+generate: WHILE (1): the operator is not supported
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.runtime.manifest import import_litert, read
+
+# The operators that `NewOperationParser` knows, by their names in the schema. DEQUANTIZE and
+# QUANTIZE depend on an option that is on by default.
+OPERATORS = frozenset(
+    """
+    ABS ADD ADD_N ARG_MAX ATAN2 AVERAGE_POOL_2D BATCH_MATMUL BITCAST BITWISE_XOR
+    STABLEHLO_BROADCAST_IN_DIM CAST STABLEHLO_CBRT CEIL CONCATENATION CONV_2D COS CUMSUM
+    DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE DIV DYNAMIC_UPDATE_SLICE EQUAL ELU EMBEDDING_LOOKUP
+    EXP FLOOR FLOOR_DIV FLOOR_MOD FULLY_CONNECTED GATHER GELU GREATER GREATER_EQUAL HARD_SWISH LESS
+    LESS_EQUAL LOGICAL_AND LOGICAL_NOT LOGICAL_OR LOGISTIC LOG LSTM MAXIMUM MAX_POOL_2D MEAN MINIMUM
+    MIRROR_PAD MUL NEG NOT_EQUAL ONE_HOT PACK PAD PADV2 POW REDUCE_ALL REDUCE_ANY REDUCE_MAX
+    REDUCE_MIN REDUCE_PROD QUANTIZE RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 LEAKY_RELU PRELU
+    STABLEHLO_REMAINDER RESHAPE RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR REVERSE_V2 ROUND RSQRT
+    SELECT SELECT_V2 STABLEHLO_SHIFT_LEFT RIGHT_SHIFT SIGN SIN SLICE SOFTMAX SPACE_TO_DEPTH SPLIT
+    SPLIT_V SQRT SQUARE SQUARED_DIFFERENCE STRIDED_SLICE SUB SUM TANH TILE TOPK_V2 TRANSPOSE
+    TRANSPOSE_CONV UNPACK STABLEHLO_CLAMP STABLEHLO_COMPOSITE
+    """.split()  # noqa: SIM905 (one name per line would take a hundred lines)
+)
+_MAX_AXES = 4
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Operators of a signature that the GPU delegate refuses or computes wrongly.
+
+    Attributes:
+        signature: str, its name; of a subgraph that is no signature, such as a loop's body, the
+            subgraph's.
+        operator: str, the operator's name.
+        count: int, the number of nodes.
+        reason: str, what the delegate requires.
+    """
+
+    signature: str
+    operator: str
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.signature}: {self.operator} ({self.count}): {self.reason}"
+
+
+def check_file(path: str | Path) -> list[Finding]:
+    """The findings of a file of keras_tfm; empty if none of the checks fails.
+
+    Raises:
+        FileNotFoundError, ValueError: as `runtime.load`.
+    """
+    read(path)
+    return check(Path(path).read_bytes())
+
+
+def check(content: bytes) -> list[Finding]:
+    """The findings of the bytes of a .tflite file, by signature."""
+    schema = import_litert("schema_py_generated")
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    names = {code: x for x, code in vars(schema.BuiltinOperator).items() if x[0] != "_"}
+    signatures = {x.subgraphIndex: x.signatureKey.decode() for x in model.signatureDefs or []}
+    found: Counter[tuple[str, str, str]] = Counter()
+    for index, graph in enumerate(model.subgraphs):
+        name = signatures.get(index, (graph.name or b"").decode())
+        for operator in graph.operators:
+            code = model.operatorCodes[operator.opcodeIndex]
+            kind = names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            reason = _reason(kind, _Node(schema, model, graph, operator))
+            if reason is not None:
+                found[name, kind, reason] += 1
+    return [Finding(name, kind, n, reason) for (name, kind, reason), n in found.items()]
+
+
+class _Node:
+    """An operator and its tensors."""
+
+    def __init__(self, schema: Any, model: Any, graph: Any, operator: Any):
+        self.integer = schema.TensorType.INT32
+        self.options = operator.builtinOptions
+        self.inputs = [graph.tensors[i] for i in operator.inputs if i >= 0]
+        self.outputs = [graph.tensors[i] for i in operator.outputs if i >= 0]
+        self._buffers = model.buffers
+
+    def is_constant(self, number: int) -> bool:
+        """Whether an input is a constant of the file."""
+        return self._buffers[self.inputs[number].buffer].data is not None
+
+    def axes(self, number: int) -> int:
+        """The number of axes of an input."""
+        return _axes(self.inputs[number])
+
+
+def _axes(tensor: Any) -> int:
+    return 0 if tensor.shape is None else len(tensor.shape)
+
+
+def _reason(kind: str, node: _Node) -> str | None:
+    """Why the delegate refuses a node; None if no check fails."""
+    if kind not in OPERATORS:
+        return "the operator is not supported"
+    if any(_axes(x) > _MAX_AXES for x in (*node.inputs, *node.outputs)):
+        return f"tensors must have at most {_MAX_AXES} axes"
+    if kind == "BATCH_MATMUL" and (node.options.adjX or node.options.adjY):
+        return "adj_x and adj_y are ignored, and the result is wrong (LiteRT issue 8913)"
+    if kind == "GATHER" and (node.axes(1) != 1 or node.inputs[1].type != node.integer):
+        return "indices must be int32 with one axis"
+    if kind == "DYNAMIC_UPDATE_SLICE" and node.is_constant(2):
+        return "start indices must not be constant"
+    if kind == "SLICE" and node.is_constant(0):
+        return "the input must not be constant"
+    if kind == "SLICE" and not (node.is_constant(1) and node.is_constant(2)):
+        return "begin and size must be constant"
+    if kind == "TRANSPOSE" and not node.is_constant(1):
+        return "the permutation must be constant"
+    if kind == "STRIDED_SLICE":
+        options = node.options
+        if options.ellipsisMask or options.newAxisMask or options.shrinkAxisMask:
+            return "ellipsis, new-axis and shrink-axis masks are not supported"
+        if node.axes(0) not in (3, 4):
+            return "the input must have three or four axes"
+    if kind in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN") and not node.is_constant(1):
+        return "the axes must be constant"
+    return _broken_constant(kind, node)
+
+
+def _broken_constant(kind: str, node: _Node) -> str | None:
+    """Integers of fewer axes than the other operand, which the delegate broadcasts wrongly."""
+    compared = ("LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "EQUAL", "NOT_EQUAL")
+    if kind not in (*compared, "ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM") or len(node.inputs) != 2:
+        return None
+    for number in (0, 1):
+        constant, other = node.inputs[number], node.inputs[1 - number]
+        if (
+            constant.type == node.integer
+            and node.is_constant(number)
+            and 0 < _axes(constant) < _axes(other)
+        ):
+            return (
+                "constant integers of fewer axes than the other operand are broadcast wrongly "
+                "(LiteRT pull request 9664)"
+            )
+    return None

@@ -1,0 +1,210 @@
+"""Graphs for LiteRT's GPU delegate: what it refuses, and the same results on a CPU.
+
+No GPU runs here: the checks are those of the delegate's source.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_weights import randomize
+from small_exports import small
+from small_models import SOURCES, START, decoder_only
+
+from keras_tfm import cli, layers, models, runtime
+from keras_tfm.export import export_tflite
+from keras_tfm.export.gpu_graph import for_gpu
+from keras_tfm.runtime.gpu_support import OPERATORS, check, check_file
+
+# Float32 rounds at 6e-8; the same sums in another order, through some layers.
+FLOAT32 = 1e-5
+PROMPTS = [[1, 5, 3, 8, 2, 4, 9, 6, 7], [1, 5]]
+STEPS = {"signatures": ["prefill", "decode"], "prompt_length": 4, "max_length": 12}
+
+
+def gpt():
+    model = models.gpt(11, dim=6, num_layers=2, num_heads=3, intermediate_dim=7, max_length=13)
+    return randomize(model, 1)
+
+
+def llama():
+    model = models.llama(11, 8, 2, 4, 13, num_key_value_heads=2, windows=[3, None])
+    return randomize(model, 2)
+
+
+def alibi():
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    x = layers.TokenEmbedding(11, 6)(ids)
+    attention = layers.MultiHeadSelfAttention(3, causal=True, position=layers.ALiBi())
+    x = layers.TransformerDecoderBlock(7, self_attention=attention, cross_attention=False)(x)
+    return randomize(keras.Model(ids, keras.layers.Dense(11)(x), name="alibi"), 3)
+
+
+def both(model, folder, **arguments):
+    """The file for a CPU, and the one for a GPU, which is verified."""
+    files = []
+    for accelerator in ("cpu", "gpu"):
+        path = folder / f"{accelerator}.tflite"
+        verify = accelerator == "gpu"
+        export_tflite(model, path, accelerator=accelerator, verify=verify, **arguments)
+        files.append(runtime.load(path))
+    return files
+
+
+def streamed(file, inputs):
+    """The logits (T, V) of greedy steps."""
+    logits = []
+
+    def choose(x):
+        logits.append(x[0])
+        return np.argmax(x, axis=-1)
+
+    list(file.stream(inputs, choose))
+    return np.stack(logits)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["entries", "whole"])
+@pytest.mark.parametrize("make", [gpt, llama, alibi, decoder_only])
+def test_decoders_give_what_they_give_on_a_cpu(make, whole, tmp_path):
+    cpu, gpu = both(make(), tmp_path, whole_caches=whole, **STEPS)
+    assert {x.operator for x in check_file(cpu.path)} >= {"BATCH_MATMUL", "STRIDED_SLICE"}
+    assert check_file(gpu.path) == []
+    for prompt in PROMPTS:
+        target = cpu.signatures["decode"]["target"]
+        expected, found = (streamed(x, {target: [prompt]}) for x in (cpu, gpu))
+        np.testing.assert_allclose(found, expected, atol=FLOAT32, rtol=FLOAT32)
+    shapes = {x: y["shape"] for x, y in gpu.signatures["decode"]["inputs"].items()}
+    keys = [shape for x, shape in shapes.items() if x.endswith("_transposed_key")]
+    assert len(keys) >= 1 and all(shape[3] == 12 for shape in keys)  # (B, G, K, S)
+
+
+def test_keys_in_caches_are_not_transposed_at_each_step(tmp_path):
+    """Only in prefills: their keys are new."""
+    _, gpu = both(llama(), tmp_path, **STEPS)
+    report = runtime.inspection.inspect_file(gpu.path)
+    operators = {x.name: x.operators for x in report.subgraphs}
+    assert "TRANSPOSE" not in operators["decode"]
+    assert "WHILE" not in {x for kinds in operators.values() for x in kinds}
+
+
+def test_encoder_decoders_and_predict(tmp_path):
+    sizes = {"source_length": 5, "max_length": 9, "start_id": START}
+    cpu, gpu = both(small(), tmp_path, signatures=["predict", "encode", "decode"], **sizes)
+    assert check_file(cpu.path) != []
+    assert check_file(gpu.path) == []
+    np.testing.assert_array_equal(gpu.generate(SOURCES).tokens, cpu.generate(SOURCES).tokens)
+    inputs = {"source": SOURCES, "target": np.ones((len(SOURCES), 9), "int32")}
+    expected, found = (x.predict(inputs)["output"] for x in (cpu, gpu))
+    np.testing.assert_allclose(found, expected, atol=FLOAT32)
+
+
+def test_int8(tmp_path):
+    model = randomize(models.llama(300, 32, 1, 4, 64, num_key_value_heads=2))
+    report = export_tflite(
+        model, tmp_path / "int8.tflite", quantization="int8", accelerator="gpu", **STEPS
+    )
+    assert report.quantization == "int8" and check_file(report.path) == []
+    assert max(x.graph_error for x in report.verification.checks) < FLOAT32
+
+
+def converted(function, *shapes, dtype=tf.float32):
+    """A .tflite file of a function of tensors."""
+    specs = [tf.TensorSpec(shape, dtype) for shape in shapes]
+    concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
+    return tf.lite.TFLiteConverter.from_concrete_functions([concrete], tf.Module()).convert()
+
+
+def run(content, *arrays):
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    details = sorted(interpreter.get_input_details(), key=lambda x: x["name"])
+    for given, x in zip(details, arrays, strict=True):
+        interpreter.set_tensor(given["index"], x)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, y: tf.matmul(x, y, transpose_b=True), [(2, 3, 5), (2, 4, 5)]),
+        (lambda x, y: tf.matmul(x, y, adjoint_a=True), [(2, 5, 3), (2, 5, 4)]),
+        (lambda x: x[:, -1] * 2.0, [(2, 3, 5)]),
+        (lambda x: x[..., 1, 1:] * 2.0, [(2, 3, 4, 5)]),
+        (lambda x: x[:, 2:, -2, ::2] * 2.0, [(2, 3, 4, 5)]),
+        (lambda x: x[1, :, 0] * 2.0, [(2, 3, 5)]),
+        (lambda x: x[:, 1:-1] * 2.0, [(2, 5)]),
+        (lambda x: x[-2, 1::2] * 2.0, [(3, 5)]),
+        (lambda x: x[1:] * 2.0, [(5,)]),
+    ],
+)
+def test_rewritten_operators_give_the_same(function, shapes):
+    content = converted(function, *shapes)
+    assert len(check(content)) == 1
+    rewritten = for_gpu(content)
+    assert check(rewritten) == []
+    arrays = [np.random.default_rng(i).normal(size=x).astype("f4") for i, x in enumerate(shapes)]
+    expected = function(*map(tf.constant, arrays))
+    np.testing.assert_allclose(run(rewritten, *arrays), expected, atol=1e-6)
+    assert run(rewritten, *arrays).shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "operator", "reason"),
+    [
+        (lambda x: tf.broadcast_to(x, (2, 3)), [(1, 3)], "BROADCAST_TO", "is not supported"),
+        (lambda x: tf.transpose(x, (4, 0, 1, 2, 3)), [(2, 3, 2, 3, 2)], "TRANSPOSE", "4 axes"),
+        (lambda x: tf.gather(x, [[0, 1]]), [(2, 3)], "GATHER", "one axis"),
+        (lambda x: tf.sort(x), [(2, 3)], "TOPK_V2", None),
+        (lambda x: tf.cumsum(x[0]), [(2, 3)], "STRIDED_SLICE", "masks are not supported"),
+        (lambda x: tf.cumsum(x[1:]), [(3, 3)], "STRIDED_SLICE", "three or four axes"),
+    ],
+)
+def test_reasons(function, shapes, operator, reason):
+    found = {x.operator: x.reason for x in check(converted(function, *shapes))}
+    if reason is None:
+        assert operator not in found
+    else:
+        assert reason in found[operator]
+
+
+def test_constant_integers_are_broadcast_wrongly():
+    content = converted(lambda x: x + tf.constant([1, 2, 3]), (2, 3), dtype=tf.int32)
+    (found,) = check(content)
+    assert found.operator == "ADD" and "9664" in found.reason and found.count == 1
+
+
+def test_a_loop_is_refused(tmp_path):
+    sizes = {"source_length": 5, "max_length": 9, "start_id": START}
+    report = export_tflite(small(), tmp_path / "loop.tflite", verify=False, **sizes)
+    found = {(x.signature, x.operator) for x in check_file(report.path)}
+    assert ("generate", "WHILE") in found and "WHILE" not in OPERATORS
+    with pytest.raises(ValueError, match="a GPU delegate refuses the loop of 'generate'"):
+        export_tflite(small(), tmp_path / "gpu.tflite", accelerator="gpu", **sizes)
+    with pytest.raises(ValueError, match="accelerator must be 'cpu' or 'gpu', got 'npu'"):
+        export_tflite(small(), tmp_path / "gpu.tflite", accelerator="npu", **sizes)
+
+
+def test_command_line(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    gpt().save(tmp_path / "gpt.keras")
+    sizes = ["--signatures", "prefill,decode", "--prompt-lengths", 4, "--max-length", 12]
+    run("export", tmp_path / "gpt.keras", tmp_path / "cpu.tflite", *sizes)
+    run("export", tmp_path / "gpt.keras", tmp_path / "gpu.tflite", *sizes, "--accelerator", "gpu")
+    out = run("inspect", tmp_path / "cpu.tflite", "--accelerator", "gpu")
+    assert "decode: BATCH_MATMUL (2): adj_x and adj_y are ignored" in out
+    found = json.loads(run("inspect", tmp_path / "cpu.tflite", "--accelerator", "gpu", "--json"))
+    assert {"signature", "operator", "count", "reason"} == found[0].keys()
+    out = run("inspect", tmp_path / "gpu.tflite", "--accelerator", "gpu")
+    assert "no operator that the GPU delegate refuses" in out

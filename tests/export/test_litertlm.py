@@ -1,0 +1,383 @@
+"""Files for LiteRT-LM, run by Google's runtime: its greedy text is that of full passes in Keras."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras_weights import randomize
+from small_exports import small
+from small_tokenizers import byte_pairs, sentence_pieces, word_pieces
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import WordLevel
+
+from keras_tfm import cli, export, layers, models, runtime
+from keras_tfm.export import litertlm, litertlm_package
+from keras_tfm.export.other_process import run_module
+from keras_tfm.generation import Beam, Greedy, Sample
+from keras_tfm.generation.processors import SuppressTokens
+from keras_tfm.runtime import ChatTemplate, flatbuffer
+
+pytest.importorskip("litert_lm")
+pytest.importorskip("litert_lm_builder")
+
+START, END = 1, 2
+MAX_LENGTH = 61
+SIZES = {"max_length": MAX_LENGTH, "start_id": START, "end_id": END, "prefill_lengths": [8, 32]}
+TEMPLATE = ChatTemplate('<s>"u"\n', "\n{%a\\", "</s>\nü:", ("<s>[", "]"))
+TEXT = "hello world, this is text number 1; " * 9
+
+
+def gpt():
+    """Learned positions: the table ends where the last prefill's padding does not."""
+    size = byte_pairs().get_vocab_size()
+    model = models.gpt(
+        size, dim=12, num_layers=2, num_heads=3, intermediate_dim=17, max_length=MAX_LENGTH
+    )
+    return randomize(model, seed=1)
+
+
+def llama():
+    """Rotary positions, grouped heads, a tied table; large enough for weights in int8."""
+    size = byte_pairs().get_vocab_size()
+    model = models.llama(
+        size, 32, 2, num_heads=4, num_key_value_heads=2, intermediate_dim=64, tie_output=True
+    )
+    return randomize(model, seed=2)
+
+
+def composed():
+    """By hand: windows, ALiBi, grouped heads of two sizes, a masked padding id, an input `ids`."""
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    size = 330
+    x = layers.TokenEmbedding(size, 10, mask_zero=True, name="embedding")(ids)
+    x = layers.PositionalEncoding()(x)
+    for i, (window, position) in enumerate([(5, layers.ALiBi()), (None, layers.RotaryEmbedding())]):
+        attention = layers.MultiHeadSelfAttention(
+            4, causal=True, num_key_value_heads=2, head_dim=2 + 2 * i, window=window,
+            position=position,
+        )  # fmt: skip
+        x = layers.TransformerDecoderBlock(
+            self_attention=attention,
+            feed_forward=layers.FeedForward(13),
+            cross_attention=False,
+            name=f"block_{i}",
+        )(x)
+    logits = keras.layers.Dense(size, name="head")(x)
+    return randomize(keras.Model(ids, logits, name="composed"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Models, tokenizers and verified files by name."""
+    folder = tmp_path_factory.mktemp("litertlm")
+    (folder / "pieces.model").write_bytes(sentence_pieces())
+    made = {}
+    for name, model, tokenizer, quantization, more in [
+        ("gpt", gpt(), byte_pairs(), "float32", {"chat_template": TEMPLATE}),
+        ("llama", llama(), byte_pairs(), "int8", {"strategy": Sample(0.5, top_k=7, seed=3)}),
+        ("composed", composed(), folder / "pieces.model", "float32", {}),
+    ]:
+        path = folder / f"{name}.litertlm"
+        report = export.export_litertlm(model, path, tokenizer, quantization, **SIZES, **more)
+        made[name] = (model, report)
+    return made
+
+
+def greedy(model, ids, count):
+    """The tokens after `ids`, by one full pass each, up to the end or `count`."""
+    result = []
+    while len(result) < count and len(ids) + len(result) < MAX_LENGTH:
+        logits = np.asarray(model(np.array([[*ids, *result]], "int32")))[0, -1]
+        if np.argmax(logits) == END:
+            break
+        result.append(int(np.argmax(logits)))
+    return result
+
+
+def part_of(count, tokens_of):
+    """The first part of TEXT that has `count` tokens."""
+    parts = (TEXT[k:n] for k in range(36) for n in range(k, len(TEXT)))
+    return next(part for part in parts if len(tokens_of(part)) == count)
+
+
+def tokens_of(name):
+    """A function of a text to its ids."""
+    if name == "composed":
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_proto=sentence_pieces()).encode
+    return lambda text: byte_pairs().encode(text).ids
+
+
+def stock(path, **questions):
+    return run_module(
+        "testing",
+        "keras_tfm.runtime.litertlm_process",
+        str(path),
+        given={"prompts": [], "conversations": [], **questions},
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt", "composed"])
+def test_stock_runtime_continues_as_full_passes_in_keras(files, name):
+    """Prompts of one token, around the lengths of prefills, of several, and near the end."""
+    model, report = files[name]
+    prompts = []
+    for length in (1, 7, 8, 9, 31, 32, 33, 34, 45, MAX_LENGTH - 4, MAX_LENGTH - 2, MAX_LENGTH - 1):
+        text = part_of(length - 1, tokens_of(name))
+        tokens = greedy(model, [START, *tokens_of(name)(text)], 40)
+        prompts.append({"text": text, "tokens": tokens, "count": 40})
+    answers = stock(report.path, prompts=prompts)["prompts"]
+    assert [x["text"] for x in answers] == [x["expected"][-1] for x in answers]
+    assert len({x["text"] for x in answers}) > 6  # the weights make varied texts
+    assert len(prompts[-2]["tokens"]) == 2
+
+
+def test_verification_has_a_row_of_the_stock_runtime(files):
+    for name, (_, report) in files.items():
+        check = report.verification.checks[-1]
+        assert check.signature == "LiteRT-LM" and check.rows >= 5
+        if name != "llama":  # float32
+            assert check.top_1 == 1.0
+        assert "LiteRT-LM " in str(report)
+        assert list(report.signatures) == ["prefill_8", "prefill_32", "decode"]
+        assert report.bytes == Path(report.path).stat().st_size
+
+
+def test_int8_is_smaller_and_close_to_the_model(files):
+    _, report = files["llama"]
+    decode = next(x for x in report.verification.checks if x.signature == "decode")
+    assert report.quantization == "int8"
+    assert 1e-3 < decode.relative_error < decode.tolerance < 0.5
+
+
+SESSION = """
+import json, sys, litert_lm
+path, texts, count = json.load(sys.stdin)
+greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
+    with engine.create_session(
+        apply_prompt_template=False, sampler_config=greedy, max_output_tokens=count
+    ) as session:
+        answers = []
+        for text in texts:
+            session.run_prefill([text])
+            answers.append(session.run_decode().texts[0])
+    print(json.dumps(answers))
+"""
+
+
+def test_a_session_continues_from_any_position(files):
+    """Later prefills begin anywhere; the last one is padded beyond the longest conversation."""
+    model, report = files["gpt"]
+    texts = [part_of(14, tokens_of("gpt")), part_of(16, tokens_of("gpt")), "world, this is"]
+    ids, expected = [START], []
+    for text in texts:
+        ids += tokens_of("gpt")(text)
+        tokens = greedy(model, ids, 6)
+        assert len(tokens) == 6
+        ids += tokens
+        expected.append(byte_pairs().decode(tokens, skip_special_tokens=False))
+    assert MAX_LENGTH - 8 < len(ids) <= MAX_LENGTH
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION],
+        input=json.dumps([str(report.path), texts, 6]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == expected
+
+
+def test_template_is_that_of_chat_prompts(files):
+    """With special characters, a start token that is left out, and a system message."""
+    _, report = files["gpt"]
+    turns = [("user", "Hi {{ there }}"), ("assistant", "Hello."), ("user", "Bye")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    system = {"role": "system", "content": "S"}
+    found = stock(report.path, conversations=[messages[:1], messages, [system, *messages[:1]]])
+    assert found["conversations"] == [
+        '"u"\nHi {{ there }}\n{%a\\',
+        '"u"\nHi {{ there }}\n{%a\\Hello.</s>\nü:Bye\n{%a\\',
+        "[S]Hi {{ there }}\n{%a\\",
+    ]
+
+
+def test_replaces_earlier_exports_only(files, tmp_path):
+    model, report = files["gpt"]
+    path = tmp_path / "model.litertlm"
+    path.write_text("a text")
+    with pytest.raises(FileExistsError, match="is not an export of keras_tfm"):
+        export.export_litertlm(model, path, byte_pairs(), **SIZES, verify=False)
+    path.write_bytes(Path(report.path).read_bytes())
+    export.export_litertlm(model, path, byte_pairs(), **SIZES, verify=False)
+    assert [x.name for x in tmp_path.iterdir()] == ["model.litertlm"]
+
+
+def test_a_file_that_differs_is_not_kept(files, tmp_path, monkeypatch):
+    """Only the stock runtime runs the packed file; here its weights are others."""
+    model, _ = files["gpt"]
+    write = litertlm.write_package
+
+    def changed(path, model_path, *arguments, **options):
+        content = flatbuffer.read(model_path.read_bytes())
+        for buffer, values in flatbuffer.float_weights(content).items():
+            flatbuffer.store_float(content, buffer, values[::-1].copy())
+        model_path.write_bytes(flatbuffer.write(content))
+        write(path, model_path, *arguments, **options)
+
+    monkeypatch.setattr(litertlm, "write_package", changed)
+    path = tmp_path / "model.litertlm"
+    with pytest.raises(export.VerificationError, match="LiteRT-LM continues a prompt of 1 tokens"):
+        export.export_litertlm(model, path, byte_pairs(), **SIZES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_the_runtime_refuses_is_not_kept(files, tmp_path, monkeypatch):
+    model, _ = files["gpt"]
+
+    def broken(path, *_, **__):
+        path.write_bytes(b"LITERTLM" + bytes(100))
+
+    monkeypatch.setattr(litertlm, "write_package", broken)
+    with pytest.raises(RuntimeError, match="running LiteRT-LM in a separate process failed"):
+        export.export_litertlm(model, tmp_path / "model.litertlm", byte_pairs(), **SIZES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_with_a_start_token_of_its_own_needs_start_id(files, tmp_path):
+    """LiteRT-LM's tokenizers add no special tokens, so the ids would differ."""
+    from tokenizers import Tokenizer, processors
+
+    model, _ = files["gpt"]
+    tokenizer = Tokenizer.from_str(byte_pairs().to_str())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", START)]
+    )
+    refused(
+        ValueError, r"puts the ids \[1\] before every text.*start_id=None", model=model,
+        tokenizer=tokenizer, start_id=None, path=tmp_path / "model.litertlm",
+    )  # fmt: skip
+
+
+def refused(error, match, model=None, **arguments):
+    given = {"tokenizer": byte_pairs(), "path": "model.litertlm", **SIZES, **arguments}
+    with pytest.raises(error, match=match) as raised:
+        export.export_litertlm(model or gpt(), **given, verify=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_input_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(ValueError, "has no encoder role; use export_tflite", model=small())
+    refused(ValueError, r"needs a tokenizer, got None", tokenizer=None)
+    refused(ValueError, r"must end in \.litertlm, got model\.tflite", path="model.tflite")
+    refused(ValueError, r"must be less than max_length \(61\), got \[61\]", prefill_lengths=[61])
+    refused(ValueError, "needs max_length and the end_id of answers", end_id=None)
+    refused(TypeError, "has no argument 'chat'; it has model, path, tokenizer", chat=None)
+    refused(ValueError, "float32, float16, int8 or int4", quantization="int8_full")
+    refused(TypeError, "must be a runtime.ChatTemplate", chat_template="{{ messages }}")
+    template = ChatTemplate("{{ bos_token }}", "", "")
+    refused(
+        ValueError, r"chat_template.first has the variable {{ bos_token }}", chat_template=template
+    )
+    refused(TypeError, "must be generation.Greedy or Sample", strategy=Beam(2))
+    refused(ValueError, r"got min_p=0\.1", strategy=Sample(min_p=0.1))
+    refused(ValueError, "no processors", strategy=Greedy(processors=[SuppressTokens([3])]))
+    refused(ValueError, "max_length", max_length=MAX_LENGTH + 1)  # longer than the table
+    refused(ValueError, "not in the tokenizer", tokenizer=word_pieces(), end_id=299)
+    assert not list(tmp_path.iterdir())
+
+
+def test_command_line(files, tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capsys.readouterr()
+
+    files["gpt"][0].save(tmp_path / "gpt.keras")
+    byte_pairs().save(str(tmp_path / "tokenizer.json"))
+    command = ["export", tmp_path / "gpt.keras", tmp_path / "gpt.litertlm", "--format", "litertlm"]
+    sizes = ["--max-length", MAX_LENGTH, "--start", START, "--prompt-lengths", "8,32"]
+    code, output = run(*command, *sizes, "--end", END, "--tokenizer", tmp_path / "tokenizer.json")
+    assert code == 0 and "LiteRT-LM " in output.out and (tmp_path / "gpt.litertlm").is_file()
+    code, output = run("inspect", tmp_path / "gpt.litertlm")
+    assert code == 1 and "which LiteRT-LM runs" in output.err
+    code, output = run(*command, *sizes)
+    assert code == 2 and "--format litertlm needs it" in output.err
+    code, output = run(*command, *sizes, "--end", END, "--beam", 2)
+    assert code == 2 and "is not for --format litertlm" in output.err
+    code, output = run(*command, "--max-length", 9, "--end", END, "--prompt-lengths", 9,
+                       "--tokenizer", tmp_path / "tokenizer.json")  # fmt: skip
+    assert code == 1 and "--prompt-lengths must be less than --max-length (9)" in output.err
+
+
+@pytest.mark.parametrize("package", ["litert_lm_builder", "litert_lm"])
+def test_missing_extra(files, tmp_path, monkeypatch, package):
+    model, _ = files["gpt"]
+    for name in [*sys.modules]:
+        if name.split(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "keras-tfm\[litertlm\]"'):
+        export.export_litertlm(model, tmp_path / "model.litertlm", byte_pairs(), **SIZES)
+
+
+def test_our_runtime_names_the_other(files):
+    with pytest.raises(ValueError, match=r"which LiteRT-LM runs: pip install litert-lm-api"):
+        runtime.load(files["gpt"][1].path)
+
+
+def test_default_prefill_lengths_are_shorter_than_max_length(tmp_path):
+    sizes = {**SIZES, "prefill_lengths": None}
+    report = export.export_litertlm(
+        gpt(), tmp_path / "model.litertlm", byte_pairs(), **sizes, verify=False
+    )
+    assert list(report.signatures) == ["prefill_32", "decode"]
+    # 61 tokens and 31 of padding, rounded up to a multiple of 32.
+    assert report.signatures["decode"]["inputs"]["kv_cache_k_0"]["shape"] == [1, 3, 96, 4]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (None, (1, 1.0, 1.0, None)),
+        (Greedy(), (1, 1.0, 1.0, None)),
+        (Sample(), (300, 1.0, 1.0, None)),
+        (Sample(0.5, top_k=9, top_p=0.8, seed=4), (9, 0.8, 0.5, 4)),
+    ],
+)
+def test_sampler(strategy, expected):
+    assert litertlm_package.sampler_of(strategy, 300) == expected
+
+
+def test_the_model_of_the_example_of_names(tmp_path):
+    """Characters as tokens, two tags before them, padding that is masked, no start token."""
+    names = pytest.importorskip("names")
+    vocabulary = names.Vocabulary(names.split(names.names())[0])
+    tags = [f"<{tag}>" for tag in vocabulary.tags]
+    tokens = ["<pad>", "<end>", *tags, *vocabulary.ids]
+    assert len(tokens) == len(vocabulary.tokens)
+    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate(tokens)}, "<pad>"))
+    tokenizer.add_special_tokens(["<pad>", "<end>"])
+    tokenizer.add_tokens(tags)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    assert tokenizer.encode("<de><city>Neu").ids == vocabulary.prompt("de", "city", "Neu")
+    model = randomize(names.language_model(len(tokens), **names.SMOKE), seed=4)
+    report = export.export_litertlm(
+        model,
+        tmp_path / "names.litertlm",
+        tokenizer,
+        max_length=names.LONGEST + 3,
+        end_id=names.END,
+        prefill_lengths=[4, 16],
+    )
+    check = report.verification.checks[-1]
+    assert (check.signature, check.top_1) == ("LiteRT-LM", 1.0)
