@@ -170,7 +170,7 @@ def prompt_ids(
     Args:
         tokenizer: that of the stepped input.
         text: str.
-        start_id: int or None, added at the beginning unless the tokenizer has added it.
+        start_id: int or None, added at the start unless the tokenizer has added it.
         end_ids: the end tokens.
         name: str, the input, for errors.
 

@@ -63,7 +63,7 @@ def test_keras_and_the_file_answer_as_transformers(original, converted, tmp_path
 
     folder, peer = converted
     model = checkpoints.load_huggingface(folder)
-    export.export_tflite(model, tmp_path / "rxn.tflite", source_length=64)
+    export.export_tflite(model, tmp_path / "rxn.tflite", source_length=80)
     file = runtime.load(tmp_path / "rxn.tflite")
     for reaction in REACTIONS:
         ids = np.array([ids_of(original, reaction)])
