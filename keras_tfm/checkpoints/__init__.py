@@ -2,6 +2,7 @@
 
 from keras_tfm.checkpoints.chat_templates import load_chat_template
 from keras_tfm.checkpoints.huggingface import load_huggingface, save_huggingface
+from keras_tfm.checkpoints.image_settings import load_image_processor
 from keras_tfm.checkpoints.keras_hub import copy_keras_hub_weights
 from keras_tfm.checkpoints.sentence_transformers import load_sentence_transformer
 from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
@@ -10,6 +11,7 @@ __all__ = [
     "copy_keras_hub_weights",
     "load_chat_template",
     "load_huggingface",
+    "load_image_processor",
     "load_sentence_transformer",
     "load_tokenizer",
     "save_huggingface",

@@ -75,6 +75,14 @@ class Config:
             self.refuse(name, value, f"a number from 0 to {maximum}")
         return value
 
+    def size(self, name: str, default: int) -> Any:
+        """Reads a height and width: an integer for both, or a list of two, returned as a tuple."""
+        value = self._value(name, default)
+        sizes = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(type(x) is int and x > 0 for x in sizes):
+            self.refuse(name, value, "a positive integer, or a list of two")
+        return tuple(sizes) if isinstance(value, list) else value
+
     def flag(self, name: str, default: bool) -> bool:
         """Reads a boolean."""
         value = self._value(name, default)

@@ -1,4 +1,4 @@
-"""Layers: token ids in, features out. Written in `keras.ops`, so they run on all Keras backends."""
+"""Layers: ids or pixels in, features out. Written in `keras.ops`, for all Keras backends."""
 
 from keras_tfm.layers.activations import gelu_tanh
 from keras_tfm.layers.attention import attention
@@ -6,12 +6,14 @@ from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.image_normalization import ImageNormalization
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.masks import segment_mask
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.ngram_encoding import NGramEncoding
 from keras_tfm.layers.output_bias import OutputBias
+from keras_tfm.layers.patch_embedding import PatchEmbedding
 from keras_tfm.layers.positions.alibi import ALiBi
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
@@ -22,17 +24,20 @@ from keras_tfm.layers.positions.disentangled_position_embedding import (
     DisentangledPositionEmbedding,
 )
 from keras_tfm.layers.positions.position_embedding import PositionEmbedding
+from keras_tfm.layers.positions.position_embedding_2d import PositionEmbedding2D
 from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias, t5_buckets
 from keras_tfm.layers.positions.relative_position_embedding import RelativePositionEmbedding
 from keras_tfm.layers.positions.relative_position_table import RelativePositionTable
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
+from keras_tfm.layers.positions.rotary_embedding_2d import RotaryEmbedding2D
 from keras_tfm.layers.positions.rotary_scaling import (
     LinearScaling,
     Llama3Scaling,
     NTKScaling,
     YaRNScaling,
 )
+from keras_tfm.layers.prefix_tokens import PrefixTokens
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
@@ -50,6 +55,7 @@ __all__ = [
     "DisentangledPositionEmbedding",
     "Dropout",
     "FeedForward",
+    "ImageNormalization",
     "LayerNormalization",
     "LinearScaling",
     "Llama3Scaling",
@@ -58,15 +64,19 @@ __all__ = [
     "NGramEncoding",
     "NTKScaling",
     "OutputBias",
+    "PatchEmbedding",
     "PositionEmbedding",
+    "PositionEmbedding2D",
     "PositionTerms",
     "PositionalEncoding",
+    "PrefixTokens",
     "RMSNormalization",
     "RelativePositionBias",
     "RelativePositionEmbedding",
     "RelativePositionTable",
     "Residual",
     "RotaryEmbedding",
+    "RotaryEmbedding2D",
     "SegmentEmbedding",
     "SequencePooling",
     "TokenEmbedding",

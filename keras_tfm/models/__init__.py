@@ -19,6 +19,7 @@ from keras_tfm.models.heads import (
     token_classifier,
 )
 from keras_tfm.models.identity import describe
+from keras_tfm.models.image_head import image_classifier
 from keras_tfm.models.llama import llama
 from keras_tfm.models.lora import enable_lora
 from keras_tfm.models.marian import marian
@@ -28,6 +29,7 @@ from keras_tfm.models.pegasus import pegasus
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
+from keras_tfm.models.vit import vit
 from keras_tfm.models.with_dtype import with_dtype
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "encoder",
     "gemma",
     "gpt",
+    "image_classifier",
     "llama",
     "marian",
     "masked_language_model",
@@ -58,5 +61,6 @@ __all__ = [
     "t5",
     "token_classifier",
     "transformer",
+    "vit",
     "with_dtype",
 ]

@@ -1,6 +1,6 @@
 """The base of task heads: a model's features, and the defaults of a head's layers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -109,12 +109,17 @@ class HeadBase:
         return SequencePooling("last", dtype=self.dtype, name="pooling")(self.features)
 
     def classify(
-        self, x: Tensor, num_classes: int, dropout: float | None, use_bias: bool = True
+        self,
+        x: Tensor,
+        num_classes: int,
+        dropout: float | None,
+        use_bias: bool = True,
+        name: str = "classifier",
     ) -> Tensor:
         """Dropout and a dense layer: (..., D) -> logits (..., C)."""
         rate = self.argument("dropout", dropout, 0.0)
-        x = Dropout(rate, dtype=self.dtype, name="classifier_dropout")(x)
-        return self.dense(num_classes, "classifier", use_bias=use_bias)(x)
+        x = Dropout(rate, dtype=self.dtype, name=f"{name}_dropout")(x)
+        return self.dense(num_classes, name, use_bias=use_bias)(x)
 
     def mark(self, kind: str, arguments: Mapping[str, Any], x: Tensor) -> Tensor:
         """Marks the head's input with the head's kind and arguments."""
@@ -177,3 +182,16 @@ def unused_name(model: keras.Model, name: str) -> str:
     taken = {operation.name for operation in model.operations}
     numbered = (name if i == 0 else f"{name}_{i}" for i in range(len(taken) + 1))
     return next(x for x in numbered if x not in taken)
+
+
+def checked_labels(labels: Sequence[str] | None, num_classes: int) -> list[str] | None:
+    """The names of a classifier's classes as a list.
+
+    Raises:
+        ValueError: there is not one name per class.
+    """
+    if labels is None:
+        return None
+    if len(labels) != num_classes or not all(isinstance(x, str) for x in labels):
+        raise ValueError(f"labels must be {num_classes} names, one a class, got {labels!r}")
+    return list(labels)

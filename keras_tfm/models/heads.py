@@ -22,7 +22,7 @@ from keras import ops
 
 from keras_tfm.layers import LayerNormalization, OutputBias, TokenEmbedding
 from keras_tfm.models import identity
-from keras_tfm.models.head_base import HeadBase, unused_name
+from keras_tfm.models.head_base import HeadBase, checked_labels, unused_name
 from keras_tfm.models.model import Model
 from keras_tfm.models.shifted_source import with_shifted_source
 
@@ -201,7 +201,7 @@ def sequence_classifier(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
-    labels = _checked_labels(labels, num_classes)
+    labels = checked_labels(labels, num_classes)
     model = with_shifted_source(model) if features is None else model
     base = HeadBase(model, features, kernel_initializer, dtype)
     pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
@@ -241,7 +241,7 @@ def token_classifier(
     >>> token_classifier(model, num_classes=5).output.shape
     (None, None, 5)
     """
-    labels = _checked_labels(labels, num_classes)
+    labels = checked_labels(labels, num_classes)
     base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("token_classifier", locals(), base.features)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
@@ -272,11 +272,3 @@ def question_answering(
     x = base.mark("question_answering", locals(), base.features)
     start, end = ops.unstack(base.dense(2, "span")(x), 2, axis=-1)
     return Model(model.input, {"start": start, "end": end}, name=model.name)
-
-
-def _checked_labels(labels: Sequence[str] | None, num_classes: int) -> list[str] | None:
-    if labels is None:
-        return None
-    if len(labels) != num_classes or not all(isinstance(x, str) for x in labels):
-        raise ValueError(f"labels must be {num_classes} names, one a class, got {labels!r}")
-    return list(labels)

@@ -2,6 +2,7 @@
 
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.constraints import JsonSchema, Regex
+from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.model import Generated, Model, load
 from keras_tfm.runtime.sampling import Sampler
 from keras_tfm.runtime.session import Reply, Session
@@ -11,6 +12,7 @@ __all__ = [
     "ChatTemplate",
     "Generated",
     "Hypothesis",
+    "ImageProcessor",
     "JsonSchema",
     "Model",
     "Regex",

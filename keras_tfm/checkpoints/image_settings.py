@@ -1,0 +1,155 @@
+"""`preprocessor_config.json`: how pictures are resized and normalised, both ways."""
+
+from pathlib import Path
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.runtime.image_processor import FILTERS, ImageProcessor
+
+FILE = "preprocessor_config.json"
+# Pillow's numbers of the filters, as in the files.
+_NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+def image_statistics(config: Config) -> dict[str, Any]:
+    """The builder's `image_mean` and `image_std`: the folder's, or 0.5 for every channel.
+
+    Raises:
+        ValueError: the file has values that the model's `ImageNormalization` cannot have.
+    """
+    channels = config.integer("num_channels", 3)
+    settings = _Settings(config.file.with_name(FILE))
+    mean, std = (settings.statistic(name, channels) for name in ("image_mean", "image_std"))
+    if not settings.fields.get("do_normalize", True):
+        mean, std = [0.0] * channels, [1.0] * channels
+    settings.only(do_rescale=True)
+    factor = settings.fields.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, float) or abs(factor * 255 - 1) > 1e-6:
+        settings.refuse("rescale_factor", factor, "1 / 255")
+    return {"image_mean": mean, "image_std": std}
+
+
+def load_image_processor(folder: str | Path) -> ImageProcessor:
+    """Loads the rules of `preprocessor_config.json`, by which a model's pictures are prepared.
+
+    Supported are resizing to a height and width or of the shortest edge, with a crop in the centre
+    or without, as the image processors of ViT, DeiT, DINO, DINOv2 and CLIP do. For DETR, whose
+    processor makes images of any size, give `ImageProcessor((H, W), resize="fit")` with the size of
+    the exported file instead.
+
+    Args:
+        folder: str or Path, a folder saved by `transformers`.
+
+    Raises:
+        FileNotFoundError: the folder has no such file.
+        ValueError: the file is not JSON, or has a rule that is not supported.
+
+    Example:
+
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> from keras_tfm.checkpoints import load_image_processor
+    >>> rules = {"size": {"shortest_edge": 8}, "crop_size": {"height": 6, "width": 6}, "resample": 3}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "preprocessor_config.json").write_text(json.dumps(rules))
+    ...     load_image_processor(folder)
+    ImageProcessor(size=(6, 6), resize=8, resample='bicubic', channels=3, background=255)
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no {FILE}")
+    return _Settings(path).processor()
+
+
+def image_fields(model: models.Model, processor: ImageProcessor | None) -> dict[str, Any]:
+    """The fields of `preprocessor_config.json` for a model with `ImageNormalization`."""
+    given = model.arguments
+    fields: dict[str, Any] = {
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(given["image_mean"]),
+        "image_std": list(given["image_std"]),
+    }
+    if processor is None:
+        return fields
+    numbers = {name: number for number, name in _NUMBERS.items()}
+    height, width = processor.size
+    resize = processor.resize
+    if isinstance(resize, str):
+        raise ValueError(
+            f"{FILE} has no rule for pictures that are fitted into a size, got {processor}"
+        )
+    edge = {"shortest_edge": resize} if isinstance(resize, int) else None
+    to = (height, width) if resize is None else resize
+    return {
+        **fields,
+        "do_resize": True,
+        "resample": numbers[processor.resample],
+        "size": {"height": to[0], "width": to[1]} if edge is None else edge,  # type: ignore[index]
+        "do_center_crop": resize is not None,
+        "crop_size": {"height": height, "width": width},
+    }
+
+
+class _Settings:
+    """The fields of a `preprocessor_config.json`; none if there is no such file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.fields: dict[str, Any] = read_json(path) if path.is_file() else {}
+
+    def only(self, **allowed: Any) -> None:
+        for name, value in allowed.items():
+            found = self.fields.get(name, value)
+            if found != value:
+                self.refuse(name, found, repr(value))
+
+    def refuse(self, name: str, value: Any, expected: str) -> None:
+        raise ValueError(f"{self.path}: {name} must be {expected}, got {value!r}")
+
+    def statistic(self, name: str, channels: int) -> list[float]:
+        """The mean or standard deviation of each channel."""
+        found = self.fields.get(name)
+        if found is None:
+            return [0.5] * channels
+        values = found if isinstance(found, list) else [found] * channels
+        if len(values) != channels or not all(isinstance(x, int | float) for x in values):
+            self.refuse(name, found, f"{channels} numbers, one a channel")
+        return [float(x) for x in values]
+
+    def processor(self) -> ImageProcessor:
+        """The rules for resizing and cropping."""
+        number = self.fields.get("resample", 2)
+        resample = _NUMBERS.get(number) if isinstance(number, int) else number
+        if resample not in FILTERS:
+            self.refuse("resample", number, f"one of {list(_NUMBERS)}")
+        self.only(do_resize=True)
+        size = self._size("size")
+        crops = bool(self.fields.get("do_center_crop", "crop_size" in self.fields))
+        crop = self._size("crop_size") if crops else None
+        mean = self.fields.get("image_mean")
+        channels = len(mean) if isinstance(mean, list) else 3
+        if isinstance(size, int) and not isinstance(crop, tuple):
+            self.refuse(
+                "crop_size", self.fields.get("crop_size"), "a height and width, with a crop"
+            )
+        if crop is None:
+            return ImageProcessor(size, None, resample, channels)  # type: ignore[arg-type]
+        return ImageProcessor(crop, None if crop == size else size, resample, channels)  # type: ignore[arg-type]
+
+    def _size(self, name: str) -> int | tuple[int, int]:
+        """A shortest edge, or a height and width."""
+        found = self.fields.get(name)
+        if type(found) is int:  # older files: both, or for "size" with a crop the shortest edge
+            edge = name == "size" and self.fields.get("do_center_crop", False)
+            return found if edge else (found, found)
+        known = isinstance(found, dict) and all(type(x) is int for x in found.values())
+        if known and set(found) == {"height", "width"}:  # type: ignore[arg-type]
+            return found["height"], found["width"]  # type: ignore[index]
+        if known and set(found) == {"shortest_edge"}:  # type: ignore[arg-type]
+            return int(found["shortest_edge"])  # type: ignore[index]
+        self.refuse(name, found, "a height and width, or a shortest_edge")
+        raise AssertionError

@@ -1,0 +1,143 @@
+"""Learned position embeddings of a grid, interpolated to grids of other sizes."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers.arguments import as_initializer, check_sequence
+from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.patch_embedding import as_pair
+from keras_tfm.layers.positions.interpolation import bicubic
+from keras_tfm.layers.rematerialized import RematerializedLayer
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class PositionEmbedding2D(RematerializedLayer):
+    """Adds a learned vector for each cell of a grid, such as the patches of an image.
+
+    y_t = x_t + P_t, with the cells row by row: ViT (arXiv:2010.11929). For a grid of another size
+    the table is resampled along both axes, P' = A_h P A_w^T, by bicubic interpolation as in
+    PyTorch (half-pixel centres): two products with constant
+    matrices, so that one model takes images of several sizes, as DINO does (arXiv:2104.14294).
+    Both products are computed in float32 and cast last.
+
+    Args:
+        grid: int or (height, width), number of cells of the table.
+        prefix: int, number of tokens before the grid, such as class tokens, which have a row of the
+            table each and are not resampled.
+        initializer: initializer of the table (prefix + height width, D). Default: normal with
+            standard deviation 0.02.
+        dropout: float, dropout rate of the sum.
+        antialias: bool, whether resampling to fewer cells averages over more than four: PyTorch's
+            `antialias=True`, as in DINOv2 with registers.
+
+    Call arguments:
+        x: float tensor (B, prefix + H' W', D).
+        patches: float tensor (B, H', W', ...), usually the output of `PatchEmbedding`. Only its
+            height and width are read. Default: the grid has the size of the table.
+
+    Returns:
+        Float tensor (B, prefix + H' W', D).
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range; a sequence whose length does not match the grid; or a
+            grid whose size is not known when the graph is made.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import PositionEmbedding2D
+    >>> layer = PositionEmbedding2D(grid=(2, 3), prefix=1)
+    >>> tuple(layer(np.zeros((1, 7, 8), "float32")).shape)
+    (1, 7, 8)
+    >>> patches = np.zeros((1, 4, 5, 8), "float32")
+    >>> tuple(layer(np.zeros((1, 21, 8), "float32"), patches).shape)
+    (1, 21, 8)
+    """
+
+    def __init__(
+        self,
+        grid: int | Sequence[int],
+        prefix: int = 0,
+        initializer: Any = None,
+        dropout: float = 0.0,
+        antialias: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_integer("prefix", prefix, minimum=0)
+        self.grid = as_pair("grid", grid)
+        self.prefix = prefix
+        if initializer is None:
+            initializer = keras.initializers.RandomNormal(stddev=0.02)
+        self.initializer = as_initializer("initializer", initializer)
+        self.dropout = dropout
+        self.antialias = antialias
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def build(self, x_shape: Any, patches_shape: Any = None) -> None:
+        """Creates the table for inputs of width D."""
+        check_sequence(self, "x", x_shape)
+        self.positions = self.add_weight(
+            name="positions",
+            shape=(self.prefix + math.prod(self.grid), x_shape[-1]),
+            initializer=self.initializer,
+        )
+        self.built = True
+
+    def call(
+        self, x: Tensor, patches: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """(B, prefix + H' W', D) -> the same shape."""
+        height, width = self.grid if patches is None else patches.shape[1:3]
+        if not isinstance(height, int) or not isinstance(width, int):
+            raise ValueError(
+                f"{self.name}: the height and width of the grid must be known when the graph is "
+                f"made, got {(height, width)}: batch images of one size with a known shape"
+            )
+        length = self.prefix + height * width
+        if x.shape[1] is not None and x.shape[1] != length:
+            raise ValueError(
+                f"{self.name}: expected {self.prefix} tokens and {height} * {width} cells, "
+                f"{length} in all, got {x.shape[1]}"
+            )
+        rows = ops.cast(self._resampled(height, width), x.dtype)
+        return self.dropout_layer(x + rows, training=training)
+
+    def _resampled(self, height: int, width: int) -> Tensor:
+        """The table for a grid of another size: (prefix + H' W', D)."""
+        if (height, width) == self.grid:
+            return self.positions
+        table = ops.cast(self.positions, "float32")
+        dim = table.shape[-1]
+        cells = ops.reshape(table[self.prefix :], (*self.grid, dim))
+        rows = bicubic(self.grid[0], height, self.antialias).astype("float32")
+        columns = bicubic(self.grid[1], width, self.antialias).astype("float32")
+        # (H', H) (H, W D), then (W', W) (H', W, D).
+        cells = ops.matmul(rows, ops.reshape(cells, (self.grid[0], -1)))
+        cells = ops.matmul(columns, ops.reshape(cells, (height, self.grid[1], dim)))
+        cells = ops.reshape(cells, (height * width, dim))
+        return ops.concatenate([table[: self.prefix], cells], axis=0)
+
+    def compute_output_shape(self, x_shape: Any, patches_shape: Any = None) -> Any:
+        """The shape of the first input."""
+        return x_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "grid": self.grid,
+            "prefix": self.prefix,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "dropout": self.dropout,
+            "antialias": self.antialias,
+        }

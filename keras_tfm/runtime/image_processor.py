@@ -1,0 +1,253 @@
+"""Pictures as the pixels that a model was trained on: decoded, resized, cropped."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Pillow's filters by name; `Resampling` has the same names in capitals.
+FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
+FIT = "fit"
+# Pillow's modes of grey pictures with 16 bits.
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+@dataclass(frozen=True)
+class ImageProcessor:
+    """Turns pictures of any size and format into uint8 pixels (B, H, W, C).
+
+    The same object prepares pictures in training, is stored in an exported file, and prepares
+    pictures on-device; the results are equal bit by bit. It does not scale the values: the model's
+    `ImageNormalization` does.
+
+    A picture is decoded and turned as its EXIF orientation says; transparent parts show
+    `background`; 16 bits a channel become 8; grey becomes RGB, or RGB grey (Rec. 601 luma), as the
+    number of channels demands. Then it is resized with Pillow, whose filters are widened when a
+    picture is reduced, and cropped in the centre.
+
+    Args:
+        size: (height, width) of the result, in pixels.
+        resize: how the picture is resized before it is cropped to `size`. Default: to `size`; the
+            aspect ratio is not kept. int: the shorter edge to this length, aspect ratio kept.
+            (height, width): to that size. "fit": to the largest size that fits into `size`, aspect
+            ratio kept; the rest, at the right and at the bottom, shows `background`.
+        resample: str, the filter: "nearest", "bilinear", "bicubic" or "lanczos".
+        channels: int, 3 (RGB) or 1 (grey).
+        background: int, the value of every channel behind transparent parts and beside a picture
+            that was fitted.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or a picture is resized to less than `size`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime import ImageProcessor
+    >>> processor = ImageProcessor((4, 6), resize=4)
+    >>> processor(np.zeros((10, 20, 3), "uint8")).shape
+    (1, 4, 6, 3)
+    """
+
+    size: tuple[int, int]
+    resize: int | tuple[int, int] | str | None = None
+    resample: str = "bilinear"
+    channels: int = 3
+    background: int = 255
+
+    def __post_init__(self) -> None:
+        # JSON has lists where Python has tuples.
+        object.__setattr__(self, "size", _pair("size", self.size))
+        if isinstance(self.resize, Sequence) and not isinstance(self.resize, str):
+            object.__setattr__(self, "resize", _pair("resize", self.resize))
+        elif isinstance(self.resize, str):
+            if self.resize != FIT:
+                raise ValueError(f"resize must be None, a size or {FIT!r}, got {self.resize!r}")
+        elif self.resize is not None:
+            _pair("resize", (self.resize, self.resize))
+        if self.resample not in FILTERS:
+            raise ValueError(f"resample must be one of {list(FILTERS)}, got {self.resample!r}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 or 3, got {self.channels!r}")
+        if not isinstance(self.background, int) or not 0 <= self.background <= 255:
+            raise ValueError(
+                f"background must be an integer from 0 to 255, got {self.background!r}"
+            )
+        resized = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
+        if isinstance(resized, tuple) and any(
+            a < b for a, b in zip(resized, self.size, strict=True)
+        ):
+            raise ValueError(f"resize must be at least size {self.size}, got {self.resize!r}")
+
+    def __call__(self, images: Any) -> np.ndarray:
+        """The pixels of pictures: (B, H, W, C), uint8.
+
+        Args:
+            images: a picture or a list of pictures: a path, the bytes of a file, a
+                `PIL.Image.Image`, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); also
+                a uint8 array (B, H, W, C).
+
+        Raises:
+            ValueError: a picture is damaged, truncated, or of an unknown format, or an array has
+                another shape or dtype; the error names the picture.
+            FileNotFoundError: there is no such file.
+            TypeError: something that is not a picture.
+            ModuleNotFoundError: Pillow is missing; the message names the extra to install.
+        """
+        return np.stack([self._pixels(image) for image in _pictures(images)])
+
+    def to_picture(self, boxes: Any, size: tuple[int, int]) -> np.ndarray:
+        """Boxes in a model's input as boxes in the original picture, clipped to it.
+
+        Args:
+            boxes: (..., 4), float: x of the centre, y of the centre, width and height, as fractions
+                of the input's width and height, the output of `detr`.
+            size: (height, width) of the original picture, after its EXIF orientation.
+
+        Returns:
+            (..., 4), float32: left, top, right and bottom in pixels of the picture.
+        """
+        (height, width), (new_height, new_width) = _pair("size", size), self._resized(*size)
+        x, y, w, h = np.moveaxis(np.asarray(boxes, "float32"), -1, 0)
+        left, top = self._offset(new_height, new_width)
+        across = np.stack([x - w / 2, x + w / 2]) * self.size[1] + left
+        down = np.stack([y - h / 2, y + h / 2]) * self.size[0] + top
+        across = np.clip(across * width / new_width, 0, width)
+        down = np.clip(down * height / new_height, 0, height)
+        return np.stack([across[0], down[0], across[1], down[1]], axis=-1)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """The size to which a picture is resized."""
+        if self.resize is None:
+            return self.size
+        if isinstance(self.resize, int):
+            short, long = min(height, width), max(height, width)
+            other = int(self.resize * long / short)
+            return (self.resize, other) if height <= width else (other, self.resize)
+        if isinstance(self.resize, str):
+            ratio = min(self.size[0] / height, self.size[1] / width)
+            return max(1, round(height * ratio)), max(1, round(width * ratio))
+        return self.resize
+
+    def _offset(self, height: int, width: int) -> tuple[int, int]:
+        """Left and top of the crop in the resized picture."""
+        if self.resize == FIT:
+            return 0, 0
+        return (width - self.size[1]) // 2, (height - self.size[0]) // 2
+
+    def _pixels(self, image: Any) -> np.ndarray:
+        """One picture as (H, W, C), uint8."""
+        pillow = import_pillow()
+        with _opened(pillow, image) as opened:
+            flat = self._flat(pillow, opened)
+        height, width = self._resized(flat.height, flat.width)
+        if (flat.height, flat.width) != (height, width):
+            resampling = pillow.Image.Resampling[self.resample.upper()]
+            flat = flat.resize((width, height), resampling)
+        left, top = self._offset(height, width)
+        pixels = np.asarray(flat, "uint8")[top : top + self.size[0], left : left + self.size[1]]
+        missing = [a - b for a, b in zip(self.size, pixels.shape, strict=False)]
+        if any(missing):
+            rest = [(0, n) for n in missing] + [(0, 0)] * (pixels.ndim - 2)
+            pixels = np.pad(pixels, rest, constant_values=self.background)
+        return pixels.reshape(*self.size, self.channels)
+
+    def _flat(self, pillow: Any, image: Any) -> Any:
+        """A picture, turned, in 8 bits, without transparency, grey or RGB."""
+        image = pillow.ImageOps.exif_transpose(image)
+        if image.mode in _DEEP:
+            image = pillow.Image.fromarray((np.asarray(image, "uint16") >> 8).astype("uint8"))
+        elif image.mode in ("I", "F"):
+            raise ValueError(
+                f"a picture must have 8 or 16 bits a channel, got Pillow's mode {image.mode!r}"
+            )
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            behind = pillow.Image.new("RGBA", image.size, (*[self.background] * 3, 255))
+            image = pillow.Image.alpha_composite(behind, image)
+        return image.convert("L" if self.channels == 1 else "RGB")
+
+
+def open_size(image: Any) -> tuple[int, int]:
+    """Height and width of a picture, after its EXIF orientation; arguments as one picture."""
+    pillow = import_pillow()
+    with _opened(pillow, image) as opened:
+        turned = pillow.ImageOps.exif_transpose(opened)
+        return turned.height, turned.width
+
+
+def import_pillow() -> Any:
+    """Imports Pillow with the modules used here; the error names the extra to install."""
+    try:
+        importlib.import_module("PIL.Image")
+        importlib.import_module("PIL.ImageOps")
+    except ModuleNotFoundError as error:
+        if error.name != "PIL":
+            raise
+        raise ModuleNotFoundError(
+            'pictures need Pillow: pip install "keras-tfm[images]"', name="PIL"
+        ) from None
+    return importlib.import_module("PIL")
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    ints = isinstance(value, Sequence) and all(type(x) is int for x in value)
+    if not ints or len(value) != 2:
+        raise TypeError(f"{name} must be a height and a width in pixels, got {value!r}")
+    if min(value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return value[0], value[1]
+
+
+def _pictures(images: Any) -> Sequence[Any]:
+    """A list of pictures from one or several."""
+    if isinstance(images, np.ndarray):
+        return images if images.ndim == 4 else [images]
+    if isinstance(images, list | tuple):
+        if not images:
+            raise ValueError("expected at least one picture, got none")
+        return images
+    return [images]
+
+
+def _opened(pillow: Any, image: Any) -> Any:
+    """A picture as a decoded `PIL.Image.Image`."""
+    if isinstance(image, pillow.Image.Image):
+        return image.copy()
+    if isinstance(image, np.ndarray):
+        known = image.ndim == 2 or (image.ndim == 3 and image.shape[-1] in (1, 3, 4))
+        if image.dtype != np.uint8 or not known or 0 in image.shape:
+            raise ValueError(
+                "a picture must be a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), "
+                f"got {image.dtype} {image.shape}"
+            )
+        return pillow.Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
+    if isinstance(image, str | os.PathLike):
+        name, file = str(image), Path(image)
+        if not file.is_file():
+            raise FileNotFoundError(f"no such picture: {name}")
+        content = file.read_bytes()
+    elif isinstance(image, bytes | bytearray):
+        name, content = f"the picture of {len(image)} bytes", bytes(image)
+    else:
+        raise TypeError(
+            "a picture must be a path, bytes, a PIL.Image.Image or a uint8 array, "
+            f"got {type(image).__name__}"
+        )
+    try:
+        opened = pillow.Image.open(io.BytesIO(content))
+        opened.load()
+    except pillow.UnidentifiedImageError:
+        raise ValueError(f"{name} is not a picture of a format that Pillow reads") from None
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's errors for damaged files
+        raise ValueError(f"{name} is damaged or truncated: {error}") from None
+    except pillow.Image.DecompressionBombError as error:
+        raise ValueError(f"{name} is too large: {error}") from None
+    return opened
