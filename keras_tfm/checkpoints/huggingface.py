@@ -60,8 +60,8 @@ def load_huggingface(
     It reads `config.json` and `model.safetensors`, or the files listed in
     `model.safetensors.index.json`; if they exist, also `generation_config.json` for BART and its
     relatives, and the mean and standard deviation of pixels in `preprocessor_config.json` for
-    models of images. It reads no other files and does not use the network. Weights in half precision become
-    float32.
+    models of images. It reads no other files and does not use the network. Weights in half
+    precision become float32.
 
     Args:
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",

@@ -51,11 +51,11 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     >>> import json, tempfile
     >>> from pathlib import Path
     >>> from keras_tfm.checkpoints import load_image_processor
-    >>> rules = {"size": {"shortest_edge": 8}, "crop_size": {"height": 6, "width": 6}, "resample": 3}
+    >>> rules = {"size": {"shortest_edge": 8}, "crop_size": {"height": 6, "width": 6}}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "preprocessor_config.json").write_text(json.dumps(rules))
     ...     load_image_processor(folder)
-    ImageProcessor(size=(6, 6), resize=8, resample='bicubic', channels=3, background=255)
+    ImageProcessor(size=(6, 6), resize=8, resample='bilinear', channels=3, background=255)
     """
     path = Path(folder) / FILE
     if not path.is_file():
