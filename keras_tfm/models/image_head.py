@@ -55,6 +55,7 @@ def image_classifier(
     (None, 3)
     """
     labels = checked_labels(labels, num_classes)
+    arguments = locals()
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {list(POOLINGS)}, got {pooling!r}")
     base = HeadBase(model, features, kernel_initializer, dtype)
@@ -67,7 +68,7 @@ def image_classifier(
             f"pooling='distilled' needs a model with a distillation token, got {model.name!r} "
             "without one"
         )
-    x = base.mark("image_classifier", locals(), base.features)
+    x = base.mark("image_classifier", arguments, base.features)
     if pooling == "distilled":
         first = base.classify(x[:, 0], num_classes, dropout)
         second = base.classify(x[:, 1], num_classes, dropout, name="distillation_classifier")
