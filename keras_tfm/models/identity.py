@@ -111,7 +111,12 @@ class FeaturesMarker(Marker):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        given = {key: value for key, value in (arguments or {}).items() if key != "name"}
+        # Lists for tuples, as in a file: JSON has no tuples.
+        given = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in (arguments or {}).items()
+            if key != "name"
+        }
         self.identity = Identity(family, given, embedding, tuple(blocks))
 
     def get_config(self) -> dict[str, Any]:
