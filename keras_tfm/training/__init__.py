@@ -1,5 +1,6 @@
 """Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
+from keras_tfm.training.dino import DINO
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.metrics import MaskedAccuracy
@@ -12,6 +13,7 @@ from keras_tfm.training.terminate_on_nan import TerminateOnNaN
 from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
 __all__ = [
+    "DINO",
     "GenerationScores",
     "LabelSmoothedCrossEntropy",
     "LinearSchedule",
