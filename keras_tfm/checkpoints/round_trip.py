@@ -71,6 +71,6 @@ def _ids(model: Model, again: Model, rng: Any) -> dict[str, np.ndarray]:
 
 def _images(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
     """Random pixels."""
-    size = given["image_size"]
-    size = as_pair("image_size", given["position_size"] if size is None else size)
+    size = given["image_size"] or given.get("position_size") or 67
+    size = as_pair("image_size", size)
     return {"pixels": rng.integers(0, 256, (2, *size, len(given["image_mean"]))).astype("float32")}
