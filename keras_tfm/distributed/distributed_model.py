@@ -37,11 +37,12 @@ class DistributedModel(keras.Model):
             raise ValueError(
                 f"gradient_accumulation_steps must be at least 1, got {gradient_accumulation_steps}"
             )
-        if not getattr(kwargs.get("loss"), "supports_jit", True):
+        given = args[1] if len(args) > 1 else kwargs.get("loss")
+        if not getattr(given, "supports_jit", True):
             if kwargs.get("jit_compile") is True:
                 raise ValueError(
-                    f"jit_compile must be False or 'auto' with {kwargs['loss'].name}, which calls "
-                    "Python: XLA cannot compile it"
+                    f"jit_compile must be False or 'auto' with {given.name}, which calls Python: "
+                    "XLA cannot compile it"
                 )
             kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)

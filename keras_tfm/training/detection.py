@@ -41,7 +41,7 @@ class DetectionLoss(keras.losses.Loss):
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
-        y_true: dict of "classes" (B, M), integers from 0, -1 = padding, and "boxes" (B, M, 4), x of
+        y_true: dict of "classes" (B, M), integers, negative = padding, and "boxes" (B, M, 4), x of
             the centre, y of the centre, width and height, as fractions of the image's width and
             height. Boxes of padding are not read. M may be any number.
         y_pred: dict of "logits" (B, N, C + 1) and "boxes" (B, N, 4), and for auxiliary losses
@@ -116,8 +116,8 @@ class DetectionLoss(keras.losses.Loss):
         targets = ops.repeat(ops.cast(targets, "float32"), layers, axis=0)
         nothing = logits.shape[-1] - 1
         is_object = classes >= 0
-        # Padding becomes the whole image and class 0: finite, and masked below.
-        targets = ops.where(ops.expand_dims(is_object, -1), targets, 0.5 + 0.0 * targets)
+        # Padding becomes a box in the middle, of class 0: finite, and masked below.
+        targets = ops.where(ops.expand_dims(is_object, -1), targets, 0.5)
         classes = ops.where(is_object, classes, 0)
         queries = self._matched(logits, boxes, classes, targets, is_object)
         matched = queries >= 0
