@@ -179,7 +179,7 @@ def _compare_rounding(
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
     model, quantization = outputs.model, file.manifest["quantization"]
     weights = ModelWeights(
-        [*(keras.ops.convert_to_numpy(x) for x in model.weights), *_folded_scales(model)]
+        [*(keras.ops.convert_to_numpy(x) for x in model.weights), *_folded_norms(model)]
     )
     graph = FloatFile(file.content())
     unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
@@ -226,15 +226,15 @@ def _compare_rounding(
         _allow_last_bits(exact, graph.write(exact.file.manifest, values), checks)
 
 
-def _folded_scales(model: keras.Model) -> list[np.ndarray]:
-    """The factors of batch normalisations, by which a converter multiplies kernels before them."""
+def _folded_norms(model: keras.Model) -> list[np.ndarray]:
+    """Factors and offsets of batch normalisations, which a converter makes part of convolutions."""
     found = []
     for layer in sublayers(model):
         if isinstance(layer, keras.layers.BatchNormalization):
-            scale = keras.ops.rsqrt(layer.moving_variance + layer.epsilon)
-            gamma = layer.gamma if layer.scale else 1.0
-            found.append(keras.ops.convert_to_numpy(scale * gamma))
-    return found
+            gamma, beta = (layer.gamma if layer.scale else 1.0), (layer.beta if layer.center else 0)
+            scale = keras.ops.rsqrt(layer.moving_variance + layer.epsilon) * gamma
+            found += [scale, beta - layer.moving_mean * scale]
+    return [keras.ops.convert_to_numpy(x) for x in found]
 
 
 def _allow_last_bits(comparison: Comparison, content: bytes, checks: list[Check]) -> None:
