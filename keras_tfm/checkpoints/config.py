@@ -87,7 +87,11 @@ class Config:
     def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
         """Reads a list of positive integers."""
         value = self._value(name, list(default))
-        if not isinstance(value, list) or not value or not all(type(x) is int and x > 0 for x in value):
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(type(x) is int and x > 0 for x in value)
+        ):
             self.refuse(name, value, "a list of positive integers")
         return tuple(value)
 

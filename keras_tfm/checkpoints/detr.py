@@ -17,9 +17,7 @@ _BACKBONE = "backbone.conv_encoder.model."
 _TIMM = {
     rf"^{_BACKBONE}conv1\.": f"{_BACKBONE}embedder.embedder.convolution.",
     rf"^{_BACKBONE}bn1\.": f"{_BACKBONE}embedder.embedder.normalization.",
-    **{
-        rf"^{_BACKBONE}layer{i + 1}\.": f"{_BACKBONE}encoder.stages.{i}.layers." for i in range(4)
-    },
+    **{rf"^{_BACKBONE}layer{i + 1}\.": f"{_BACKBONE}encoder.stages.{i}.layers." for i in range(4)},
     **{
         rf"^({_BACKBONE}encoder.*)\.{theirs}{j + 1}\.": rf"\1.layer.{j}.{name}."
         for theirs, name in (("conv", "convolution"), ("bn", "normalization"))
@@ -67,7 +65,11 @@ def _table(model: models.Model) -> tuple[Row, ...]:
         *_cross_attention(),
         *norm("final_norm", "decoder.layernorm"),
         *dense("classifier", "class_labels_classifier", head=True),
-        *(row for i in range(3) for row in dense(f"box_{i}", f"bbox_predictor.layers.{i}", head=True)),
+        *(
+            row
+            for i in range(3)
+            for row in dense(f"box_{i}", f"bbox_predictor.layers.{i}", head=True)
+        ),
     )
 
 

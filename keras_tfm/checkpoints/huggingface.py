@@ -84,8 +84,8 @@ def load_huggingface(
             and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
             "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
             "MarianMTModel" and "MarianModel". For images: "ViTModel", "DeiTModel", "Dinov2Model",
-            "Dinov2WithRegistersModel", "ResNetModel", and each with "ForImageClassification" instead
-            of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrForObjectDetection" and
+            "Dinov2WithRegistersModel", "ResNetModel", and each with "ForImageClassification"
+            instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrForObjectDetection" and
             "DetrModel".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.

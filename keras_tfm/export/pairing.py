@@ -1,6 +1,5 @@
 """Whether a file can be an export of a model: inputs, outputs and builder arguments compared."""
 
-import json
 from typing import Any
 
 import keras
@@ -26,8 +25,7 @@ def other_arguments(model: keras.Model, file: Model) -> str:
         return ""
     if ours["family"] != theirs["family"]:
         return f"the model is a {ours['family']}, the file a {theirs['family']}"
-    # As in a file: JSON has lists where Python has tuples.
-    mine, other = json.loads(json.dumps(ours["arguments"])), theirs["arguments"]
+    mine, other = ours["arguments"], theirs["arguments"]
     different = [
         f"{key} ({mine.get(key)!r} in the model, {other.get(key)!r} in the file)"
         for key in {**mine, **other}

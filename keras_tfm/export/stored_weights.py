@@ -40,8 +40,9 @@ class Unrounded:
 class ModelWeights:
     """The weights of a model, to be matched with the weights of a file.
 
-    A converter transposes and reshapes a kernel, splits it, and multiplies its rows or columns by a factor
-    from before or after it in the graph, such as the gamma of a normalization or the 1/2 of a GELU.
+    A converter transposes and reshapes a kernel, splits it, and multiplies its rows or columns by a
+    factor from before or after it in the graph, such as the gamma of a normalization or the 1/2 of
+    a GELU.
 
     Args:
         arrays: the model's weights.

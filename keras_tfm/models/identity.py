@@ -203,7 +203,14 @@ def describe(model: keras.Model) -> dict[str, Any] | None:
         "arguments": identity.arguments,
         "head": None if head is None else {"kind": head.kind, "arguments": head.arguments},
     }
-    return dict(keras.saving.serialize_keras_object(described))
+    return dict(_as_json(keras.saving.serialize_keras_object(described)))
+
+
+def _as_json(value: Any) -> Any:
+    """The same value with lists in place of tuples."""
+    if isinstance(value, dict):
+        return {key: _as_json(x) for key, x in value.items()}
+    return [_as_json(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def identity_of(model: keras.Model) -> Identity:

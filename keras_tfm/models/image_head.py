@@ -83,7 +83,9 @@ def image_classifier(
         return Model(model.input, (first + second) / 2, name=model.name)
     if is_map:
         return Model(
-            model.input, base.classify(ops.mean(x, axis=(1, 2)), num_classes, dropout), name=model.name
+            model.input,
+            base.classify(ops.mean(x, axis=(1, 2)), num_classes, dropout),
+            name=model.name,
         )
     pooled = []
     if pooling != "mean":

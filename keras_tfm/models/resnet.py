@@ -233,9 +233,7 @@ class ResNetBlock(RematerializedLayer):
         }
 
 
-def _convolution(
-    name: str, dim: int, window: int, stride: int, dtype: Any
-) -> keras.layers.Conv2D:
+def _convolution(name: str, dim: int, window: int, stride: int, dtype: Any) -> keras.layers.Conv2D:
     """A convolution without bias; with a stride, its input has to be padded."""
     return keras.layers.Conv2D(
         dim,

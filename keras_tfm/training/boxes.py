@@ -18,7 +18,7 @@ Tensor = Any
 
 
 def corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Left top and right bottom, both (..., 2), of x and y of the centre, width, height (..., 4)."""
+    """Left top and right bottom, both (..., 2), of boxes (..., 4), see `generalized_iou`."""
     centre, half = boxes[..., :2], boxes[..., 2:] / 2
     return centre - half, centre + half
 

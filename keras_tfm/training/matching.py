@@ -77,7 +77,10 @@ def on_host(function: Callable[..., np.ndarray], inputs: tuple[Tensor, ...], sha
         jax = importlib.import_module("jax")
         spec = jax.ShapeDtypeStruct(shape, "int32")
         return jax.pure_callback(
-            lambda *arrays: function(*map(np.asarray, arrays)), spec, *inputs, vmap_method="sequential"
+            lambda *arrays: function(*map(np.asarray, arrays)),
+            spec,
+            *inputs,
+            vmap_method="sequential",
         )
     return ops.convert_to_tensor(function(*map(ops.convert_to_numpy, inputs)))
 

@@ -15,7 +15,12 @@ transformers = pytest.importorskip("transformers")
 # float32, relative to the outputs' size; boxes are absolute, from 0 to 1.
 LOGITS, BOXES = 3e-5, 1e-5
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
-BASIC = {"embedding_size": 6, "hidden_sizes": [6, 10, 7], "depths": [2, 1, 2], "layer_type": "basic"}
+BASIC = {
+    "embedding_size": 6,
+    "hidden_sizes": [6, 10, 7],
+    "depths": [2, 1, 2],
+    "layer_type": "basic",
+}
 BOTTLENECK = {"embedding_size": 5, "hidden_sizes": [8, 12], "depths": [2, 3]}
 DETR = {
     "d_model": 12, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 11,
@@ -95,7 +100,9 @@ def test_resnet_classifies(options, tmp_path):
 
 
 def detr_config(backbone, **options):
-    backbone = transformers.ResNetConfig(**backbone, out_features=[f"stage{len(backbone['depths'])}"])
+    backbone = transformers.ResNetConfig(
+        **backbone, out_features=[f"stage{len(backbone['depths'])}"]
+    )
     return transformers.DetrConfig(
         use_timm_backbone=False, backbone_config=backbone, **{**DETR, **options}
     )

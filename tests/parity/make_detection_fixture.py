@@ -24,7 +24,9 @@ def drawn(rng):
     """Classes (M,), boxes (M, 4), and labels, scores and boxes of 12 detections near them."""
     count = rng.integers(0, 6)
     classes = rng.integers(0, CLASSES, count)
-    targets = np.concatenate([rng.uniform(0.2, 0.8, (count, 2)), rng.uniform(0.1, 0.4, (count, 2))], 1)
+    targets = np.concatenate(
+        [rng.uniform(0.2, 0.8, (count, 2)), rng.uniform(0.1, 0.4, (count, 2))], 1
+    )
     boxes = np.concatenate([rng.uniform(0.2, 0.8, (12, 2)), rng.uniform(0.1, 0.4, (12, 2))], 1)
     labels = rng.integers(0, CLASSES, 12)
     for i in range(12):

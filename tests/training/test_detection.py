@@ -196,7 +196,7 @@ def test_a_model_of_keras_says_what_to_use(rng):
     plain.compile("sgd", DetectionLoss(), run_eagerly=True)
     targets = targets_of(rng, B)
     targets = {"logits": targets["classes"], "boxes": targets["boxes"]}
-    with pytest.raises(ValueError, match="compile a keras_tfm.Model"):
+    with pytest.raises(ValueError, match=r"compile a keras_tfm\.Model"):
         plain.fit(pixels(rng), targets, verbose=0)
 
 
