@@ -35,7 +35,7 @@ def pixels():
 )
 def test_its_file(model, pixels, quantization, share, tmp_path):
     report = export_tflite(model, tmp_path / "x.tflite", quantization=quantization)
-    (graph,) = report.graphs
+    (graph,) = report.subgraphs
     assert graph.partitions == 1 and graph.delegated == graph.nodes
     weights = sum(x.numpy().nbytes for x in model.weights)
     assert report.bytes < share * weights + 200_000
@@ -54,7 +54,7 @@ def test_sinusoids_are_a_constant(model, tmp_path):
     from keras_tfm.runtime import flatbuffer
 
     report = export_tflite(model, tmp_path / "x.tflite")
-    file = flatbuffer.read(report.path.read_bytes())
+    file = flatbuffer.read((tmp_path / "x.tflite").read_bytes())
     names = {x.builtinCode for x in file.operatorCodes}
     schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
     assert not names & {schema.BuiltinOperator.SIN, schema.BuiltinOperator.COS}
