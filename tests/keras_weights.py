@@ -19,7 +19,15 @@ def randomize(layer, seed=0):
         if kind == "kernel":
             inputs = np.prod(weight.shape[:-1])  # of a convolution, those of its window
             values = rng.normal(scale=inputs**-0.5, size=weight.shape)
-        elif kind in ("embeddings", "positions", "table", "key_table", "value_table", "segments"):
+        elif kind in (
+            "embeddings",
+            "positions",
+            "table",
+            "key_table",
+            "value_table",
+            "segments",
+            "tokens",
+        ):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "scale", "beta", "bias"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)

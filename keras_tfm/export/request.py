@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
     find_target,
+    image_inputs,
     input_names,
     input_specs,
     vocabulary_sizes,
@@ -119,6 +120,7 @@ class Request:
     Attributes:
         vocabulary_sizes: the number of ids of each input that an embedding reads.
         pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
+        images: the inputs of pixels, uint8 in the file.
     """
 
     def __init__(
@@ -170,6 +172,7 @@ class Request:
             )
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
+        self.images = image_inputs(model)
         self._target = arguments.get("target")
         steps = [role for role in self.roles if role != "predict"]
         if steps:
@@ -322,7 +325,7 @@ class Request:
                     "export it for"
                     + (" (and max_length, the target's)" if len(self.model.inputs) > 1 else "")
                 )
-            specs[name] = tf.TensorSpec(shape, x.dtype)
+            specs[name] = tf.TensorSpec(shape, "uint8" if name in self.images else x.dtype)
         return specs
 
     def named_lengths(self, role: str) -> list[tuple[str, int | None]]:

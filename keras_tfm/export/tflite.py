@@ -13,6 +13,7 @@ from keras_tfm.export.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.gpu_graph import for_gpu
+from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
@@ -26,6 +27,7 @@ from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.chat_template import ChatTemplate
+from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.inspection import inspected
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ def export_tflite(
     tokenizer: Any = None,
     detokenizer: Any = None,
     chat_template: ChatTemplate | None = None,
+    images: ImageProcessor | dict[str, ImageProcessor] | None = None,
+    labels: Sequence[str] | None = None,
     separate_adapters: bool = False,
     overwrite: bool = False,
     **arguments: Unpack[ExportArguments],
@@ -97,6 +101,10 @@ def export_tflite(
             default `tokenizer`.
         chat_template: `ChatTemplate`, the text around the messages of a conversation, for
             `runtime.Model.chat_prompt`; `checkpoints.load_chat_template` reads one.
+        images: `runtime.ImageProcessor`, how pictures become the model's pixels, with which the
+            runtime runs `predict_images` and `detect`; or a dictionary by input. Inputs of pixels,
+            which only an `ImageNormalization` reads, are uint8 in the file, with or without it.
+        labels: list of str, names of the classes, in order. Default: those of the model's head.
         separate_adapters: bool, whether the file is a base for LoRA adapters (`models.enable_lora`)
             that `runtime.load` adds from files of their own, which `save_adapter` writes. Each
             adapted projection computes x W + (x A) B with A and B in float32; without an adapter
@@ -115,8 +123,9 @@ def export_tflite(
         ValueError: an argument is out of range; the model cannot be stepped (the error names the
             layer); a layer's precision cannot be converted to float32; the graph needs an operator
             that LiteRT lacks; `keep_float` or `keep_int8` names an unknown layer (the error lists
-            similar names); or a tokenizer does not fit the model: it has more ids than the
-            embedding, or lacks the start or end token.
+            similar names); a tokenizer does not fit the model: it has more ids than the embedding,
+            or lacks the start or end token; `images` do not have the size of the model's input; or
+            there is not one label per class.
         TypeError: an argument is unknown (the error lists the known ones), or a tokenizer's kind
             cannot be stored in a file.
         VerificationError: a signature differs from the model by more than the tolerance.
@@ -159,6 +168,8 @@ def export_tflite(
         )
     manifests.import_litert("interpreter")
     files.check_file(path, overwrite)
+    pictures = image_entries(model, images)
+    names_of_classes = label_entry(model, labels)
     names = list(signatures or ())
     of_text = [name for name in names if name.endswith(TEXT)]
     request = Request(
@@ -184,6 +195,8 @@ def export_tflite(
     manifest = {
         **manifest_of(model, content, made, quantization),
         **carried.manifest,
+        **pictures,
+        **names_of_classes,
         **({} if chat_template is None else {"chat_template": chat_template._asdict()}),
         **({} if placeholders is None else {"adapters": placeholders.described(content)}),
     }

@@ -1,4 +1,4 @@
-"""The inputs of a functional model: names, the stepped input, and vocabulary sizes.
+"""The inputs of a functional model: names, the stepped input, vocabulary sizes, pictures.
 
 Example:
 
@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import calls_of, producer
-from keras_tfm.layers import SegmentEmbedding, TokenEmbedding
+from keras_tfm.layers import ImageNormalization, SegmentEmbedding, TokenEmbedding
 
 
 def input_names(model: keras.Model) -> list[str]:
@@ -109,3 +109,28 @@ def with_features(model: keras.Model) -> keras.Model:
         made = producer(logits)
         features = calls_of(made.operation)[made.node_index].input_tensors[0]
     return keras.Model(model.input, [logits, features])
+
+
+def image_inputs(model: keras.Model) -> frozenset[str]:
+    """The inputs that only an `ImageNormalization` reads: pixels from 0 to 255.
+
+    >>> from keras_tfm.generation.model_inputs import image_inputs
+    >>> from keras_tfm.models import vit
+    >>> model = vit(16, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
+    >>> image_inputs(model)
+    frozenset({'pixels'})
+    """
+    names = {id(x): name for name, x in input_specs(model).items()}
+    readers: dict[str, list[bool]] = {}
+    for operation in model.operations:
+        inner: dict[int, bool] = {}
+        if isinstance(operation, keras.Model) and hasattr(operation, "operations"):
+            pixels = image_inputs(operation)
+            inner = {id(x): name in pixels for name, x in input_specs(operation).items()}
+        taken = [inner[id(x)] for x in keras.tree.flatten(operation.input)] if inner else []
+        for node in calls_of(operation):
+            for i, x in enumerate(node.input_tensors):
+                if id(x) in names:
+                    known = taken[i] if taken else isinstance(operation, ImageNormalization)
+                    readers.setdefault(names[id(x)], []).append(known)
+    return frozenset(name for name, known in readers.items() if all(known))

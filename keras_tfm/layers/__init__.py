@@ -39,6 +39,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
     YaRNScaling,
 )
 from keras_tfm.layers.prefix_tokens import PrefixTokens
+from keras_tfm.layers.random_resized_crop import RandomResizedCrop
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
@@ -73,6 +74,7 @@ __all__ = [
     "PositionalEncoding2D",
     "PrefixTokens",
     "RMSNormalization",
+    "RandomResizedCrop",
     "RelativePositionBias",
     "RelativePositionEmbedding",
     "RelativePositionTable",

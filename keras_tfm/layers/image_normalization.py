@@ -79,12 +79,12 @@ class ImageNormalization(keras.layers.Layer):
             )
         factor = self.scale / np.array(self.std)
         offset = -np.array(self.mean) / np.array(self.std)
-        pixels = ops.cast(pixels, "float32")
-        return pixels * factor.astype("float32") + offset.astype("float32")
+        factor, offset = (ops.convert_to_tensor(x.astype("float32")) for x in (factor, offset))
+        return ops.cast(pixels, "float32") * factor + offset
 
-    def compute_output_spec(self, pixels: Tensor) -> keras.KerasTensor:
-        """The shape of the input, float32."""
-        return keras.KerasTensor(pixels.shape, "float32")
+    def compute_output_shape(self, pixels_shape: Any) -> Any:
+        """The shape of the input."""
+        return pixels_shape
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -111,7 +111,10 @@ class FeaturesMarker(Marker):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        given = {key: value for key, value in (arguments or {}).items() if key != "name"}
+        # Lists for tuples, as in a file: JSON has no tuples.
+        given = {
+            key: _with_lists(value) for key, value in (arguments or {}).items() if key != "name"
+        }
         self.identity = Identity(family, given, embedding, tuple(blocks))
 
     def get_config(self) -> dict[str, Any]:
@@ -175,6 +178,13 @@ def _with_arguments(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "arguments": arguments}
 
 
+def _with_lists(value: Any) -> Any:
+    """The same value with lists in place of tuples, in dictionaries, too."""
+    if type(value) is dict:
+        return {key: _with_lists(x) for key, x in value.items()}
+    return [_with_lists(x) for x in value] if isinstance(value, list | tuple) else value
+
+
 def describe(model: keras.Model) -> dict[str, Any] | None:
     """Returns a model's family, arguments and head as JSON values; None for a hand-composed model.
 
@@ -203,14 +213,7 @@ def describe(model: keras.Model) -> dict[str, Any] | None:
         "arguments": identity.arguments,
         "head": None if head is None else {"kind": head.kind, "arguments": head.arguments},
     }
-    return dict(_as_json(keras.saving.serialize_keras_object(described)))
-
-
-def _as_json(value: Any) -> Any:
-    """The same value with lists in place of tuples."""
-    if isinstance(value, dict):
-        return {key: _as_json(x) for key, x in value.items()}
-    return [_as_json(x) for x in value] if isinstance(value, list | tuple) else value
+    return dict(keras.saving.serialize_keras_object(described))
 
 
 def identity_of(model: keras.Model) -> Identity:

@@ -57,6 +57,7 @@ def image_classifier(
     (None, 3)
     """
     labels = checked_labels(labels, num_classes)
+    arguments = locals()
     base = HeadBase(model, features, kernel_initializer, dtype)
     is_map = len(base.features.shape) == 4
     if pooling is None:
@@ -67,6 +68,7 @@ def image_classifier(
             f"pooling must be one of {list(known)} for features of {len(base.features.shape)} "
             f"axes, got {pooling!r}"
         )
+    arguments["pooling"] = pooling
     distilled = bool(base.argument("distillation_token", None, features is not None))
     own = 1 + distilled + base.argument("num_registers", None, 0) if features is None else 1
     check_integer("prefix", prefix, minimum=0, optional=True)
@@ -76,7 +78,7 @@ def image_classifier(
             f"pooling='distilled' needs a model with a distillation token, got {model.name!r} "
             "without one"
         )
-    x = base.mark("image_classifier", locals(), base.features)
+    x = base.mark("image_classifier", arguments, base.features)
     if pooling == "distilled":
         first = base.classify(x[:, 0], num_classes, dropout)
         second = base.classify(x[:, 1], num_classes, dropout, name="distillation_classifier")

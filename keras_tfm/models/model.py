@@ -45,6 +45,12 @@ else:
             self.built = True
             return joint_loss(self)(y_true, y_pred, sample_weight)
 
+        def compile_from_config(self, config: dict[str, Any]) -> None:
+            """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""
+            self.compile(**keras.saving.deserialize_keras_object(config))
+            if self.built and self.optimizer is not None:
+                self.optimizer.build(self.trainable_variables)
+
     Base = _Base
 
 
@@ -67,7 +73,6 @@ class _Part:
         return modules[self.name] if self.name in modules else self.function(model)
 
 
-@keras.saving.register_keras_serializable("keras_tfm")
 @share_in_clones
 class Model(Base):
     """A `keras.Model` that trains in the same way on one device, several devices and machines.
@@ -119,6 +124,16 @@ class Model(Base):
     ('gpt', 1, 'language_model', (None, None, 8))
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A functional model for `Model(inputs, outputs)`, otherwise an instance of `cls`."""
+        made = _FunctionalModel if cls is Model and _is_graph(args, kwargs) else cls
+        return super().__new__(made, *args, **kwargs)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if _is_graph(args, kwargs) and not isinstance(self, _Functional):
+            _make_functional(type(self))
+        super().__init__(*args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         """The configuration of the graph and its layers."""
         with object_sharing_scope():
@@ -160,3 +175,35 @@ class Model(Base):
     def features(self) -> Any:
         """Symbolic tensor (B, T, D), the final output of the last block, or None."""
         return identity.features_of(self)
+
+
+# Keras's class of functional models.
+_x = keras.Input((1,), name="x")
+_Functional: Any = type(keras.Model(_x, _x, name="x"))
+
+
+class _FunctionalModel(Model, _Functional):
+    """`Model(inputs, outputs)`.
+
+    Keras would make `Model` itself functional when the first functional model is made, and every
+    subclass that is not, made of layers and a `call`, could then not be constructed.
+    """
+
+
+_FunctionalModel.__name__ = _FunctionalModel.__qualname__ = "Model"
+# Both are saved under one name, which is loaded as `Model`.
+keras.saving.register_keras_serializable("keras_tfm", "Model")(_FunctionalModel)
+keras.saving.register_keras_serializable("keras_tfm", "Model")(Model)
+
+
+def _is_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether these are the arguments of a functional model, by Keras's rule."""
+    return len(args) == 2 or ("outputs" in kwargs and (len(args) == 1 or "inputs" in kwargs))
+
+
+def _make_functional(cls: type) -> None:
+    """Makes a subclass functional that calls `super().__init__(inputs, outputs)`."""
+    for base in cls.__bases__:
+        if base is not Model and issubclass(base, Model):
+            _make_functional(base)
+    cls.__bases__ = tuple(_FunctionalModel if base is Model else base for base in cls.__bases__)

@@ -72,8 +72,7 @@ def vit(
     and an exported file takes uint8 pixels.
 
     Args:
-        image_size: int or (height, width) of the images, in pixels. None: images of any size, with
-            a shape that is known when a graph is made.
+        image_size: int or (height, width) of the images, in pixels. None: images of any size.
         patch_size: int or (height, width) of a patch, in pixels.
         dim: int, width of the model (D).
         num_layers: int, number of blocks.

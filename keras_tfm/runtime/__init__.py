@@ -2,14 +2,17 @@
 
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.constraints import JsonSchema, Regex
+from keras_tfm.runtime.detection import Detection
+from keras_tfm.runtime.generate_signature import Generated
 from keras_tfm.runtime.image_processor import ImageProcessor
-from keras_tfm.runtime.model import Generated, Model, load
+from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.sampling import Sampler
 from keras_tfm.runtime.session import Reply, Session
 from keras_tfm.runtime.text import Hypothesis
 
 __all__ = [
     "ChatTemplate",
+    "Detection",
     "Generated",
     "Hypothesis",
     "ImageProcessor",

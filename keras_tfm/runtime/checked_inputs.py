@@ -69,6 +69,8 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
 def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
     """Rows of integers in the range that the input takes; rows of ids may have any length."""
     shape = expected["shape"]
+    if is_pixels(expected):
+        return _pictures(name, values, tuple(shape[1:]))
     if not _is_sequence(values):
         raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
     rows: Sequence[Any] = values
@@ -148,6 +150,32 @@ def filled_batch(array: np.ndarray, batch: int) -> np.ndarray:
     """A smaller last chunk, padded to `batch` rows by repeating its last row."""
     missing = batch - len(array)
     return array if missing == 0 else np.concatenate([array, np.repeat(array[-1:], missing, 0)])
+
+
+def is_pixels(expected: Spec) -> bool:
+    """Whether an input takes the pixels of pictures, (B, H, W, C), uint8."""
+    return expected["dtype"] == "uint8" and len(expected["shape"]) == 4
+
+
+def _pictures(name: str, values: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Pictures of the exported size; one may come without its batch axis."""
+    array = _array(name, values)
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name} must be the pixels of pictures, uint8 {('B', *shape)}, got {array.dtype}: "
+            "predict_images reads files and pictures of any size"
+        )
+    if array.shape == shape:
+        array = array[np.newaxis]
+    if array.shape[1:] != shape or not len(array):
+        raise ValueError(
+            f"{name} must have shape {_shape((0, *shape))}, got {array.shape}: predict_images "
+            "resizes pictures"
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > 255:
+        raise ValueError(f"{name}: pixels must be in 0..255, got {low}..{high}")
+    return list(array)
 
 
 def is_ids(expected: Spec) -> bool:

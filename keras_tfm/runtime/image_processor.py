@@ -209,7 +209,7 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 def _pictures(images: Any) -> Sequence[Any]:
     """A list of pictures from one or several."""
     if isinstance(images, np.ndarray):
-        return images if images.ndim == 4 else [images]
+        return list(images) if images.ndim == 4 else [images]
     if isinstance(images, list | tuple):
         if not images:
             raise ValueError("expected at least one picture, got none")

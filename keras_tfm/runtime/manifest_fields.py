@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras_tfm.runtime.chat_template import ChatTemplate
+from keras_tfm.runtime.image_processor import ImageProcessor
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
 FORMAT = 1
@@ -80,6 +81,18 @@ def _is_adapters(x: Any) -> bool:
     )
 
 
+def _is_images(x: Any) -> bool:
+    fields = ImageProcessor.__dataclass_fields__.keys()
+    if not isinstance(x, dict) or any(
+        not isinstance(one, dict) or one.keys() != fields for one in x.values()
+    ):
+        return False
+    try:
+        return all(ImageProcessor(**one) for one in x.values())
+    except (TypeError, ValueError):
+        return False
+
+
 def _among(names: tuple[str, ...]) -> Field:
     return Field(f"one of {', '.join(names)}", lambda x: x in names)
 
@@ -131,6 +144,8 @@ _MANIFEST = {
     "model": Field("null, or an object with family, arguments and head", _is_model),
     "adapters": Field("an object with base and layers", _is_adapters, optional=True),
     "chat_template": Field("an object of texts", _is_chat_template, optional=True),
+    "images": Field("an object of image processors", _is_images, optional=True),
+    "labels": Field("a list of names", _is_names, optional=True),
     "tokenizers": Field(
         "an object of strings",
         lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),

@@ -3,34 +3,21 @@
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.chat_template import ChatTemplate
-from keras_tfm.runtime.checked_inputs import fit, left_padded
+from keras_tfm.runtime.detection import Detection, as_pixels, detect
 from keras_tfm.runtime.embedding import embed
+from keras_tfm.runtime.generate_signature import Generated, run_generate
 from keras_tfm.runtime.host_loop import by_length
-from keras_tfm.runtime.manifest_fields import of_kind
+from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.session import Session
 from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.tokenizer import Tokenizer
-
-
-class Generated(NamedTuple):
-    """Generated tokens and, from a beam search, their scores.
-
-    Attributes:
-        tokens: (B, T), int32: the start token or the prompt, the generated tokens, and the pad id
-            of the stepped input (`pad_id` of the signature) after the end. (B, n, T) if the file
-            was exported with several hypotheses per row.
-        scores: (B,) or (B, n) if the file was exported with a beam search; otherwise None.
-    """
-
-    tokens: np.ndarray
-    scores: np.ndarray | None = None
 
 
 class Model:
@@ -107,37 +94,7 @@ class Model:
 
     def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
         """`generate` with the signature `name`, even if a shorter one fits."""
-        padding = None
-        if "prompt" in self.signatures[name]:
-            inputs = self._prompted(name, inputs)
-            padding = inputs[of_kind(self.signatures[name], "padding")[0]]
-        results = self.run(name, inputs)
-        tokens = results["tokens"]
-        if padding is not None:
-            for row, count in enumerate(padding):
-                tokens[row] = np.roll(tokens[row], -count, axis=-1)
-            tokens = np.ascontiguousarray(tokens[..., : self.signatures[name]["max_length"]])
-        return Generated(tokens, results.get("scores"))
-
-    def _prompted(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The inputs with prompts padded on the left; without prompts, with start tokens."""
-        signature = self.signatures[name]
-        prompt, specs = signature["prompt"], dict(signature["inputs"])
-        (counts,) = of_kind(signature, "padding")
-        del specs[counts]
-        if not set(specs) - {prompt} <= set(inputs) <= set(specs):
-            raise ValueError(f"{name} takes the inputs {list(specs)}, got {list(inputs)}")
-        prompts = inputs.get(prompt)
-        if prompt not in inputs:
-            if signature["start_id"] is None or not inputs:
-                raise ValueError(
-                    f"{name} needs a prompt, {prompt!r}: got none"
-                    + ("" if signature["start_id"] is not None else " and there is no start_id")
-                )
-            key, x = next(iter(inputs.items()))
-            prompts = [[signature["start_id"]]] * len(fit(key, x, specs[key]))
-        tokens, padding = left_padded(prompt, prompts, specs[prompt], signature["start_id"])
-        return {**inputs, prompt: tokens, counts: padding}
+        return run_generate(self._runner, name, inputs)
 
     def stream(self, inputs: Any, choose: Choose | Sampler | None = None) -> Iterator[np.ndarray]:
         """Yields the tokens (B,), int32, of each step as soon as they are chosen.
@@ -174,6 +131,46 @@ class Model:
                 input. Outputs have the exported length; of several, the shortest that fits.
         """
         return self.run(*self._runner.choose("predict", inputs))
+
+    @functools.cached_property
+    def image_processors(self) -> dict[str, ImageProcessor]:
+        """The image processors in the file, by input; empty if it was exported without `images`."""
+        return {x: ImageProcessor(**one) for x, one in self.manifest.get("images", {}).items()}
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The names of the classes, in order; None if the file has none."""
+        return self.manifest.get("labels")
+
+    def predict_images(self, images: Any) -> dict[str, np.ndarray]:
+        """The outputs of one full pass over pictures, by name: (B, ...), as from `predict`.
+
+        Args:
+            images: a picture, or a list of B pictures of any size: paths, bytes of files,
+                `PIL.Image.Image`s or uint8 arrays, as in `ImageProcessor`; or a dictionary by
+                input, with arrays for the inputs that take no pictures.
+
+        Raises:
+            ValueError: a picture is damaged or of an unknown format; the file was exported without
+                `images`.
+            FileNotFoundError, TypeError, ModuleNotFoundError: as `ImageProcessor`.
+        """
+        return self.predict(as_pixels(self, images))
+
+    def detect(self, image: Any, threshold: float = 0.5) -> list[Detection]:
+        """The objects in a picture, found by a model such as `models.detr`.
+
+        Args:
+            image: a picture, as in `predict_images`.
+            threshold: float, the least probability of a detection.
+
+        Returns:
+            A list of `Detection`, the most probable first, with boxes in pixels of the picture.
+
+        Raises:
+            ValueError: the file has no outputs "logits" and "boxes", or as `predict_images`.
+        """
+        return detect(self, image, threshold)
 
     @functools.cached_property
     def tokenizers(self) -> dict[str, Tokenizer]:

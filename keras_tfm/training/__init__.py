@@ -1,6 +1,7 @@
 """Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
 from keras_tfm.training.detection import DetectionLoss
+from keras_tfm.training.dino import DINO
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.matching import hungarian_matching
@@ -15,6 +16,7 @@ from keras_tfm.training.terminate_on_nan import TerminateOnNaN
 from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
 __all__ = [
+    "DINO",
     "DetectionLoss",
     "GenerationScores",
     "LabelSmoothedCrossEntropy",

@@ -18,19 +18,25 @@ from keras_tfm.layers import (
     DisentangledPositionEmbedding,
     Dropout,
     FeedForward,
+    ImageNormalization,
     LayerNormalization,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     NGramEncoding,
     OutputBias,
+    PatchEmbedding,
     PositionalEncoding,
+    PositionalEncoding2D,
     PositionEmbedding,
+    PositionEmbedding2D,
+    PrefixTokens,
     RelativePositionBias,
     RelativePositionEmbedding,
     RelativePositionTable,
     Residual,
     RMSNormalization,
     RotaryEmbedding,
+    RotaryEmbedding2D,
     SegmentEmbedding,
     SequencePooling,
     TokenEmbedding,
@@ -43,6 +49,7 @@ B, T, S, D, C, F, V = 2, 5, 7, 6, 11, 13, 17
 rng = np.random.default_rng(23)
 X = rng.normal(size=(B, T, D)).astype("float32")
 CONTEXT = rng.normal(size=(B, S, C)).astype("float32")
+PIXELS = rng.integers(0, 256, size=(B, 7, 5, 3)).astype("float32")
 IDS = rng.integers(1, V, size=(B, T)).astype("int32")
 MASK = np.array([[True, True, False, True, True], [False, True, True, False, False]])
 CONTEXT_MASK = np.array([[True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
@@ -109,6 +116,7 @@ BLOCK = {
 POSITIONS = {
     type(part).__name__: keras.saving.serialize_keras_object(part)
     for part in (
+        RotaryEmbedding2D(width=2, prefix=1, max_wavelength=50.0),
         RotaryEmbedding(50.0, rotary_dim=2, interleaved=True, scaling=YaRNScaling(2.0, 8)),
         RelativePositionBias(8, 16, initializer=GLOROT),
         RelativePositionEmbedding(3, initializer=GLOROT),
@@ -119,12 +127,41 @@ POSITIONS = {
 CASES = {
     **{
         f"MultiHeadSelfAttention, {name}": Case(
-            MultiHeadSelfAttention, {"position": part, "window": 3, **HEADS}, (X,)
+            MultiHeadSelfAttention,
+            # A rotation in two dimensions needs heads of a multiple of 4.
+            {"position": part, "window": 3, **HEADS, "head_dim": 4 if "2D" in name else 3},
+            (X,),
         )
         for name, part in POSITIONS.items()
     },
     "PositionEmbedding": Case(
         PositionEmbedding, {"max_length": T, "initializer": GLOROT, "dropout": 0.3}, (X,)
+    ),
+    "PositionEmbedding2D": Case(
+        PositionEmbedding2D,
+        {"grid": (2, 2), "prefix": 1, "initializer": GLOROT, "dropout": 0.3, "antialias": True},
+        (X,),
+    ),
+    "PrefixTokens": Case(PrefixTokens, {"count": 2, "index": 1, "initializer": GLOROT}, (X,)),
+    "PatchEmbedding": Case(
+        PatchEmbedding,
+        {
+            "dim": D,
+            "patch_size": (3, 2),
+            "stride": (2, 2),
+            "padding": "same",
+            "use_bias": False,
+            **PROJECTIONS,
+        },
+        (PIXELS / 255,),
+    ),
+    "PositionalEncoding2D": Case(
+        PositionalEncoding2D, {"dim": 8, "max_wavelength": 50.0, "scale": 3.0}, (PIXELS,)
+    ),
+    "ImageNormalization": Case(
+        ImageNormalization,
+        {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "scale": 1 / 256},
+        (PIXELS,),
     ),
     "TransformerEncoderBlock, modern": Case(
         TransformerEncoderBlock,
@@ -229,7 +266,11 @@ CASES = {
 LEARNING = {
     name: case
     for name, case in CASES.items()
-    if case.layer not in (PositionalEncoding, Dropout, SequencePooling)
+    if case.layer
+    not in (
+        *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling),
+        ImageNormalization,
+    )
 }
 INITIALIZED = {
     name: case for name, case in CASES.items() if any("initializer" in key for key in case.options)
@@ -325,9 +366,11 @@ def test_lengths_may_be_unknown(case):
     layer = case.make()
     inputs = [keras.Input((None, *x.shape[2:]), dtype=str(x.dtype)) for x in case.inputs]
     y = layer(*inputs, **case.functions)
-    assert y.shape == ((None, D) if case.layer is SequencePooling else (None, None, D))
     model = keras.Model(inputs, y)
     expected = layer(*case.inputs, **case.functions)
+    assert y.shape == (
+        (None, D) if case.layer is SequencePooling else (None, None, *expected.shape[2:])
+    )
     # As the same sums in another order.
     assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)
 
@@ -359,7 +402,9 @@ def test_graph_and_xla_equal_eager(case, mode):
 def test_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
     layer = case.make(dtype=policy)
     y = case.call(layer)
-    assert keras.backend.standardize_dtype(y.dtype) == policy.removeprefix("mixed_")
+    # Pixels are normalised in float32, before anything is cast.
+    dtype = "float32" if case.layer is ImageNormalization else policy.removeprefix("mixed_")
+    assert keras.backend.standardize_dtype(y.dtype) == dtype
     assert all(weight.dtype == "float32" for weight in layer.weights)
     assert_close(y, case.call(case.make()), tolerance)
 
@@ -368,7 +413,9 @@ def test_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
     keras.backend.backend() != "tensorflow",
     reason="JAX has float64 in a mode of its own; under PyTorch Keras multiplies in float32",
 )
-@every_layer
+@pytest.mark.parametrize(
+    "case", [case for case in CASES.values() if case.layer is not ImageNormalization]
+)
 def test_float64_is_not_worse_than_float32(case):
     layer = case.make(dtype="float64")
     y = case.call(layer)

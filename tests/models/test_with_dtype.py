@@ -34,7 +34,7 @@ def test_names_inputs_and_ties_stay():
     model.compile("sgd", "mse")
     copy = with_dtype(model)
     assert [x.name for x in copy.layers] == [x.name for x in model.layers]
-    assert type(copy) is type(model) is Model
+    assert type(copy) is type(model) and isinstance(model, Model)
     assert (copy.name, list(copy.input), copy.compiled) == ("here", ["source", "target"], False)
     assert [w.path for w in copy.weights] == [w.path for w in model.weights]
     assert len(copy.get_layer("embedding")._inbound_nodes) == 3  # source, target and output

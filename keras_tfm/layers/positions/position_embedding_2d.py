@@ -47,8 +47,7 @@ class PositionEmbedding2D(RematerializedLayer):
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: an argument out of range; a sequence whose length does not match the grid; or a
-            grid whose size is not known when the graph is made.
+        ValueError: an argument out of range, or a sequence whose length does not match the grid.
 
     Example:
 
@@ -97,34 +96,31 @@ class PositionEmbedding2D(RematerializedLayer):
         self, x: Tensor, patches: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
         """(B, prefix + H' W', D) -> the same shape."""
-        height, width = self.grid if patches is None else patches.shape[1:3]
-        if not isinstance(height, int) or not isinstance(width, int):
-            raise ValueError(
-                f"{self.name}: the height and width of the grid must be known when the graph is "
-                f"made, got {(height, width)}: batch images of one size with a known shape"
-            )
-        length = self.prefix + height * width
-        if x.shape[1] is not None and x.shape[1] != length:
-            raise ValueError(
-                f"{self.name}: expected {self.prefix} tokens and {height} * {width} cells, "
-                f"{length} in all, got {x.shape[1]}"
-            )
+        height, width = self.grid if patches is None else _size(patches)
+        length = x.shape[1]
+        if isinstance(length, int) and isinstance(height, int) and isinstance(width, int):
+            expected = self.prefix + height * width
+            if length != expected:
+                raise ValueError(
+                    f"{self.name}: expected {self.prefix} tokens and {height} * {width} cells, "
+                    f"{expected} in all, got {length}"
+                )
         rows = ops.cast(self._resampled(height, width), x.dtype)
         return self.dropout_layer(x + rows, training=training)
 
-    def _resampled(self, height: int, width: int) -> Tensor:
+    def _resampled(self, height: Any, width: Any) -> Tensor:
         """The table for a grid of another size: (prefix + H' W', D)."""
-        if (height, width) == self.grid:
+        is_known = isinstance(height, int) and isinstance(width, int)
+        if is_known and (height, width) == self.grid:
             return self.positions
         table = ops.cast(self.positions, "float32")
         dim = table.shape[-1]
-        cells = ops.reshape(table[self.prefix :], (*self.grid, dim))
-        rows = bicubic(self.grid[0], height, self.antialias).astype("float32")
-        columns = bicubic(self.grid[1], width, self.antialias).astype("float32")
+        rows = ops.cast(bicubic(self.grid[0], height, self.antialias), "float32")
+        columns = ops.cast(bicubic(self.grid[1], width, self.antialias), "float32")
         # (H', H) (H, W D), then (W', W) (H', W, D).
-        cells = ops.matmul(rows, ops.reshape(cells, (self.grid[0], -1)))
-        cells = ops.matmul(columns, ops.reshape(cells, (height, self.grid[1], dim)))
-        cells = ops.reshape(cells, (height * width, dim))
+        cells = ops.reshape(table[self.prefix :], (self.grid[0], self.grid[1] * dim))
+        cells = ops.reshape(ops.matmul(rows, cells), (-1, self.grid[1], dim))
+        cells = ops.reshape(ops.matmul(columns, cells), (-1, dim))
         return ops.concatenate([table[: self.prefix], cells], axis=0)
 
     def compute_output_shape(self, x_shape: Any, patches_shape: Any = None) -> Any:
@@ -141,3 +137,10 @@ class PositionEmbedding2D(RematerializedLayer):
             "dropout": self.dropout,
             "antialias": self.antialias,
         }
+
+
+def _size(patches: Tensor) -> tuple[Any, Any]:
+    """Height and width of a grid: integers where they are known when the graph is made."""
+    known, found = patches.shape[1:3], ops.shape(patches)[1:3]
+    height, width = (a if isinstance(a, int) else b for a, b in zip(known, found, strict=True))
+    return height, width

@@ -1,0 +1,81 @@
+"""The manifest's entries for pictures: how they become pixels, and the names of the classes.
+
+Example:
+
+>>> from keras_tfm.export.image_entries import image_entries
+>>> from keras_tfm.models import vit
+>>> from keras_tfm.runtime import ImageProcessor
+>>> model = vit(16, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
+>>> image_entries(model, ImageProcessor((16, 16)))["images"]["pixels"]["resample"]
+'bilinear'
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import keras
+
+from keras_tfm.generation.model_inputs import image_inputs, input_specs
+from keras_tfm.models.identity import head_of, identity_of
+from keras_tfm.runtime.image_processor import ImageProcessor
+
+
+def image_entries(
+    model: keras.Model, images: ImageProcessor | Mapping[str, ImageProcessor] | None
+) -> dict[str, Any]:
+    """The entry "images": the processor of each input of pixels. Empty without processors.
+
+    Raises:
+        TypeError: something that is not an `ImageProcessor`.
+        ValueError: an input that takes no pixels, or pixels of another shape.
+    """
+    if images is None:
+        return {}
+    known, specs = sorted(image_inputs(model)), input_specs(model)
+    if not isinstance(images, Mapping):
+        if len(known) != 1:
+            raise ValueError(
+                f"images must be a dictionary by input: {model.name} has {len(known)} inputs of "
+                f"pixels, {known}, which only an ImageNormalization reads"
+            )
+        images = {known[0]: images}
+    for name, processor in images.items():
+        if not isinstance(processor, ImageProcessor):
+            raise TypeError(f"images must be a runtime.ImageProcessor, got {processor!r}")
+        if name not in known:
+            raise ValueError(
+                f"images must be for inputs of pixels, {known}, which only an ImageNormalization "
+                f"reads, got {name!r}"
+            )
+        expected, found = specs[name].shape[1:], (*processor.size, processor.channels)
+        if any(a not in (None, b) for a, b in zip(expected, found, strict=True)):
+            raise ValueError(
+                f"images for {name!r} must have the shape {tuple(expected)} of the model's input, "
+                f"got {found}"
+            )
+    return {"images": {name: asdict(processor) for name, processor in images.items()}}
+
+
+def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, Any]:
+    """The entry "labels": the given names of classes, or those of the head. Empty without any.
+
+    Raises:
+        ValueError: the labels are not texts, or no output has as many classes. A detector's logits
+            have one class more, "no object".
+    """
+    if labels is None:
+        head = head_of(model)
+        given = {} if head is None else head.arguments
+        labels = given.get("labels") or identity_of(model).arguments.get("labels")
+        if labels is None:
+            return {}
+    if isinstance(labels, str) or not all(isinstance(x, str) for x in labels):
+        raise ValueError(f"labels must be a list of texts, got {labels!r}")
+    outputs = keras.tree.flatten(model.output)
+    sizes = sorted({x.shape[-1] for x in outputs if len(x.shape) > 1})
+    if not {len(labels), len(labels) + 1} & set(sizes):
+        raise ValueError(
+            f"labels must be as many as an output has classes, {sizes}, got {len(labels)}"
+        )
+    return {"labels": list(labels)}
