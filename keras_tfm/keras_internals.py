@@ -279,12 +279,6 @@ def loss_arguments(loss: Any) -> LossArguments:
     return LossArguments(loss._user_loss, loss._user_loss_weights, loss.output_names)
 
 
-def joint_loss(loss: Any) -> Any:
-    """The user's loss of a `CompileLoss` if it takes all outputs at once (`joint`), or None."""
-    given = loss_arguments(loss).loss
-    return given if getattr(given, "joint", False) else None
-
-
 def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
     """Replaces the loss function of each output of a `CompileLoss` that is built.
 

@@ -83,6 +83,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         decoder_layerdrop=0.0,
     )
     return {
+        "image_size": config.size("image_size", 800),  # our own field
         "num_classes": config.num_labels,
         "labels": config.labels,
         "num_queries": config.integer("num_queries", 100),
@@ -122,6 +123,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     fields = {
         "backbone_config": {"model_type": "resnet", **grid_fields(_backbone(model), channels)},
         "use_timm_backbone": False,
+        "image_size": given["image_size"],
         "num_channels": channels,
         "num_queries": given["num_queries"],
         "d_model": given["dim"],

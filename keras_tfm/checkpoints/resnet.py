@@ -85,11 +85,13 @@ def grid_fields(given: Mapping[str, Any], channels: int) -> dict[str, Any]:
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    return {**grid_arguments(config), **image_statistics(config)}
+    size = config.size("image_size", 224)  # our own field
+    return {"image_size": size, **grid_arguments(config), **image_statistics(config)}
 
 
 def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     fields = grid_fields(model.arguments, len(model.arguments["image_mean"]))
+    fields["image_size"] = model.arguments["image_size"]
     return fields | label_fields(model) if "Classification" in architecture else fields
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import losses, ops
 
 from keras_tfm import keras_internals
+from keras_tfm.distributed.joint_loss import joint_loss
 
 Tensor = Any
 CompileLoss: Any = keras_internals.compile_loss_class()
@@ -29,7 +30,7 @@ class GlobalLoss(CompileLoss):
 
     def build(self, y_true: Any, y_pred: Any) -> None:
         """Finds the loss of each output, and makes its mean global."""
-        if keras_internals.joint_loss(self) is not None:
+        if joint_loss(self) is not None:
             self.built = True
             return
         super().build(y_true, y_pred)
@@ -37,7 +38,7 @@ class GlobalLoss(CompileLoss):
 
     def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """The sum of the losses of all outputs, or the one loss that takes all outputs."""
-        loss = keras_internals.joint_loss(self)
+        loss = joint_loss(self)
         if loss is None:
             return super().call(y_true, y_pred, sample_weight)
         self.built = True

@@ -5,10 +5,9 @@ from typing import Any
 
 import keras
 
+from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.keras_internals import (
-    compile_loss_class,
     compiled_loss,
-    joint_loss,
     loss_arguments,
     object_sharing_scope,
     set_compiled_loss,
@@ -35,15 +34,7 @@ else:
             super().compile(*args, **kwargs)
             loss = compiled_loss(self)
             if loss is not None and joint_loss(loss) is not None:
-                set_compiled_loss(self, _JointLoss(**loss_arguments(loss)._asdict()))
-
-    class _JointLoss(compile_loss_class()):  # type: ignore[misc]
-        """The compiled loss of a model whose loss takes all outputs at once."""
-
-        def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            """The loss."""
-            self.built = True
-            return joint_loss(self)(y_true, y_pred, sample_weight)
+                set_compiled_loss(self, JointLoss(**loss_arguments(loss)._asdict()))
 
         def compile_from_config(self, config: dict[str, Any]) -> None:
             """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""

@@ -8,7 +8,7 @@ import pytest
 from compare import assert_close, to_numpy
 from execution import saving, tensorflow_only
 from keras_weights import randomize
-from small_detectors import BACKBONE, CLASSES, QUERIES, SIZE, detector, targets_of
+from small_detectors import CLASSES, QUERIES, SIZE, detector, targets_of
 
 from keras_tfm import models
 from keras_tfm.models import describe, with_dtype
@@ -23,9 +23,7 @@ SMALL = {"stem_dim": 4, "dims": (8, 12), "depths": (2, 1)}
 CASES = {
     "resnet": lambda **x: models.resnet(SIZE, **SMALL, **x),
     "resnet, basic": lambda **x: models.resnet(None, **SMALL, bottleneck=False, **x),
-    "resnet, classifier": lambda **x: models.image_classifier(
-        models.resnet(SIZE, **SMALL, **x), 5
-    ),
+    "resnet, classifier": lambda **x: models.image_classifier(models.resnet(SIZE, **SMALL, **x), 5),
     "detr": lambda **x: detector(**x),
     "detr, auxiliary": lambda **x: detector(auxiliary_outputs=True, labels=["a", "b", "c"], **x),
     "detr, backbone": lambda **x: models.backbone(detector(**x)),
@@ -172,7 +170,9 @@ def test_images_of_another_size_or_depth():
 def test_pooling_of_feature_maps():
     model = models.resnet(SIZE, **SMALL)
     assert models.image_classifier(model, 3).head.arguments["pooling"] == "mean"
-    with pytest.raises(ValueError, match=r"pooling must be one of \['mean'\] for features of 4 axes"):
+    with pytest.raises(
+        ValueError, match=r"pooling must be one of \['mean'\] for features of 4 axes"
+    ):
         models.image_classifier(model, 3, pooling="first")
 
 
@@ -182,4 +182,3 @@ def test_queries_and_the_image_matter():
     assert boxes.shape == (2, QUERIES, 4)
     assert boxes.std(axis=1).max() > 1e-4
     assert np.abs(boxes[0] - boxes[1]).max() > 1e-4
-    assert BACKBONE["dims"] == detector().arguments["backbone"]["dims"]
