@@ -85,8 +85,8 @@ def load_huggingface(
             "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
             "MarianMTModel" and "MarianModel". For images: "ViTModel", "DeiTModel", "Dinov2Model",
             "Dinov2WithRegistersModel", "ResNetModel", and each with "ForImageClassification"
-            instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrForObjectDetection" and
-            "DetrModel".
+            instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrModel" and
+            "DetrForObjectDetection".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 

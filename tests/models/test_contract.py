@@ -60,7 +60,8 @@ BUILDERS = {
     ),
     "resnet": lambda **x: models.resnet((9, 12), 6, (40, 48), (1, 2), **x),
     "detr": lambda **x: models.detr(
-        (9, 12), 3, 5, **{**SMALL, "dim": 4 * SMALL["dim"]}, frozen_batch_norm=False, auxiliary_outputs=True,
+        (9, 12), 3, 5, **{**SMALL, "dim": 4 * SMALL["dim"]}, frozen_batch_norm=False,
+        auxiliary_outputs=True,
         backbone={"stem_dim": 6, "dims": (8, 7), "depths": (1, 1), "bottleneck": False}, **x
     ),
 }  # fmt: skip
