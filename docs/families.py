@@ -70,7 +70,8 @@ def sizes() -> str:
         table: dict[str, dict[str, Any]] = getattr(sys.modules[builder.__module__], "SIZES", {})
         for size, arguments in table.items():
             with without_storage():
-                model = builder(vocabulary(name, size), **arguments)
+                ids = [vocabulary(name, size)] if name in VOCABULARIES else []
+                model = builder(*ids, **arguments)
             shapes = [tuple(x.shape) for x in model.weights]
             count = sum(map(in_weights, shapes))
             lines.append(

@@ -17,7 +17,8 @@ def randomize(layer, seed=0):
     for weight in layer.weights:
         kind = weight.path.rsplit("/", 1)[-1]
         if kind == "kernel":
-            values = rng.normal(scale=weight.shape[0] ** -0.5, size=weight.shape)
+            inputs = np.prod(weight.shape[:-1])  # of a convolution, those of its window
+            values = rng.normal(scale=inputs**-0.5, size=weight.shape)
         elif kind in (
             "embeddings",
             "positions",
@@ -30,6 +31,10 @@ def randomize(layer, seed=0):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "scale", "beta", "bias"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
+        elif kind in ("queries", "moving_mean"):
+            values = rng.normal(size=weight.shape)
+        elif kind == "moving_variance":
+            values = rng.uniform(0.5, 1.5, size=weight.shape)
         else:
             raise ValueError(f"no random values for {weight.path}")
         weight.assign(values)

@@ -11,6 +11,7 @@ Example:
 6
 """
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,26 @@ class Config:
         if not all(type(x) is int and x > 0 for x in sizes):
             self.refuse(name, value, "a positive integer, or a list of two")
         return tuple(sizes) if isinstance(value, list) else value
+
+    def integers(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Reads a list of positive integers."""
+        value = self._value(name, list(default))
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(type(x) is int and x > 0 for x in value)
+        ):
+            self.refuse(name, value, "a list of positive integers")
+        return tuple(value)
+
+    def part(self, name: str) -> "Config":
+        """The fields of a dictionary inside this one, such as `backbone_config`."""
+        value = self._value(name, {})
+        if not isinstance(value, dict):
+            self.refuse(name, value, "a dictionary")
+        part = copy.copy(self)
+        part.fields = value
+        return part
 
     def flag(self, name: str, default: bool) -> bool:
         """Reads a boolean."""

@@ -16,6 +16,7 @@ from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
 from keras_tfm.checkpoints.bert import BERT
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.deberta import DEBERTA
+from keras_tfm.checkpoints.detr import DETR
 from keras_tfm.checkpoints.dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from keras_tfm.checkpoints.distilbert import DISTILBERT
 from keras_tfm.checkpoints.electra import ELECTRA
@@ -27,6 +28,7 @@ from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.resnet import RESNET
 from keras_tfm.checkpoints.roberta import ROBERTA, XLM_ROBERTA
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry
@@ -46,7 +48,7 @@ _DECODERS = (
     *(GEMMA3, GEMMA2, GEMMA),
 )
 _ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN)
-_VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS)
+_VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR)
 FAMILIES: dict[str, Family] = {
     x.model_type: x for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS, *_VISION)
 }
@@ -67,7 +69,8 @@ def load_huggingface(
         folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
             "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
             "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
-            "mbart", "pegasus", "marian", "vit", "deit", "dinov2" or "dinov2_with_registers".
+            "mbart", "pegasus", "marian", "vit", "deit", "dinov2", "dinov2_with_registers",
+            "resnet" or "detr".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -81,8 +84,9 @@ def load_huggingface(
             and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
             "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
             "MarianMTModel" and "MarianModel". For images: "ViTModel", "DeiTModel", "Dinov2Model",
-            "Dinov2WithRegistersModel", and each with "ForImageClassification" instead of "Model";
-            "DeiTForImageClassificationWithTeacher".
+            "Dinov2WithRegistersModel", "ResNetModel", and each with "ForImageClassification"
+            instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrModel" and
+            "DetrForObjectDetection".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 

@@ -37,6 +37,14 @@ class DistributedModel(keras.Model):
             raise ValueError(
                 f"gradient_accumulation_steps must be at least 1, got {gradient_accumulation_steps}"
             )
+        given = args[1] if len(args) > 1 else kwargs.get("loss")
+        if not getattr(given, "supports_jit", True):
+            if kwargs.get("jit_compile") is True:
+                raise ValueError(
+                    f"jit_compile must be False or 'auto' with {given.name}, which calls Python: "
+                    "XLA cannot compile it"
+                )
+            kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
         scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         if kwargs.get("auto_scale_loss", True) and not scaled and self.optimizer is not None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import losses, ops
 
 from keras_tfm import keras_internals
+from keras_tfm.distributed.joint_loss import joint_loss
 
 Tensor = Any
 CompileLoss: Any = keras_internals.compile_loss_class()
@@ -29,8 +30,25 @@ class GlobalLoss(CompileLoss):
 
     def build(self, y_true: Any, y_pred: Any) -> None:
         """Finds the loss of each output, and makes its mean global."""
+        if joint_loss(self) is not None:
+            self.built = True
+            return
         super().build(y_true, y_pred)
         keras_internals.wrap_losses(self, lambda loss: GlobalMean(loss, self.batch))
+
+    def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """The sum of the losses of all outputs, or the one loss that takes all outputs."""
+        loss = joint_loss(self)
+        if loss is None:
+            return super().call(y_true, y_pred, sample_weight)
+        self.built = True
+        shares = tf.distribute.get_strategy().num_replicas_in_sync * self.batch.parts
+        value = tf.zeros(())
+        for i, (total, count) in enumerate(loss.sums_and_counts(y_true, y_pred, sample_weight)):
+            if self.batch.parts == 1 or self.batch.counting:
+                self.batch.totals[i] = over_replicas(count)
+            value += tf.math.divide_no_nan(total * shares, self.batch.totals[i])
+        return value
 
     @property
     def metrics(self) -> list[Any]:

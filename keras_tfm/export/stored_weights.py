@@ -40,8 +40,9 @@ class Unrounded:
 class ModelWeights:
     """The weights of a model, to be matched with the weights of a file.
 
-    A converter transposes and reshapes a kernel, and multiplies its rows or columns by a factor
-    from before or after it in the graph, such as the gamma of a normalization or the 1/2 of a GELU.
+    A converter transposes and reshapes a kernel, splits it, and multiplies its rows or columns by a
+    factor from before or after it in the graph, such as the gamma of a normalization or the 1/2 of
+    a GELU.
 
     Args:
         arrays: the model's weights.
@@ -71,13 +72,11 @@ class ModelWeights:
         ends = (0.0, values.min(initial=0.0), values.max(initial=0.0))
         if np.all(np.isin(values, ends)):  # a mask or a scale, stored exactly
             return Unrounded(values, np.zeros(1), True)
-        for vector in self._vectors:
+        for vector in _parts(self._vectors, values.size):
             if vector.shape == values.shape and np.all(np.abs(values - vector) <= half):
                 return Unrounded(vector.astype("float32"), np.zeros(1), True)
         inexact = None
-        for matrix in self._matrices:
-            if matrix.size != values.size:
-                continue
+        for matrix in _parts(self._matrices, values.size):
             for rows in _arrangements(matrix):
                 found = self._scaled(values.reshape(rows.shape), half.reshape(rows.shape), rows)
                 if found is None:
@@ -128,6 +127,21 @@ class ModelWeights:
             scaled, spreads = w * middle, np.broadcast_to(relative, w.shape)
             inexact = inexact or ((scaled.T, spreads.T) if turn else (scaled, spreads))
         return inexact
+
+
+def _parts(arrays: Sequence[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """The arrays with `size` values, and parts of the last axis of others that have as many.
+
+    Queries, keys and values of different inputs, as in DETR, have a part of one kernel each.
+    """
+    for array in arrays:
+        outer, width = array.size // array.shape[-1] if array.size else 0, array.shape[-1]
+        if array.size == size:
+            yield array
+        elif array.ndim <= 2 and outer and size and size % outer == 0:
+            part = size // outer
+            if part < width and width % part == 0:
+                yield from (array[..., i : i + part] for i in range(0, width, part))
 
 
 def _arrangements(weight: np.ndarray) -> Iterator[np.ndarray]:

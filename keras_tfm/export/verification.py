@@ -18,6 +18,7 @@ from keras_tfm.export.quantization import masks_of
 from keras_tfm.export.stored_weights import ModelWeights
 from keras_tfm.export.verification_rows import check_given
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.model import Model, load
 
@@ -177,7 +178,9 @@ def _compare_rounding(
 ) -> None:
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
     model, quantization = outputs.model, file.manifest["quantization"]
-    weights = ModelWeights([keras.ops.convert_to_numpy(x) for x in model.weights])
+    weights = ModelWeights(
+        [*(keras.ops.convert_to_numpy(x) for x in model.weights), *_folded_norms(model)]
+    )
     graph = FloatFile(file.content())
     unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
     generator = np.random.default_rng(0)
@@ -221,6 +224,17 @@ def _compare_rounding(
     if any(check.graph_error > check.graph_tolerance for check in checks):
         values = {buffer: x.values for buffer, x in unrounded.items()}
         _allow_last_bits(exact, graph.write(exact.file.manifest, values), checks)
+
+
+def _folded_norms(model: keras.Model) -> list[np.ndarray]:
+    """Factors and offsets of batch normalisations, which a converter makes part of convolutions."""
+    found = []
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            gamma, beta = (layer.gamma if layer.scale else 1.0), (layer.beta if layer.center else 0)
+            scale = keras.ops.rsqrt(layer.moving_variance + layer.epsilon) * gamma
+            found += [scale, beta - layer.moving_mean * scale]
+    return [keras.ops.convert_to_numpy(x) for x in found]
 
 
 def _allow_last_bits(comparison: Comparison, content: bytes, checks: list[Check]) -> None:

@@ -26,6 +26,7 @@ from keras_tfm.layers.positions.disentangled_position_embedding import (
 from keras_tfm.layers.positions.position_embedding import PositionEmbedding
 from keras_tfm.layers.positions.position_embedding_2d import PositionEmbedding2D
 from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
+from keras_tfm.layers.positions.positional_encoding_2d import PositionalEncoding2D
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias, t5_buckets
 from keras_tfm.layers.positions.relative_position_embedding import RelativePositionEmbedding
 from keras_tfm.layers.positions.relative_position_table import RelativePositionTable
@@ -70,6 +71,7 @@ __all__ = [
     "PositionEmbedding2D",
     "PositionTerms",
     "PositionalEncoding",
+    "PositionalEncoding2D",
     "PrefixTokens",
     "RMSNormalization",
     "RandomResizedCrop",

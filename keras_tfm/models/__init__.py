@@ -4,6 +4,7 @@ from keras_tfm.models.albert import albert
 from keras_tfm.models.bart import bart
 from keras_tfm.models.bert import bert
 from keras_tfm.models.deberta import deberta
+from keras_tfm.models.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.distilbert import distilbert
 from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
@@ -26,6 +27,7 @@ from keras_tfm.models.marian import marian
 from keras_tfm.models.mbart import mbart
 from keras_tfm.models.model import Model
 from keras_tfm.models.pegasus import pegasus
+from keras_tfm.models.resnet import resnet
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
@@ -40,6 +42,7 @@ __all__ = [
     "bert",
     "deberta",
     "describe",
+    "detr",
     "distilbert",
     "electra",
     "enable_lora",
@@ -55,6 +58,7 @@ __all__ = [
     "pegasus",
     "question_answering",
     "replaced_token_detection",
+    "resnet",
     "roberta",
     "sentence_embedding",
     "sequence_classifier",
@@ -63,4 +67,5 @@ __all__ = [
     "transformer",
     "vit",
     "with_dtype",
+    "without_auxiliary_outputs",
 ]

@@ -113,9 +113,7 @@ class FeaturesMarker(Marker):
         super().__init__(**kwargs)
         # Lists for tuples, as in a file: JSON has no tuples.
         given = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in (arguments or {}).items()
-            if key != "name"
+            key: _with_lists(value) for key, value in (arguments or {}).items() if key != "name"
         }
         self.identity = Identity(family, given, embedding, tuple(blocks))
 
@@ -178,6 +176,13 @@ class HeadMarker(Marker):
 def _with_arguments(config: dict[str, Any]) -> dict[str, Any]:
     arguments = keras.saving.deserialize_keras_object(config["arguments"])
     return {**config, "arguments": arguments}
+
+
+def _with_lists(value: Any) -> Any:
+    """The same value with lists in place of tuples, in dictionaries, too."""
+    if type(value) is dict:
+        return {key: _with_lists(x) for key, x in value.items()}
+    return [_with_lists(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def describe(model: keras.Model) -> dict[str, Any] | None:

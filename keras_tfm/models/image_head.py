@@ -18,7 +18,7 @@ POOLINGS = ("first", "mean", "first_and_mean", "distilled")
 def image_classifier(
     model: keras.Model,
     num_classes: int,
-    pooling: str = "first",
+    pooling: str | None = None,
     dropout: float | None = None,
     labels: Sequence[str] | None = None,
     prefix: int | None = None,
@@ -34,7 +34,8 @@ def image_classifier(
         pooling: str, the input of the dense layer: "first", the class token (ViT,
             arXiv:2010.11929); "mean", the average of the patches; "first_and_mean", both
             concatenated (DINOv2, arXiv:2304.07193); "distilled", the average of two classifiers, of
-            the class token and of the distillation token (DeiT, arXiv:2012.12877).
+            the class token and of the distillation token (DeiT, arXiv:2012.12877). Default:
+            "first"; "mean" for a feature map (B, H', W', D), such as that of `resnet`.
         dropout: float, dropout rate before the last layer. Default: the model's; 0 for
             hand-composed models.
         labels: list of C class names, kept by `save_huggingface` and written to exported files.
@@ -44,8 +45,9 @@ def image_classifier(
 
     Raises:
         TypeError: the model is not functional.
-        ValueError: unknown pooling, or "distilled" for a model without a distillation token; the
-            number of labels is not that of the classes; the model has no features.
+        ValueError: unknown pooling, "distilled" for a model without a distillation token, or a
+            class token of a feature map; the number of labels is not that of the classes; the model
+            has no features.
 
     Example:
 
@@ -56,9 +58,17 @@ def image_classifier(
     """
     labels = checked_labels(labels, num_classes)
     arguments = locals()
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {list(POOLINGS)}, got {pooling!r}")
     base = HeadBase(model, features, kernel_initializer, dtype)
+    is_map = len(base.features.shape) == 4
+    if pooling is None:
+        pooling = "mean" if is_map else "first"
+    known = ("mean",) if is_map else POOLINGS
+    if pooling not in known:
+        raise ValueError(
+            f"pooling must be one of {list(known)} for features of {len(base.features.shape)} "
+            f"axes, got {pooling!r}"
+        )
+    arguments["pooling"] = pooling
     distilled = bool(base.argument("distillation_token", None, features is not None))
     own = 1 + distilled + base.argument("num_registers", None, 0) if features is None else 1
     check_integer("prefix", prefix, minimum=0, optional=True)
@@ -73,6 +83,12 @@ def image_classifier(
         first = base.classify(x[:, 0], num_classes, dropout)
         second = base.classify(x[:, 1], num_classes, dropout, name="distillation_classifier")
         return Model(model.input, (first + second) / 2, name=model.name)
+    if is_map:
+        return Model(
+            model.input,
+            base.classify(ops.mean(x, axis=(1, 2)), num_classes, dropout),
+            name=model.name,
+        )
     pooled = []
     if pooling != "mean":
         pooled.append(x[:, 0])

@@ -68,6 +68,8 @@ def enable_lora(
     if any(layer.lora_enabled for layer in projections):
         raise ValueError(f"{model.name} has adapters already")
     known = dict.fromkeys(layer.name for layer in projections)
+    if not known:
+        raise ValueError(f"{model.name} has no blocks with dense layers, which adapters are for")
     wanted = known if names is None else list(names)
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:

@@ -5,7 +5,14 @@ from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import object_sharing_scope, share_in_clones
+from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
+from keras_tfm.keras_internals import (
+    compiled_loss,
+    loss_arguments,
+    object_sharing_scope,
+    set_compiled_loss,
+    share_in_clones,
+)
 from keras_tfm.models import identity
 
 Base: Any
@@ -25,6 +32,9 @@ else:
                     "gradients of as many batches"
                 )
             super().compile(*args, **kwargs)
+            loss = compiled_loss(self)
+            if loss is not None and joint_loss(loss) is not None:
+                set_compiled_loss(self, JointLoss(**loss_arguments(loss)._asdict()))
 
         def compile_from_config(self, config: dict[str, Any]) -> None:
             """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""
@@ -70,7 +80,9 @@ class Model(Base):
     - early errors for settings with which Keras 3.15 would fail during training.
 
     A custom loss whose mean is not over rows, masked labels or sample weights needs a method
-    `count(y_true, y_pred, sample_weight)` that returns the divisor of its mean.
+    `count(y_true, y_pred, sample_weight)` that returns the divisor of its mean. A loss of all
+    outputs together has an attribute `joint`, True, and a method `sums_and_counts(y_true, y_pred,
+    sample_weight)` that returns pairs of a sum and its divisor, see `training.DetectionLoss`.
 
     A model made by a builder of `keras_tfm.models` has the attributes below. Saving, `clone_model`,
     `with_dtype`, LoRA and quantization preserve them. Hand-composed models do not have them.

@@ -1,8 +1,11 @@
 """Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
+from keras_tfm.training.detection import DetectionLoss
 from keras_tfm.training.dino import DINO
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
+from keras_tfm.training.matching import hungarian_matching
+from keras_tfm.training.mean_average_precision import MeanAveragePrecision
 from keras_tfm.training.metrics import MaskedAccuracy
 from keras_tfm.training.perplexity import Perplexity
 from keras_tfm.training.resume import Resume
@@ -14,10 +17,12 @@ from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
 __all__ = [
     "DINO",
+    "DetectionLoss",
     "GenerationScores",
     "LabelSmoothedCrossEntropy",
     "LinearSchedule",
     "MaskedAccuracy",
+    "MeanAveragePrecision",
     "Perplexity",
     "Resume",
     "TensorBoard",
@@ -25,5 +30,6 @@ __all__ = [
     "TransformerSchedule",
     "distribution",
     "exclude_from_weight_decay",
+    "hungarian_matching",
     "is_chief",
 ]

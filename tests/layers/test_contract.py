@@ -26,6 +26,7 @@ from keras_tfm.layers import (
     OutputBias,
     PatchEmbedding,
     PositionalEncoding,
+    PositionalEncoding2D,
     PositionEmbedding,
     PositionEmbedding2D,
     PrefixTokens,
@@ -154,6 +155,9 @@ CASES = {
         },
         (PIXELS / 255,),
     ),
+    "PositionalEncoding2D": Case(
+        PositionalEncoding2D, {"dim": 8, "max_wavelength": 50.0, "scale": 3.0}, (PIXELS,)
+    ),
     "ImageNormalization": Case(
         ImageNormalization,
         {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "scale": 1 / 256},
@@ -262,7 +266,11 @@ CASES = {
 LEARNING = {
     name: case
     for name, case in CASES.items()
-    if case.layer not in (PositionalEncoding, Dropout, SequencePooling, ImageNormalization)
+    if case.layer
+    not in (
+        *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling),
+        ImageNormalization,
+    )
 }
 INITIALIZED = {
     name: case for name, case in CASES.items() if any("initializer" in key for key in case.options)
@@ -346,7 +354,9 @@ def test_symbolic_equals_eager(case):
     layer = case.make()
     y = case.call(layer)
     model = case.model(layer)
-    assert model.output.shape == (None, *y.shape[1:])
+    # That encoding is the same for all images.
+    batch = 1 if case.layer is PositionalEncoding2D else None
+    assert model.output.shape == (batch, *y.shape[1:])
     assert model.output.dtype == keras.backend.standardize_dtype(y.dtype)
     assert_close(model(case.arrays), y, 0.0)
     shapes = [x.shape for x in case.inputs]
@@ -360,8 +370,9 @@ def test_lengths_may_be_unknown(case):
     y = layer(*inputs, **case.functions)
     model = keras.Model(inputs, y)
     expected = layer(*case.inputs, **case.functions)
+    batch = 1 if case.layer is PositionalEncoding2D else None
     assert y.shape == (
-        (None, D) if case.layer is SequencePooling else (None, None, *expected.shape[2:])
+        (None, D) if case.layer is SequencePooling else (batch, None, *expected.shape[2:])
     )
     # As the same sums in another order.
     assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)

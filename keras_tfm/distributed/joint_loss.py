@@ -1,0 +1,31 @@
+"""Losses that take all outputs of a model at once, such as `training.DetectionLoss`; any backend.
+
+Example:
+
+>>> import keras
+>>> from keras_tfm.distributed.joint_loss import joint_loss
+>>> from keras_tfm.keras_internals import compile_loss_class
+>>> print(joint_loss(compile_loss_class()("mse")))
+None
+"""
+
+from typing import Any
+
+from keras_tfm.keras_internals import compile_loss_class, loss_arguments
+
+CompileLoss: Any = compile_loss_class()
+
+
+def joint_loss(loss: Any) -> Any:
+    """The user's loss of a `CompileLoss` if it takes all outputs at once (`joint`), or None."""
+    given = loss_arguments(loss).loss
+    return given if getattr(given, "joint", False) else None
+
+
+class JointLoss(CompileLoss):
+    """The compiled loss of a model whose loss takes all outputs at once."""
+
+    def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """The loss."""
+        self.built = True
+        return joint_loss(self)(y_true, y_pred, sample_weight)
