@@ -136,7 +136,7 @@ class _Settings:
         values = found if isinstance(found, list) else [found] * channels
         if len(values) != channels or not all(isinstance(x, int | float) for x in values):
             self.refuse(name, found, f"{channels} numbers, one a channel")
-        return [float(x) for x in values]
+        return list(map(float, values))
 
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""

@@ -173,7 +173,8 @@ class ImageProcessor:
 
     def _pixels(self, pillow: Any, image: Any, name: str) -> np.ndarray:
         """One picture as (H, W, C), uint8."""
-        flat = self._flat(pillow, _opened(pillow, image, name), name)
+        mode = "L" if self.channels == 1 else "RGB"
+        flat = _flat(pillow, _opened(pillow, image, name), name, mode, self.background)
         height, width = self._resized(flat.height, flat.width)
         if height * width > max(LARGEST, flat.height * flat.width):
             raise ValueError(
@@ -191,27 +192,11 @@ class ImageProcessor:
             pixels = np.pad(pixels, rest, constant_values=self.background)
         return pixels.reshape(*self.size, self.channels)
 
-    def _flat(self, pillow: Any, image: Any, name: str) -> Any:
-        """A picture, turned, in 8 bits, without transparency, grey or RGB."""
-        turn = _TURNS.get(_orientation(image))
-        # Pillow scales the 16 bits of a .pgm file and stores them in 32.
-        deep = image.mode in _DEEP or (image.mode == "I" and image.format == "PPM")
-        if not deep and image.mode in ("I", "F"):
-            raise ValueError(
-                f"{name} must have 8 or 16 bits a channel, got Pillow's mode {image.mode!r}"
-            )
-        if deep:
-            values, clear = np.asarray(image), image.info.get("transparency")
-            grey = pillow.Image.fromarray((values.astype("uint16") >> 8).astype("uint8"))
-            if isinstance(clear, int):  # the value of transparent pixels
-                grey.putalpha(pillow.Image.fromarray((values != clear).astype("uint8") * 255))
-            image = grey
-        if image.has_transparency_data:
-            image = image.convert("RGBA")
-            behind = pillow.Image.new("RGBA", image.size, (*[self.background] * 3, 255))
-            image = pillow.Image.alpha_composite(behind, image)
-        image = image.convert("L" if self.channels == 1 else "RGB")
-        return image if turn is None else image.transpose(pillow.Image.Transpose[turn])
+
+def open_upright(image: Any, background: int = 255) -> Any:
+    """A picture as an RGB `PIL.Image.Image` of its own size, as it is before it is resized."""
+    pillow, name = import_pillow(), _name(image, 1, 1)
+    return _flat(pillow, _opened(pillow, image, name), name, "RGB", background)
 
 
 def open_size(image: Any) -> tuple[int, int]:
@@ -302,6 +287,29 @@ def _opened(pillow: Any, image: Any, name: str, decode: bool = True) -> Any:
     if 0 in opened.size:
         raise ValueError(f"{name} has no pixels: its size is {opened.width} x {opened.height}")
     return opened
+
+
+def _flat(pillow: Any, image: Any, name: str, mode: str, background: int) -> Any:
+    """A picture, turned, in 8 bits, without transparency, grey ("L") or RGB."""
+    turn = _TURNS.get(_orientation(image))
+    # Pillow scales the 16 bits of a .pgm file and stores them in 32.
+    deep = image.mode in _DEEP or (image.mode == "I" and image.format == "PPM")
+    if not deep and image.mode in ("I", "F"):
+        raise ValueError(
+            f"{name} must have 8 or 16 bits a channel, got Pillow's mode {image.mode!r}"
+        )
+    if deep:
+        values, clear = np.asarray(image), image.info.get("transparency")
+        grey = pillow.Image.fromarray((values.astype("uint16") >> 8).astype("uint8"))
+        if isinstance(clear, int):  # the value of transparent pixels
+            grey.putalpha(pillow.Image.fromarray((values != clear).astype("uint8") * 255))
+        image = grey
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        behind = pillow.Image.new("RGBA", image.size, (*[background] * 3, 255))
+        image = pillow.Image.alpha_composite(behind, image)
+    image = image.convert(mode)
+    return image if turn is None else image.transpose(pillow.Image.Transpose[turn])
 
 
 def _orientation(image: Any) -> int:

@@ -346,7 +346,7 @@ def test_a_file_that_unpacks_to_gigabytes_is_refused():
     header = b"IHDR" + struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
     content = file_of(noise(3, 3))
     bomb = content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
-    with pytest.raises(ValueError, match="the picture is too large: Image size .* exceeds limit"):
+    with pytest.raises(ValueError, match=r"the picture is too large: Image size .* exceeds"):
         ImageProcessor((5, 7))(bomb)
 
 
