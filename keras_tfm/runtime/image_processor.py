@@ -42,15 +42,17 @@ class ImageProcessor:
 
     A picture is decoded and turned as its EXIF orientation says; transparent parts show
     `background`; 16 bits a channel become 8; grey becomes RGB, or RGB grey (Rec. 601 luma), as the
-    number of channels demands. Then it is resized with Pillow, whose filters are widened when a
-    picture is reduced, and cropped in the centre. Of an animation the first frame is used.
+    number of channels demands. Then it is resized with Pillow (as version 13 does, also by older
+    ones), whose filters are widened when a picture is reduced, and cropped in the centre. Of an
+    animation the first frame is used.
 
     Args:
-        size: (height, width) of the result, in pixels.
-        resize: how the picture is resized before it is cropped to `size`. Default: to `size`; the
-            aspect ratio is not kept. int: the shorter edge to this length, aspect ratio kept.
-            (height, width): to that size. "fit": to the largest size that fits into `size`, aspect
-            ratio kept; the rest, at the right and at the bottom, shows `background`.
+        size: tuple of int, (height, width) of the result in pixels.
+        resize: int, tuple of int or str, how the picture is resized before it is cropped to `size`.
+            Default: to `size`; the aspect ratio is not kept. int: the shorter edge to this length,
+            aspect ratio kept. (height, width): to that size. "fit": to the largest size that fits
+            into `size`, aspect ratio kept; the rest, at the right and at the bottom, shows
+            `background`.
         resample: str, the filter: "nearest", "bilinear", "bicubic" or "lanczos".
         channels: int, 3 (RGB) or 1 (grey).
         background: int, the value of every channel behind transparent parts and beside a picture
@@ -64,7 +66,7 @@ class ImageProcessor:
 
     >>> import numpy as np
     >>> from keras_tfm.runtime import ImageProcessor
-    >>> processor = ImageProcessor((4, 6), resize=4)
+    >>> processor = ImageProcessor((4, 6), resize=8)
     >>> processor(np.zeros((10, 20, 3), "uint8")).shape
     (1, 4, 6, 3)
     """
@@ -109,9 +111,8 @@ class ImageProcessor:
         """The pixels of pictures: (B, H, W, C), uint8.
 
         Args:
-            images: a picture or a list of pictures: a path, the bytes of a file, a
-                `PIL.Image.Image`, or a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); also
-                a uint8 array (B, H, W, C).
+            images: path, bytes of a file, `PIL.Image.Image`, uint8 array (H, W), (H, W, 1),
+                (H, W, 3) or (H, W, 4), or a list of B of them; or a uint8 array (B, H, W, C).
 
         Raises:
             ValueError: a picture is damaged, truncated, or of an unknown format; an array has
@@ -132,9 +133,9 @@ class ImageProcessor:
         """Boxes in a model's input as boxes in the original picture, clipped to it.
 
         Args:
-            boxes: (..., 4), float: x of the centre, y of the centre, width and height, as fractions
-                of the input's width and height, the output of `detr`.
-            size: (height, width) of the original picture, after its EXIF orientation.
+            boxes: array of float (..., 4): x of the centre, y of the centre, width and height, as
+                fractions of the input's width and height, the output of `detr`.
+            size: tuple of int, (height, width) of the original picture, after its EXIF orientation.
 
         Returns:
             (..., 4), float32: left, top, right and bottom in pixels of the picture.
@@ -182,8 +183,7 @@ class ImageProcessor:
                 f"to {width} x {height}; crop it first"
             )
         if (flat.height, flat.width) != (height, width):
-            resampling = pillow.Image.Resampling[self.resample.upper()]
-            flat = flat.resize((width, height), resampling)
+            flat = _resize(pillow, flat, width, height, self.resample)
         left, top = self._offset(height, width)
         pixels = np.asarray(flat, "uint8")[top : top + self.size[0], left : left + self.size[1]]
         missing = [a - b for a, b in zip(self.size, pixels.shape, strict=False)]
@@ -310,6 +310,18 @@ def _flat(pillow: Any, image: Any, name: str, mode: str, background: int) -> Any
         image = pillow.Image.alpha_composite(behind, image)
     image = image.convert(mode)
     return image if turn is None else image.transpose(pillow.Image.Transpose[turn])
+
+
+def _resize(pillow: Any, image: Any, width: int, height: int, resample: str) -> Any:
+    """A picture of another size, equal with every version of Pillow.
+
+    Pillow resizes rows and columns in turn and rounds between them. Version 13 begins with the
+    columns where their length shrinks most; that is done here for older ones, too.
+    """
+    resampling = pillow.Image.Resampling[resample.upper()]
+    columns_first = 0 < image.height - height > 2 * (image.width - width)
+    between = (image.width, height) if columns_first else (width, image.height)
+    return image.resize(between, resampling).resize((width, height), resampling)
 
 
 def _orientation(image: Any) -> int:

@@ -16,6 +16,7 @@ from keras_tfm import checkpoints, models
 from keras_tfm.runtime import ImageProcessor
 from keras_tfm.runtime.image_processor import FILTERS, open_size
 
+PIL = pytest.importorskip("PIL")
 Image = pytest.importorskip("PIL.Image")
 # (width, height) of pictures: wide, high, square, smaller and larger than the sizes below.
 SIZES = [(53, 31), (17, 41), (23, 23), (7, 5), (3, 97), (1, 1)]
@@ -28,6 +29,16 @@ def noise(width, height, mode="RGB", seed=0):
     return Image.fromarray(
         values[..., 0] if bands == 1 else values, mode=None if bands < 4 else mode
     )
+
+
+def resized(image, width, height, resample="bilinear"):
+    """As Pillow 13 does; an older one would not begin with the columns."""
+    filter_, size = Image.Resampling[resample.upper()], (width, height)
+    if int(PIL.__version__.split(".")[0]) < 13 and image.height - height > max(
+        0, 2 * (image.width - width)
+    ):
+        image = image.resize((image.width, height), filter_)
+    return image.resize(size, filter_)
 
 
 def file_of(image, kind="PNG", **options):
@@ -48,8 +59,7 @@ def rgb(image):
 def test_a_picture_is_stretched_to_the_size(resample, width, height):
     image = noise(width, height)
     (found,) = ImageProcessor((11, 13), resample=resample)(image)
-    expected = image.resize((13, 11), Image.Resampling[resample.upper()])
-    np.testing.assert_array_equal(found, rgb(expected))
+    np.testing.assert_array_equal(found, rgb(resized(image, 13, 11, resample)))
 
 
 @pytest.mark.parametrize("width,height", SIZES)
@@ -58,17 +68,17 @@ def test_the_shortest_edge_keeps_the_ratio_and_the_centre_is_cropped(width, heig
     (found,) = ImageProcessor((11, 13), resize=16, resample="bicubic")(image)
     short = min(width, height)
     across, down = 16 * width // short, 16 * height // short
-    resized = image.resize((across, down), Image.Resampling.BICUBIC)
+    whole = resized(image, across, down, "bicubic")
     left, top = (across - 13) // 2, (down - 11) // 2
-    np.testing.assert_array_equal(found, rgb(resized.crop((left, top, left + 13, top + 11))))
+    np.testing.assert_array_equal(found, rgb(whole.crop((left, top, left + 13, top + 11))))
 
 
 @pytest.mark.parametrize("width,height", SIZES)
 def test_a_height_and_width_are_cropped_in_the_centre(width, height):
     image = noise(width, height)
     (found,) = ImageProcessor((11, 13), resize=(14, 20), resample="lanczos")(image)
-    resized = image.resize((20, 14), Image.Resampling.LANCZOS)
-    np.testing.assert_array_equal(found, rgb(resized.crop((3, 1, 16, 12))))
+    whole = resized(image, 20, 14, "lanczos")
+    np.testing.assert_array_equal(found, rgb(whole.crop((3, 1, 16, 12))))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +96,7 @@ def test_a_fitted_picture_keeps_the_ratio_above_the_background(width, height, in
     image = noise(width, height)
     (found,) = ImageProcessor((11, 13), resize="fit", background=77)(image)
     expected = Image.new("RGB", (13, 11), (77, 77, 77))
-    expected.paste(image.resize(inside, Image.Resampling.BILINEAR), (0, 0))
+    expected.paste(resized(image, *inside), (0, 0))
     np.testing.assert_array_equal(found, rgb(expected))
 
 
@@ -279,8 +289,8 @@ def test_one_pixel_and_very_wide_pictures():
     assert (found == [3, 5, 7]).all()
     wide = noise(5_000, 2)
     (found,) = ImageProcessor((4, 6), resize=8)(wide)
-    resized = wide.resize((20_000, 8), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(found, rgb(resized.crop((9_997, 2, 10_003, 6))))
+    whole = resized(wide, 20_000, 8)
+    np.testing.assert_array_equal(found, rgb(whole.crop((9_997, 2, 10_003, 6))))
     assert ImageProcessor((4, 6))(wide).shape == (1, 4, 6, 3)
     assert ImageProcessor((4, 6), resize="fit")(wide).shape == (1, 4, 6, 3)
 
@@ -533,6 +543,13 @@ def unscaled(processor, images):
     return found["pixel_values"].transpose(0, 2, 3, 1)
 
 
+def check_equal(found, expected):
+    """Equal; an older Pillow rounds tall pictures in another order, where ours is as version 13."""
+    if int(PIL.__version__.split(".")[0]) >= 13:
+        np.testing.assert_array_equal(found, expected)
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+
+
 SAVED = {
     "ViT": [{}, {"size": {"height": 29, "width": 41}}, {"resample": 0}, {"resample": 1}],
     "Bit": [
@@ -552,8 +569,7 @@ def test_pixels_are_those_of_transformers(kind, options, tmp_path):
     ours = checkpoints.load_image_processor(tmp_path)
     for size in [(53, 31), (17, 41), (300, 260), (7, 5)]:
         image = noise(*size)
-        found = unscaled(theirs, image)
-        np.testing.assert_array_equal(ours(image), found)
+        check_equal(ours(image), unscaled(theirs, image))
     assert (
         ours.resample == {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}[theirs.resample]
     )
@@ -634,7 +650,7 @@ def test_transformers_reads_the_saved_rules(rule, small, tmp_path):
         assert list(loaded.image_mean) == list(small.arguments["image_mean"])
         assert list(loaded.image_std) == list(small.arguments["image_std"])
         for picture in pictures:
-            np.testing.assert_array_equal(ours(picture), unscaled(loaded, picture))
+            check_equal(ours(picture), unscaled(loaded, picture))
 
 
 def test_normalised_pixels_are_those_of_transformers(small, tmp_path):
