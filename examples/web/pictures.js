@@ -95,7 +95,7 @@ function bar({ label, probability }) {
 
 /** A box over the picture, in shares of its size. */
 function box({ label, probability, box: [left, top, right, bottom] }) {
-  const { width, height } = size();
+  const { width, height } = viewed();
   const frame = Object.assign(document.createElement("div"), { className: "box" });
   const place = { left: left / width, top: top / height };
   Object.assign(place, { width: (right - left) / width, height: (bottom - top) / height });
@@ -108,7 +108,7 @@ function box({ label, probability, box: [left, top, right, bottom] }) {
   return frame;
 }
 
-function size() {
+function viewed() {
   const [video, canvas] = [element("video"), element("picture")];
   if (video.hidden) return { width: canvas.width, height: canvas.height };
   return { width: video.videoWidth, height: video.videoHeight };
@@ -153,8 +153,10 @@ function checked(model) {
   }
   element("least").hidden = !model.abilities.includes("detect");
   const [{ size: [height, width], resample }] = Object.values(model.manifest.images);
+  const megabytes = model.size / 1e6;
+  const size = megabytes < 1 ? `${(1000 * megabytes).toFixed(0)} kB` : `${megabytes.toFixed(1)} MB`;
   const facts = {
-    File: `${name}.tflite, ${(model.size / 1e6).toFixed(1)} MB, keras_tfm ${model.manifest.keras_tfm}`,
+    File: `${name}.tflite, ${size}, written by keras_tfm ${model.manifest.keras_tfm}`,
     Pixels: `${width} x ${height}, ${resample}`,
     Labels: model.labels ? model.labels.length : "none in the file",
   };
