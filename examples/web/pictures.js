@@ -4,9 +4,10 @@
 const TOP = 5; // classes that are shown
 const element = (id) => document.getElementById(id);
 const name = new URLSearchParams(location.search).get("model") ?? "pictures";
-const { loadModel, probabilities, ModelError } = await import("./model.js").catch((error) => {
-  say(`This page's packages did not load; "npm ci" installs them. (${error.message})`);
-  throw error;
+// Not awaited here: a picture may be chosen while it loads.
+const library = import("./model.js").catch((error) => {
+  const reason = `This page's packages did not load; "npm ci" installs them. (${error.message})`;
+  throw Object.assign(new Error(reason), { name: "ModelError" });
 });
 let loading = null; // promise of the model
 let turn = 0; // only the latest picture is answered
@@ -53,6 +54,7 @@ async function answer(source, mine) {
 
 /** The most probable classes of a classifier. */
 async function classes(model, source) {
+  const { probabilities } = await library;
   const outputs = Object.values(await model.predictImages(source));
   const logits = outputs.find((values) => values.length > 1) ?? outputs[0];
   const total = logits.reduce((a, b) => a + b, 0);
@@ -123,7 +125,7 @@ function hue(label) {
 function fail(error) {
   element("seen").hidden = true;
   say(error.message);
-  if (!(error instanceof ModelError) && error.name !== "PictureError") console.error(error);
+  if (!["ModelError", "PictureError"].includes(error.name)) console.error(error);
 }
 
 function say(problem) {
@@ -134,9 +136,7 @@ function say(problem) {
 
 async function loaded() {
   element("loading").hidden = Boolean(loading);
-  loading ??= loadModel(`models/${name}.tflite`, {
-    onProgress: (bytes, total) => Object.assign(element("progress"), { max: total || 1, value: bytes }),
-  }).then(checked);
+  loading ??= load();
   try {
     return await loading;
   } catch (error) {
@@ -147,7 +147,11 @@ async function loaded() {
   }
 }
 
-function checked(model) {
+async function load() {
+  const { loadModel, ModelError } = await library;
+  const onProgress = (bytes, total) =>
+    Object.assign(element("progress"), { max: total || 1, value: bytes });
+  const model = await loadModel(`models/${name}.tflite`, { onProgress });
   if (!model.abilities.includes("predictImages")) {
     throw new ModelError(`${name}.tflite reads no pictures.`);
   }
@@ -248,3 +252,4 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
   });
 }
 loaded().catch(fail);
+if (element("file").files.length) look(element("file").files[0]); // chosen before this script ran

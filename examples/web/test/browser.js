@@ -15,11 +15,12 @@ import { serve } from "../server.js";
 export async function start(models, requests = [], flags = []) {
   const executablePath =
     process.env.CHROMIUM || execFileSync("which", ["chromium"], { encoding: "utf8" }).trim();
-  const server = await serve(models, 0);
-  const origin = `http://127.0.0.1:${server.address().port}`;
   // Chromium refuses to be sandboxed for root.
   const args = [...(process.getuid?.() === 0 ? ["--no-sandbox"] : []), ...flags];
   const browser = await chromium.launch({ executablePath, args });
+  // Second: without a browser nothing would close it.
+  const server = await serve(models, 0);
+  const origin = `http://127.0.0.1:${server.address().port}`;
   return {
     origin,
     version: browser.version(),
