@@ -28,6 +28,7 @@ CONTENTS = {
     "Start": ["first-model", "cookbook", "on-device"],
     "Guides": [
         "data",
+        "images",
         "layers",
         "masks",
         "training",

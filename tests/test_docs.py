@@ -18,6 +18,7 @@ DOCS = ROOT / "docs"
 GUIDES = [
     "first-model",
     "data",
+    "images",
     "masks",
     "layers",
     "architecture",
@@ -48,6 +49,7 @@ NEEDED = {
     "export": ["tokenizers", "ai_edge_quantizer"],
     "generation": ["tokenizers"],
     "huggingface": ["tokenizers", "safetensors"],
+    "images": ["PIL", "safetensors"],
     "layers": ["matplotlib"],
     "litertlm": ["litert_lm", "litert_lm_builder", "tokenizers"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],

@@ -1,5 +1,5 @@
 /**
- * A text model that keras_tfm exported, run in the browser.
+ * A model of texts or pictures that keras_tfm exported, run in the browser.
  *
  *     import { loadModel } from "./model.js";
  *
@@ -12,9 +12,13 @@
  *     const writer = await loadModel("models/language_model.tflite");
  *     for await (const piece of writer.stream("[de][city]Neu")) console.log(piece);
  *
- * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers and a
- * checksum over all of that. This module needs `@litertjs/core` and `@huggingface/tokenizers` in
- * the page's import map, and nothing else of this folder.
+ *     const detector = await loadModel("models/detector.tflite");
+ *     const found = await detector.detect(file); // objects in a picture, with their boxes
+ *
+ * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
+ * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
+ * `@huggingface/tokenizers` in the page's import map and, for pictures alone, image_processor.js
+ * and resampling.js beside it.
  */
 
 import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
@@ -57,6 +61,7 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   const metadata = readMetadata(bytes);
   const manifest = await readManifest(bytes, metadata);
   const abilities = readAbilities(manifest, metadata);
+  if (abilities.predictImages) await importImages();
   await runtime;
   try {
     const cpuOptions = { numThreads: threads };
@@ -80,6 +85,7 @@ async function runOnce(model) {
     for await (const token of model.streamTokens(ids)) if (token >= 0) break;
   }
   if (model.abilities.includes("predict")) await model.predictTokens([1]);
+  if (model.abilities.includes("predictImages")) await model.predictImages(new ImageData(1, 1));
 }
 
 /** A loaded model; made by `loadModel`. */
@@ -91,17 +97,19 @@ export class Model {
   constructor(compiled, manifest, size, abilities) {
     this.#compiled = compiled;
     this.#abilities = abilities;
-    /** The supported calls: some of "generate", "stream" and "predict". */
+    /** The supported calls: some of "generate", "stream", "predict", "predictImages", "detect". */
     this.abilities = Object.keys(abilities).filter((name) => !abilities[name].refusal);
     this.#main = abilities[this.abilities[0]];
     /** What the file says of itself. */
     this.manifest = manifest;
     /** The size of the file, in bytes. */
     this.size = size;
-    /** The maximum number of tokens of a text. */
-    this.length = this.#main.length;
+    /** The maximum number of tokens of a text; 0 if the model reads pictures. */
+    this.length = this.#main.length ?? 0;
     /** The source's special tokens, such as "[de]", which a text may contain. */
-    this.specialTokens = [...this.#main.source.special_tokens];
+    this.specialTokens = [...(this.#main.source?.special_tokens ?? [])];
+    /** The names of the classes, in order; null if the file has none. */
+    this.labels = manifest.labels ?? null;
   }
 
   /**
@@ -269,16 +277,76 @@ export class Model {
   async predictTokens(ids) {
     const { input, signatures } = this.#ability("predict");
     const signature = fitting(signatures, ids.length);
-    const outputs = await this.#run(signature, input, ids);
-    try {
-      const rows = Object.entries(outputs).map(([name, tensor]) => {
-        const values = tensor.toTypedArray();
-        return [name, values.slice(0, values.length / signature.batch)];
-      });
-      return Object.fromEntries(rows);
-    } finally {
-      free(outputs);
+    return firstRow(await this.#run(signature, input, ids), signature);
+  }
+
+  /**
+   * The pixels of a picture, resized, cropped and in the channels that the model was trained on.
+   *
+   * @param {Blob | ImageBitmap | HTMLImageElement | HTMLVideoElement | HTMLCanvasElement |
+   *   OffscreenCanvas | VideoFrame | ImageData} source - a File is a Blob.
+   * @returns {Promise<Uint8Array>} (H, W, C).
+   * @throws {PictureError} not a picture, or damaged.
+   */
+  async pixels(source) {
+    return (await images.pixelsOf(this.#ability("predictImages").processor, source)).pixels;
+  }
+
+  /**
+   * @param {ImageBitmapSource} source - a picture, as in `pixels`.
+   * @returns {Promise<Record<string, Float32Array>>} the model's outputs by name.
+   * @throws {PictureError}
+   */
+  async predictImages(source) {
+    return this.predictPixels(await this.pixels(source));
+  }
+
+  /**
+   * @param {Uint8Array} pixels - (H, W, C), as of `pixels`.
+   * @returns {Promise<Record<string, Float32Array>>} as of `predictImages`.
+   */
+  async predictPixels(pixels) {
+    const { input, signature } = this.#ability("predictImages");
+    const { batch, name, inputs } = signature;
+    const { shape } = inputs[input];
+    const size = product(shape.slice(1));
+    if (pixels.length !== size) {
+      throw new ModelError(`The model reads ${size} values of pixels, not ${pixels.length}.`);
     }
+    const rows = new Uint8Array(batch * size);
+    for (let row = 0; row < batch; row++) rows.set(pixels, row * size);
+    const tensor = new Tensor(rows, shape);
+    try {
+      return firstRow(await this.#compiled.signatures[name].run({ [input]: tensor }), signature);
+    } finally {
+      tensor.delete();
+    }
+  }
+
+  /**
+   * The objects in a picture, found by a model such as DETR.
+   *
+   * @param {ImageBitmapSource} source - a picture, as in `pixels`.
+   * @param {object} [options]
+   * @param {number} [options.threshold] - the least probability of a detection.
+   * @returns {Promise<{label: string, probability: number, box: number[]}[]>} the most probable
+   *   first, with left, top, right and bottom in pixels of the picture.
+   * @throws {PictureError}
+   */
+  async detect(source, { threshold = 0.5 } = {}) {
+    const { processor, classes } = this.#ability("detect");
+    const picture = await images.pixelsOf(processor, source);
+    const { logits, boxes } = await this.predictPixels(picture.pixels);
+    const found = [];
+    for (let i = 0; i * classes < logits.length; i++) {
+      const all = probabilities(logits.subarray(i * classes, (i + 1) * classes));
+      const known = all.slice(0, -1); // the last: no object
+      const best = known.indexOf(Math.max(...known));
+      if (!(known[best] >= threshold)) continue;
+      const box = images.toPicture(processor, boxes.subarray(4 * i, 4 * i + 4), picture);
+      found.push({ label: this.labels?.[best] ?? String(best), probability: known[best], box });
+    }
+    return found.sort((a, b) => b.probability - a.probability);
   }
 
   /** Frees the memory, which the browser cannot do by itself. */
@@ -298,7 +366,7 @@ export class Model {
 
   /** How the file writes text: by its own search, or step by step. */
   #writing() {
-    const [name] = this.abilities.filter((ability) => ability !== "predict");
+    const [name] = this.abilities.filter((ability) => ["generate", "stream"].includes(ability));
     return this.#ability(name ?? "generate");
   }
 
@@ -760,6 +828,17 @@ function mostProbable(logits) {
   return best;
 }
 
+/**
+ * @param {ArrayLike<number>} logits
+ * @returns {number[]} the probability of each class.
+ */
+export function probabilities(logits) {
+  const highest = Math.max(...logits);
+  const powers = Array.from(logits, (x) => Math.exp(x - highest));
+  const sum = powers.reduce((a, b) => a + b, 0);
+  return powers.map((x) => x / sum);
+}
+
 // --- Tensors, which live in LiteRT's memory until they are deleted ------------------------------
 
 /** The shortest signature for so many tokens. */
@@ -773,6 +852,19 @@ function filled({ shape, dtype }, value) {
 
 function empty(names, { inputs }) {
   return Object.fromEntries(names.map((name) => [name, filled(inputs[name], 0)]));
+}
+
+/** The outputs of the first row of a batch, by name; frees the tensors. */
+function firstRow(outputs, { batch }) {
+  try {
+    const rows = Object.entries(outputs).map(([name, tensor]) => {
+      const values = tensor.toTypedArray();
+      return [name, values.slice(0, values.length / batch)];
+    });
+    return Object.fromEntries(rows);
+  } finally {
+    free(outputs);
+  }
 }
 
 function free(tensors) {
@@ -848,6 +940,16 @@ function startRuntime(threads) {
     started = { threads, ready };
   }
   return started.ready;
+}
+
+let images; // image_processor.js, of a page that reads pictures
+
+async function importImages() {
+  try {
+    images ??= await import("./image_processor.js");
+  } catch (error) {
+    throw new ModelError(`Pictures need image_processor.js beside model.js: ${error.message}`);
+  }
 }
 
 async function download(url, onProgress) {
@@ -971,7 +1073,16 @@ const isIds = (x) => [x].flat().every(isCount);
 const orNull = (holds) => (x) => x === null || holds(x);
 const optional = (holds) => (x) => x === undefined || holds(x);
 
-const MANIFEST = { signatures: isObject, tokenizers: optional(isObject) };
+const isSize = (x) => Array.isArray(x) && x.length === 2 && x.every((n) => isCount(n) && n > 0);
+const RULES = {
+  size: isSize,
+  resize: (x) => x === null || x === "fit" || (isCount(x) && x > 0) || isSize(x),
+  resample: (x) => ["nearest", "bilinear", "bicubic", "lanczos"].includes(x),
+  channels: (x) => x === 1 || x === 3,
+  background: (x) => isCount(x) && x <= 255,
+};
+const MANIFEST = { signatures: isObject, tokenizers: optional(isObject), images: optional(isObject) };
+Object.assign(MANIFEST, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
 const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
 const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" };
 Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCount) });
@@ -1006,6 +1117,9 @@ function checkFields(manifest) {
     }
   };
   check("manifest", manifest, MANIFEST);
+  for (const [name, rules] of Object.entries(manifest.images ?? {})) {
+    check(`images.${name}`, rules, RULES);
+  }
   for (const [name, signature] of Object.entries(manifest.signatures)) {
     const place = `signatures.${name}`;
     check(place, signature, SIGNATURE);
@@ -1058,6 +1172,7 @@ function readAbilities(manifest, metadata) {
     }
   }
   const readers = { generate: readGenerate, stream: readStream, predict: readPredict };
+  Object.assign(readers, { predictImages: readImages, detect: readDetect });
   const abilities = {};
   for (const [name, read] of Object.entries(readers)) {
     try {
@@ -1069,7 +1184,9 @@ function readAbilities(manifest, metadata) {
     }
   }
   const found = Object.values(abilities);
-  if (!found.length) throw new ModelError("The file has no signature that reads or writes text.");
+  if (!found.length) {
+    throw new ModelError("The file has no signature that reads or writes text, or reads pictures.");
+  }
   if (found.every(({ refusal }) => refusal)) throw found[0].refusal;
   return abilities;
 }
@@ -1086,8 +1203,41 @@ function readGenerate(manifest, metadata) {
 
 function readPredict(manifest, metadata) {
   const signatures = byLength(manifest, "predict");
-  if (!signatures.length) return null;
+  if (!signatures.length || ofPictures(signatures[0])) return null;
   return { ...readSource(signatures, manifest, metadata), signatures, takesUnknown: true };
+}
+
+/** Whether a signature has an input of pixels, (B, H, W, C). */
+function ofPictures({ inputs }) {
+  return Object.values(inputs).some(({ dtype, shape }) => dtype === "uint8" && shape.length === 4);
+}
+
+function readImages(manifest) {
+  const [signature] = byLength(manifest, "predict");
+  if (!signature || !ofPictures(signature)) return null;
+  const [input, ...others] = Object.keys(signature.inputs);
+  const processor = manifest.images?.[input];
+  if (others.length) {
+    const names = [input, ...others].join(", ");
+    throw new ModelError(`This page runs models of one picture, not of ${names}.`);
+  }
+  if (!processor) {
+    throw new ModelError(`The file has no rules for its ${input}: export it with images=.`);
+  }
+  const [, height, width, channels] = signature.inputs[input].shape;
+  const found = [...processor.size, processor.channels];
+  if (String(found) !== String([height, width, channels])) {
+    throw new ModelError(`The file's rules give ${input} of ${found}, its model another size.`);
+  }
+  return { input, signature, processor };
+}
+
+function readDetect(manifest) {
+  const [signature] = byLength(manifest, "predict");
+  if (!signature || !ofPictures(signature)) return null;
+  const { logits, boxes } = signature.outputs;
+  if (!logits || !boxes) return null;
+  return { ...readImages(manifest), classes: logits.shape.at(-1) };
 }
 
 /** For the decoding loop on the host; keras_tfm/runtime/host_loop.py is the same in Python. */

@@ -11,6 +11,18 @@ from keras_tfm.runtime.image_processor import FILTERS, ImageProcessor
 FILE = "preprocessor_config.json"
 # Pillow's numbers of the filters, as in the files.
 _NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+# The classes, by the start of their names, whose filter is bicubic and that crop, unless the file
+# says otherwise; and those among them that read a "size" of one integer as the shortest edge.
+_CROPPING = ("Bit", "CLIP", "DeiT")
+_OF_EDGES = ("Bit", "CLIP")
+# Steps that an `ImageProcessor` lacks, and the values by which a file leaves them out.
+_WITHOUT = {
+    "crop_pct": (),
+    "do_pad": (False,),
+    "do_flip_channel_order": (False,),
+    "do_thumbnail": (False,),
+    "rescale_offset": (False,),
+}
 
 
 def image_statistics(config: Config) -> dict[str, Any]:
@@ -44,7 +56,7 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
 
     Raises:
         FileNotFoundError: the folder has no such file.
-        ValueError: the file is not JSON, or has a rule that is not supported.
+        ValueError: the file is not JSON, or has a rule that is not supported; the error names it.
 
     Example:
 
@@ -75,6 +87,11 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> dict[
     }
     if processor is None:
         return fields
+    if processor.channels != len(fields["image_mean"]):
+        raise ValueError(
+            f"image_processor must have the {len(fields['image_mean'])} channels of the model, "
+            f"got {processor.channels}"
+        )
     numbers = {name: number for number, name in _NUMBERS.items()}
     height, width = processor.size
     resize = processor.resize
@@ -86,6 +103,7 @@ def image_fields(model: models.Model, processor: ImageProcessor | None) -> dict[
     to = (height, width) if resize is None else resize
     return {
         **fields,
+        **({"do_convert_rgb": True} if processor.channels == 3 else {}),
         "do_resize": True,
         "resample": numbers[processor.resample],
         "size": {"height": to[0], "width": to[1]} if edge is None else edge,  # type: ignore[index]
@@ -113,43 +131,59 @@ class _Settings:
     def statistic(self, name: str, channels: int) -> list[float]:
         """The mean or standard deviation of each channel."""
         found = self.fields.get(name)
-        if found is None:
+        if found is None and not self._kind(_OF_EDGES):  # these have others
             return [0.5] * channels
         values = found if isinstance(found, list) else [found] * channels
         if len(values) != channels or not all(isinstance(x, int | float) for x in values):
             self.refuse(name, found, f"{channels} numbers, one a channel")
-        return [float(x) for x in values]
+        return list(map(float, values))
 
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""
-        number = self.fields.get("resample", 2)
+        cropping = self._kind(_CROPPING)
+        number = self._given("resample", 3 if cropping else 2)
         resample = _NUMBERS.get(number) if isinstance(number, int) else number
         if resample not in FILTERS:
             self.refuse("resample", number, f"one of {list(_NUMBERS)}")
         self.only(do_resize=True)
+        for name, values in _WITHOUT.items():
+            found = self.fields.get(name)
+            if found is not None and found not in values:
+                self.refuse(name, found, "left out, as the runtime lacks it")
         size = self._size("size")
-        crops = bool(self.fields.get("do_center_crop", "crop_size" in self.fields))
+        said = "crop_size" in self.fields and not self._kind(("ViT",))  # whose class never crops
+        crops = bool(self._given("do_center_crop", cropping or said))
         crop = self._size("crop_size") if crops else None
         mean = self.fields.get("image_mean")
         channels = len(mean) if isinstance(mean, list) else 3
-        if isinstance(size, int) and not isinstance(crop, tuple):
-            self.refuse(
-                "crop_size", self.fields.get("crop_size"), "a height and width, with a crop"
-            )
-        if crop is None:
-            return ImageProcessor(size, None, resample, channels)  # type: ignore[arg-type]
-        return ImageProcessor(crop, None if crop == size else size, resample, channels)  # type: ignore[arg-type]
+        if isinstance(size, int) and crop is None:
+            self.refuse("do_center_crop", False, "true, as the shortest edge gives no shape")
+        to, resize = (size, None) if crop is None else (crop, None if crop == size else size)
+        try:
+            return ImageProcessor(to, resize, resample, channels)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
+    def _given(self, name: str, default: Any) -> Any:
+        """A field; null is as none."""
+        found = self.fields.get(name)
+        return default if found is None else found
+
+    def _kind(self, names: tuple[str, ...]) -> bool:
+        """Whether the file is of one of these classes; older files have another field."""
+        kind = self._given("image_processor_type", self.fields.get("feature_extractor_type"))
+        return isinstance(kind, str) and kind.startswith(names)
 
     def _size(self, name: str) -> int | tuple[int, int]:
         """A shortest edge, or a height and width."""
         found = self.fields.get(name)
-        if type(found) is int:  # older files: both, or for "size" with a crop the shortest edge
-            edge = name == "size" and self.fields.get("do_center_crop", False)
+        if type(found) is int:  # in older files
+            edge = name == "size" and self._kind(_OF_EDGES)
             return found if edge else (found, found)
         known = isinstance(found, dict) and all(type(x) is int for x in found.values())
         if known and set(found) == {"height", "width"}:  # type: ignore[arg-type]
             return found["height"], found["width"]  # type: ignore[index]
-        if known and set(found) == {"shortest_edge"}:  # type: ignore[arg-type]
+        if known and set(found) == {"shortest_edge"} and name == "size":  # type: ignore[arg-type]
             return int(found["shortest_edge"])  # type: ignore[index]
         self.refuse(name, found, "a height and width, or a shortest_edge")
         raise AssertionError

@@ -115,5 +115,5 @@ def with_options(message: str, options: Mapping[str, str]) -> str:
         if "_" in name:
             message = re.sub(rf"\b{name}s?\b=?", option, message)
         else:
-            message = re.sub(rf"^{name}(?= must )|\b{name}=(True\b)?", option, message)
+            message = re.sub(rf"^{name}(?= (for \S+ )?must )|\b{name}=(True\b)?", option, message)
     return message

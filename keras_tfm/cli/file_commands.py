@@ -5,10 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from keras_tfm import runtime
-from keras_tfm.cli import rows
+from keras_tfm.cli import pictures, rows
 from keras_tfm.cli.console import (
     Accelerator,
     AsJson,
@@ -19,6 +17,9 @@ from keras_tfm.cli.console import (
     typer,
     work,
 )
+from keras_tfm.cli.image_options import labels_of
+from keras_tfm.cli.pictures import as_json_line, of_classes
+from keras_tfm.runtime.checked_inputs import is_pixels
 from keras_tfm.runtime.signature_runner import MAX_THREADS
 
 Threads = Annotated[
@@ -120,7 +121,7 @@ def generate(
             if isinstance(output, list):
                 shown = "\n".join(f"{x.text}\t{x.score:.6g}" for x in output)
                 output = [x._asdict() for x in output]
-        return _as_json(text, output) if as_json else shown
+        return as_json_line(text, output) if as_json else shown
 
     rows.run(texts, answer)
 
@@ -129,51 +130,85 @@ def generate(
 def predict(
     file: FilePath,
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts; by default lines of standard input.")
+        list[str] | None,
+        typer.Argument(
+            help="Texts, or paths of pictures for a file that reads pictures; by default lines of "
+            "standard input."
+        ),
     ] = None,
     from_json: Annotated[
         bool,
         typer.Option(
             "--from-json",
-            help="Read each row as JSON: an array or a text for the first input, or an object of "
-            "arrays and texts by input.",
+            help="Read each row as JSON: an array, a text or the path of a picture for the first "
+            "input, or an object of them by input.",
         ),
     ] = False,
     labels: Annotated[
-        str | None, typer.Option(help="Names of the classes in order: negative,positive.")
+        str | None,
+        typer.Option(
+            help="Names of the classes in order, negative,positive, or a file with one a line; "
+            "by default those in the file."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(help="Of a picture: the N most probable classes, a line each.", min=1),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help=f"The least probability of an object in a picture; {pictures.THRESHOLD} if not "
+            "given.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw boxes or the most probable class into a copy of the picture: a .png file, "
+            "or a folder for several pictures. Small pictures are enlarged."
+        ),
     ] = None,
     threads: Threads = 1,
     adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints a model's outputs for each text; needs neither Keras nor TensorFlow.
+    """Prints a model's outputs for each text or picture; needs neither Keras nor TensorFlow.
 
     For an output of several classes: the class with the largest value, and the value; for one
-    class per token, the class of each token. With --json: all values, by output.
+    class per token, the class of each token; with --top, classes and their probabilities. For a
+    detector, a line per object: label, probability, left, top, right and bottom in pixels of the
+    picture. With several pictures, each line begins with the picture's path. With --json: all
+    values, by output, or the list of classes or objects.
     """
-    names = None if labels is None else [name.strip() for name in labels.split(",")]
-    model = (
-        _load(file, threads, adapter, ("predict",))
-        if from_json
-        else load_with_tokenizers(
-            file, threads, adapter, ("predict",), "or pass arrays with --from-json"
-        )
-    )
+    options = pictures.Options(top, threshold, draw)
+    model = _load(file, threads, adapter, ("predict",))
+    names = labels_of(labels)
     if names is not None:
         _check_labels(model, names)
+        _ = model.tokenizers  # read before, as they compare the manifest with the file's
+        model.manifest = {**model.manifest, "labels": names}
+    if model.image_processors and not model.tokenizers and not from_json:
+        rows.run(texts, pictures.answerer(model, texts, options, as_json))
+        return
+    pictures.refuse(options, "it is for pictures, without --from-json")
+    if not from_json:
+        _check_tokenizers(model, "or pass arrays with --from-json")
 
     def answer(text: str) -> str:
-        row = _from_json(text) if from_json else text
+        row = _from_json(text, model) if from_json else text
         values = list(row.values()) if isinstance(row, dict) else [row]
         run = model.predict_text if any(isinstance(x, str) for x in values) else model.predict
         outputs = {name: x[0] for name, x in run(row).items()}
         if as_json:
-            return _as_json(
+            return as_json_line(
                 json.loads(text) if from_json else text,
                 {name: x.tolist() for name, x in outputs.items()},
             )
         length = len(model.tokenizers[_first_text(model)].encode(row)) if row is text else None
-        shown = {name: _of_classes(x, names, length) for name, x in outputs.items()}
+        shown = {name: of_classes(x, model.labels, length) for name, x in outputs.items()}
         if len(shown) == 1:
             return next(iter(shown.values()))
         return "\t".join(f"{name}: {x}" for name, x in shown.items())
@@ -198,9 +233,19 @@ def load_with_tokenizers(
 ) -> runtime.Model:
     """As `_load`; raises before the first row if there is no tokenizer: every row would fail."""
     model = _load(file, threads, adapter, roles)
-    if not model.tokenizers:
-        raise ValueError(f"{model.path} has no tokenizer: export it with --tokenizer, {otherwise}")
+    _check_tokenizers(model, otherwise)
     return model
+
+
+def _check_tokenizers(model: runtime.Model, otherwise: str) -> None:
+    if model.tokenizers:
+        return
+    inputs = [x for signature in model.signatures.values() for x in signature["inputs"].values()]
+    if any(map(is_pixels, inputs)):
+        raise ValueError(
+            f"{model.path} has no image processor: export it with --images, {otherwise}"
+        )
+    raise ValueError(f"{model.path} has no tokenizer: export it with --tokenizer, {otherwise}")
 
 
 def _first_text(model: runtime.Model) -> str:
@@ -212,6 +257,8 @@ def _first_text(model: runtime.Model) -> str:
 def _check_labels(model: runtime.Model, labels: list[str]) -> None:
     signature = next(x for x in model.signatures.values() if x["role"] == "predict")
     sizes = {name: x["shape"][-1] for name, x in signature["outputs"].items()}
+    if pictures.is_detector(model):
+        sizes = {"logits": sizes["logits"] - 1}  # the last class is "no object"
     if len(labels) not in sizes.values():
         raise typer.BadParameter(
             f"the number of labels must be an output's number of classes, {sizes}, "
@@ -220,34 +267,23 @@ def _check_labels(model: runtime.Model, labels: list[str]) -> None:
         )
 
 
-def _of_classes(x: np.ndarray, labels: list[str] | None, length: int | None) -> str:
-    """One row of an output as text: the most probable class, or that of each of `length` tokens."""
-    if x.ndim == 0 or x.size == 1:
-        return f"{x.item():.6g}"
-    names = labels if labels is not None and len(labels) == x.shape[-1] else None
-    best = x.argmax(-1)
-    if x.ndim == 1:
-        return f"{best if names is None else names[best]}\t{x[best]:.6g}"
-    found = best.ravel() if length is None else best[:length].ravel()
-    return " ".join(str(i) if names is None else names[i] for i in found)
-
-
-def _from_json(text: str) -> Any:
+def _from_json(text: str, model: runtime.Model) -> Any:
+    """A row of JSON, with pictures as pixels."""
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"expected JSON, got {text[:40]!r} ({error})") from None
     if not isinstance(row, dict | list | str):
         raise ValueError(f"expected a JSON object, array or string, got {text[:40]!r}")
+    processors = model.image_processors
+    if isinstance(row, str) and processors and not model.tokenizers:
+        return {next(iter(processors)): next(iter(processors.values()))(row)}
+    if isinstance(row, dict):
+        return {
+            name: processors[name](x) if name in processors and isinstance(x, str) else x
+            for name, x in row.items()
+        }
     return row
-
-
-def _as_json(row: Any, output: Any) -> str:
-    """A line of JSON; NaN and infinity, which JSON lacks, raise a ValueError."""
-    try:
-        return json.dumps({"input": row, "output": output}, allow_nan=False)
-    except ValueError:
-        raise ValueError("the model returned NaN or an infinite number") from None
 
 
 def _ids(text: str) -> list[int]:

@@ -19,6 +19,7 @@ from keras_tfm.cli.console import (
     typer,
     work,
 )
+from keras_tfm.cli.image_options import RULE, channels_of, labels_of, processor_of
 
 
 class Quantization(StrEnum):
@@ -83,6 +84,8 @@ EXPORT_OPTIONS = {
     "tokenizer": "--tokenizer",
     "detokenizer": "--detokenizer",
     "chat_template": "--chat-template",
+    "images": "--images",
+    "labels": "--labels",
     "verify_inputs": "--inputs",
     "tolerance": "--tolerance",
     "overwrite": "--force",
@@ -153,6 +156,21 @@ def export(
         Path | None,
         typer.Option(help="A Hugging Face folder whose chat template is stored."),
     ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="How pictures become pixels: a folder with preprocessor_config.json, or "
+            f"{RULE} such as 224x224, 224x224:fit or 224x224:256:bicubic (the shorter edge to 256, "
+            "cropped in the centre)."
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of the classes in order, a,b,c, or a file with one a line; by default "
+            "those of the model's head."
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option(help="Compare the file with the model before keeping it.")
     ] = True,
@@ -172,7 +190,9 @@ def export(
         raise typer.BadParameter(
             f"{hypotheses} must be at most --beam, got {beam}", param_hint="'--hypotheses'"
         )
-    source_length = numbers(lengths, "--lengths")
+    source_length, names = numbers(lengths, "--lengths"), labels_of(labels)
+    if images is not None and not Path(images).is_dir():
+        processor_of(images)  # raises before TensorFlow and the model are loaded
     prompt_length = numbers(prompt_lengths, "--prompt-lengths")
     end_id = numbers(end, "--end")
     verify_inputs, rows = _arrays(inputs, "--inputs"), None if data is None else _rows_of(data)
@@ -183,6 +203,7 @@ def export(
             "--target": target,
         }
         others |= {"--detokenizer": detokenizer, "--data": data, "--inputs": inputs}
+        others |= {"--images": images, "--labels": labels}
         given = [option for option, value in others.items() if value is not None]
         given += ["--accelerator"] * (accelerator is Accelerator.gpu)
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
@@ -243,6 +264,8 @@ def export(
             tokenizer=tokenizer,
             detokenizer=detokenizer,
             chat_template=template,
+            images=None if images is None else processor_of(images, channels_of(loaded)),
+            labels=names,
             verify=verify,
             verify_inputs=verify_inputs,
             tolerance=tolerance,

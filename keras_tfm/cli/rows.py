@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from keras_tfm.cli.console import FAILED, messages, typer
 
 
-def run(texts: Sequence[str] | None, answer: Callable[[str], str]) -> None:
+def run(texts: Sequence[str] | None, answer: Callable[[str], str | None]) -> None:
     """Prints the answer to each text, or to each line of standard input if there are no texts.
+
+    None prints nothing.
 
     An error in a row goes to standard error with the row's number; after the last row, the command
     then exits with code 1.
@@ -17,8 +19,12 @@ def run(texts: Sequence[str] | None, answer: Callable[[str], str]) -> None:
         count += 1
         try:
             text = row if isinstance(row, str) else row.decode("utf-8")
-            print(answer(text), flush=True)
-        except (ValueError, TypeError, RuntimeError) as error:
+            line = answer(text)
+            if line is not None:
+                print(line, flush=True)
+        except BrokenPipeError:  # nobody reads the answers
+            raise
+        except (ValueError, TypeError, RuntimeError, OSError) as error:
             failed += 1
             messages.print(f"keras-tfm: {place}: {error}", soft_wrap=True)
     if failed:

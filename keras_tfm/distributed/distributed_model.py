@@ -37,7 +37,7 @@ class DistributedModel(keras.Model):
             raise ValueError(
                 f"gradient_accumulation_steps must be at least 1, got {gradient_accumulation_steps}"
             )
-        given = args[1] if len(args) > 1 else kwargs.get("loss")
+        given: Any = args[1] if len(args) > 1 else kwargs.get("loss")
         if not getattr(given, "supports_jit", True):
             if kwargs.get("jit_compile") is True:
                 name = getattr(given, "name", given)

@@ -14,6 +14,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.head_base import token
 from keras_tfm.models.identity import FeaturesMarker, PooledMarker
 from keras_tfm.models.model import Model
 
@@ -62,7 +63,7 @@ def bidirectional_encoder(
     dense = keras.layers.Dense(
         dim, activation="tanh", kernel_initializer=initializer(), dtype=dtype, name="pooler"
     )
-    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(x[:, 0]))
+    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(token(x, 0)))
     return Model(inputs, {"features": x, "pooled": pooled}, name=given["name"])
 
 

@@ -93,7 +93,7 @@ class HeadBase:
             activation = self.argument("pooler_activation", None, "tanh")
             dense = self.dense(self.features.shape[-1], "pooler", activation)
             at_end = end_token_features(self.model, self.features)
-            x = self.features[:, 0] if at_end is None else at_end
+            x = token(self.features, 0) if at_end is None else at_end
             rate = self.argument("pooler_dropout", None, 0.0)
             if rate:
                 x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
@@ -195,3 +195,11 @@ def checked_labels(labels: Sequence[str] | None, num_classes: int) -> list[str] 
     if len(labels) != num_classes or not all(isinstance(x, str) for x in labels):
         raise ValueError(f"labels must be {num_classes} names, one a class, got {labels!r}")
     return list(labels)
+
+
+def token(x: Tensor, index: int) -> Tensor:
+    """The features (B, D) of one token: (B, T, D) -> (B, D).
+
+    A slice and a reshape, which XNNPACK runs; it has no slice that removes an axis, as `x[:, 0]`.
+    """
+    return keras.ops.reshape(x[:, index : index + 1], (-1, x.shape[-1]))

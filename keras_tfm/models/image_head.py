@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.models.head_base import HeadBase, checked_labels
+from keras_tfm.models.head_base import HeadBase, checked_labels, token
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -80,8 +80,8 @@ def image_classifier(
         )
     x = base.mark("image_classifier", arguments, base.features)
     if pooling == "distilled":
-        first = base.classify(x[:, 0], num_classes, dropout)
-        second = base.classify(x[:, 1], num_classes, dropout, name="distillation_classifier")
+        first = base.classify(token(x, 0), num_classes, dropout)
+        second = base.classify(token(x, 1), num_classes, dropout, name="distillation_classifier")
         return Model(model.input, (first + second) / 2, name=model.name)
     if is_map:
         return Model(
@@ -91,7 +91,7 @@ def image_classifier(
         )
     pooled = []
     if pooling != "mean":
-        pooled.append(x[:, 0])
+        pooled.append(token(x, 0))
     if pooling != "first":
         pooled.append(ops.mean(x[:, prefix:], axis=1))
     x = ops.concatenate(pooled, axis=-1) if len(pooled) == 2 else pooled[0]

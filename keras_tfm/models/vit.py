@@ -18,6 +18,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.patch_embedding import as_pair
+from keras_tfm.models.head_base import token
 from keras_tfm.models.identity import FeaturesMarker, PooledMarker
 from keras_tfm.models.model import Model
 
@@ -152,7 +153,7 @@ def vit(
     dense = keras.layers.Dense(
         dim, activation="tanh", kernel_initializer=_initializer(), dtype=dtype, name="pooler"
     )
-    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(x[:, 0]))
+    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(token(x, 0)))
     return Model(pixels, {"features": x, "pooled": pooled}, name=name)
 
 

@@ -146,9 +146,9 @@ class Model:
         """The outputs of one full pass over pictures, by name: (B, ...), as from `predict`.
 
         Args:
-            images: a picture, or a list of B pictures of any size: paths, bytes of files,
-                `PIL.Image.Image`s or uint8 arrays, as in `ImageProcessor`; or a dictionary by
-                input, with arrays for the inputs that take no pictures.
+            images: path, bytes of a file, `PIL.Image.Image` or uint8 array, a picture of any size
+                as in `ImageProcessor`; or a list of B; or a dictionary by input, with arrays for
+                the inputs that take no pictures.
 
         Raises:
             ValueError: a picture is damaged or of an unknown format; the file was exported without
@@ -161,7 +161,7 @@ class Model:
         """The objects in a picture, found by a model such as `models.detr`.
 
         Args:
-            image: a picture, as in `predict_images`.
+            image: as in `predict_images`, one picture.
             threshold: float, the least probability of a detection.
 
         Returns:

@@ -12,7 +12,7 @@ tf.config.set_logical_device_configuration(
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from keras_tfm import training  # noqa: E402
+from keras_tfm import models, training  # noqa: E402
 from keras_tfm.layers import TokenEmbedding  # noqa: E402
 from keras_tfm.models import Model  # noqa: E402
 from keras_tfm.training.gradients import GradientWatch  # noqa: E402
@@ -112,6 +112,27 @@ def generated(strategy):
     return model.fit(LABELS, LABELS, batch_size=4, verbose=0, callbacks=[scores]).history
 
 
+def dino(strategy):
+    """Centre and prototypes after two steps, with crops that are not random."""
+    keras.utils.set_random_seed(3)
+    sizes = {"dim": 12, "num_layers": 1, "num_heads": 3, "intermediate_dim": 16}
+    with strategy.scope():
+        model = training.DINO(
+            models.vit(None, 4, position_size=16, **sizes),
+            keras.layers.CenterCrop(16, 16),
+            keras.layers.CenterCrop(8, 8),
+            num_local_crops=1,
+            num_prototypes=6,
+            hidden_dim=8,
+            bottleneck_dim=5,
+        )
+        model.compile(keras.optimizers.SGD(0.5))
+    pixels = np.random.default_rng(4).integers(0, 256, (4, 20, 24, 3)).astype("uint8")
+    model.fit(pixels, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    values = [keras.ops.convert_to_numpy(x) for x in (model.centre, model.prototypes)]
+    return [np.ravel(x).tolist() for x in values] + [int(keras.ops.convert_to_numpy(model.step))]
+
+
 if __name__ == "__main__":
     results = {}
     for name, strategy in (("one", ONE), ("two", TWO)):
@@ -121,5 +142,6 @@ if __name__ == "__main__":
             "momentum": momentum(strategy),
             "not_finite": not_finite(strategy),
             "generated": generated(strategy),
+            "dino": dino(strategy),
         }
     json.dump(results, sys.stdout)

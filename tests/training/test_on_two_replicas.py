@@ -61,3 +61,11 @@ def test_scores_of_what_is_generated(results):
     assert {"loss", "val_bleu", "val_chrf"} == one.keys() == two.keys()
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-5)
+
+
+def test_the_centre_and_the_steps_of_self_distillation(results):
+    one, two = (x["dino"] for x in results)
+    assert one[2] == two[2] == 2
+    assert np.abs(one[0]).max() > 1e-3
+    for a, b in zip(one[:2], two[:2], strict=True):
+        np.testing.assert_allclose(b, a, rtol=0.0, atol=1e-5 * np.abs(a).max())

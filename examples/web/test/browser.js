@@ -9,15 +9,16 @@ import { serve } from "../server.js";
 /**
  * @param {string} models - the folder of .tflite files.
  * @param {string[]} requests - every address that a page asks for is added to it.
+ * @param {string[]} flags - further ones for Chromium.
  * @returns `open(path, options)`, which makes a page, `origin`, and `close`.
  */
-export async function start(models, requests = []) {
+export async function start(models, requests = [], flags = []) {
   const executablePath =
     process.env.CHROMIUM || execFileSync("which", ["chromium"], { encoding: "utf8" }).trim();
   const server = await serve(models, 0);
   const origin = `http://127.0.0.1:${server.address().port}`;
   // Chromium refuses to be sandboxed for root.
-  const args = process.getuid?.() === 0 ? ["--no-sandbox"] : [];
+  const args = [...(process.getuid?.() === 0 ? ["--no-sandbox"] : []), ...flags];
   const browser = await chromium.launch({ executablePath, args });
   return {
     origin,

@@ -3,8 +3,8 @@
 Example:
 
 >>> from keras_tfm.layers.positions.interpolation import bicubic
->>> bicubic(2, 4).round(3).tolist()
-[[1.035, -0.035], [0.845, 0.155], [0.155, 0.845], [-0.035, 1.035]]
+>>> bicubic(2, 4).round(2).tolist()
+[[1.11, -0.11], [0.77, 0.23], [0.23, 0.77], [-0.11, 1.11]]
 """
 
 from typing import Any

@@ -1,0 +1,251 @@
+"""Trains Vision Transformers on emoji and tests them on the style of a vendor they have not seen.
+
+    pip install -e ".[examples]"
+    python examples/emoji.py                        # trains, compares, exports, draws
+    python examples/emoji.py --ask picture.png      # the classes of a picture
+
+Data: the emoji of five styles (examples/emoji_data.py; needs npm), 48 x 48 pixels, in 90 classes,
+Unicode's subgroups. Trained on four styles, tested on the fifth, Twitter's. A ViT with labels is
+compared with logistic regression on pixels. A second one learns without labels, by
+self-distillation (DINO); a picture then gets the class of its nearest neighbours among the training
+pictures by the angle of features, beside neighbours by pixels.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+
+import emoji_data as data
+import numpy as np
+from emoji_data import Pictures
+
+from keras_tfm.runtime import native_log
+
+FOLDER = data.FOLDER
+MODEL = {"patch_size": 6, "dim": 144, "num_layers": 6, "num_heads": 4, "intermediate_dim": 576}
+# Epochs, batch size and peak learning rate, with labels and without.
+SUPERVISED = (24, 128, 1.5e-3)
+DINO = (20, 128, 1e-3)
+LOCAL = 24  # pixels of a local crop
+NEIGHBOURS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ask", metavar="PICTURE", type=Path, help="a picture to classify")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument(
+        "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
+    )
+    arguments = parser.parse_args()
+    file = arguments.folder / ("smoke.tflite" if arguments.smoke else "emoji.tflite")
+    if not (arguments.ask and file.exists()):
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        with native_log.removed():
+            compare(file, arguments)
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
+    if arguments.ask:
+        answer(file, arguments.ask)
+
+
+def compare(file: Path, arguments: argparse.Namespace) -> None:
+    """Trains both models, prints the table, writes the file and the picture."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    styles = data.digits() if arguments.smoke else data.styles(arguments.folder)
+    unseen = styles.pop(data.UNSEEN)
+    seen = data.together(list(styles.values()))
+    print(
+        f"{len(seen.pixels):,} pictures, {len(seen.names)} classes; {len(unseen.pixels):,} to test"
+    )
+    epochs = (1, 1) if arguments.smoke else (SUPERVISED[0], DINO[0])
+    show("majority class", majority(seen, unseen))
+    show("nearest neighbours of pixels", neighbours(flat(seen), flat(unseen), seen, unseen))
+    show("logistic regression on pixels", regression(seen, unseen))
+    backbone = self_distilled(seen, epochs[1])
+    found, asked = (backbone.predict(x.pixels, verbose=0)[:, 0] for x in (seen, unseen))
+    show("nearest neighbours of DINO's features", neighbours(found, asked, seen, unseen))
+    draw_attention(backbone, unseen, file.with_name("attention.png"))
+    model = supervised(seen, epochs[0])
+    answers = model.predict(unseen.pixels, verbose=0).argmax(-1)
+    show("ViT, with labels", accuracy(answers, unseen))
+    export(model, file, seen, unseen, answers)
+
+
+def supervised(seen: Pictures, epochs: int):
+    """A ViT with labels: augmentation, stochastic depth, label smoothing, a cosine schedule."""
+    import keras
+
+    from keras_tfm import models
+
+    _, batch, peak = SUPERVISED
+    backbone = models.vit(data.SIZE, **MODEL, drop_path=0.1)
+    model = models.image_classifier(backbone, len(seen.names), labels=seen.names)
+    steps = epochs * -(-len(seen.pixels) // batch)
+    model.compile(
+        keras.optimizers.AdamW(schedule(peak, steps), weight_decay=0.05, clipnorm=1.0),
+        keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+        metrics=["accuracy"],
+    )
+    labels = keras.utils.to_categorical(seen.classes, len(seen.names))
+    model.fit(batches(seen.pixels, labels, augmentation(0.5), batch), epochs=epochs, verbose=2)
+    return model
+
+
+def self_distilled(seen: Pictures, epochs: int):
+    """The backbone of DINO's teacher, trained on the same pictures without their labels."""
+    import keras
+
+    from keras_tfm import models, training
+
+    _, batch, peak = DINO
+    steps = epochs * (len(seen.pixels) // batch)
+    rising = keras.optimizers.schedules.CosineDecay(0.99, steps, alpha=1 / 0.99)  # to 1
+    dino = training.DINO(
+        models.vit(None, position_size=data.SIZE, **MODEL, drop_path=0.1),
+        augmentation(0.4),
+        augmentation(0.1, 0.4, LOCAL),
+        num_local_crops=4,
+        num_prototypes=1024,
+        hidden_dim=512,
+        bottleneck_dim=128,
+        teacher_momentum=rising,
+        frozen_steps=steps // epochs,
+    )
+    dino.compile(keras.optimizers.AdamW(schedule(peak, steps), weight_decay=0.05, clipnorm=3.0))
+    dino.fit(seen.pixels, batch_size=batch, epochs=epochs, verbose=2)
+    return dino.backbone
+
+
+def augmentation(least: float, most: float = 1.0, size: int = data.SIZE):
+    """Random crops, mirrored, recoloured, grey and blurred."""
+    import keras
+
+    from keras_tfm import layers
+
+    return keras.Sequential(
+        [
+            layers.RandomResizedCrop(size, (least, most)),
+            keras.layers.RandomFlip("horizontal"),
+            keras.layers.RandomColorJitter((0, 255), 0.3, 0.3, 0.3, 0.1),
+            keras.layers.RandomGrayscale(0.2),
+        ]
+    )
+
+
+def batches(pixels: np.ndarray, labels: np.ndarray, augment, batch: int):
+    """Shuffled batches, augmented while the model trains."""
+    import tensorflow as tf
+
+    drawn = tf.data.Dataset.from_tensor_slices((pixels, labels)).shuffle(len(pixels)).batch(batch)
+    changed = drawn.map(lambda x, y: (augment(x, training=True), y), num_parallel_calls=2)
+    return changed.prefetch(2)
+
+
+def schedule(peak: float, steps: int):
+    """Linear warm-up over a tenth of the steps, then a cosine to 0."""
+    import keras
+
+    warmup = max(1, steps // 10)
+    return keras.optimizers.schedules.CosineDecay(
+        0.0, max(1, steps - warmup), warmup_target=peak, warmup_steps=warmup
+    )
+
+
+def neighbours(seen_features, unseen_features, seen: Pictures, unseen: Pictures) -> float:
+    """The accuracy of the vote of the nearest training pictures, by the angle of features."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    nearest = KNeighborsClassifier(NEIGHBOURS, weights="distance", metric="cosine")
+    nearest.fit(seen_features, seen.classes)
+    return accuracy(nearest.predict(unseen_features), unseen)
+
+
+def regression(seen: Pictures, unseen: Pictures) -> float:
+    """Logistic regression on the pixels of pictures at half the size."""
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = (p.pixels[:, ::2, ::2].reshape(len(p.pixels), -1) / 255 for p in (seen, unseen))
+    with native_log.removed():
+        model = LogisticRegression(C=0.1, max_iter=300, tol=1e-3).fit(x, seen.classes)
+    return accuracy(model.predict(y), unseen)
+
+
+def majority(seen: Pictures, unseen: Pictures) -> float:
+    return accuracy(np.bincount(seen.classes).argmax(), unseen)
+
+
+def flat(pictures: Pictures) -> np.ndarray:
+    """Pixels (N, 3 H W), 0 for white, so that angles compare what is drawn."""
+    return 1.0 - pictures.pixels.reshape(len(pictures.pixels), -1) / 255
+
+
+def accuracy(classes: np.ndarray, pictures: Pictures) -> float:
+    return float(np.mean(classes == pictures.classes))
+
+
+def show(name: str, score: float) -> None:
+    print(f"{name:40} {score:7.1%}", flush=True)
+
+
+def export(model, file: Path, seen: Pictures, unseen: Pictures, answers: np.ndarray) -> None:
+    """Writes the file in int8 and compares it with Keras on the test."""
+    from keras_tfm import runtime
+    from keras_tfm.export import export_tflite
+
+    images = runtime.ImageProcessor((data.SIZE, data.SIZE), resize="fit", resample="lanczos")
+    export_tflite(model, file, quantization="int8", images=images)
+    loaded, start = runtime.load(file), time.perf_counter()
+    found = loaded.predict(unseen.pixels)["output"].argmax(-1)
+    milliseconds = (time.perf_counter() - start) / len(found) * 1000
+    print(
+        f"\nint8: {accuracy(found, unseen):.1%}, Keras {accuracy(answers, unseen):.1%}, the same "
+        f"class for {np.mean(found == answers):.1%}; {file.stat().st_size / 1e6:.2f} MB, "
+        f"{milliseconds:.2f} ms a picture"
+    )
+
+
+def draw_attention(backbone, pictures: Pictures, file: Path) -> None:
+    """What the class token looks at, in each head of the last block, over some test pictures."""
+    from PIL import Image
+
+    from keras_tfm.layers import AttentionProbe
+
+    chosen = pictures.pixels[np.linspace(20, len(pictures.pixels) - 60, 10).astype(int)]
+    with AttentionProbe() as probe:
+        backbone(chosen)
+    weights = np.asarray(list(probe.maps.values())[-1])[:, :, 0, 1:]  # (N, H, patches)
+    rows, side = weights.shape[1] + 1, data.SIZE // MODEL["patch_size"]
+    scale, gap = 2, 4
+    cell = data.SIZE * scale + gap
+    sheet = Image.new("RGB", (len(chosen) * cell + gap, rows * cell + gap), "white")
+    for column, (picture, heads) in enumerate(zip(chosen, weights, strict=True)):
+        large = Image.fromarray(picture).resize((data.SIZE * scale,) * 2, Image.Resampling.LANCZOS)
+        sheet.paste(large, (column * cell + gap, gap))
+        for row, head in enumerate(heads, 1):
+            grid = (head / head.max() * 255).astype("uint8").reshape(side, side)
+            mask = Image.fromarray(grid).resize(large.size, Image.Resampling.BICUBIC)
+            dark = Image.new("RGB", large.size, (20, 24, 60))
+            sheet.paste(Image.composite(large, dark, mask), (column * cell + gap, row * cell + gap))
+    sheet.save(file)
+    print(f"attention maps: {file}", flush=True)
+
+
+def answer(file: Path, picture: Path) -> None:
+    """The three most probable classes of a picture, from the file alone."""
+    from keras_tfm import runtime
+
+    model = runtime.load(file)
+    (logits,) = model.predict_images(picture)["output"]
+    probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    for i in np.argsort(-logits)[:3]:
+        print(f"{model.labels[i]:24} {probabilities[i]:6.1%}")
+
+
+if __name__ == "__main__":
+    main()

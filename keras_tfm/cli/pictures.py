@@ -1,0 +1,173 @@
+"""`keras-tfm predict` for files that read pictures: classes, or objects with their boxes."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm import runtime
+from keras_tfm.cli.console import typer
+from keras_tfm.cli.drawing import SUFFIXES, draw_detections, draw_labels
+
+THRESHOLD = 0.5
+
+
+class Options(NamedTuple):
+    """The options of `predict` that are for pictures alone; None where not given."""
+
+    top: int | None = None
+    threshold: float | None = None
+    draw: Path | None = None
+
+
+def is_detector(model: runtime.Model) -> bool:
+    """Whether the file's outputs are those that `Model.detect` reads."""
+    (signature, *_) = (x for x in model.signatures.values() if x["role"] == "predict")
+    return {"logits", "boxes"} <= signature["outputs"].keys()
+
+
+def refuse(options: Options, reason: str) -> None:
+    """Refuses options for pictures that were given for something else."""
+    for name, value in options._asdict().items():
+        if value is not None:
+            raise typer.BadParameter(reason, param_hint=f"'--{name}'")
+
+
+def answerer(
+    model: runtime.Model, texts: Sequence[str] | None, options: Options, as_json: bool
+) -> Callable[[str], str | None]:
+    """What `predict` prints for a path of a picture.
+
+    With several pictures, lines begin with the picture's path, as those of grep.
+    """
+    several = texts is None or len(texts) != 1
+    output = _Drawings(options.draw, several)
+    detects = is_detector(model)
+    if detects:
+        refuse(Options(top=options.top), "it is for classifiers, and the file is a detector")
+    else:
+        reason = "it is for detectors: the file has no outputs 'logits' and 'boxes'"
+        refuse(Options(threshold=options.threshold), reason)
+
+    def answer(text: str) -> str | None:
+        drawing = output.path_for(text)
+        if detects:
+            threshold = THRESHOLD if options.threshold is None else options.threshold
+            lines, values = _objects(model, text, threshold, drawing)
+        else:
+            lines, values = _classes(model, text, options.top, drawing)
+        if as_json:
+            return as_json_line(text, values)
+        lines = [f"{text}\t{line}" for line in lines] if several else lines
+        return "\n".join(lines) if lines else None
+
+    return answer
+
+
+def _objects(
+    model: runtime.Model, text: str, threshold: float, drawing: Path | None
+) -> tuple[list[str], Any]:
+    """A line per object: label, probability, left, top, right, bottom; and the same for JSON."""
+    found = model.detect(text, threshold)
+    if drawing is not None:
+        draw_detections(Path(text), found, drawing, _background(model))
+    lines = [
+        "\t".join([x.label, f"{x.probability:.4f}", *(f"{edge:.1f}" for edge in x.box)])
+        for x in found
+    ]
+    return lines, [x._asdict() for x in found]
+
+
+def _classes(
+    model: runtime.Model, text: str, top: int | None, drawing: Path | None
+) -> tuple[list[str], Any]:
+    """The class with the largest value, or the `top` most probable ones."""
+    outputs = {name: x[0] for name, x in model.predict_images(text).items()}
+    best = _most_probable(model, outputs, top or 1) if top or drawing is not None else []
+    if drawing is not None:
+        lines = [f"{label} {probability:.2f}" for label, probability in best]
+        draw_labels(Path(text), lines, drawing, _background(model))
+    if top:
+        named = [{"label": label, "probability": value} for label, value in best]
+        return [f"{label}\t{value:.4f}" for label, value in best], named
+    shown = {name: of_classes(x, model.labels) for name, x in outputs.items()}
+    line = "\t".join(f"{name}: {x}" for name, x in shown.items())
+    values = {name: x.tolist() for name, x in outputs.items()}
+    return [next(iter(shown.values())) if len(shown) == 1 else line], values
+
+
+def _most_probable(
+    model: runtime.Model, outputs: dict[str, np.ndarray], count: int
+) -> list[tuple[str, float]]:
+    """The most probable classes of the output of classes, with their probabilities."""
+    rows = [x for x in outputs.values() if x.ndim == 1 and len(x) > 1]
+    if len(rows) != 1:
+        shapes = {name: x.shape for name, x in outputs.items()}
+        raise ValueError(f"--top and --draw need one output of classes, got {shapes}")
+    row, labels = rows[0].astype("float64"), model.labels
+    if not (row.min() >= 0 and abs(row.sum() - 1) < 1e-3):  # logits
+        row = np.exp(row - row.max())
+        row /= row.sum()
+    names = labels if labels is not None and len(labels) == len(row) else None
+    order = np.argsort(-row, kind="stable")[:count].tolist()
+    return [(str(i) if names is None else names[i], float(row[i])) for i in order]
+
+
+def of_classes(x: np.ndarray, labels: list[str] | None, length: int | None = None) -> str:
+    """One row of an output as text: the most probable class, or that of each of `length` tokens."""
+    if x.ndim == 0 or x.size == 1:
+        return f"{x.item():.6g}"
+    names = labels if labels is not None and len(labels) == x.shape[-1] else None
+    best = x.argmax(-1)
+    if x.ndim == 1:
+        return f"{best if names is None else names[best]}\t{x[best]:.6g}"
+    found = best.ravel() if length is None else best[:length].ravel()
+    return " ".join(str(i) if names is None else names[i] for i in found)
+
+
+def _background(model: runtime.Model) -> int:
+    return next(iter(model.image_processors.values())).background
+
+
+def as_json_line(row: Any, output: Any) -> str:
+    """A line of JSON; NaN and infinity, which JSON lacks, raise a ValueError."""
+    try:
+        return json.dumps({"input": row, "output": output}, allow_nan=False)
+    except ValueError:
+        raise ValueError("the model returned NaN or an infinite number") from None
+
+
+class _Drawings:
+    """The paths of --draw: a file for one picture, or a folder for several."""
+
+    def __init__(self, path: Path | None, several: bool):
+        self._path, self._written = path, set[Path]()
+        if path is None or path.is_dir():
+            return
+        if several:
+            raise typer.BadParameter(
+                f"for several pictures it must be an existing folder, got {path}",
+                param_hint="'--draw'",
+            )
+        if path.suffix.lower() not in SUFFIXES:
+            raise typer.BadParameter(
+                f"must be a folder or end in {', '.join(SUFFIXES)}, got {path}",
+                param_hint="'--draw'",
+            )
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"no such folder: {path.parent}", param_hint="'--draw'")
+
+    def path_for(self, picture: str) -> Path | None:
+        """Where the copy of a picture is saved; never the picture itself."""
+        if self._path is None:
+            return None
+        file = Path(picture)
+        path = self._path / f"{file.stem}.png" if self._path.is_dir() else self._path
+        if path.exists() and file.exists() and path.samefile(file):
+            raise ValueError(f"--draw would replace the picture {picture}")
+        if path in self._written:
+            raise ValueError(f"--draw would replace {path}, drawn from another picture")
+        self._written.add(path)
+        return path
