@@ -202,6 +202,7 @@ stage_examples() {
     .venv/bin/python examples/translation.py --smoke --ask "Norwegian"
     .venv/bin/python examples/bert_pretraining.py --smoke
     .venv/bin/python examples/search.py --smoke --ask "stop a task that takes too long"
+    .venv/bin/python examples/emoji.py --smoke
     .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
 }
 
@@ -230,9 +231,11 @@ stage_docs() {
 # Beside transformers and PyTorch as they are today: a head of each family, tokens, tokenizers, and what
 # `generate` of transformers gives.
 PEERS=(
-    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders}.py
+    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
     tests/generation/test_{processors,processor_contract,transformers_generate}.py
+    tests/layers/test_image_layers.py tests/runtime/test_image_processor.py
+    tests/training/test_detection.py
 )
 stage_peers() {
     pytest --fail-on-skip "${PEERS[@]}"

@@ -63,7 +63,9 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     print(
         f"{len(seen.pixels):,} pictures, {len(seen.names)} classes; {len(unseen.pixels):,} to test"
     )
-    epochs = (1, 1) if arguments.smoke else (SUPERVISED[0], DINO[0])
+    epochs = (SUPERVISED[0], DINO[0])
+    if arguments.smoke:
+        MODEL["num_layers"], epochs = 1, (1, 1)
     show("majority class", majority(seen, unseen))
     show("nearest neighbours of pixels", neighbours(flat(seen), flat(unseen), seen, unseen))
     show("logistic regression on pixels", regression(seen, unseen))
