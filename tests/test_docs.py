@@ -49,7 +49,7 @@ NEEDED = {
     "export": ["tokenizers", "ai_edge_quantizer"],
     "generation": ["tokenizers"],
     "huggingface": ["tokenizers", "safetensors"],
-    "images": ["PIL", "safetensors"],
+    "images": ["PIL", "safetensors", "scipy"],
     "layers": ["matplotlib"],
     "litertlm": ["litert_lm", "litert_lm_builder", "tokenizers"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],

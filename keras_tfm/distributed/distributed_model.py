@@ -40,9 +40,10 @@ class DistributedModel(keras.Model):
         given: Any = args[1] if len(args) > 1 else kwargs.get("loss")
         if not getattr(given, "supports_jit", True):
             if kwargs.get("jit_compile") is True:
+                name = getattr(given, "name", given)
                 raise ValueError(
-                    f"jit_compile must be False or 'auto' with {given.name}, which calls Python: "
-                    "XLA cannot compile it"
+                    f"jit_compile must be False or 'auto' with {name}, which calls Python: XLA "
+                    "cannot compile it"
                 )
             kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)

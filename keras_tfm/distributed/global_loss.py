@@ -42,12 +42,12 @@ class GlobalLoss(CompileLoss):
         if loss is None:
             return super().call(y_true, y_pred, sample_weight)
         self.built = True
-        shares = tf.distribute.get_strategy().num_replicas_in_sync * self.batch.parts
         value = tf.zeros(())
         for i, (total, count) in enumerate(loss.sums_and_counts(y_true, y_pred, sample_weight)):
             if self.batch.parts == 1 or self.batch.counting:
                 self.batch.totals[i] = over_replicas(count)
-            value += tf.math.divide_no_nan(total * shares, self.batch.totals[i])
+            # Gradients are summed over replicas, and divided by the number of parts.
+            value += tf.math.divide_no_nan(total * self.batch.parts, self.batch.totals[i])
         return value
 
     @property

@@ -1,4 +1,9 @@
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -234,6 +239,21 @@ def test_accumulation_is_the_whole_batch(rng, auxiliary):
         weights.append([loss, *(np.array(w) for w in model.trainable_weights)])
     for a, b in zip(*weights, strict=True):
         assert_close(a, b, FLOAT32)
+
+
+@tensorflow_only
+def test_two_replicas_are_one_device():
+    """Of 18 objects, 17 are on the first replica; divisors are those of both."""
+    script = Path(__file__).with_name("detection_on_two_replicas.py")
+    paths = [str(Path(__file__).parents[2]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = json.loads(done.stdout)
+    for a, b in zip(one, two, strict=True):
+        assert_close(np.array(b), np.array(a), FLOAT32)
 
 
 @tensorflow_only
