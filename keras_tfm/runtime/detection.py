@@ -49,6 +49,8 @@ def detect(model: Model, image: Any, threshold: float) -> list[Detection]:
     """See `Model.detect`."""
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be within 0 and 1, got {threshold}")
+    if isinstance(image, dict):
+        raise TypeError("expected one picture, got a dictionary of inputs")
     outputs = model.predict_images(image)
     if not {"logits", "boxes"} <= outputs.keys():
         raise ValueError(
