@@ -115,6 +115,7 @@ def _step(caches: _Caches, with_logits: bool) -> Any:
             position=given[POSITION][0],
             length=length,
             capacity=caches.columns,
+            write_first=True,
         ) as scope:
             logits = caches.step(given, given[request.target])
         after = caches.flatten({entry: scope.cache[entry] for entry in scope.growing})

@@ -8,7 +8,8 @@ from keras import ops
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.decoding.cache import key_of
-from keras_tfm.layers.decoding.scope import DecodingScope, columns_of
+from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.token_positions import columns_of
 from keras_tfm.layers.heads import split_heads
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions

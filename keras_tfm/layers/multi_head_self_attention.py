@@ -11,7 +11,8 @@ from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
 from keras_tfm.layers.attention_probe import current_probe
 from keras_tfm.layers.decoding.cache import key_of
-from keras_tfm.layers.decoding.scope import DecodingScope, Extended, columns_of
+from keras_tfm.layers.decoding.scope import DecodingScope, Extended
+from keras_tfm.layers.decoding.token_positions import columns_of
 from keras_tfm.layers.heads import split_heads, split_last
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.attention_position import AttentionPosition
@@ -162,7 +163,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         query, scale, terms = self._terms(
             query,
             positions,
-            lambda: ops.concatenate([key_of(entry), key], axis=-2),
+            lambda: (
+                key_of(entry)
+                if visible.write_first
+                else ops.concatenate([key_of(entry), key], axis=-2)
+            ),
             self._position_seed(training),
         )
         if attention_bias is not None:
