@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_tfm.layers.decoding.cache import Entry, transposed_key_of
+from keras_tfm.layers.decoding.cache import Entry, transposed_key_of, value_of
 from keras_tfm.layers.decoding.visibility import Visible
 from keras_tfm.layers.heads import grouped, regrouped, scaled, swap
 from keras_tfm.layers.positions.attention_position import PositionTerms
@@ -45,7 +45,7 @@ def stepped_attention(
     Returns:
         (B, H, T, V) in the dtype of `value`.
     """
-    cached_key, cached_value = transposed_key_of(entry), entry["value"]
+    cached_key, cached_value = transposed_key_of(entry), value_of(entry)
     own, terms = visible.own, terms or PositionTerms()
     dtype, heads, groups = value.dtype, query.shape[1], key.shape[1]
     query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)

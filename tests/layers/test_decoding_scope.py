@@ -163,7 +163,7 @@ def test_self_attention(x, options, steps, padded):
     ids=["rotary-window", "alibi", "bias", "shaw", "cap"],
 )
 def test_queries_may_read_their_own_keys_from_the_cache(x, options, steps, masks):
-    """With `write_first`; the first steps begin an empty cache, the others write before."""
+    """With `write_first`; the first step begins an empty cache, the others write before."""
     options = {name: part() if name == "position" else part for name, part in options.items()}
     layer = built(MultiHeadSelfAttention(4, head_dim=6, causal=True, **options), (B, T, D))
     mask = LEFT != 0 if masks == "padding" else None
@@ -180,8 +180,11 @@ def test_queries_may_read_their_own_keys_from_the_cache(x, options, steps, masks
     assert_close(actual, layer(x, mask=mask, attention_mask=pairs), FLOAT32)
     _, wanted = stepped(step, steps)
     for name, entry in wanted.items():
+        found = {part: to_numpy(array) for part, array in cache[name].items()}
+        found["value"] = found.pop("transposed_value").swapaxes(-1, -2)
+        assert found.keys() == entry.keys()
         for part, array in entry.items():
-            np.testing.assert_array_equal(to_numpy(cache[name][part]), to_numpy(array))
+            np.testing.assert_array_equal(found[part], to_numpy(array))
 
 
 @pytest.mark.parametrize("target", [TARGET, LEFT], ids=["right", "left"])

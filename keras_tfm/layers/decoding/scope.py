@@ -60,7 +60,8 @@ class DecodingScope:
             XLA multiplies faster.
         write_first: bool, whether queries read the new keys and values from the updated cache. Of a
             graph that returns whole caches, each is then copied once and read once, while it is in
-            the processor's cache. Not with `branches`.
+            the processor's cache. The first step stores transposed values, which XNNPACK multiplies
+            faster. Not with `branches`.
 
     Example:
 
@@ -209,7 +210,8 @@ class DecodingScope:
         entry = self._take(name)
         is_first = entry is None
         transposed = self._transposed if entry is None else "transposed_key" in entry
-        added = make_entry(key, value, transposed)
+        values = self._write_first if entry is None else "transposed_value" in entry
+        added = make_entry(key, value, transposed, values)
         if entry is None:
             entry = {part: empty(part, x, self._capacity) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
