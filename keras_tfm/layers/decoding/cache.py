@@ -3,8 +3,9 @@
 A cache is a plain dictionary with one entry per call of an attention layer, in call order. The name
 of an entry is the call's number and the layer's name ("002_cross_attention"), so a layer that is
 called twice has two entries. An entry holds "key" (B, G, S, K) or "transposed_key" (B, G, K, S),
-and "value" (B, G, S, V) or "transposed_value" (B, G, V, S). If several calls share one padding mask, the entry of the first also holds
-"mask" (B, S), boolean. Along S there is one column per position.
+and "value" (B, G, S, V) or "transposed_value" (B, G, V, S). If several calls share one padding
+mask, the entry of the first also holds "mask" (B, S), boolean. Along S there is one column per
+position.
 
 Example:
 
