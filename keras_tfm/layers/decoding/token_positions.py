@@ -1,4 +1,13 @@
-"""The positions of a layer's tokens: those given, those of the decoding step, or 0 to T - 1."""
+"""The positions of a layer's tokens: those given, those of the decoding step, or 0 to T - 1.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm.layers.decoding.token_positions import positions_of
+>>> span = positions_of(np.zeros((1, 3, 4), "float32"))
+>>> span.start, span.length
+(0, 3)
+"""
 
 from collections.abc import Callable
 from typing import Any
