@@ -312,19 +312,21 @@ def of_litertlm(path: Path, folder: Path) -> Engine:
     greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
     tokenizer, begin = tokenizer_of(folder), start_id(folder)
 
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        text = tokenizer.decode(prompt[1:] if prompt[0] == begin else prompt)
-        pieces: list[str] = []
+    def timed(text: str, new: int) -> tuple[str, float]:
         with engine.create_session(
             apply_prompt_template=False, sampler_config=greedy, max_output_tokens=new
         ) as session:
-            start, first = time.perf_counter(), 0.0
+            start = time.perf_counter()
             session.run_prefill([text])
-            for response in session.run_decode_async():
-                pieces += response.texts
-                first = first or time.perf_counter() - start
-            last = time.perf_counter() - start
-        return engine.tokenize("".join(pieces)), first, last
+            answer = session.run_decode().texts[0]
+            return answer, time.perf_counter() - start
+
+    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
+        text = tokenizer.decode(prompt[1:] if prompt[0] == begin else prompt)
+        # Not streamed: the first piece may be several tokens, which a stop string could begin with.
+        _, first = timed(text, 1)
+        answer, last = timed(text, new)
+        return engine.tokenize(answer), first, last
 
     return run
 

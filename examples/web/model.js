@@ -30,6 +30,7 @@ const FORMAT = 1; // keras_tfm/runtime/manifest_fields.py
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
 const SPLIT_BEHAVIORS = ["isolated", "removed"]; // the library turns others into "isolated"
+const SAVED_VERSION = 1; // of what `Session.save` returns
 const INCOMPLETE = "\ufffd"; // a decoder writes it for bytes that are not, or not yet, a character
 
 /** The file or the browser is unsupported; `message` says why. */
@@ -185,8 +186,9 @@ export class Model {
    *
    * @param {string} text - as in `generate`.
    * @param {object} [options]
-   * @param {(logits: Float32Array) => number | Promise<number>} [options.choose] - chooses the next
-   *   token; by default the most probable.
+   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
+   *   chooses the token after `tokens`, the prompt included; by default the most probable. `sampler`
+   *   makes one.
    * @throws {TextError}
    */
   async *stream(text, options) {
@@ -208,6 +210,7 @@ export class Model {
     const ability = this.#ability("stream");
     const { input, encoders, endIds, maxLength } = ability;
     const prompt = promptOf(ids, ability);
+    const tokens = [...prompt];
     const steps = new Steps(this.#compiled, ability);
     try {
       if (encoders.length) {
@@ -217,7 +220,8 @@ export class Model {
       let token = prompt.at(-1);
       while (steps.position + 1 < maxLength) {
         const logits = await steps.decode(token);
-        token = checkedToken(await choose(logits), logits);
+        token = checkedToken(await choose(logits, [...tokens]), logits);
+        tokens.push(token);
         yield token;
         if (endIds.includes(token)) return;
       }
@@ -230,14 +234,21 @@ export class Model {
    * A text that is continued call by call, whose tokens and KV caches are kept; of a decoder-only
    * model. A model may have any number of sessions.
    *
+   * @param {object} [options]
+   * @param {object} [options.restore] - what `Session.save` returned, of a session of this file.
    * @returns {Session}
+   * @throws {ModelError} `restore` is damaged, or of another file.
    */
-  session() {
+  session({ restore } = {}) {
     const ability = this.#ability("stream");
     if (ability.encoders.length) {
       throw new ModelError("A session continues a prompt, but this model reads a source.");
     }
-    return new Session(new Steps(this.#compiled, ability), ability);
+    const { sha256 } = this.manifest;
+    const saved = restore === undefined ? undefined : checkedSession(restore, ability, sha256);
+    const steps = new Steps(this.#compiled, ability);
+    if (saved) steps.restore(saved);
+    return new Session(steps, ability, sha256, saved?.tokens);
   }
 
   /**
@@ -435,9 +446,44 @@ class Steps {
   fork() {
     const result = new Steps(this.#compiled, this.#ability);
     result.#grow(this.#decoder.capacity);
-    write(result.#caches, this.#caches, 0, this.position, 0);
+    this.#write(result.#caches, this.#caches, 0, this.position, 0);
     result.position = this.position;
     return result;
+  }
+
+  /** The entries of the positions that have been read: `{ shape, data }` by name. */
+  kept() {
+    const entries = Object.entries(this.#caches).map(([name, cache]) => {
+      const data = cache.toTypedArray();
+      const from = [...cache.type.layout.dimensions];
+      const axis = columnAxis(name, from, this.#ability.transposed);
+      const shape = from.with(axis, this.position);
+      const width = product(from.slice(axis + 1));
+      const part = new data.constructor(product(shape));
+      for (let block = 0; block < product(from.slice(0, axis)); block++) {
+        const begin = block * from[axis] * width;
+        const columns = data.subarray(begin, begin + this.position * width);
+        part.set(columns, block * this.position * width);
+      }
+      return [name, { shape, data: part }];
+    });
+    return Object.fromEntries(entries);
+  }
+
+  /** Continues after the entries that `kept` returned. */
+  restore({ caches, position }) {
+    if (!position) return;
+    this.#grow(position);
+    const tensors = {};
+    try {
+      for (const [name, { shape, data }] of Object.entries(caches)) {
+        tensors[name] = new Tensor(data, shape);
+      }
+      this.#write(this.#caches, tensors, 0, position, 0);
+    } finally {
+      free(tensors);
+    }
+    this.position = position;
   }
 
   free() {
@@ -479,9 +525,13 @@ class Steps {
     if (columns <= this.#decoder.capacity) return;
     const decoder = this.#ability.decoders.find(({ capacity }) => capacity >= columns);
     const larger = empty(this.#ability.grown, decoder);
-    write(larger, this.#caches, 0, this.position, 0);
+    this.#write(larger, this.#caches, 0, this.position, 0);
     free(this.#caches);
     [this.#caches, this.#decoder] = [larger, decoder];
+  }
+
+  #write(caches, entries, position, end, start) {
+    write(caches, entries, position, end, start, this.#ability.transposed);
   }
 
   /** Runs a step on tokens, padded, in all rows of the batch, and keeps the new cache entries. */
@@ -498,7 +548,7 @@ class Steps {
       const results = await this.#compiled.signatures[name].run(taken);
       const end = start + tokens.length;
       try {
-        write(this.#caches, results, this.position, end, start);
+        this.#write(this.#caches, results, this.position, end, start);
       } catch (error) {
         free(results);
         throw error;
@@ -527,13 +577,16 @@ class Steps {
 export class Session {
   #steps;
   #ability;
-  #tokens = [];
+  #file;
+  #tokens;
   #busy = false;
   #turn = 0;
 
-  constructor(steps, ability) {
+  constructor(steps, ability, file, tokens = []) {
     this.#steps = steps;
     this.#ability = ability;
+    this.#file = file; // its checksum
+    this.#tokens = [...tokens];
   }
 
   /** All tokens so far. */
@@ -660,9 +713,22 @@ export class Session {
   /** An independent session with the same tokens and a copy of their KV caches. */
   fork() {
     this.#checkFree();
-    const result = new Session(this.#steps.fork(), this.#ability);
-    result.#tokens = this.tokens;
-    return result;
+    return new Session(this.#steps.fork(), this.#ability, this.#file, this.#tokens);
+  }
+
+  /**
+   * The tokens and KV caches, for `Model.session({ restore })`: an object of numbers, strings and
+   * typed arrays, which `structuredClone`, IndexedDB and workers take as it is. It belongs to this
+   * .tflite file.
+   */
+  save() {
+    this.#checkFree();
+    return {
+      version: SAVED_VERSION,
+      sha256: this.#file,
+      tokens: this.tokens,
+      caches: this.#steps.kept(),
+    };
   }
 
   /** Frees the KV caches, which the browser cannot do by itself. */
@@ -694,31 +760,141 @@ export class Session {
   }
 }
 
+/** What a saved session holds, after it was compared with the file. */
+function checkedSession(saved, ability, sha256) {
+  if (!isObject(saved) || saved.version !== SAVED_VERSION) {
+    throw new ModelError("This is not a session that this version of model.js saved.");
+  }
+  if (saved.sha256 !== sha256) {
+    throw new ModelError("The session was saved with another file.");
+  }
+  const { tokens, caches } = saved;
+  const { grown, decoders, transposed, maxLength, stepped } = ability;
+  const { inputs } = decoders[0];
+  const size = inputs[stepped].vocabulary_size ?? Infinity;
+  const ids = Array.isArray(tokens) && tokens.every((x) => isCount(x) && x < size);
+  const named = isObject(caches) && grown.every((name) => isObject(caches[name]));
+  const positions = named ? grown.map((name) => {
+    const { shape, data } = caches[name];
+    const wanted = inputs[name].shape;
+    const axis = columnAxis(name, wanted, transposed);
+    const fits =
+      Array.isArray(shape) &&
+      isCount(shape[axis]) &&
+      String(wanted.with(axis, shape[axis])) === String(shape) &&
+      data instanceof ARRAYS[inputs[name].dtype] &&
+      data.length === product(shape);
+    return fits ? shape[axis] : -1;
+  }) : [-1];
+  const position = Math.min(...positions);
+  const same = position === Math.max(...positions) && position >= 0;
+  if (!ids || tokens.length > maxLength || !same || position > tokens.length) {
+    throw new ModelError("The saved session is damaged: its tokens and caches do not fit the file.");
+  }
+  return { tokens, caches, position };
+}
+
 /**
- * A function for `choose` that samples: as `runtime.Sampler` in Python, but of other random numbers.
+ * A function for `choose` that samples: from the distribution of `runtime.Sampler` in Python, with
+ * other random numbers.
  *
+ * @param {object} [options] - those of `probabilities`, and
+ * @param {number} [options.seed] - for the same tokens each time.
+ * @throws {RangeError} an option of the wrong type or out of range.
+ */
+export function sampler({ seed, ...options } = {}) {
+  if (seed !== undefined && !isCount(seed)) throw new RangeError(`seed must be 0 or more: ${seed}`);
+  checkSampling(options);
+  const random = seed === undefined ? Math.random : randomNumbers(seed);
+  return (logits, tokens) => {
+    const chances = probabilities(logits, options, tokens);
+    let drawn = random() * chances.reduce((a, b) => a + b, 0);
+    let last = 0;
+    for (let id = 0; id < chances.length; id++) {
+      if (!chances[id]) continue;
+      if ((drawn -= chances[id]) < 0) return id;
+      last = id;
+    }
+    return last;
+  };
+}
+
+/**
+ * The probability of each token, as `runtime.Sampler.probabilities` in Python: first the repetition
+ * penalty and the banned tokens, then temperature, top k, top p and min p.
+ *
+ * @param {Float32Array} logits
  * @param {object} [options]
  * @param {number} [options.temperature] - 0 takes the most probable token.
- * @param {number} [options.topK] - sample only from the k most probable tokens.
- * @param {number} [options.topP] - sample only from tokens with this total probability.
- * @param {number} [options.seed] - for the same tokens each time.
+ * @param {number} [options.topK] - keeps the k most probable tokens.
+ * @param {number} [options.topP] - keeps the smallest set of tokens with this total probability.
+ * @param {number} [options.minP] - keeps tokens at least so many times as probable as the first.
+ * @param {number} [options.repetitionPenalty] - divides positive logits of the tokens in the text so
+ *   far, the prompt included, and multiplies negative ones.
+ * @param {number[]} [options.bannedTokens] - ids that are never chosen.
+ * @param {number[]} [tokens] - the text so far.
+ * @returns {Float64Array}
+ * @throws {RangeError} an option out of range, or no token is left.
  */
-export function sampler({ temperature = 1, topK = Infinity, topP = 1, seed } = {}) {
-  const random = seed === undefined ? Math.random : randomNumbers(seed);
-  return (logits) => {
-    if (!temperature) return mostProbable(logits);
-    const ids = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a]);
-    const count = Math.min(ids.length, topK);
-    const weights = ids
-      .slice(0, count)
-      .map((id) => Math.exp((logits[id] - logits[ids[0]]) / temperature));
-    const total = weights.reduce((a, b) => a + b);
-    let [kept, sum] = [0, 0];
-    while (kept < count && sum < topP * total) sum += weights[kept++];
-    let drawn = random() * sum;
-    for (let i = 0; i < kept; i++) if ((drawn -= weights[i]) < 0) return ids[i];
-    return ids[0];
+export function probabilities(logits, options = {}, tokens = []) {
+  checkSampling(options);
+  const { temperature = 1, topK, topP, minP } = options;
+  const { repetitionPenalty: penalty = 1, bannedTokens = [] } = options;
+  const x = Float64Array.from(logits);
+  if (penalty !== 1) {
+    for (const id of new Set(tokens)) x[id] = x[id] > 0 ? x[id] / penalty : x[id] * penalty;
+  }
+  const unknown = bannedTokens.find((id) => id >= x.length);
+  if (unknown !== undefined) {
+    throw new RangeError(`bannedTokens must be 0 to ${x.length - 1}: ${unknown}`);
+  }
+  for (const id of bannedTokens) x[id] = -Infinity;
+  const best = mostProbable(x);
+  if (!Number.isFinite(x[best]) || x.some(Number.isNaN)) {
+    throw new RangeError(`expected a finite logit, got at most ${x[best]}`);
+  }
+  if (!temperature) return new Float64Array(x.length).fill(1, best, best + 1);
+  const largest = x[best];
+  for (let id = 0; id < x.length; id++) x[id] = (x[id] - largest) / temperature;
+  const keep = (least) => {
+    for (let id = 0; id < x.length; id++) if (x[id] < least) x[id] = -Infinity;
   };
+  if (topK !== undefined && topK < x.length) keep(x.toSorted().at(-topK));
+  if (topP !== undefined) {
+    const descending = x.filter((value) => value > -Infinity).sort().reverse();
+    const total = descending.reduce((sum, value) => sum + Math.exp(value), 0);
+    let [count, sum] = [0, 0];
+    while (count < descending.length && sum < topP * total) sum += Math.exp(descending[count++]);
+    keep(descending[count - 1]);
+  }
+  if (minP !== undefined) keep(Math.log(minP));
+  const weights = x.map(Math.exp);
+  const total = weights.reduce((a, b) => a + b, 0);
+  return weights.map((weight) => weight / total);
+}
+
+const SAMPLING = {
+  temperature: [(x) => x >= 0 && x < Infinity, "0 or more"],
+  topK: [(x) => Number.isInteger(x) && x >= 1, "an integer of 1 or more"],
+  topP: [(x) => x > 0 && x <= 1, "more than 0 and at most 1"],
+  minP: [(x) => x > 0 && x <= 1, "more than 0 and at most 1"],
+  repetitionPenalty: [(x) => x > 0 && x < Infinity, "more than 0"],
+};
+
+function checkSampling({ bannedTokens = [], ...numbers }) {
+  for (const [name, value] of Object.entries(numbers)) {
+    if (!(name in SAMPLING)) {
+      const known = [...Object.keys(SAMPLING), "bannedTokens", "seed"].join(", ");
+      throw new RangeError(`there is no option ${name}: known are ${known}`);
+    }
+    const [holds, wanted] = SAMPLING[name];
+    if (value !== undefined && !(typeof value === "number" && holds(value))) {
+      throw new RangeError(`${name} must be ${wanted}: ${value}`);
+    }
+  }
+  if (!Array.isArray(bannedTokens) || !bannedTokens.every(isCount)) {
+    throw new RangeError(`bannedTokens must be ids of tokens: ${bannedTokens}`);
+  }
 }
 
 /** Uniform numbers of a seed ("mulberry32"). */
@@ -872,16 +1048,24 @@ function free(tensors) {
 }
 
 /**
- * Writes entries into the columns `position` to `end` - 1 of the caches of their names: of axis 2 of
- * keys and values (B, G, S, K), of axis 1 of masks (B, S). The first column of the entries is
- * `start`, or 0 if they are whole caches.
+ * The axis of positions of a cache: of keys and values (B, G, S, K), of transposed ones (B, G, K, S),
+ * which files for a GPU have, or of masks (B, S).
  */
-function write(caches, entries, position, end, start) {
+function columnAxis(name, shape, transposed) {
+  if (transposed.includes(name)) return 3;
+  return shape.length === 2 ? 1 : 2;
+}
+
+/**
+ * Writes entries into the columns `position` to `end` - 1 of the caches of their names. The first
+ * column of the entries is `start`, or 0 if they are whole caches.
+ */
+function write(caches, entries, position, end, start, transposed) {
   const { liteRtWasm } = getGlobalLiteRt();
   for (const [name, cache] of Object.entries(caches)) {
     const data = entries[name].toTypedArray();
     const [to, from] = [cache, entries[name]].map(({ type }) => [...type.layout.dimensions]);
-    const axis = to.length === 2 ? 1 : 2;
+    const axis = columnAxis(name, to, transposed);
     const first = from[axis] === to[axis] ? 0 : start;
     const width = product(to.slice(axis + 1));
     // Into the tensor that there is: a new one would copy the whole cache at every step.
@@ -1089,7 +1273,9 @@ Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCo
 const SIGNATURE = { role: isText, inputs: isObject, outputs: isObject };
 const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull(isIds) };
 Object.assign(WRITING, { pad_id: isCount, target: isText });
-const SETTINGS = { generate: WRITING, decode: { ...WRITING, capacity: isCount } };
+const isNames = (x) => Array.isArray(x) && x.every(isText);
+const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames) };
+const SETTINGS = { generate: WRITING, decode: STEPS };
 
 function checkFormat(manifest) {
   const format = manifest?.format;
@@ -1261,7 +1447,8 @@ function readStream(manifest, metadata) {
     ? readSource(encoders, manifest, metadata)
     : { input: stepped, source: target.target, length: maxLength - 1, goesOn: true };
   const prefills = byLength(manifest, "prefill", stepped);
-  const steps = { encoders, prefills, decoders, stepped, positionName, grown, maxLength };
+  const { transposed = [] } = decoders.at(-1);
+  const steps = { encoders, prefills, decoders, stepped, positionName, grown, maxLength, transposed };
   return { ...source, ...target, ...steps };
 }
 

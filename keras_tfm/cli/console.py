@@ -46,6 +46,9 @@ class Accelerator(StrEnum):
     gpu = "gpu"
 
 
+Adapter = Annotated[
+    Path | None, typer.Option(help="A LoRA adapter for the file, written by save_adapter.")
+]
 FilePath = Annotated[Path, typer.Argument(help="A .tflite file that keras_tfm wrote.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 

@@ -9,6 +9,7 @@ from keras_tfm import runtime
 from keras_tfm.cli import pictures, rows
 from keras_tfm.cli.console import (
     Accelerator,
+    Adapter,
     AsJson,
     FilePath,
     app,
@@ -24,9 +25,6 @@ from keras_tfm.runtime.signature_runner import MAX_THREADS
 
 Threads = Annotated[
     int, typer.Option(help="Number of threads.", min=1, max=MAX_THREADS, show_default=True)
-]
-Adapter = Annotated[
-    Path | None, typer.Option(help="A LoRA adapter for the file, written by save_adapter.")
 ]
 
 

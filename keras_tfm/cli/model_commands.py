@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from keras_tfm.cli.console import (
     Accelerator,
+    Adapter,
     AsJson,
     FilePath,
     app,
@@ -281,15 +282,19 @@ def verify(
     inputs: Inputs = None,
     tolerance: Tolerance = None,
     custom: Custom = None,
+    adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compares every signature of a .tflite file with its .keras model."""
+    """Compares every signature of a .tflite file with its .keras model.
+
+    With --adapter, the file runs with the adapter, and the model must have been saved with it.
+    """
     verify_inputs = _arrays(inputs, "--inputs")
     with work("loading TensorFlow"):
         from keras_tfm.export import verify as verify_file
     loaded = _load(model, custom)
     with work(f"comparing {file.name} with {model.name}"):
-        result = verify_file(loaded, file, verify_inputs, tolerance)
+        result = verify_file(loaded, file, verify_inputs, tolerance, adapter=adapter)
     print_result(result, as_json)
 
 

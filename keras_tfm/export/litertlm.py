@@ -56,6 +56,8 @@ class LiteRTLMArguments(TypedDict, total=False):
         keep_float, keep_int8: list of str, layers whose weights keep more bits, as in
             `export_tflite`.
         tolerance: float, the largest allowed relative error of the logits, as in `verify`.
+        accelerator: str, "cpu". "gpu" is an error, because LiteRT-LM's GPU backend does not run the
+            graphs that `export_tflite` writes for a GPU; docs/litertlm.md has what was tried.
 
     >>> from keras_tfm.export import LiteRTLMArguments
     >>> chat: LiteRTLMArguments = {"max_length": 1024, "start_id": 1, "end_id": [2, 107]}
@@ -69,6 +71,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     keep_float: Sequence[str]
     keep_int8: Sequence[str]
     tolerance: float | None
+    accelerator: str
 
 
 def export_litertlm(
@@ -110,7 +113,7 @@ def export_litertlm(
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
             `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`, `keep_float`,
-            `keep_int8`, `tolerance`. `max_length` and `end_id` are required.
+            `keep_int8`, `tolerance`, `accelerator`. `max_length` and `end_id` are required.
 
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
@@ -152,6 +155,12 @@ def export_litertlm(
     """
     check_keywords(export_litertlm, generation, LiteRTLMArguments)
     max_length, start_id = generation.get("max_length"), generation.get("start_id")
+    accelerator = generation.get("accelerator", "cpu")
+    if accelerator != "cpu":
+        raise ValueError(
+            "accelerator must be 'cpu' for a .litertlm file, whose graphs LiteRT-LM's GPU backend "
+            f"refuses, got {accelerator!r}"
+        )
     path = Path(path)
     if path.suffix != ".litertlm":  # LiteRT-LM tells formats by their endings
         raise ValueError(f"path must end in .litertlm, got {path}")

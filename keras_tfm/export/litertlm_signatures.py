@@ -1,7 +1,7 @@
 """The signatures that LiteRT-LM runs: `prefill_<N>` and `decode`, with names that it looks for.
 
 Both take the stepped input (1, T), `input_pos` (T,), of which they read the first position, and the
-KV caches `kv_cache_k_<i>` (1, G, C, K) and `kv_cache_v_<i>` (1, G, C, V) of each self-attention,
+KV caches `kv_cache_k_<i>` (1, G, C, K) and `kv_cache_v_<i>` (1, G, V, C) of each self-attention,
 and return the caches after the step. `decode` (T = 1) also returns `logits` (1, 1, V).
 
 A prompt may be read in several prefills. The last one is padded on the right to N tokens. Causal
@@ -21,7 +21,7 @@ from keras_tfm.layers import DecodingScope
 Tensor = Any
 
 POSITION = "input_pos"
-_LETTERS = {"key": "k", "value": "v", "mask": "mask"}
+_LETTERS = {"key": "k", "transposed_value": "v", "mask": "mask"}
 # XNNPACK multiplies caches of multiples of 32 columns fastest.
 _MULTIPLE = 32
 
@@ -69,6 +69,9 @@ class _Caches(Caches):
             fit behind all tokens but one; LiteRT-LM refuses longer ones there.
     """
 
+    # LiteRT-LM takes whole caches, and passes one buffer as a cache's argument and result.
+    write_first = True
+
     def __init__(self, request: Request):
         super().__init__(request)
         assert request.max_length is not None
@@ -115,6 +118,7 @@ def _step(caches: _Caches, with_logits: bool) -> Any:
             position=given[POSITION][0],
             length=length,
             capacity=caches.columns,
+            write_first=caches.write_first,
         ) as scope:
             logits = caches.step(given, given[request.target])
         after = caches.flatten({entry: scope.cache[entry] for entry in scope.growing})

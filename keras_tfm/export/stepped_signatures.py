@@ -30,6 +30,9 @@ class Caches:
     Their names and shapes are found once for all signatures.
     """
 
+    # Whether queries read the updated cache; see `DecodingScope`.
+    write_first = False
+
     def __init__(self, request: Request):
         self.request = request
 
@@ -46,7 +49,7 @@ class Caches:
         encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
         with (
             export_target(f"{self.request.accelerator}-edge"),
-            DecodingScope(length=2) as scope,
+            DecodingScope(length=2, write_first=self.write_first) as scope,
         ):
             self.model.step(encoded, token)
         return scope, encoded
@@ -196,12 +199,12 @@ class Caches:
 
     @property
     def transposed(self) -> list[str]:
-        """The flat names of transposed keys (B, G, K, S)."""
+        """The flat names of transposed keys (B, G, K, S) and values (B, G, V, S)."""
         return [
             self.flat_name(entry, part)
             for entry in self.growing
             for part in self._first_step[0].cache[entry]
-            if part == "transposed_key"
+            if part.startswith("transposed_")
         ]
 
     def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:

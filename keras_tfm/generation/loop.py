@@ -236,7 +236,7 @@ class GenerationLoop:
         def chosen(part: str, x: Tensor) -> Tensor:
             if part == "mask":
                 return gather(x, columns)
-            if part != "transposed_key":
+            if not part.startswith("transposed_"):
                 return gather_columns(x, columns)
             x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), columns)
             return ops.transpose(x, (0, 1, 3, 2))

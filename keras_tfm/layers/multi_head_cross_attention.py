@@ -7,8 +7,9 @@ from keras import ops
 
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.cache import key_of
-from keras_tfm.layers.decoding.scope import DecodingScope, columns_of
+from keras_tfm.layers.decoding.cache import key_of, value_of
+from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.token_positions import columns_of
 from keras_tfm.layers.heads import split_heads
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
@@ -105,7 +106,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             k, v = project()
         else:
             entry, mask = scope.recall(self.name, mask, project)
-            k, v = key_of(entry), entry["value"]
+            k, v = key_of(entry), value_of(entry)
         pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
         return self._output(self._attend(q, k, v, mask, *pairs, where, training), x)
 

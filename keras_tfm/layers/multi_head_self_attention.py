@@ -10,8 +10,9 @@ from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
 from keras_tfm.layers.attention_probe import current_probe
-from keras_tfm.layers.decoding.cache import key_of
-from keras_tfm.layers.decoding.scope import DecodingScope, Extended, columns_of
+from keras_tfm.layers.decoding.cache import key_of, value_of
+from keras_tfm.layers.decoding.scope import DecodingScope, Extended
+from keras_tfm.layers.decoding.token_positions import columns_of
 from keras_tfm.layers.heads import split_heads, split_last
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.attention_position import AttentionPosition
@@ -162,7 +163,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         query, scale, terms = self._terms(
             query,
             positions,
-            lambda: ops.concatenate([key_of(entry), key], axis=-2),
+            lambda: (
+                key_of(entry)
+                if visible.write_first
+                else ops.concatenate([key_of(entry), key], axis=-2)
+            ),
             self._position_seed(training),
         )
         if attention_bias is not None:
@@ -186,7 +191,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> tuple[Any, Any]:
         """`Visible` restricted by the mask, and the bias, both for the columns of the scores."""
         assert step.entry is not None and step.visible is not None
-        capacity = step.entry["value"].shape[2]
+        capacity = value_of(step.entry).shape[2]
         x = keras.KerasTensor((shape[0], shape[2], 1))
         attention_mask, attention_bias = self._check_pairs(
             attention_mask, attention_bias, x, capacity

@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_tfm.layers.decoding.cache import Entry, transposed_key_of
+from keras_tfm.layers.decoding.cache import Entry, transposed_key_of, value_of
 from keras_tfm.layers.decoding.visibility import Visible
 from keras_tfm.layers.heads import grouped, regrouped, scaled, swap
 from keras_tfm.layers.positions.attention_position import PositionTerms
@@ -33,9 +33,10 @@ def stepped_attention(
         query: (B, H, T, K), queries of the step's tokens.
         key: (B, G, T, K), their keys.
         value: (B, G, T, V), their values.
-        entry: cache entry before the step, with keys and values of S columns.
+        entry: cache entry of S columns, before the step unless `visible.write_first`.
         visible: `Visible`, which cached and new keys the queries see. With `visible.own` the last
-            column holds each query's score with its own new key (N = 1). Otherwise N = T.
+            column holds each query's score with its own new key (N = 1). With
+            `visible.write_first` the entry has the new keys and values, and N = 0. Otherwise N = T.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         soft_cap: float, c in c tanh(score / c), applied before the bias. Default: no cap.
         terms: `PositionTerms` of the position part, (B, H, T, S + N).
@@ -44,7 +45,7 @@ def stepped_attention(
     Returns:
         (B, H, T, V) in the dtype of `value`.
     """
-    cached_key, cached_value = transposed_key_of(entry), entry["value"]
+    cached_key, cached_value = transposed_key_of(entry), value_of(entry)
     own, terms = visible.own, terms or PositionTerms()
     dtype, heads, groups = value.dtype, query.shape[1], key.shape[1]
     query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)
@@ -52,38 +53,44 @@ def stepped_attention(
     rows = grouped(query, groups)
     if own and query.shape[2] != 1 and heads != groups:
         key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
-    old = ops.cast(ops.matmul(rows, ops.cast(cached_key, rows.dtype)), "float32")
-    if own:
-        product = ops.cast(rows, "float32") * ops.cast(key, "float32")
-        new = ops.sum(product, axis=-1, keepdims=True)
-    else:
-        new = ops.matmul(rows, swap(ops.cast(key, rows.dtype), -1, -2))
-    scores = ops.concatenate([old, ops.cast(new, "float32")], axis=-1)
+    scores = ops.cast(ops.matmul(rows, ops.cast(cached_key, rows.dtype)), "float32")
+    if not visible.write_first:
+        if own:
+            product = ops.cast(rows, "float32") * ops.cast(key, "float32")
+            new = ops.sum(product, axis=-1, keepdims=True)
+        else:
+            new = ops.matmul(rows, swap(ops.cast(key, rows.dtype), -1, -2))
+        scores = ops.concatenate([scores, ops.cast(new, "float32")], axis=-1)
 
-    by_head_terms = (weights, *terms)
-    # With one token the heads of a group can stay rows, unless a term or a function needs heads.
-    by_head = query.shape[2] != 1 or any(x is not None for x in by_head_terms)
+    # The heads of a group can stay rows, unless a term or a function needs heads.
+    by_head = any(x is not None for x in (weights, *terms))
+    penalty = visible.penalty
     if by_head:
         scores = regrouped(scores, heads, query)
+    elif query.shape[2] != 1 and heads != groups:  # the same operator in all layers
+        penalty = ops.tile(penalty, (1, 1, heads // groups, 1))
     if terms.scores is not None:
         scores = scores + ops.cast(terms.scores, "float32")
     if soft_cap is not None:
         scores = soft_cap * ops.tanh(scores / soft_cap)
     if terms.bias is not None:
         scores = scores + ops.cast(terms.bias, "float32")
-    chosen = ops.cast(ops.softmax(scores + visible.penalty, axis=-1), dtype)
+    chosen = ops.cast(ops.softmax(scores + penalty, axis=-1), dtype)
     if weights is not None:
         chosen = weights(chosen)
     extra = None if terms.values is None else terms.values(chosen)
     if by_head:
         chosen = grouped(chosen, groups)
 
-    columns = cached_value.shape[2]
-    if columns is None:
-        columns = ops.shape(cached_value)[2]
-    output = ops.matmul(chosen[..., :columns], cached_value)
-    last = chosen[..., columns:]
-    output = output + (last * value if own else ops.matmul(last, value))
+    if visible.write_first:
+        output = ops.matmul(chosen, cached_value)
+    else:
+        columns = cached_value.shape[2]
+        if columns is None:
+            columns = ops.shape(cached_value)[2]
+        output = ops.matmul(chosen[..., :columns], cached_value)
+        last = chosen[..., columns:]
+        output = output + (last * value if own else ops.matmul(last, value))
     output = regrouped(output, heads, query)
     if extra is not None:
         output = output + extra

@@ -85,8 +85,10 @@ class Steps:
         self._capacity: int = settings["capacity"]
         (self._position_name,) = of_kind(settings, "position")
         self._axes = column_axes(settings)
+        self._capacities = [(signatures[x]["capacity"], x) for x in self._decoders]
         self._decoder = _Loaded("", None)
         self._shared = False
+        self._columns_kept = self._capacities[0][0]  # of the arrays in `entries`
         self.position = 0
         inputs = signatures[self._decoders[0]]["inputs"]
         self.entries: dict[str, np.ndarray] = {
@@ -109,16 +111,15 @@ class Steps:
 
     def decode(self, token: np.ndarray) -> np.ndarray:
         """Reads a token of each row, (B, 1), at `position`: the logits (B, V) of the next one."""
-        capacities = {name: self._signatures[name]["capacity"] for name in self._decoders}
-        name = next(name for name, capacity in capacities.items() if capacity > self.position)
+        name = next(name for capacity, name in self._capacities if capacity > self.position)
         if self._decoder.name != name:
             self._decoder = _Loaded(name, _initialized(self._buffers(name), self.known))
         buffers = self._load(self._decoder)
         buffers.inputs[self._target][...] = token
         buffers.inputs[self._position_name][...] = self.position
         results = buffers.run()
-        self._keep(results, self.position, self.position + 1)
-        self._load(self._decoder)
+        self._keep(results, self.position, self.position + 1, buffers.inputs)
+        self._decoder.columns = self.position
         # A copy: a caller may keep the logits, or run another signature, which reuses the memory.
         return np.array(results["logits"][: len(token)]).reshape(len(token), -1)
 
@@ -133,7 +134,7 @@ class Steps:
 
     def restore(self, entries: dict[str, np.ndarray]) -> None:
         """Continues after the positions of entries that have no other columns."""
-        self.entries, self._shared = entries, True  # the next write copies them to a full capacity
+        self.entries, self._shared = entries, True  # the next write copies them to a capacity
         self.position = min((x.shape[self._axes[key]] for key, x in entries.items()), default=0)
         self.release()
 
@@ -186,40 +187,63 @@ class Steps:
 
     def _load(self, loaded: "_Loaded") -> Any:
         """The buffers of a signature, after writing the entries that they lack."""
-        for key, x in self.entries.items():
-            if key in loaded.buffers.inputs and loaded.columns < self.position:
-                cache, first = loaded.buffers.inputs[key], loaded.columns
-                new = self._columns(key, x, first, self.position)
-                self._columns(key, cache, first, self.position)[...] = new
+        if loaded.columns < self.position:
+            for key, x in self.entries.items():
+                if key in loaded.buffers.inputs:
+                    cache, first = loaded.buffers.inputs[key], loaded.columns
+                    new = self._columns(key, x, first, self.position)
+                    self._columns(key, cache, first, self.position)[...] = new
         loaded.columns = self.position
         return loaded.buffers
 
-    def _keep(self, results: dict[str, np.ndarray], start: int, end: int) -> None:
-        """Keeps the entries from `position` to `end`; those in `results` begin at `start`."""
+    def _keep(
+        self,
+        results: dict[str, np.ndarray],
+        start: int,
+        end: int,
+        caches: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        """Keeps the entries from `position` to `end`; those in `results` begin at `start`.
+
+        They are also written to `caches`, the inputs of a signature.
+        """
         self._make_writable(end)
+        # Indices of the columns by axis: made once, because a model has many entries.
+        columns = {axis: _at(axis, self.position, end) for axis in set(self._axes.values())}
         for key, x in self.entries.items():
-            new = results[key]
-            is_whole = new.shape[self._axes[key]] == self._capacity  # `whole_caches`
-            first = 0 if is_whole else start
-            new = self._columns(key, new, self.position - first, end - first)[: len(x)]
-            self._columns(key, x, self.position, end)[...] = new
+            new, axis = results[key], self._axes[key]
+            width = new.shape[axis]
+            first = 0 if width == self._capacity else start  # `whole_caches`
+            if (first, width) != (self.position, end - self.position):
+                new = new[_at(axis, self.position - first, end - first)]
+            if len(new) != len(x):
+                new = new[: len(x)]
+            x[columns[axis]] = new
+            if caches is not None and key in caches:
+                caches[key][columns[axis]] = new
         self.position = end
 
     def _make_writable(self, end: int) -> None:
         """Makes the entries this object's own, with at least `end` columns."""
-        signatures = (self._signatures[name] for name in self._decoders)
-        inputs = next(x["inputs"] for x in signatures if x["capacity"] >= end)
+        if not self._shared and end <= self._columns_kept:
+            return
+        self._columns_kept, name = next(x for x in self._capacities if x[0] >= end)
+        inputs = self._signatures[name]["inputs"]
         for key, x in self.entries.items():
             shape = (len(x), *inputs[key]["shape"][1:])
-            if self._shared or x.shape[self._axes[key]] < end:
-                self.entries = {**self.entries, key: np.zeros(shape, x.dtype)}
-                old = self._columns(key, x, 0, self.position)
-                self._columns(key, self.entries[key], 0, self.position)[...] = old
+            self.entries = {**self.entries, key: np.zeros(shape, x.dtype)}
+            old = self._columns(key, x, 0, self.position)
+            self._columns(key, self.entries[key], 0, self.position)[...] = old
         self._shared = False
 
     def _columns(self, key: str, x: np.ndarray, start: int, end: int) -> np.ndarray:
         """A view of columns of an entry."""
-        return x[(slice(None),) * self._axes[key] + (slice(start, end),)]
+        return x[_at(self._axes[key], start, end)]
+
+
+def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:
+    """The index of columns along an axis."""
+    return (*(slice(None),) * axis, slice(start, end))
 
 
 class _Loaded:
@@ -244,7 +268,7 @@ def step(
         choose: logits (B, V) -> tokens (B,).
     """
     settings = signatures[by_length(signatures, "decode")[-1]]
-    ends = end_ids_of(settings)
+    ends = np.array(end_ids_of(settings), "int64")
     steps = Steps(signatures, buffers, known, len(prompt))
     steps.read(prompt, prompt.shape[1] - 1)
     ended = np.zeros(len(prompt), bool)
@@ -253,7 +277,7 @@ def step(
         logits = steps.decode(token)
         chosen = checked_tokens(choose(logits), ended, logits.shape[-1], settings["pad_id"])
         yield chosen.astype("int32")
-        ended |= np.isin(chosen, ends)
+        ended |= (chosen[:, np.newaxis] == ends).any(axis=1)
         if ended.all():
             return
         token = chosen[:, np.newaxis]
@@ -270,7 +294,7 @@ def end_ids_of(settings: dict[str, Any]) -> list[int]:
 def checked_tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:
     """The chosen tokens (B,), checked; `pad_id` for rows that have ended."""
     tokens = np.asarray(chosen)
-    if tokens.shape != ended.shape or not np.issubdtype(tokens.dtype, np.integer):
+    if tokens.shape != ended.shape or tokens.dtype.kind not in "iu":
         raise TypeError(
             f"choose must return integer tokens of shape {ended.shape}, got "
             + (f"{tokens.dtype} {tokens.shape}" if tokens.ndim else type(chosen).__name__)

@@ -82,13 +82,15 @@ class Sampler:
         Raises:
             ValueError: a banned token is not in the vocabulary; no token is left; NaN logits.
         """
+        return self._filtered(logits, _occurrences(logits, tokens))
+
+    def _filtered(self, logits: np.ndarray, occurred: np.ndarray | None) -> np.ndarray:
+        """The probabilities; `occurred` (B, V), boolean: which tokens the text so far has."""
         x = np.array(logits, "float64")
         size, banned = x.shape[-1], np.array([*self.banned_tokens], "int64")
         if banned.size and not 0 <= banned.min() <= banned.max() < size:
             raise ValueError(f"banned_tokens must be in 0..{size - 1}, got {banned.tolist()}")
-        if tokens is not None and self.repetition_penalty != 1:
-            occurred = np.zeros(x.shape, bool)
-            np.put_along_axis(occurred, np.asarray(tokens, "int64"), True, axis=-1)
+        if occurred is not None and self.repetition_penalty != 1:
             penalised = np.where(x > 0, x / self.repetition_penalty, x * self.repetition_penalty)
             x = np.where(occurred, penalised, x)
         x[:, banned] = -np.inf
@@ -110,15 +112,18 @@ class Sampler:
         """A function that chooses the tokens after `tokens` (B, T), one call per step."""
         generator = np.random.default_rng(self.seed)
         text = np.array(tokens, "int64")
+        occurred: np.ndarray | None = None
 
         def choose(logits: np.ndarray) -> np.ndarray:
-            nonlocal text
-            ends = np.cumsum(self.probabilities(logits, text), axis=-1)
+            nonlocal occurred
+            if occurred is None and self.repetition_penalty != 1:
+                occurred = _occurrences(logits, text)
+            ends = np.cumsum(self._filtered(logits, occurred), axis=-1)
             drawn = generator.random((len(ends), 1)) * ends[:, -1:]
             # The first token whose interval ends beyond the drawn number: never an empty one.
             chosen: np.ndarray = (ends > drawn).argmax(axis=-1)
-            if self.repetition_penalty != 1:
-                text = np.concatenate([text, chosen[:, np.newaxis]], axis=1)
+            if occurred is not None:
+                occurred[np.arange(len(chosen)), chosen] = True
             return chosen
 
         return choose
@@ -133,6 +138,15 @@ def chooser(choose: Choose | Sampler | None, tokens: np.ndarray) -> Choose:
     if not callable(choose):
         raise TypeError(f"choose must be a Sampler or a function of logits, got {choose!r}")
     return choose
+
+
+def _occurrences(logits: np.ndarray, tokens: np.ndarray | None) -> np.ndarray | None:
+    """Which tokens (B, V) occur in `tokens` (B, T)."""
+    if tokens is None:
+        return None
+    occurred = np.zeros(np.shape(logits), bool)
+    np.put_along_axis(occurred, np.asarray(tokens, "int64"), True, axis=-1)
+    return occurred
 
 
 def _at_least(x: np.ndarray, least: np.ndarray) -> np.ndarray:

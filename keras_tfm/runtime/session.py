@@ -145,7 +145,8 @@ class Session:
             before = len(self._tokens)
             self._tokens += new
             try:
-                self._read()
+                with self._buffers() as steps:
+                    self._read(steps)
             except BaseException:
                 self._rewind(before)
                 raise
@@ -271,10 +272,11 @@ class Session:
             _ = self._runner.runners
             yield self._steps
 
-    def _read(self) -> None:
+    def _read(self, steps: Steps) -> None:
         """Reads all tokens but the last, which a step reads when its logits are needed."""
-        with self._buffers() as steps:
-            steps.read(np.array([self._tokens], "int32"), len(self._tokens) - 1)
+        end = len(self._tokens) - 1
+        if steps.position < end:  # mostly not: then the tokens are not copied to an array
+            steps.read(np.array([self._tokens], "int32"), end)
 
     def _rewind(self, length: int) -> None:
         del self._tokens[length:]
@@ -315,8 +317,8 @@ class Session:
                 return
             # After an end token all tokens have been read, and the last is read again.
             self._steps.rewind(min(self._steps.position, len(self._tokens) - 1))
-            self._read()
             with self._buffers() as steps:
+                self._read(steps)
                 logits = steps.decode(np.array([self._tokens[-1:]], "int32"))
             if mask is not None:
                 logits = np.where(mask, logits, np.float32(-np.inf))

@@ -97,6 +97,7 @@ def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
         "rows": {"max_length": 190, "prompt_length": 7, "batch_size": 2, "end_id": None},
         "whole": {"max_length": 190, "prompt_length": (3, 160), "whole_caches": True},
         "steps": {"max_length": 200},
+        "gpu": {"max_length": 200, "prompt_length": (6, 20), "accelerator": "gpu"},
     }
     answers = {}
     for name, options in files.items():
@@ -126,9 +127,42 @@ def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
         said.append(session.generate(30).text)
     chat = {"model": "chunks", "messages": messages, "answers": said, "longest": 30}
     expected = tmp_path / "expected.json"
-    expected.write_text(json.dumps({"chat": chat, "files": answers}))
+    expected.write_text(json.dumps({"chat": chat, "files": answers, "sampling": _sampled()}))
     _run("test:chat", tmp_path, expected, SCREENSHOT=str(tmp_path / "chat.png"))
     assert (tmp_path / "chat.png").stat().st_size > 10_000
+
+
+def _sampled() -> list[dict]:
+    """Arguments of `runtime.Sampler` with their JavaScript names, and the probabilities."""
+    logits = np.random.default_rng(5).normal(0, 3, 40).astype("float32")
+    logits[7] = logits[3]  # a tie, which top k and top p keep
+    tokens = [int(logits.argmax()), 3, 11, 3]
+    found = []
+    for options in (
+        {},
+        {"temperature": 0.6},
+        {"temperature": 0},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.05},
+        {"repetition_penalty": 1.7},
+        {"banned_tokens": tokens[:1], "temperature": 0},
+        {"temperature": 1.4, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "banned_tokens": [0, 9]},
+        {"repetition_penalty": 0.8, "top_k": 3},
+    ):
+        names = {key: "".join((key[0], key.title()[1:])).replace("_", "") for key in options}
+        found.append(
+            {
+                "options": {names[key]: value for key, value in options.items()},
+                "logits": logits.tolist(),
+                "tokens": tokens,
+                "probabilities": runtime.Sampler(**options)
+                .probabilities(logits[None], np.array([tokens]))[0]
+                .tolist(),
+            }
+        )
+    assert found[-2]["options"].keys() == {"temperature", "topK", "topP", "minP", "bannedTokens"}
+    return found
 
 
 # What --smoke trains knows nothing: what is compared is that clients give the same answers.

@@ -169,6 +169,26 @@ def test_verify_with_an_adapter(model, base, files):
         verify(model, base, adapter=files[0][0])
 
 
+def test_the_command_verifies_with_an_adapter(model, base, files, tmp_path, monkeypatch, capsys):
+    """Keras saves a model with its adapters merged into the kernels."""
+    train(model, SEEDS[1])
+    model.save(tmp_path / "adapted.keras")
+    command = ["keras-tfm", "verify", str(tmp_path / "adapted.keras"), str(base)]
+
+    def code(*options):
+        monkeypatch.setattr(sys, "argv", [*command, *map(str, options)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capsys.readouterr().err
+
+    assert code("--adapter", files[1][0])[0] == 0
+    for options in ([], ["--adapter", files[0][0]]):
+        ended, said = code(*options)
+        assert ended == 3 and "differs from base" in said
+    ended, said = code("--adapter", tmp_path / "absent.npz")
+    assert ended == 1 and "absent.npz" in said and len(said.strip().splitlines()) == 1
+
+
 def round_as(path, model):
     """Rounds the matrices of a model, except A and B, as a file does."""
     stored = [x for x in FloatFile(path.read_bytes()).stored.values() if x.values.ndim == 2]

@@ -17,6 +17,7 @@ from keras_tfm.layers import (
     PositionalEncoding,
     PositionEmbedding,
     RelativePositionBias,
+    RelativePositionEmbedding,
     RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -48,11 +49,12 @@ def context():
     return np.random.default_rng(8).normal(size=(B, S, D)).astype("float32")
 
 
-def stepped(function, steps, length=T, position=lambda p: p):
+def stepped(function, steps, length=T, position=lambda p: p, **options):
     """The outputs of `function(start, end)`, called step by step, joined; and the last cache."""
     outputs, cache, start = [], None, 0
     for n in steps:
-        with DecodingScope(cache, position=position(start) if start else 0, length=length) as scope:
+        start_position = position(start) if start else 0
+        with DecodingScope(cache, position=start_position, length=length, **options) as scope:
             outputs.append(to_numpy(function(start, start + n)))
         cache, start = scope.cache, start + n
     return np.concatenate(outputs, axis=1), cache
@@ -145,6 +147,60 @@ def test_self_attention(x, options, steps, padded):
 
     actual, _ = stepped(step, steps)
     assert_close(actual, layer(x, mask=masks), FLOAT32)
+
+
+@pytest.mark.parametrize("masks", ["none", "padding", "pairs"])
+@pytest.mark.parametrize("steps", [STEPS["ones"], STEPS["threes"]], ids=["ones", "threes"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_key_value_heads": 2, "window": 3, "position": RotaryEmbedding},
+        {"position": ALiBi},
+        {"position": RelativePositionBias},
+        {"position": functools.partial(RelativePositionEmbedding, max_distance=3)},
+        {"num_key_value_heads": 1, "soft_cap": 2.0},
+    ],
+    ids=["rotary-window", "alibi", "bias", "shaw", "cap"],
+)
+def test_queries_may_read_their_own_keys_from_the_cache(x, options, steps, masks):
+    """With `write_first`; the first step begins an empty cache, the others write before."""
+    options = {name: part() if name == "position" else part for name, part in options.items()}
+    layer = built(MultiHeadSelfAttention(4, head_dim=6, causal=True, **options), (B, T, D))
+    mask = LEFT != 0 if masks == "padding" else None
+    pairs = np.random.default_rng(3).random((B, T, T)) < 0.6 if masks == "pairs" else None
+
+    def step(start, end):
+        return layer(
+            x[:, start:end],
+            mask=None if mask is None else mask[:, start:end],
+            attention_mask=None if pairs is None else pairs[:, start:end, : T if start else end],
+        )
+
+    actual, cache = stepped(step, steps, write_first=True)
+    assert_close(actual, layer(x, mask=mask, attention_mask=pairs), FLOAT32)
+    _, wanted = stepped(step, steps)
+    for name, entry in wanted.items():
+        found = {part: to_numpy(array) for part, array in cache[name].items()}
+        found["value"] = found.pop("transposed_value").swapaxes(-1, -2)
+        assert found.keys() == entry.keys()
+        for part, array in entry.items():
+            np.testing.assert_array_equal(found[part], to_numpy(array))
+
+
+@pytest.mark.parametrize("target", [TARGET, LEFT], ids=["right", "left"])
+def test_a_model_whose_queries_read_their_own_keys_from_the_cache(target):
+    """Its layers share one padding mask, which the first of them stores."""
+    model = decoder_only()
+    actual, _ = stepped(
+        lambda start, end: model(target[:, start:end]), STEPS["twos"], length=9, write_first=True
+    )
+    assert_close(actual, model(target), FLOAT32)
+
+
+def test_branches_do_not_read_their_own_keys_from_the_cache():
+    branches = Branches(np.ones((B, 2, 4), bool), np.zeros(4, "int32"), 0)
+    with pytest.raises(ValueError, match="write_first must be False with branches, got True"):
+        DecodingScope(length=T, branches=branches, write_first=True)
 
 
 @pytest.mark.parametrize("groups", [None, 1, 3])

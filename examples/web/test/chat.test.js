@@ -5,7 +5,7 @@
  *
  * FOLDER holds the files of EXPECTED. tests/examples/test_web.py makes both. Of `chat` EXPECTED has
  * `messages`, `answers` and the `longest` answer in tokens; of each of `files` the ids that are appended in `parts`, the `tokens`
- * that follow, and those `rewound` by 5 and continued. SCREENSHOT is written, if it is set.
+ * that follow, and those `rewound` by 5 and continued; of `sampling` the probabilities. SCREENSHOT is written, if it is set.
  */
 
 import assert from "node:assert/strict";
@@ -15,7 +15,7 @@ import { after, before, test } from "node:test";
 import { start } from "./browser.js";
 
 const { MODELS, EXPECTED, SCREENSHOT } = process.env;
-const { chat, files } = JSON.parse(readFileSync(EXPECTED, "utf8"));
+const { chat, files, sampling } = JSON.parse(readFileSync(EXPECTED, "utf8"));
 const requests = [];
 let browser;
 
@@ -102,11 +102,32 @@ for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files))
     const page = await browser.open("/chat.html?model=none");
     const found = await page.evaluate(
       async ([name, parts, count, stop]) => {
-        const { loadModel } = await import("/model.js");
+        const { loadModel, sampler } = await import("/model.js");
         const model = await loadModel(`models/${name}.tflite`);
         const message = (call) => call.then(() => "no error", (error) => error.message);
         const session = model.session();
         const errors = [await message(session.generate())];
+        const halves = model.session();
+        for (const part of parts.slice(0, 2)) await halves.append(part);
+        const saved = structuredClone(halves.save());
+        const restored = model.session({ restore: saved });
+        for (const part of parts.slice(2)) await restored.append(part);
+        const continued = await restored.generate({ maxTokens: count });
+        const begun = model.session({ restore: model.session().save() });
+        await begun.append(parts[0]);
+        const shorter = Object.fromEntries(Object.entries(begun.save().caches).slice(0, 1));
+        for (const restore of [
+          null,
+          { ...saved, version: 0 },
+          { ...saved, sha256: "0" },
+          { ...saved, tokens: saved.tokens.slice(0, 3) },
+          { ...saved, tokens: [...saved.tokens.slice(1), 1e6] },
+          { ...saved, caches: {} },
+          { ...saved, caches: { ...saved.caches, ...shorter } }, // of another length than the others
+        ]) {
+          const refused = async () => model.session({ restore });
+          errors.push(await message(refused()));
+        }
         for (const part of parts) await session.append(part);
         const fork = session.fork();
         const texts = session.fork();
@@ -123,18 +144,75 @@ for (const [name, { parts, tokens, rewound, stopped }] of Object.entries(files))
         const [first, second] = [fork.append([5]), message(fork.append([6]))];
         await first;
         errors.push(await second);
-        for (const one of [session, fork, texts]) one.delete();
+        const penalized = { temperature: 0, bannedTokens: [tokens[0]], repetitionPenalty: 1.5 };
+        const options = { maxTokens: count, choose: sampler(penalized) };
+        const other = (await begun.generate(options)).tokens;
+        for (const one of [session, fork, texts, halves, restored, begun]) one.delete();
         errors.push(await message(session.append([5])));
         model.delete();
-        return { tokens, rewound, streamed, stopped, errors };
+        return { tokens, rewound, streamed, stopped, continued: continued.tokens, other, errors };
       },
       [name, parts, tokens.length, stopped.stop],
     );
     assert.deepEqual(found.tokens, tokens);
     assert.deepEqual(found.streamed, tokens);
     assert.deepEqual(found.rewound, rewound);
+    assert.deepEqual(found.continued, tokens);
+    assert.ok(found.other.length && !found.other.includes(tokens[0]));
     assert.deepEqual(found.stopped, { text: stopped.text, tokens: stopped.tokens });
-    const expected = [/is empty/, /1000 tokens, and/, /no token 100000/, /0 to \d+: -1/, /in use/, /in use/];
+    const damaged = Array(4).fill(/damaged/);
+    const refused = [/not a session/, /not a session/, /another file/, ...damaged];
+    const expected = [/is empty/, ...refused, /1000 tokens, and/, /no token 100000/, /0 to \d+: -1/, /in use/, /in use/];
+    assert.equal(found.errors.length, expected.length);
     found.errors.forEach((error, i) => assert.match(error, expected[i]));
   });
 }
+
+test("sampling has the distribution of Python's", async () => {
+  const page = await browser.open("/chat.html?model=none");
+  const found = await page.evaluate(async (sampling) => {
+    const { probabilities, sampler } = await import("/model.js");
+    const computed = sampling.map(({ options, logits, tokens }) =>
+      Array.from(probabilities(Float32Array.from(logits), options, tokens)),
+    );
+    const { options, logits, tokens } = sampling.at(-2);
+    const drawn = (seed) => {
+      const choose = sampler({ ...options, seed });
+      return Array.from({ length: 4000 }, () => choose(Float32Array.from(logits), tokens));
+    };
+    const wrong = [
+      { temperature: -1 },
+      { topK: 0.5 },
+      { topP: 1.5 },
+      { minP: 0 },
+      { repetitionPenalty: 0 },
+      { bannedTokens: [-1] },
+      { seed: -1 },
+      { top_k: 5 },
+    ].map((one) => {
+      try {
+        sampler(one);
+      } catch (error) {
+        return `${error.name}: ${error.message}`;
+      }
+    });
+    return { computed, drawn: drawn(1), again: drawn(1), other: drawn(2), wrong };
+  }, sampling);
+  sampling.forEach(({ options, probabilities }, i) => {
+    const largest = Math.max(...probabilities.map((p, id) => Math.abs(p - found.computed[i][id])));
+    assert.ok(largest < 1e-9, `${JSON.stringify(options)}: ${largest}`);
+  });
+  assert.deepEqual(found.drawn, found.again);
+  assert.notDeepEqual(found.drawn, found.other);
+  // Chi-square: its 99.99th percentile with 20 degrees of freedom is 52.4; there are at most 19.
+  const { probabilities } = sampling.at(-2);
+  let chiSquare = 0;
+  probabilities.forEach((p, id) => {
+    const count = found.drawn.filter((one) => one === id).length;
+    if (p) chiSquare += (count - 4000 * p) ** 2 / (4000 * p);
+    else assert.equal(count, 0);
+  });
+  assert.ok(chiSquare < 52.4, `${chiSquare}`);
+  const names = ["temperature", "topK", "topP", "minP", "repetitionPenalty", "bannedTokens", "seed", "top_k"];
+  found.wrong.forEach((said, i) => assert.match(said, new RegExp(`^RangeError: .*\\b${names[i]}\\b`)));
+});

@@ -3,8 +3,9 @@
 A cache is a plain dictionary with one entry per call of an attention layer, in call order. The name
 of an entry is the call's number and the layer's name ("002_cross_attention"), so a layer that is
 called twice has two entries. An entry holds "key" (B, G, S, K) or "transposed_key" (B, G, K, S),
-and "value" (B, G, S, V). If several calls share one padding mask, the entry of the first also holds
-"mask" (B, S), boolean. Along S there is one column per position.
+and "value" (B, G, S, V) or "transposed_value" (B, G, V, S). If several calls share one padding
+mask, the entry of the first also holds "mask" (B, S), boolean. Along S there is one column per
+position.
 
 Example:
 
@@ -27,14 +28,17 @@ Entry = dict[str, Tensor]
 Cache = dict[str, Entry]
 
 # The axis S of each part.
-COLUMN_AXES = {"key": 2, "transposed_key": 3, "value": 2, "mask": 1}
+COLUMN_AXES = {"key": 2, "transposed_key": 3, "value": 2, "transposed_value": 3, "mask": 1}
 
 
-def make_entry(key: Tensor, value: Tensor, transposed: bool) -> Entry:
-    """A cache entry of keys and values."""
-    if transposed:
-        return {"transposed_key": swap(key, -1, -2), "value": value}
-    return {"key": key, "value": value}
+def make_entry(
+    key: Tensor, value: Tensor, transposed: bool, transposed_values: bool = False
+) -> Entry:
+    """A cache entry of keys and values, either of them transposed."""
+    keys = {"transposed_key": swap(key, -1, -2)} if transposed else {"key": key}
+    if transposed_values:
+        return {**keys, "transposed_value": swap(value, -1, -2)}
+    return {**keys, "value": value}
 
 
 def key_of(entry: Entry) -> Tensor:
@@ -45,6 +49,11 @@ def key_of(entry: Entry) -> Tensor:
 def transposed_key_of(entry: Entry) -> Tensor:
     """The keys of an entry, transposed: (B, G, K, S)."""
     return entry["transposed_key"] if "transposed_key" in entry else swap(entry["key"], -1, -2)
+
+
+def value_of(entry: Entry) -> Tensor:
+    """The values of an entry, (B, G, S, V)."""
+    return entry["value"] if "value" in entry else swap(entry["transposed_value"], -1, -2)
 
 
 def empty(part: str, x: Tensor, capacity: int) -> Tensor:

@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_tfm.layers.decoding.cache import Cache, Entry, check_part, empty, make_entry, written
 from keras_tfm.layers.decoding.visibility import Branches, Visible, real_tokens, visible
-from keras_tfm.layers.positions.coordinates import Span, check_positions
+from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.target import current_target
 
 Tensor = Any
@@ -22,7 +22,8 @@ class Extended(NamedTuple):
     """What the queries of a causal self-attention attend to in one step.
 
     Attributes:
-        entry: the layer's cache entry before the step; None if it is known to be empty.
+        entry: the layer's cache entry before the step, or after it with `write_first`; None if it
+            is known to be empty.
         visible: which cached and new keys the queries see; None if the cache is empty.
         mask: (B, T), boolean, True = token, False = padding; None if all new keys are tokens.
     """
@@ -57,6 +58,10 @@ class DecodingScope:
         branches: `Branches`, several hypotheses of each row at once (beam search), or None.
         xla: bool, whether XLA compiles the steps. The first step then stores transposed keys, which
             XLA multiplies faster.
+        write_first: bool, whether queries read the new keys and values from the updated cache. Of a
+            graph that returns whole caches, each is then copied once and read once, while it is in
+            the processor's cache. The first step stores transposed values, which XNNPACK multiplies
+            faster. Not with `branches`.
 
     Example:
 
@@ -84,6 +89,7 @@ class DecodingScope:
         padding: Tensor | None = None,
         branches: Branches | None = None,
         xla: bool = False,
+        write_first: bool = False,
     ):
         position = _integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
@@ -92,8 +98,11 @@ class DecodingScope:
             raise ValueError(f"position must be at least 0, got {position}")
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")
+        if write_first and branches is not None:
+            raise ValueError("write_first must be False with branches, got True")
         self.position = position
         self.length = length
+        self._write_first = write_first
         self._capacity = capacity or length if branches is None else branches.positions.shape[0]
         self.padding = padding
         self.branches = branches
@@ -103,6 +112,7 @@ class DecodingScope:
         self._given = cache
         self._before: Cache = {}
         self._new: Cache = {}
+        self._after: Cache = {}  # with `write_first`
         self._growing: list[str] = []
         self._written: Cache | None = None
         self._visible: dict[Any, Visible] = {}
@@ -151,7 +161,7 @@ class DecodingScope:
             )
         cache = dict(self._before)
         for name in self._growing:
-            cache[name] = written(cache[name], self._new[name], column)
+            cache[name] = self._after.get(name) or written(cache[name], self._new[name], column)
         return cache
 
     @property
@@ -200,7 +210,8 @@ class DecodingScope:
         entry = self._take(name)
         is_first = entry is None
         transposed = self._transposed if entry is None else "transposed_key" in entry
-        added = make_entry(key, value, transposed)
+        values = self._write_first if entry is None else "transposed_value" in entry
+        added = make_entry(key, value, transposed, values)
         if entry is None:
             entry = {part: empty(part, x, self._capacity) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
@@ -208,11 +219,15 @@ class DecodingScope:
         else:
             for part, x in added.items():
                 check_part(name, part, entry[part].shape, x.shape, self._capacity)
-        if self._owns_mask(name, entry, mask, self._masks):
-            assert mask is not None
+        owns_mask = self._owns_mask(name, entry, mask, self._masks)
+        if owns_mask:
             added["mask"] = mask
+        stored = self._store(name, entry, added)
+        self._growing.append(stored)
+        if self._write_first:
+            self._after[stored] = entry = written(entry, added, self._column())
+        if owns_mask:
             self._masks[id(mask)] = (mask, entry["mask"])
-        self._growing.append(self._store(name, entry, added))
         nothing_cached = is_first or (isinstance(self.position, int) and self.position == 0)
         if nothing_cached and self.branches is None:
             return Extended(None, None, real_tokens(mask, self.columns(length), self.padding))
@@ -246,8 +261,9 @@ class DecodingScope:
             None if mask is None else self._masks[id(mask)][1],
             mask,
             self.padding,
-            own=not joined and (self.branches is not None or one),
+            own=not joined and not self._write_first and (self.branches is not None or one),
             masked_score=self._masked_score,
+            write_first=self._write_first,
         )
         self._visible[key] = result
         return result
@@ -362,34 +378,6 @@ class DecodingScope:
 
     def _entry_name(self, name: str) -> str:
         return f"{len(self._before):03d}_{name}"
-
-
-def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
-    """Positions of the tokens of `x` (..., T, D): those given, else the scope's, else 0 to T - 1.
-
-    Returns:
-        A `Span`, or int32 (..., T).
-    """
-    return _where(x, positions, DecodingScope.positions, coordinates=False)
-
-
-def columns_of(x: Tensor, positions: Tensor | None = None) -> Any:
-    """As `positions_of`, but counting left padding: for distances, which it does not change."""
-    return _where(x, positions, DecodingScope.columns, coordinates=True)
-
-
-def _where(
-    x: Tensor,
-    positions: Tensor | None,
-    of_scope: Callable[[DecodingScope, Any], Span],
-    coordinates: bool,
-) -> Any:
-    length = x.shape[-2]
-    if positions is not None:
-        return check_positions("positions", positions, length, tuple(x.shape[:-2]), coordinates)
-    length = length if isinstance(length, int) else ops.shape(x)[-2]
-    scope = DecodingScope.current()
-    return Span(0, length) if scope is None else of_scope(scope, length)
 
 
 def _integer(position: Any) -> Any:

@@ -34,6 +34,7 @@ class Visible(NamedTuple):
     Attributes:
         own: bool. True: of the new keys, query t scores only key t, in one extra column (N = 1).
             False: query t scores all new keys (N = T) and sees those up to its own.
+        write_first: bool, whether the cache has the new keys already: no extra columns (N = 0).
         mask: (1 | B, T, S + N), boolean, True = attend.
         penalty: (1 | B, 1, T, S + N), float32, the mask as a tensor that is added to the scores,
             made once for all layers of a step.
@@ -44,6 +45,7 @@ class Visible(NamedTuple):
     """
 
     own: bool
+    write_first: bool
     mask: Tensor
     penalty: Tensor
     some: Tensor | None
@@ -74,6 +76,7 @@ def visible(
     padding: Tensor | None,
     own: bool,
     masked_score: float,
+    write_first: bool = False,
 ) -> Visible:
     """Computes what the tokens of a step see.
 
@@ -88,11 +91,14 @@ def visible(
         padding: (B,), int32, number of padding columns before each row's first token, or None.
         own: bool, see `Visible`; requires T = 1 or tokens that share one position.
         masked_score: float, added to the scores of masked keys.
+        write_first: bool, see `Visible`. `cached_mask` then includes the tokens of the step.
     """
     if branches is None:
         columns = ops.arange(capacity, dtype="int32")
     else:
         columns = ops.convert_to_tensor(branches.positions)
+    if write_first:
+        return _written(tokens, columns, window, cached_mask, padding, masked_score)
     # With `own` all tokens share one position.
     start = ops.cast(tokens.start, "int32")
     here = ops.reshape(start, (1,)) if own else tokens.tensor()
@@ -125,11 +131,30 @@ def visible(
         size = ops.shape(new if cached.shape[0] == 1 else cached)[0]
         cached, new = (_of_rows(x, size) for x in (cached, new))
     both = ops.concatenate([cached, new], axis=-1)
-    result = Visible(own, both, both, None, Positions(tokens, keys), masked_score)
+    result = Visible(own, False, both, both, None, Positions(tokens, keys), masked_score)
     # With several tokens always keep `some`: without it the TFLite converter hoists a transpose of
     # the heads out of a loop and fails ("operand does not dominate this use").
     always = mask is None and padding is None and tokens.length == 1
     return result.made(sees_itself=isinstance(always, bool) and always)
+
+
+def _written(
+    tokens: Span,
+    columns: Tensor,
+    window: int | None,
+    mask: Tensor | None,
+    padding: Tensor | None,
+    masked_score: float,
+) -> Visible:
+    """What the tokens see in a cache that has their own keys."""
+    positions = Positions(tokens, columns)
+    sight: Any = ops.expand_dims(masks.in_sight(positions.distances(), True, window), 0)
+    real = _real(mask, columns, padding)
+    if real is not None:
+        sight = ops.logical_and(sight, ops.expand_dims(real, 1))
+    return Visible(False, True, sight, sight, None, positions, masked_score).made(
+        sees_itself=real is None
+    )
 
 
 def _real(mask: Tensor | None, positions: Tensor, padding: Tensor | None) -> Tensor | None:
