@@ -223,55 +223,40 @@ def export(
 
         template = load_chat_template(chat_template)
     loaded = _load(model, custom)
-    if format_ is Format.litertlm:
-        assert max_length is not None and end_id is not None
-        with work(f"exporting {model.name}", EXPORT_OPTIONS):
-            report = export_litertlm(
+    common: dict[str, Any] = {
+        "quantization": quantize.value,
+        "max_length": max_length,
+        "start_id": start,
+        "end_id": end_id,
+        "keep_float": keep_float or (),
+        "keep_int8": keep_int8 or (),
+        "tokenizer": tokenizer,
+        "chat_template": template,
+        "verify": verify,
+        "tolerance": tolerance,
+        "overwrite": force,
+    }
+    with work(f"exporting {model.name}", EXPORT_OPTIONS):
+        if format_ is Format.litertlm:
+            report = export_litertlm(loaded, output, prefill_lengths=prompt_length, **common)
+        else:
+            report = export_tflite(
                 loaded,
                 output,
-                tokenizer,
-                quantize.value,
-                max_length=max_length,
-                end_id=end_id,
-                start_id=start,
-                prefill_lengths=prompt_length,
-                chat_template=template,
-                keep_float=keep_float or (),
-                keep_int8=keep_int8 or (),
-                verify=verify,
-                tolerance=tolerance,
-                overwrite=force,
+                None if signatures is None else [name.strip() for name in signatures.split(",")],
+                source_length=source_length,
+                prompt_length=prompt_length,
+                batch_size=batch_size,
+                target=target,
+                accelerator=accelerator.value,
+                strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
+                representative_data=rows,
+                detokenizer=detokenizer,
+                images=None if images is None else processor_of(images, channels_of(loaded)),
+                labels=names,
+                verify_inputs=verify_inputs,
+                **common,
             )
-        print_result(report, as_json)
-        return
-    with work(f"exporting {model.name}", EXPORT_OPTIONS):
-        report = export_tflite(
-            loaded,
-            output,
-            None if signatures is None else [name.strip() for name in signatures.split(",")],
-            quantize.value,
-            source_length=source_length,
-            prompt_length=prompt_length,
-            end_id=end_id,
-            max_length=max_length,
-            start_id=start,
-            batch_size=batch_size,
-            target=target,
-            accelerator=accelerator.value,
-            strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
-            keep_float=keep_float or (),
-            keep_int8=keep_int8 or (),
-            representative_data=rows,
-            tokenizer=tokenizer,
-            detokenizer=detokenizer,
-            chat_template=template,
-            images=None if images is None else processor_of(images, channels_of(loaded)),
-            labels=names,
-            verify=verify,
-            verify_inputs=verify_inputs,
-            tolerance=tolerance,
-            overwrite=force,
-        )
     print_result(report, as_json)
 
 

@@ -34,7 +34,7 @@ _INEXACT = 1e-3
 # A file rounds activations, too. The allowed error, as a multiple of that of rounding the weights:
 # LiteRT scales activations for each row ("int8", "int4"), or once for all inputs ("int8_full").
 _ACTIVATIONS = {"float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
-# The error of rounding the activations of one product to 8 bits, relative to their size: some hundred
+# The error of rounding the activations of one product to 8 bits, relative to their size: a hundred
 # normally distributed values span 6 standard deviations, a step is 1/255 of that, and the error of
 # rounding 1/sqrt(12) of a step. It exceeds the error of rounding the weights where outputs hardly
 # depend on them, for instance in a classifier that is always certain.
