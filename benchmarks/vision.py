@@ -127,14 +127,11 @@ def checkpoint(name: str, layers: int | None, folder: Path) -> tuple[np.ndarray,
     from keras_tfm.models.vit import SIZES as VIT
 
     keras.utils.set_random_seed(0)
+    deep = {"num_layers": layers} if layers else {}
     if name == "vit":
-        model = models.vit(
-            SIZES[name], 16, **{**VIT["small"], **({"num_layers": layers} if layers else {})}
-        )
+        model = models.vit(SIZES[name], 16, **{**VIT["small"], **deep})
     else:
-        model = models.detr(
-            CLASSES, image_size=SIZES[name], **({"num_layers": layers} if layers else {})
-        )
+        model = models.detr(SIZES[name], CLASSES, **deep)
     checkpoints.save_huggingface(model, folder / "checkpoint")
     return np.array(model.arguments["image_mean"]), np.array(model.arguments["image_std"])
 
