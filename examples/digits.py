@@ -20,7 +20,7 @@ from keras_tfm.runtime import native_log
 
 FOLDER = Path("artifacts/digits")
 SIZE = 24
-EPOCHS, BATCH, PEAK = 60, 64, 2e-3
+EPOCHS, BATCH, PEAK = 200, 64, 2e-3
 
 
 def main() -> None:

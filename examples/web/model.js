@@ -350,7 +350,7 @@ export class Model {
     const { logits, boxes } = await this.predictPixels(picture.pixels);
     const found = [];
     for (let i = 0; i * classes < logits.length; i++) {
-      const all = probabilities(logits.subarray(i * classes, (i + 1) * classes));
+      const all = softmax(logits.subarray(i * classes, (i + 1) * classes));
       const known = all.slice(0, -1); // the last: no object
       const best = known.indexOf(Math.max(...known));
       if (!(known[best] >= threshold)) continue;
@@ -1008,7 +1008,7 @@ function mostProbable(logits) {
  * @param {ArrayLike<number>} logits
  * @returns {number[]} the probability of each class.
  */
-export function probabilities(logits) {
+export function softmax(logits) {
   const highest = Math.max(...logits);
   const powers = Array.from(logits, (x) => Math.exp(x - highest));
   const sum = powers.reduce((a, b) => a + b, 0);

@@ -54,12 +54,12 @@ async function answer(source, mine) {
 
 /** The most probable classes of a classifier. */
 async function classes(model, source) {
-  const { probabilities } = await library;
+  const { softmax } = await library;
   const outputs = Object.values(await model.predictImages(source));
   const logits = outputs.find((values) => values.length > 1) ?? outputs[0];
   const total = logits.reduce((a, b) => a + b, 0);
   const already = logits.every((x) => x >= 0) && Math.abs(total - 1) < 1e-3;
-  return [...(already ? logits : probabilities(logits))]
+  return [...(already ? logits : softmax(logits))]
     .map((probability, i) => ({ label: model.labels?.[i] ?? `class ${i}`, probability }))
     .sort((a, b) => b.probability - a.probability)
     .slice(0, TOP);

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
@@ -24,6 +25,13 @@ def as_pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     for x in pair:
         check_integer(name, x)
     return int(pair[0]), int(pair[1])  # type: ignore[arg-type]
+
+
+def height_and_width(pixels: Tensor) -> tuple[Any, Any]:
+    """The sizes of (B, H, W, ...): integers where they are known when the graph is made."""
+    known, found = pixels.shape[1:3], ops.shape(pixels)[1:3]
+    height, width = (a if isinstance(a, int) else b for a, b in zip(known, found, strict=True))
+    return height, width
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers.patch_embedding import as_pair
+from keras_tfm.layers.patch_embedding import as_pair, height_and_width
 
 Tensor = Any
 
@@ -77,12 +77,12 @@ class RandomResizedCrop(keras.layers.Layer):
         if len(pixels.shape) != 4:
             raise ValueError(f"{self.name}: pixels must be (B, H, W, C), got {tuple(pixels.shape)}")
         x = ops.cast(pixels, self.compute_dtype)
-        batch, (height, width) = ops.shape(x)[0], pixels.shape[1:3]
+        batch, (height, width) = ops.shape(x)[0], height_and_width(x)
         if training:
             top, left, high, wide = self._draw(batch, height, width)
         else:
             top = left = ops.zeros((batch,))
-            high, wide = ops.ones((batch,)) * height, ops.ones((batch,)) * width
+            high, wide = (ops.ones((batch,)) * ops.cast(n, "float32") for n in (height, width))
         rows = ops.cast(_bilinear(height, self.size[0], top, high), x.dtype)
         columns = ops.cast(_bilinear(width, self.size[1], left, wide), x.dtype)
         channels = x.shape[-1]
@@ -93,8 +93,9 @@ class RandomResizedCrop(keras.layers.Layer):
         x = ops.reshape(ops.matmul(columns, x), (-1, self.size[1], self.size[0], channels))
         return ops.transpose(x, (0, 2, 1, 3))
 
-    def _draw(self, batch: Any, height: int, width: int) -> tuple[Tensor, ...]:
+    def _draw(self, batch: Any, height: Any, width: Any) -> tuple[Tensor, ...]:
         """Top, left, height and width of each crop, (B,) each, in pixels."""
+        height, width = ops.cast(height, "float32"), ops.cast(width, "float32")
 
         def uniform(low: Any, high: Any) -> Tensor:
             share = keras.random.uniform((batch,), seed=self.seed_generator)
@@ -121,7 +122,7 @@ class RandomResizedCrop(keras.layers.Layer):
         }
 
 
-def _bilinear(size: int, new_size: int, start: Tensor, length: Tensor) -> Tensor:
+def _bilinear(size: Any, new_size: int, start: Tensor, length: Tensor) -> Tensor:
     """Matrices (B, new_size, size) that resample `length` pixels from `start`, (B,) each."""
     step = ops.reshape(length / new_size, (-1, 1, 1))
     new = ops.cast(ops.reshape(ops.arange(new_size), (1, -1, 1)), "float32")

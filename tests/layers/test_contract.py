@@ -30,6 +30,7 @@ from keras_tfm.layers import (
     PositionEmbedding,
     PositionEmbedding2D,
     PrefixTokens,
+    RandomResizedCrop,
     RelativePositionBias,
     RelativePositionEmbedding,
     RelativePositionTable,
@@ -158,6 +159,11 @@ CASES = {
     "PositionalEncoding2D": Case(
         PositionalEncoding2D, {"dim": 8, "max_wavelength": 50.0, "scale": 3.0}, (PIXELS,)
     ),
+    "RandomResizedCrop": Case(
+        RandomResizedCrop,
+        {"size": (4, 3), "scale": (0.2, 0.9), "aspect_ratio": (0.5, 1.5), "seed": 5},
+        (PIXELS,),
+    ),
     "ImageNormalization": Case(
         ImageNormalization,
         {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "scale": 1 / 256},
@@ -269,7 +275,7 @@ LEARNING = {
     if case.layer
     not in (
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling),
-        ImageNormalization,
+        *(ImageNormalization, RandomResizedCrop),
     )
 }
 INITIALIZED = {
@@ -356,6 +362,7 @@ def test_symbolic_equals_eager(case):
     model = case.model(layer)
     # That encoding is the same for all images.
     batch = 1 if case.layer is PositionalEncoding2D else None
+    length = expected.shape[1] if case.layer is RandomResizedCrop else None
     assert model.output.shape == (batch, *y.shape[1:])
     assert model.output.dtype == keras.backend.standardize_dtype(y.dtype)
     assert_close(model(case.arrays), y, 0.0)
@@ -371,8 +378,9 @@ def test_lengths_may_be_unknown(case):
     model = keras.Model(inputs, y)
     expected = layer(*case.inputs, **case.functions)
     batch = 1 if case.layer is PositionalEncoding2D else None
+    length = expected.shape[1] if case.layer is RandomResizedCrop else None
     assert y.shape == (
-        (None, D) if case.layer is SequencePooling else (batch, None, *expected.shape[2:])
+        (None, D) if case.layer is SequencePooling else (batch, length, *expected.shape[2:])
     )
     # As the same sums in another order.
     assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)

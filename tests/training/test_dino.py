@@ -107,7 +107,8 @@ def test_it_goes_into_a_file_and_goes_on(tmp_path):
     model.save(tmp_path / "dino.keras")
     loaded = keras.saving.load_model(tmp_path / "dino.keras")
     assert_close(loaded.predict(PIXELS, verbose=0), model.predict(PIXELS, verbose=0), 1e-6)
-    assert loaded.get_config() == model.get_config()
+    own = {key: x for key, x in model.get_config().items() if key != "backbone"}
+    assert {key: loaded.get_config()[key] for key in own} == own
     features = to_numpy(model.backbone(PIXELS))[:, 0]
     assert_close(model.predict(PIXELS, verbose=0), features, 1e-5)
     loaded.fit(PIXELS, batch_size=3, verbose=0)

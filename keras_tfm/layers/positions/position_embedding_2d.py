@@ -10,7 +10,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.patch_embedding import as_pair
+from keras_tfm.layers.patch_embedding import as_pair, height_and_width
 from keras_tfm.layers.positions.interpolation import bicubic
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -96,7 +96,7 @@ class PositionEmbedding2D(RematerializedLayer):
         self, x: Tensor, patches: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
         """(B, prefix + H' W', D) -> the same shape."""
-        height, width = self.grid if patches is None else _size(patches)
+        height, width = self.grid if patches is None else height_and_width(patches)
         length = x.shape[1]
         if isinstance(length, int) and isinstance(height, int) and isinstance(width, int):
             expected = self.prefix + height * width
@@ -137,10 +137,3 @@ class PositionEmbedding2D(RematerializedLayer):
             "dropout": self.dropout,
             "antialias": self.antialias,
         }
-
-
-def _size(patches: Tensor) -> tuple[Any, Any]:
-    """Height and width of a grid: integers where they are known when the graph is made."""
-    known, found = patches.shape[1:3], ops.shape(patches)[1:3]
-    height, width = (a if isinstance(a, int) else b for a, b in zip(known, found, strict=True))
-    return height, width
