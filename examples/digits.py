@@ -4,7 +4,13 @@
     python examples/digits.py
 
 Data: the 1,797 digits of scikit-learn, 8 x 8 pixels; a quarter is the test, and no picture of it is
-seen in training. Beside it, logistic regression and nearest neighbours on the pixels.
+seen in training. Beside it, logistic regression and nearest neighbours on the pixels, which for
+digits are hard to beat. Minutes: 5 on 2 busy CPU cores. Expected, on 449 digits:
+
+logistic regression       95.32%
+nearest neighbours        98.44%
+ViT                       98.22%
+ViT, int8 file            98.66%
 """
 
 import argparse

@@ -362,7 +362,6 @@ def test_symbolic_equals_eager(case):
     model = case.model(layer)
     # That encoding is the same for all images.
     batch = 1 if case.layer is PositionalEncoding2D else None
-    length = expected.shape[1] if case.layer is RandomResizedCrop else None
     assert model.output.shape == (batch, *y.shape[1:])
     assert model.output.dtype == keras.backend.standardize_dtype(y.dtype)
     assert_close(model(case.arrays), y, 0.0)
