@@ -32,7 +32,7 @@ STYLES = {
     "twitter": ("emoji-datasource-twitter@16.0.0", "package/img/twitter/64", "png"),
 }
 UNSEEN = "twitter"
-# A class has at least so many emoji.
+# The minimum number of emoji per class.
 LEAST = 5
 
 

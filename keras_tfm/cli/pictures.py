@@ -10,6 +10,7 @@ import numpy as np
 from keras_tfm import runtime
 from keras_tfm.cli.console import typer
 from keras_tfm.cli.drawing import SUFFIXES, draw_detections, draw_labels
+from keras_tfm.runtime.detection import softmax
 
 THRESHOLD = 0.5
 
@@ -108,8 +109,7 @@ def _most_probable(
         raise ValueError(f"--top and --draw need one output of classes, got {shapes}")
     row, labels = rows[0].astype("float64"), model.labels
     if not (row.min() >= 0 and abs(row.sum() - 1) < 1e-3):  # logits
-        row = np.exp(row - row.max())
-        row /= row.sum()
+        row = softmax(row)
     names = labels if labels is not None and len(labels) == len(row) else None
     order = np.argsort(-row, kind="stable")[:count].tolist()
     return [(str(i) if names is None else names[i], float(row[i])) for i in order]

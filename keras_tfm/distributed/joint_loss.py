@@ -17,7 +17,7 @@ CompileLoss: Any = compile_loss_class()
 
 
 def joint_loss(loss: Any) -> Any:
-    """The user's loss of a `CompileLoss` if it takes all outputs at once (`joint`), or None."""
+    """Returns the loss given to `compile` if it takes all outputs at once; otherwise None."""
     given = loss_arguments(loss).loss
     return given if getattr(given, "joint", False) else None
 

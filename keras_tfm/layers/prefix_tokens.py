@@ -77,7 +77,7 @@ class PrefixTokens(RematerializedLayer):
         return ops.concatenate([x[:, : self.index], tokens, x[:, self.index :]], axis=1)
 
     def compute_mask(self, x: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
-        """(B, P + T), or None."""
+        """The mask of the output, (B, P + T), if `x` has a mask."""
         if previous_mask is None:
             return None
         new = ops.ones_like(previous_mask[:, :1])

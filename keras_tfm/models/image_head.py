@@ -69,11 +69,11 @@ def image_classifier(
             f"axes, got {pooling!r}"
         )
     arguments["pooling"] = pooling
-    distilled = bool(base.argument("distillation_token", None, features is not None))
-    own = 1 + distilled + base.argument("num_registers", None, 0) if features is None else 1
     check_integer("prefix", prefix, minimum=0, optional=True)
-    prefix = own if prefix is None else prefix
-    if pooling == "distilled" and not distilled:
+    has_distillation = base.argument("distillation_token", None, False)
+    if prefix is None:
+        prefix = 1 + has_distillation + base.argument("num_registers", None, 0)
+    if pooling == "distilled" and features is None and not has_distillation:
         raise ValueError(
             f"pooling='distilled' needs a model with a distillation token, got {model.name!r} "
             "without one"

@@ -23,7 +23,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "101": {"dims": (256, 512, 1024, 2048), "depths": (3, 4, 23, 3), "bottleneck": True},
     "152": {"dims": (256, 512, 1024, 2048), "depths": (3, 8, 36, 3), "bottleneck": True},
 }
-# Mean and standard deviation of ImageNet's pixels, with which ResNets are trained by custom.
+# Mean and standard deviation of ImageNet's pixels, the usual ones for ResNets.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -42,8 +42,8 @@ def resnet(
 ) -> Model:
     """A ResNet, from pixels to a feature map, without a head.
 
-    Version 1.5, as in PyTorch: of a bottleneck block, the convolution with the window of 3 x 3 has
-    the stride (`keras.applications` has version 1, whose first convolution has it). Add a head with
+    Version 1.5, as in PyTorch: in a bottleneck block, the 3 x 3 convolution has the stride. In
+    version 1, which `keras.applications` has, it is the first convolution. Add a head with
     `image_classifier`. The first layer normalises the pixels, so that the model takes values from 0
     to 255 in training and an exported file takes uint8 pixels.
 

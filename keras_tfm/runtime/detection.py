@@ -57,11 +57,10 @@ def detect(model: Model, image: Any, threshold: float) -> list[Detection]:
             f"{model.path} is no detector: expected the outputs 'logits' and 'boxes', "
             f"got {list(outputs)}"
         )
-    logits = outputs["logits"].astype("float64")
+    logits = outputs["logits"]
     if len(logits) != 1:
         raise ValueError(f"expected one picture, got {len(logits)}")
-    exponents = np.exp(logits[0] - logits[0].max(-1, keepdims=True))
-    probabilities = (exponents / exponents.sum(-1, keepdims=True))[:, :-1]  # the last: no object
+    probabilities = softmax(logits[0])[:, :-1]  # the last: no object
     processor = next(iter(model.image_processors.values()))
     boxes = processor.to_picture(outputs["boxes"][0], open_size(image))
     best, labels = probabilities.argmax(-1), model.labels
@@ -71,3 +70,15 @@ def detect(model: Model, image: Any, threshold: float) -> list[Detection]:
         if row[k] >= threshold
     ]
     return sorted(found, key=lambda x: -x.probability)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """The probabilities of classes, along the last axis, float64.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.detection import softmax
+    >>> softmax(np.array([1000.0, 1000.0])).tolist()
+    [0.5, 0.5]
+    """
+    exponents = np.exp(logits.astype("float64") - logits.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)

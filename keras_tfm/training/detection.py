@@ -46,7 +46,7 @@ class DetectionLoss(keras.losses.Loss):
             height. Boxes of padding are not read. M may be any number.
         y_pred: dict of "logits" (B, N, C + 1) and "boxes" (B, N, 4), and for auxiliary losses
             "auxiliary_logits" (B, L, N, C + 1) and "auxiliary_boxes" (B, L, N, 4).
-        sample_weight: (B,), weight of each image, or None.
+        sample_weight: (B,), weight of each image. Default: 1 for every image.
 
     Raises:
         TypeError: an argument that is not a number.

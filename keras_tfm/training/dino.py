@@ -45,7 +45,7 @@ class DINO(Model):
         teacher_temperature: float, t_t, or a `LearningRateSchedule` of it.
         teacher_momentum: float, momentum of the teacher's average, or a schedule; in the paper from
             0.996 to 1 along a cosine.
-        centre_momentum: float, momentum of the centre's average.
+        center_momentum: float, momentum of the centre's average.
         frozen_steps: int, number of steps in which the prototypes do not learn; in the paper those
             of the first epoch.
 
@@ -86,7 +86,7 @@ class DINO(Model):
         student_temperature: float = 0.1,
         teacher_temperature: Schedule = 0.04,
         teacher_momentum: Schedule = 0.996,
-        centre_momentum: float = 0.9,
+        center_momentum: float = 0.9,
         frozen_steps: int = 0,
         **kwargs: Any,
     ):
@@ -94,7 +94,7 @@ class DINO(Model):
         check_integer("num_local_crops", num_local_crops, minimum=0)
         check_integer("frozen_steps", frozen_steps, minimum=0)
         check_positive("student_temperature", student_temperature)
-        check_rate("centre_momentum", centre_momentum)
+        check_rate("center_momentum", center_momentum)
         if not callable(teacher_temperature):
             check_positive("teacher_temperature", teacher_temperature)
         if not callable(teacher_momentum):
@@ -111,7 +111,7 @@ class DINO(Model):
         self.student_temperature = student_temperature
         self.teacher_temperature = teacher_temperature
         self.teacher_momentum = teacher_momentum
-        self.centre_momentum = centre_momentum
+        self.center_momentum = center_momentum
         self.frozen_steps = frozen_steps
         self.global_crop = global_crop
         self.local_crop: Any = local_crop
@@ -129,8 +129,8 @@ class DINO(Model):
         self.teacher_prototypes = self.add_weight(
             name="teacher_prototypes", shape=self.prototypes.shape, **still
         )
-        self.centre = self.add_weight(
-            name="centre", shape=(num_prototypes,), aggregation="mean", **still
+        self.center = self.add_weight(
+            name="center", shape=(num_prototypes,), aggregation="mean", **still
         )
         self.step = self.add_weight(
             name="step", shape=(), dtype="int32", aggregation="only_first_replica", **still
@@ -197,9 +197,9 @@ class DINO(Model):
         y = self.teacher(ops.concatenate(crops), training=False)
         y = ops.stop_gradient(self._logits(y, self.teacher_prototypes))
         temperature = ops.cast(_at(self.teacher_temperature, self.step), "float32")
-        p = ops.softmax((y - self.centre) / temperature, axis=-1)
-        momentum = self.centre_momentum
-        self.centre.assign(momentum * self.centre + (1 - momentum) * ops.mean(y, axis=0))
+        p = ops.softmax((y - self.center) / temperature, axis=-1)
+        momentum = self.center_momentum
+        self.center.assign(momentum * self.center + (1 - momentum) * ops.mean(y, axis=0))
         return list(ops.split(p, 2))
 
     def _average_weights(self) -> None:
@@ -244,7 +244,7 @@ class DINO(Model):
         }
         names = (
             *("num_local_crops", "num_prototypes", "hidden_dim", "bottleneck_dim"),
-            *("student_temperature", "centre_momentum", "frozen_steps"),
+            *("student_temperature", "center_momentum", "frozen_steps"),
         )
         return {
             "name": self.name,

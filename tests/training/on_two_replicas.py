@@ -129,7 +129,7 @@ def dino(strategy):
         model.compile(keras.optimizers.SGD(0.5))
     pixels = np.random.default_rng(4).integers(0, 256, (4, 20, 24, 3)).astype("uint8")
     model.fit(pixels, batch_size=4, epochs=2, shuffle=False, verbose=0)
-    values = [keras.ops.convert_to_numpy(x) for x in (model.centre, model.prototypes)]
+    values = [keras.ops.convert_to_numpy(x) for x in (model.center, model.prototypes)]
     return [np.ravel(x).tolist() for x in values] + [int(keras.ops.convert_to_numpy(model.step))]
 
 

@@ -42,9 +42,9 @@ def test_the_loss_is_the_paper_s():
 
 
 def test_targets_are_centred_and_sharpened_and_the_centre_moves():
-    model = dino(teacher_temperature=0.5, centre_momentum=0.8)
-    model.centre.assign(np.random.default_rng(2).normal(size=20))
-    centre = to_numpy(model.centre)
+    model = dino(teacher_temperature=0.5, center_momentum=0.8)
+    model.center.assign(np.random.default_rng(2).normal(size=20))
+    centre = to_numpy(model.center)
     crops = [PIXELS[:3, :16, :16].astype("float32"), PIXELS[3:, :16, :16].astype("float32")]
     vectors = to_numpy(model.teacher(np.concatenate(crops), training=False))
     kernel = to_numpy(model.teacher_prototypes)
@@ -52,7 +52,7 @@ def test_targets_are_centred_and_sharpened_and_the_centre_moves():
     found = model._targets(crops)
     assert_close(found[0], softmax((logits[:3] - centre) / 0.5), 1e-5)
     assert_close(found[1], softmax((logits[3:] - centre) / 0.5), 1e-5)
-    assert_close(model.centre, 0.8 * centre + 0.2 * logits.mean(0), 1e-5)
+    assert_close(model.center, 0.8 * centre + 0.2 * logits.mean(0), 1e-5)
 
 
 @tensorflow_only
@@ -87,14 +87,20 @@ def test_prototypes_wait():
 
 @tensorflow_only
 def test_schedules_are_read_at_each_step():
-    steps = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.0, 1.0])
+    """Momentum 1 keeps the teacher, momentum 0 copies the student."""
+    steps = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.0, 1.0])
     model = dino(teacher_momentum=steps, num_local_crops=0)
     model.compile(keras.optimizers.Adam(0.01))
-    model.train_on_batch(PIXELS)  # momentum 0: the student as it was
-    first = [to_numpy(x) for x in model.teacher.weights]
-    model.train_on_batch(PIXELS)  # momentum 1: nothing
-    for x, before in zip(model.teacher.weights, first, strict=True):
-        np.testing.assert_array_equal(to_numpy(x), before)
+    expected = {0: [to_numpy(x) for x in model.teacher.weights]}
+    for step in range(3):
+        model.train_on_batch(PIXELS)
+        # The average is taken when a step begins: of the student after the step before.
+        found = [to_numpy(x) for x in model.teacher.weights]
+        for x, wanted in zip(found, expected[min(step, 1)], strict=True):
+            np.testing.assert_array_equal(x, wanted)
+        if step == 0:
+            expected[1] = [to_numpy(x) for x in model.student.weights]
+    assert any(np.any(a != b) for a, b in zip(*expected.values(), strict=True))
 
 
 @saving
