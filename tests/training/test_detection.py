@@ -212,13 +212,14 @@ def pixels(rng, batch=B):
 @saving
 @pytest.mark.parametrize("auxiliary", [False, True])
 def test_fit_evaluate_and_predict(rng, auxiliary):
+    keras.utils.set_random_seed(0)
     model = detector(auxiliary_outputs=auxiliary)
     x, y = pixels(rng), targets_of(rng, B, [0, 1, 3, 2])
     model.compile(keras.optimizers.Adam(3e-3), DetectionLoss())
     before = DetectionLoss()(y, model.predict(x, verbose=0))
     assert_close(model.evaluate(x, y, verbose=0), before, FLOAT32)
-    history = model.fit(x, y, epochs=30, verbose=0).history["loss"]
-    assert history[-1] < 0.6 * history[0]
+    history = model.fit(x, y, epochs=60, verbose=0).history["loss"]
+    assert history[-1] < 0.5 * history[0]  # 0.2 to 0.3 with four seeds
     again = type(model).from_config(model.get_config())
     again.set_weights(model.get_weights())
     assert_close(again.predict(x, verbose=0)["boxes"], model.predict(x, verbose=0)["boxes"], 1e-6)
