@@ -19,7 +19,7 @@ from typing import Any
 import keras
 
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.layers import gelu_tanh
+from keras_tfm.layers import gelu_tanh, quick_gelu
 
 # The names of supported activations in transformers.
 ACTIVATIONS: dict[str, Any] = {
@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, Any] = {
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
     "gelu_fast": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "gelu_python": keras.activations.gelu,
     "relu": keras.activations.relu,
     "silu": keras.activations.silu,

@@ -80,7 +80,6 @@ class Comparison:
         # By signature, the differences of each row, for inputs that do not depend on the file. For
         # "generate" these are the inputs of the first step.
         self.differences: dict[str, list[np.ndarray]] = {}
-        self.checks: list[Check] = []
         self._generator: Generator | None = None
 
     def of(self, name: str) -> Check:
@@ -298,6 +297,47 @@ class Comparison:
             full = self._full_pass(others, target, tokens)[:, first - 1 :][:, : len(found)]
             result.append(_SteppedLogits(np.stack(found, axis=1), full, np.array(times)))
         return result
+
+
+class Comparisons:
+    """The models and a file exported from them: each signature is compared with its own model.
+
+    Args:
+        outputs: the outputs of each model by name; of a file of one model, the name is "".
+        file: the loaded file.
+        inputs: dict of arrays, rows of the model's inputs, or a dict of such by model; None: random
+            ones.
+        strategy: the strategy of "generate".
+    """
+
+    def __init__(
+        self,
+        outputs: dict[str, ModelOutputs],
+        file: Model,
+        inputs: dict[str, Any] | None,
+        strategy: Strategy,
+    ):
+        self.outputs, self.file, self.inputs, self.strategy = outputs, file, inputs, strategy
+        self.checks: list[Check] = []
+        given = inputs or {}
+        self._parts = {
+            name: Comparison(
+                one,
+                file.models[name] if name else file,
+                given.get(name) if name else inputs,
+                strategy,
+            )
+            for name, one in outputs.items()
+        }
+
+    def of(self, name: str) -> Check:
+        """The check of one signature."""
+        return self._parts[self.file.signatures[name].get("model", "")].of(name)
+
+    @property
+    def differences(self) -> dict[str, list[np.ndarray]]:
+        """As those of `Comparison`."""
+        return {key: x for part in self._parts.values() for key, x in part.differences.items()}
 
 
 class _SteppedLogits(NamedTuple):

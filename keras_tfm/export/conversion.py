@@ -9,18 +9,19 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export import files
+from keras_tfm.export.model_group import ModelGroup
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.saved_model import write_saved_model
 from keras_tfm.export.signatures import Signature
-from keras_tfm.export.text_signatures import LITERT_OPERATORS, TEXT
+from keras_tfm.export.text_signatures import LITERT_OPERATORS
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.inspection import bytes_by_scopes
 from keras_tfm.runtime.inspection import custom_operators as foreign_operators
-from keras_tfm.runtime.manifest_fields import FORMAT, signature_tensors
+from keras_tfm.runtime.manifest_fields import ONE_MODEL, SEVERAL_MODELS, signature_tensors
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def manifest_of(
     """The manifest of a converted file, without tokenizers and checksum."""
     return {
         "keras_tfm": __version__,
-        "format": FORMAT,
+        "format": SEVERAL_MODELS if isinstance(model, ModelGroup) else ONE_MODEL,
         "keras": keras.__version__,
         "tensorflow": tf.__version__,
         "quantization": quantization,
@@ -82,7 +83,7 @@ def convert(
     Raises:
         ValueError: the graph needs an operator that LiteRT lacks; the error names the layer.
     """
-    of_text = any(signature.name.endswith(TEXT) for signature in signatures)
+    of_text = any(signature.of_text for signature in signatures)
     with files.temporary_folder() as folder:
         saved = folder / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
@@ -162,14 +163,25 @@ def _layer_path(model: keras.Model, scope: str) -> str:
 
 
 def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
-    """The bytes of each layer's weights, by path; "" for constants of no layer."""
+    """The bytes of each layer's weights, by path; "" for constants of no layer.
+
+    Of several models, paths begin with the name of the first model that has the layer.
+    """
     sizes: dict[str, int] = {}
+    models = model.models if isinstance(model, ModelGroup) else {"": model}
     for scopes, size in bytes_by_scopes(content).items():
         # The innermost layer: of a projection and the residual that was fused with it, the former.
-        paths = [_layer_path(model, re.sub(r"^(while(_\d+)?/)+", "", x)) for x in scopes[::-1]]
+        paths = [
+            f"{name}/{path}" if name and path else path
+            for name, one in models.items()
+            for x in scopes[::-1]
+            if len(models) == 1 or one.name == re.sub(r"_\d+$", "", x.split("/")[0])
+            for path in [_layer_path(one, re.sub(r"^(while(_\d+)?/)+", "", x))]
+        ]
         path = max(paths, key=lambda x: x.count("/") if x else -1, default="")
         sizes[path] = sizes.get(path, 0) + size
-    order = {layer.name: i for i, layer in enumerate(model.layers)}
+    layers = [*models] if len(models) > 1 else [layer.name for layer in model.layers]
+    order = {name: i for i, name in enumerate(layers)}
     return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))
 
 

@@ -88,7 +88,7 @@ class Quantization:
         self._eight_bits = find_layers(model, keep_int8, "keep_int8")
         self._kernels: Mapping[str, np.ndarray] = {}
         self._data = representative_data
-        self._samples: list[dict[str, np.ndarray]] = []
+        self._samples: list[tuple[str, dict[str, np.ndarray]]] = []
 
     def keep(self, kernels: Mapping[str, np.ndarray]) -> None:
         """Keeps further kernels (D, F) in float32, which the graph must hold bit for bit."""
@@ -116,15 +116,21 @@ class Quantization:
         if self.preset != "int8_full":
             return
         assert self._data is not None
-        self._samples = [
-            {
-                signatures[0].parameters[name]: x
-                for name, x in _sample(number, sample, signatures[0]).items()
-            }
-            for number, sample in enumerate(self._data)
-        ]
-        if not self._samples:
-            raise ValueError("representative_data must have a few hundred inputs, got none")
+        given: Mapping[str, Iterable[Any]] = {signatures[0].name: self._data}
+        names = [signature.name for signature in signatures]
+        if len(names) > 1:
+            if not isinstance(self._data, Mapping) or set(self._data) != set(names):
+                raise ValueError(f"representative_data must be a dictionary by model, of {names}")
+            given = self._data
+        for signature in signatures:
+            before = len(self._samples)
+            for number, sample in enumerate(given[signature.name]):
+                place = f"[{signature.name!r}]" if len(names) > 1 else ""
+                arrays = _sample(f"representative_data{place}[{number}]", sample, signature)
+                inputs = {signature.parameters[name]: x for name, x in arrays.items()}
+                self._samples.append((signature.name, inputs))
+            if len(self._samples) == before:
+                raise ValueError("representative_data must have a few hundred inputs, got none")
 
     def tracing(self) -> AbstractContextManager[None]:
         """The context in which the graph must be traced."""
@@ -172,8 +178,7 @@ class Quantization:
 
     def _calibrated(self, converter: Any) -> None:
         def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-            for sample in self._samples:
-                yield "predict", sample
+            yield from self._samples
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = data
@@ -224,9 +229,9 @@ def _check_half(weights: dict[int, np.ndarray]) -> None:
         )
 
 
-def _sample(number: int, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
+def _sample(place: str, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
     """One sample of the representative data, as arguments of the signature."""
-    place, specs = f"representative_data[{number}]", signature.inputs
+    specs = signature.inputs
     if not isinstance(sample, Mapping):
         if len(specs) != 1 or isinstance(sample, (list, tuple)):
             raise ValueError(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
+    end_tokens,
     find_target,
     image_inputs,
     input_names,
@@ -120,6 +121,7 @@ class Request:
     Attributes:
         vocabulary_sizes: the number of ids of each input that an embedding reads.
         pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
+        end_tokens: the id that rows of an input must contain, where a layer reads its features.
         images: the inputs of pixels, uint8 in the file.
     """
 
@@ -172,6 +174,7 @@ class Request:
             )
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
+        self.end_tokens = end_tokens(model)
         self.images = image_inputs(model)
         self._target = arguments.get("target")
         steps = [role for role in self.roles if role != "predict"]

@@ -33,6 +33,8 @@ class Signature:
         pad_ids: the padding id of each input of ids (B, S).
         needing_a_token: the inputs whose rows need at least one token.
         kinds: the kind, of `manifest_fields.KINDS`, of each input that the exporter named.
+        end_ids: the id that rows of an input must contain, see `generation.end_ids`.
+        of_text: whether it takes strings.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Signature:
     pad_ids: dict[str, int] = field(default_factory=dict)
     needing_a_token: frozenset[str] = frozenset()
     kinds: dict[str, str] = field(default_factory=dict)
+    end_ids: dict[str, int] = field(default_factory=dict)
+    of_text: bool = False
 
     @cached_property
     def parameters(self) -> dict[str, str]:
@@ -87,6 +91,8 @@ class Signature:
                 described[name]["pad_id"] = self.pad_ids[name]
             if name in self.needing_a_token:
                 described[name]["needs_token"] = True
+            if name in self.end_ids:
+                described[name]["end_id"] = self.end_ids[name]
             if name in self.vocabulary_sizes:
                 described[name]["vocabulary_size"] = self.vocabulary_sizes[name]
         return {"role": self.role, "inputs": described, **self.settings}
@@ -114,6 +120,7 @@ def make_signatures(request: Request) -> list[Signature]:
             signature,
             pad_ids=request.pad_ids,
             needing_a_token=request.needing_a_token,
+            end_ids=request.end_tokens,
             # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.
             function=for_edge(signature.function, request.accelerator)
             if request.static

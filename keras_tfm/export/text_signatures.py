@@ -129,7 +129,7 @@ def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer
         key: tf.TensorSpec(spec.shape[:1], tf.string) if key in tokenizers else spec
         for key, spec in base.inputs.items()
     }
-    return Signature(name, base.role, run, specs, {})
+    return Signature(name, base.role, run, specs, {}, of_text=True)
 
 
 def _vocabulary_size(tokenizer: Any) -> int | None:

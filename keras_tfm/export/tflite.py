@@ -1,7 +1,6 @@
 """Exports a trained model to one .tflite file."""
 
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Unpack
@@ -17,24 +16,24 @@ from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
+from keras_tfm.export.several_models import export_models
 from keras_tfm.export.signatures import make_signatures
 from keras_tfm.export.text_signatures import (
     TEXT,
     add_text_signatures,
     check_tokenizers,
 )
+from keras_tfm.export.verification import Verification
 from keras_tfm.export.verification import verify as verify_file
+from keras_tfm.export.written_file import written
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.image_processor import ImageProcessor
-from keras_tfm.runtime.inspection import inspected
-
-_log = logging.getLogger(__name__)
 
 
 def export_tflite(
-    model: keras.Model,
+    model: keras.Model | Mapping[str, keras.Model],
     path: str | Path,
     signatures: Sequence[str] | None = None,
     quantization: str = "float32",
@@ -61,7 +60,10 @@ def export_tflite(
     `runtime.load` reads its manifest and checksum; the file runs in any LiteRT.
 
     Args:
-        model: functional `keras.Model`. A model in mixed precision is exported in float32.
+        model: functional `keras.Model`, or a dictionary of several by name, which become one file:
+            each is a signature of its name, one full pass (with several `source_length`, one for
+            each: "text_16", "text_64"); weights that they share are stored once. A model in mixed
+            precision is exported in float32.
         path: str or Path, the file. It is written completely or not at all. An earlier export is
             replaced, and its mode kept; where `path` is a symbolic link, the file that it points to
             is replaced.
@@ -111,6 +113,11 @@ def export_tflite(
             they are zeros. The model's ranks are the largest that the file takes. By default the
             model's adapters are merged into its weights. Not for "int8_full".
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
+        With several models, `tokenizer`, `images`, `labels`, `source_length`, `verify_inputs` and
+        `representative_data` may be dictionaries by model; a value that is not a dictionary is for
+        each model that takes it (`images` and `labels`: only one model may). Generation, adapters
+        and chat templates are for files of one model.
+
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
             `end_id`, `batch_size`, `target`, `strategy`, `accelerator`, `whole_caches`.
@@ -124,8 +131,9 @@ def export_tflite(
             layer); a layer's precision cannot be converted to float32; the graph needs an operator
             that LiteRT lacks; `keep_float` or `keep_int8` names an unknown layer (the error lists
             similar names); a tokenizer does not fit the model: it has more ids than the embedding,
-            or lacks the start or end token; `images` do not have the size of the model's input; or
-            there is not one label per class.
+            or lacks the start or end token; `images` do not have the size of the model's input;
+            there is not one label per class; or of several models, a name cannot be a signature's,
+            or an argument is for one model.
         TypeError: an argument is unknown (the error lists the known ones), or a tokenizer's kind
             cannot be stored in a file.
         VerificationError: a signature differs from the model by more than the tolerance.
@@ -153,6 +161,11 @@ def export_tflite(
     """
     check_keywords(export_tflite, arguments, ExportArguments)
     path = Path(path)
+    if isinstance(model, Mapping):
+        options = dict(locals())
+        names = ("quantization", "representative_data", "custom_operators", "verify")
+        chosen = {name: options[name] for name in names}
+        return export_models(model, path, **chosen, options=options, arguments=arguments)
     model = exportable(model, merge_adapters=not separate_adapters)
     quantized = Quantization(model, quantization, keep_float, representative_data, keep_int8)
     placeholders = None
@@ -203,17 +216,11 @@ def export_tflite(
     content = flatbuffer.add_manifest(
         content, manifest, carried.entries, own_names(with_text), separate_adapters
     )
-    _log.info("counting operators")
-    report = Report(**inspected(path, content, manifest))
-    with files.temporary_folder(files.real(path).parent) as folder:
-        new = folder / "new"
-        files.write(new, content)
-        if verify and not (custom_operators and report.custom_operators):
-            with nullcontext() if placeholders is None else with_effect(model):
-                adapter = save_adapter(model, folder / "adapter") if separate_adapters else None
-                report.verification = verify_file(
-                    model, new, verify_inputs, tolerance, request.strategy, adapter
-                )
-            report.verification.path = str(path)
-        files.replace_file(new, path, overwrite)
-    return report
+
+    def verified(new: Path, folder: Path) -> Verification:
+        with nullcontext() if placeholders is None else with_effect(model):
+            adapter = save_adapter(model, folder / "adapter") if separate_adapters else None
+            return verify_file(model, new, verify_inputs, tolerance, request.strategy, adapter)
+
+    return written(path, content, manifest, overwrite, custom_operators, verified if verify else None)
+

@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_tfm.export.checks import Check, root_mean_square
-from keras_tfm.export.comparison import Comparison, ModelOutputs
+from keras_tfm.export.comparison import Comparisons, ModelOutputs
 from keras_tfm.export.float_file import FloatFile
 from keras_tfm.export.pairing import check_pair, other_arguments
 from keras_tfm.export.precision import in_float32
@@ -88,7 +89,7 @@ class VerificationError(ValueError):
 
 
 def verify(
-    model: keras.Model,
+    model: keras.Model | Mapping[str, keras.Model],
     path: str | Path,
     inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
@@ -109,11 +110,12 @@ def verify(
     size, whose error sets the tolerance.
 
     Args:
-        model: functional `keras.Model`, the exported one; a model in mixed precision is compared in
-            float32.
+        model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
+            mixed precision is compared in float32.
         path: str or Path, the file.
         inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
-            stepped input is optional. Default: random rows of every exported length.
+            stepped input is optional. Of several models, a dictionary of such by model. Default:
+            random rows of every exported length.
         tolerance: float, the largest allowed relative error (`Check.relative_error`) of the file as
             it is; default: 1e-4 in float32, otherwise a multiple of the error of rounding the
             weights.
@@ -138,16 +140,15 @@ def verify(
     1.0
     """
     file = load(path, adapter=adapter)
-    model = in_float32(model, merge_adapters=adapter is None)
-    check_pair(model, file)
-    if inputs is not None:
-        check_given(model, file, inputs)
+    pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)
     strategy = strategy or _strategy_of(file)
-    outputs = ModelOutputs(model)
-    comparison = Comparison(outputs, file, inputs, strategy)
+    comparison = Comparisons(
+        {name: ModelOutputs(one) for name, (one, *_) in pairs.items()}, file, inputs, strategy
+    )
+    own_names = " and ".join(one.name for one, *_ in pairs.values())
     checks = []
     for name in file.signatures:
-        _log.info("comparing %s with %s", name, model.name)
+        _log.info("comparing %s with %s", name, own_names)
         checks.append(comparison.of(name))
     quantization = file.manifest["quantization"]
     if quantization == "float32":
@@ -160,45 +161,81 @@ def verify(
                 check.tolerance = check.graph_tolerance
     else:
         _log.info("comparing %s without its rounding", path)
-        _compare_rounding(outputs, file, inputs, strategy, checks, tolerance)
+        _compare_rounding(comparison, checks, tolerance)
     result = Verification(str(path), quantization, checks)
     if result.failures:
+        hints = [other_arguments(one, part) for one, part in pairs.values()]
         raise VerificationError(
-            f"the file differs from {model.name}: "
-            + "; ".join(filter(None, [*result.failures, other_arguments(model, file)])),
+            f"the file differs from {own_names}: "
+            + "; ".join(filter(None, [*result.failures, *hints])),
             result,
         )
     return result
 
 
+def _pairs(
+    model: Any, file: Model, inputs: dict[str, Any] | None, merge_adapters: bool
+) -> dict[str, tuple[keras.Model, Model]]:
+    """Each model in float32 with its part of the file, after both were checked; "" is the only one."""
+    several = isinstance(model, Mapping)
+    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    if several != bool(file.models) or (several and set(models) != set(file.models)):
+        raise ValueError(
+            f"{file.path} holds "
+            + (f"the models {list(file.models)}" if file.models else "one model")
+            + f": give {'a dictionary of them' if file.models else 'that model itself'}, got "
+            + (f"{list(models)}" if several else "one model")
+        )
+    unknown = [name for name in inputs or () if several and name not in models]
+    if unknown:
+        raise ValueError(f"inputs must be a dictionary by model, of {list(models)}, got {unknown}")
+    result = {}
+    for name, one in models.items():
+        part = file.models[name] if several else file
+        given = (inputs or {}).get(name) if several else inputs
+        try:
+            one = in_float32(one, merge_adapters)
+            check_pair(one, part)
+            if given is not None:
+                check_given(one, part, given)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"model {name!r}: {error}" if several else str(error)) from error
+        result[name] = (one, part)
+    return result
+
+
 def _compare_rounding(
-    outputs: ModelOutputs,
-    file: Model,
-    inputs: dict[str, Any] | None,
-    strategy: Strategy,
-    checks: list[Check],
-    tolerance: float | None,
+    found: "Comparisons", checks: list[Check], tolerance: float | None
 ) -> None:
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
-    model, quantization = outputs.model, file.manifest["quantization"]
+    file, quantization = found.file, found.file.manifest["quantization"]
     weights = ModelWeights(
-        [*(keras.ops.convert_to_numpy(x) for x in model.weights), *_folded_norms(model)]
+        [
+            array
+            for one in found.outputs.values()
+            for array in (
+                *(keras.ops.convert_to_numpy(x) for x in one.model.weights),
+                *_folded_norms(one.model),
+            )
+        ]
     )
     graph = FloatFile(file.content())
     unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
     generator = np.random.default_rng(0)
 
-    def comparison(of: ModelOutputs, values: dict[int, np.ndarray], exact: bool) -> Comparison:
+    def comparison(
+        of: dict[str, ModelOutputs], values: dict[int, np.ndarray], exact: bool
+    ) -> Comparisons:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "float.tflite"
             manifest = {**file.manifest, "quantization": "float32" if exact else quantization}
             path.write_bytes(graph.write(manifest, values))
-            result = Comparison(of, load(path), inputs, strategy)
+            result = Comparisons(of, load(path), found.inputs, found.strategy)
             result.checks = [result.of(check.signature) for check in checks]
             return result
 
     rounded = comparison(
-        outputs,
+        found.outputs,
         {
             buffer: x.values
             + graph.stored[buffer].step * generator.uniform(-0.5, 0.5, x.values.shape)
@@ -208,18 +245,20 @@ def _compare_rounding(
     )
     with masks_of(quantization):
         # int8_full masks scores with another value, which changes the model's outputs.
-        of = ModelOutputs(model) if quantization == "int8_full" else outputs
+        of = found.outputs
+        if quantization == "int8_full":
+            of = {name: ModelOutputs(x.model) for name, x in of.items()}
         exact = comparison(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
         sampled = exact
         if any(np.any(x.spread) for x in unrounded.values()):
             samples = {buffer: x.sample(generator) for buffer, x in unrounded.items()}
             sampled = comparison(of, samples, exact=True)
-    for check, found in zip(checks, exact.checks, strict=True):
+    for check, without in zip(checks, exact.checks, strict=True):
         name = check.signature
         _, unknown = _distances(sampled.differences[name], exact.differences[name])
         rounding, _ = _distances(rounded.differences[name], exact.differences[name])
-        check.graph_error = found.worst_error
-        check.graph_tolerance = EXACT + _CHANCE * unknown / found.scale
+        check.graph_error = without.worst_error
+        check.graph_tolerance = EXACT + _CHANCE * unknown / without.scale
         noise = _ACTIVATIONS[quantization] * rounding / check.scale
         # The errors of the activations of several products add up as squares.
         check.tolerance = EXACT + max(noise, STEP[quantization] * len(graph.stored) ** 0.5)
@@ -240,7 +279,7 @@ def _folded_norms(model: keras.Model) -> list[np.ndarray]:
     return [keras.ops.convert_to_numpy(x) for x in found]
 
 
-def _allow_last_bits(comparison: Comparison, content: bytes, checks: list[Check]) -> None:
+def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check]) -> None:
     """Raises each `graph_tolerance` to what rounding in float32 explains.
 
     Args:
@@ -256,8 +295,8 @@ def _allow_last_bits(comparison: Comparison, content: bytes, checks: list[Check]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "last-bits.tflite"
         path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
-        other = Comparison(
-            comparison.outputs, load(path), comparison.rows.given, comparison.strategy
+        other = Comparisons(
+            comparison.outputs, load(path), comparison.inputs, comparison.strategy
         )
         for check in checks:
             scale = other.of(check.signature).scale

@@ -16,7 +16,12 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import calls_of, producer
-from keras_tfm.layers import ImageNormalization, SegmentEmbedding, TokenEmbedding
+from keras_tfm.layers import (
+    EndTokenPooling,
+    ImageNormalization,
+    SegmentEmbedding,
+    TokenEmbedding,
+)
 
 
 def input_names(model: keras.Model) -> list[str]:
@@ -99,6 +104,25 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
                     name = inputs[id(x)]
                     sizes[name] = min(size, sizes.get(name, size))
     return sizes
+
+
+def end_tokens(model: keras.Model) -> dict[str, int]:
+    """The end token of each input that an `EndTokenPooling` reads, by name.
+
+    >>> from keras_tfm.generation.model_inputs import end_tokens
+    >>> from keras_tfm.models import clip_text
+    >>> sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+    >>> end_tokens(clip_text(11, end_id=2, **sizes))
+    {'tokens': 2}
+    """
+    inputs = {id(x): name for name, x in input_specs(model).items()}
+    found: dict[str, int] = {}
+    for operation in model.operations:
+        if isinstance(operation, EndTokenPooling) and operation.end_id is not None:
+            for node in calls_of(operation):
+                if id(node.input_tensors[-1]) in inputs:
+                    found[inputs[id(node.input_tensors[-1])]] = operation.end_id
+    return found
 
 
 def with_features(model: keras.Model) -> keras.Model:

@@ -1,10 +1,11 @@
 """Layers: ids or pixels in, features out. Written in `keras.ops`, for all Keras backends."""
 
-from keras_tfm.layers.activations import gelu_tanh
+from keras_tfm.layers.activations import gelu_tanh, quick_gelu
 from keras_tfm.layers.attention import attention
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.end_token_pooling import EndTokenPooling
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.image_normalization import ImageNormalization
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -56,6 +57,7 @@ __all__ = [
     "DecodingScope",
     "DisentangledPositionEmbedding",
     "Dropout",
+    "EndTokenPooling",
     "FeedForward",
     "ImageNormalization",
     "LayerNormalization",
@@ -89,6 +91,7 @@ __all__ = [
     "YaRNScaling",
     "attention",
     "gelu_tanh",
+    "quick_gelu",
     "segment_mask",
     "t5_buckets",
 ]

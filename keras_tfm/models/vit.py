@@ -125,27 +125,7 @@ def vit(
     check_integer("num_layers", num_layers)
     check_integer("num_registers", num_registers, minimum=0)
     check_rate("drop_path", drop_path)
-    size = (None, None) if image_size is None else as_pair("image_size", image_size)
-    grid = _grid(given)
-    pixels = keras.Input((*size, len(image_mean)), name="pixels")
-    x = ImageNormalization(image_mean, image_std, name="normalization")(pixels)
-    patches = PatchEmbedding(
-        dim, patch_size, kernel_initializer=_initializer(), dtype=dtype, name="patches"
-    )(x)
-    prefix = 1 + distillation_token
-    x = PrefixTokens(prefix, initializer=_initializer(), dtype=dtype, name="prefix")(patches)
-    positions = PositionEmbedding2D(
-        grid, prefix, _initializer(), dropout, antialias, dtype=dtype, name="positions"
-    )
-    x = positions(x, patches)
-    if num_registers:
-        x = PrefixTokens(
-            num_registers, prefix, initializer=_initializer(), dtype=dtype, name="registers"
-        )(x)
-    names = [f"encoder_{i}" for i in range(num_layers)]
-    for i, block in enumerate(names):
-        rate = drop_path * i / max(1, num_layers - 1)
-        x = _block(given, block, rate)(x)
+    pixels, x, names = encoded_pixels(given)
     x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="final_norm")(x)
     x = FeaturesMarker("vit", given, blocks=names, dtype=dtype, name="features_marker")(x)
     if not pooler:
@@ -155,6 +135,67 @@ def vit(
     )
     pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(token(x, 0)))
     return Model(pixels, {"features": x, "pooled": pooled}, name=name)
+
+
+def encoded_pixels(
+    given: Mapping[str, Any],
+    prefix: str = "",
+    patch_bias: bool = True,
+    embedding_norm: bool = False,
+) -> tuple[Any, Any, list[str]]:
+    """From pixels to the features after the last block, before any normalisation.
+
+    Args:
+        given: the arguments of `vit` by name.
+        prefix: str, put before the names of all layers.
+        patch_bias: bool, whether the patches' projection has a bias.
+        embedding_norm: bool, whether a normalisation follows the embeddings.
+
+    Returns:
+        The symbolic input, the symbolic features (B, P + N, D), and the names of the blocks.
+    """
+    size, dtype, drop_path = given["image_size"], given["dtype"], given["drop_path"]
+    size = (None, None) if size is None else as_pair("image_size", size)
+    grid, count = _grid(given), 1 + given["distillation_token"]
+    pixels = keras.Input((*size, len(given["image_mean"])), name="pixels")
+    normalization = ImageNormalization(
+        given["image_mean"], given["image_std"], name=f"{prefix}normalization"
+    )
+    patches = PatchEmbedding(
+        given["dim"],
+        given["patch_size"],
+        use_bias=patch_bias,
+        kernel_initializer=_initializer(),
+        dtype=dtype,
+        name=f"{prefix}patches",
+    )(normalization(pixels))
+
+    def tokens(number: int, index: int, name: str) -> PrefixTokens:
+        return PrefixTokens(
+            number, index, initializer=_initializer(), dtype=dtype, name=f"{prefix}{name}"
+        )
+
+    x = tokens(count, 0, "prefix")(patches)
+    positions = PositionEmbedding2D(
+        grid,
+        count,
+        _initializer(),
+        given["dropout"],
+        given["antialias"],
+        dtype=dtype,
+        name=f"{prefix}positions",
+    )
+    x = positions(x, patches)
+    if given["num_registers"]:
+        x = tokens(given["num_registers"], count, "registers")(x)
+    if embedding_norm:
+        x = LayerNormalization(
+            epsilon=given["layer_norm_epsilon"], dtype=dtype, name=f"{prefix}embedding_norm"
+        )(x)
+    blocks = [f"{prefix}encoder_{i}" for i in range(given["num_layers"])]
+    for i, block in enumerate(blocks):
+        x = _block(given, block, drop_path * i / max(1, len(blocks) - 1))(x)
+    return pixels, x, blocks
 
 
 def _initializer() -> Any:

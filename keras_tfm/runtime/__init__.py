@@ -9,9 +9,11 @@ from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.sampling import Sampler
 from keras_tfm.runtime.session import Reply, Session
 from keras_tfm.runtime.text import Hypothesis
+from keras_tfm.runtime.zero_shot import Classification, ZeroShotClassifier
 
 __all__ = [
     "ChatTemplate",
+    "Classification",
     "Detection",
     "Generated",
     "Hypothesis",
@@ -22,5 +24,6 @@ __all__ = [
     "Reply",
     "Sampler",
     "Session",
+    "ZeroShotClassifier",
     "load",
 ]

@@ -1,7 +1,8 @@
 """Checks a caller's inputs and converts them to the shape and dtype of a signature.
 
 An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
-that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN.
+that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one with
+"end_id" an input whose rows must contain that id.
 
 Example:
 
@@ -49,6 +50,13 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
                 raise ValueError(
                     f"{name}: row {i} is empty or only padding (id {expected['pad_id']}): "
                     "the model would return NaN"
+                )
+    if "end_id" in expected:
+        for i, array in enumerate(arrays):
+            if not (array == expected["end_id"]).any():
+                raise ValueError(
+                    f"{name}: row {i} has no end token (id {expected['end_id']}), whose features "
+                    "the model returns"
                 )
     lengths = {len(array) for array in arrays}
     if max(lengths) > shape[1]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_tfm.runtime.image_processor import open_size
+from keras_tfm.runtime.signature_runner import check_one
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
@@ -34,6 +35,7 @@ class Detection(NamedTuple):
 
 def as_pixels(model: Model, images: Any) -> dict[str, Any]:
     """The inputs with pictures as the pixels of the file's image processors."""
+    check_one(model.path, model.signatures)
     processors = model.image_processors
     if not processors:
         raise ValueError(f"{model.path} has no image processor: export it with images=")

@@ -1,26 +1,150 @@
-"""Sentence embeddings of texts, from a file with the head `models.sentence_embedding`."""
+"""Embeddings of texts and pictures: one vector each, for search and zero-shot classification."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from keras_tfm.runtime.text import rows_of_texts
+from keras_tfm.runtime.zero_shot import ZeroShotClassifier
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
 
 
-def embed(model: Model, texts: Any, prompt: str | None) -> np.ndarray:
-    """See `Model.embed`."""
-    head = (model.manifest.get("model") or {}).get("head") or {}
-    if head.get("kind") != "sentence_embedding":
-        raise ValueError(
-            f"{model.path} has no sentence embeddings: expected a model with the head "
-            f"'sentence_embedding', got {head.get('kind')!r}"
-        )
-    prefix = _prefix(model, head["arguments"], prompt)
+class Embeddings:
+    """The methods of `runtime.Model` that return vectors."""
+
+    def embed(self, texts: Any, prompt: str | None = None) -> np.ndarray:
+        """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.
+
+        The model needs the head `keras_tfm.models.sentence_embedding`. Each text runs in the
+        shortest exported length that fits.
+
+        Args:
+            texts: str, or list of B.
+            prompt: str, name of a prompt in the file, "query" for instance, whose text is put
+                before each text; default: the file's default prompt, if it has one.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has no such
+                head, or no such prompt.
+        """
+        model = cast("Model", self)
+        head = _head(model)
+        if head.get("kind") != "sentence_embedding":
+            raise ValueError(
+                f"{model.path} has no sentence embeddings: expected a model with the head "
+                f"'sentence_embedding', got {head.get('kind')!r}"
+            )
+        prefix = _prefix(model, head["arguments"], prompt)
+        return _of_texts(model, texts, prefix)
+
+    def embed_text(self, texts: Any) -> np.ndarray:
+        """The vectors (B, D) of texts, float32, as the model returns them; (D,) for a single text.
+
+        For a file such as one of `models.clip_towers`: of several models, the one with a tokenizer
+        reads the texts. Each text runs in the shortest exported length that fits.
+
+        Args:
+            texts: str, or list of B.
+
+        Raises:
+            TypeError, ModuleNotFoundError: as `generate_text`.
+            ValueError: as `generate_text`; a text is empty; no model, or several models, of the
+                file have a tokenizer; or the model returns something other than one vector a text.
+        """
+        model = _only(cast("Model", self), "tokenizers")
+        arguments = _head(model).get("arguments") or {}
+        is_sentence = _head(model).get("kind") == "sentence_embedding"
+        prefix = _prefix(model, arguments, None) if is_sentence else ""
+        for i, text in enumerate([texts] if isinstance(texts, str) else texts):
+            if isinstance(text, str) and not text.strip():
+                raise ValueError(f"text {i} must have at least one character, got {text!r}")
+        return _of_texts(model, texts, prefix)
+
+    def embed_image(self, images: Any) -> np.ndarray:
+        """The vectors (B, D) of pictures, float32, as the model returns them; (D,) for a single one.
+
+        Of several models in the file, the one with an image processor reads the pictures.
+
+        Args:
+            images: picture, or list of B, as in `predict_images`.
+
+        Raises:
+            FileNotFoundError, TypeError, ModuleNotFoundError: as `predict_images`.
+            ValueError: as `predict_images`; no model, or several models, of the file have an image
+                processor; or the model returns something other than one vector a picture.
+        """
+        model = _only(cast("Model", self), "images")
+        if isinstance(images, dict):
+            raise TypeError("expected a picture or a list of pictures, got a dictionary of inputs")
+        vectors = model.predict_images(images)[_output(model)]
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        return vectors if several else vectors[0]
+
+    def zero_shot(
+        self,
+        labels: Sequence[str],
+        template: str | Sequence[str] = "a photo of a {}",
+        scale: float | None = None,
+    ) -> ZeroShotClassifier:
+        """A classifier of pictures whose classes are given as words, by a model such as CLIP.
+
+        A picture's class is the one whose text has the most similar vector (arXiv:2103.00020,
+        section 3.1). The texts are embedded once, here.
+
+        Args:
+            labels: list of C str, names of the classes.
+            template: str, the text of a class, in which {} stands for its name; or a list of
+                several, whose vectors are averaged.
+            scale: float, factor of the cosine similarities before the softmax, the inverse of the
+                temperature. Default: the learned one in the file, see `models.clip_towers`, or 100.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `embed_text`; a template without {}; the
+                same label twice; or vectors of texts and pictures of different widths.
+        """
+        return ZeroShotClassifier(cast("Model", self), labels, template, scale)
+
+
+def _head(model: Model) -> dict[str, Any]:
+    """The head of a model in its manifest; empty if it has none."""
+    return (model.manifest.get("model") or {}).get("head") or {}
+
+
+def _only(model: Model, field: str) -> Model:
+    """The model itself, or of several in the file the only one with `field` in its manifest."""
+    if not model.models:
+        return model
+    found = {name: one for name, one in model.models.items() if one.manifest.get(field)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    what = {"tokenizers": "a tokenizer", "images": "an image processor"}[field]
+    raise ValueError(
+        f"{model.path} must have one model with {what}, its models are {list(model.models)}, "
+        f"of which these have one: {list(found)}: choose one, such as "
+        f"runtime.load(path).models[{next(iter(model.models))!r}]"
+    )
+
+
+def _output(model: Model) -> str:
+    """The output with one vector a row; of several, the one named "embedding"."""
+    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
+    shapes = {name: x["shape"] for name, x in signature["outputs"].items()}
+    vectors = [name for name, shape in shapes.items() if len(shape) == 2]
+    if "embedding" in vectors or len(shapes) == len(vectors) == 1:
+        return "embedding" if "embedding" in vectors else vectors[0]
+    raise ValueError(
+        f"{model.path} has no embeddings: expected one output (B, D), or one named 'embedding', "
+        f"got {shapes}"
+    )
+
+
+def _of_texts(model: Model, texts: Any, prefix: str) -> np.ndarray:
+    """The vectors of texts, each in the shortest exported length that fits."""
     single = isinstance(texts, str)
     if single:
         texts = [texts]
@@ -29,13 +153,14 @@ def embed(model: Model, texts: Any, prompt: str | None) -> np.ndarray:
     name, rows = rows_of_texts(model, "predict", [prefix + text for text in texts])
     # Grouped by exported length, so that one long text does not make all rows long.
     groups: dict[str, list[int]] = {}
-    runner = model._runner
     for i, row in enumerate(rows):
-        groups.setdefault(runner.choose("predict", {name: [row]})[0], []).append(i)
+        chosen, _ = model._runner.choose("predict", {name: [row]})
+        groups.setdefault(chosen, []).append(i)
     vectors: Any = [None] * len(rows)
+    output = _output(model)
     for signature, members in groups.items():
-        (output,) = model.run(signature, {name: [rows[i] for i in members]}).values()
-        for i, vector in zip(members, output, strict=True):
+        found = model.run(signature, {name: [rows[i] for i in members]})[output]
+        for i, vector in zip(members, found, strict=True):
             vectors[i] = vector
     return vectors[0] if single else np.stack(vectors)
 

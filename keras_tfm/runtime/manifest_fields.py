@@ -17,7 +17,10 @@ from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.image_processor import ImageProcessor
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
-FORMAT = 1
+FORMAT = 2
+# The versions that are written: of a file of one model, and of a file of several models, which older
+# runtimes would take for signatures of one model.
+ONE_MODEL, SEVERAL_MODELS = 1, 2
 # The roles of signatures.
 ROLES = ("predict", "generate", "encode", "prefill", "decode")
 # The kinds of arguments of signatures. Only those of kind "input", the model's inputs, have names
@@ -110,6 +113,7 @@ _INPUT = {
     "pad_id": _ID._replace(optional=True),
     "vocabulary_size": _SIZE._replace(optional=True),
     "needs_token": Field("true or false", lambda x: isinstance(x, bool), optional=True),
+    "end_id": _ID._replace(optional=True),
 }
 _SIGNATURE = {"role": _among(ROLES), "inputs": _TENSORS, "outputs": _TENSORS}
 _STEPPED = {
@@ -133,6 +137,16 @@ _SETTINGS = {
         "transposed": Field("a list of names", _is_names, optional=True),
     },
 }
+_OF_MODEL = {
+    "model": Field("null, or an object with family, arguments and head", _is_model),
+    "images": Field("an object of image processors", _is_images, optional=True),
+    "labels": Field("a list of names", _is_names, optional=True),
+    "tokenizers": Field(
+        "an object of strings",
+        lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),
+        optional=True,
+    ),
+}
 _MANIFEST = {
     "keras_tfm": _NAME,
     "quantization": _among(QUANTIZATIONS),
@@ -141,15 +155,11 @@ _MANIFEST = {
         "an object of sizes",
         lambda x: isinstance(x, dict) and all(_is_integer(size) for size in x.values()),
     ),
-    "model": Field("null, or an object with family, arguments and head", _is_model),
+    **_OF_MODEL,
     "adapters": Field("an object with base and layers", _is_adapters, optional=True),
     "chat_template": Field("an object of texts", _is_chat_template, optional=True),
-    "images": Field("an object of image processors", _is_images, optional=True),
-    "labels": Field("a list of names", _is_names, optional=True),
-    "tokenizers": Field(
-        "an object of strings",
-        lambda x: isinstance(x, dict) and all(isinstance(name, str) for name in x.values()),
-        optional=True,
+    "models": Field(
+        "an object of models", lambda x: isinstance(x, dict) and bool(x), optional=True
     ),
     "tokenizer_options": Field(
         "an object of objects",
@@ -180,6 +190,7 @@ def check_fields(manifest: dict[str, Any], stored: dict[str, Any]) -> None:
     """
     _check("", manifest, _MANIFEST)
     signatures = manifest["signatures"]
+    _check_models(manifest)
     for name, signature in signatures.items():
         place = f"signatures.{name}"
         _check("signatures", signatures, {name: _FIELDS})
@@ -195,6 +206,19 @@ def check_fields(manifest: dict[str, Any], stored: dict[str, Any]) -> None:
     for name, signature in signatures.items():
         if signature["role"] == "prefill" and not targets & signature["inputs"].keys():
             raise ValueError(f"signatures.{name}.inputs lacks the target of a decode signature")
+
+
+def _check_models(manifest: dict[str, Any]) -> None:
+    """Raises unless each signature of a file of several models names one of them."""
+    models = manifest.get("models", {})
+    for name, fields in models.items():
+        _check("models", models, {name: _FIELDS})
+        _check(f"models.{name}", fields, _OF_MODEL)
+    if models:
+        known = {"model": _among(tuple(models))}
+        for name, signature in manifest["signatures"].items():
+            _check("signatures", manifest["signatures"], {name: _FIELDS})
+            _check(f"signatures.{name}", signature, known)
 
 
 def _check(place: str, owner: dict[str, Any], fields: dict[str, Field]) -> None:

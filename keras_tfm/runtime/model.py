@@ -10,7 +10,7 @@ import numpy as np
 from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.detection import Detection, as_pixels, detect
-from keras_tfm.runtime.embedding import embed
+from keras_tfm.runtime.embedding import Embeddings
 from keras_tfm.runtime.generate_signature import Generated, run_generate
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.image_processor import ImageProcessor
@@ -20,7 +20,7 @@ from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.tokenizer import Tokenizer
 
 
-class Model:
+class Model(Embeddings):
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A
@@ -46,6 +46,16 @@ class Model:
         self.path = self._runner.path
         self.manifest = self._runner.manifest
         self.signatures = self._runner.signatures
+        self._whole: tuple[Model, str] | None = None
+
+    @functools.cached_property
+    def models(self) -> dict[str, "Model"]:
+        """The models of a file with several, by name; empty for a file of one model.
+
+        Each works as if it were loaded from a file of its own: `models["text"].predict_text(...)`.
+        They share the weights and LiteRT's memory, which `close` of any of them releases.
+        """
+        return {name: _model_in(self, name) for name in self.manifest.get("models", {})}
 
     def close(self) -> None:
         """Releases LiteRT's memory and the mapped file; a second call does nothing.
@@ -64,6 +74,8 @@ class Model:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle holds the path and loads the file again."""
         _ = self._runner.runners  # raises if the model was closed
+        if self._whole is not None:
+            return _model_in, self._whole
         threads, *paths = self._loaded_with
         return Model, (self.path.absolute(), threads, *(x and Path(x).absolute() for x in paths))
 
@@ -240,23 +252,6 @@ class Model:
         """
         return text.predict_text(self, texts)
 
-    def embed(self, texts: Any, prompt: str | None = None) -> np.ndarray:
-        """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.
-
-        The model needs the head `keras_tfm.models.sentence_embedding`. Each text runs in the
-        shortest exported length that fits.
-
-        Args:
-            texts: str, or list of B.
-            prompt: str, name of a prompt in the file, "query" for instance, whose text is put
-                before each text; default: the file's default prompt, if it has one.
-
-        Raises:
-            TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has no such
-                head, or no such prompt.
-        """
-        return embed(self, texts, prompt)
-
     def chat_prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
         """The prompt of a conversation, in the model's chat template, for `stream_text`.
 
@@ -389,3 +384,15 @@ def load(
     [[7.0]]
     """
     return Model(path, threads, weight_cache, adapter)
+
+
+def _model_in(whole: Model, name: str) -> Model:
+    """One model of a file of several."""
+    model = object.__new__(Model)
+    model.path, model._loaded_with, model._whole = whole.path, whole._loaded_with, (whole, name)
+    model._runner = whole._runner.part(name)
+    model.signatures = model._runner.signatures
+    own = {**whole.manifest["models"][name], "signatures": model.signatures}
+    model.manifest = {**whole.manifest, **own}
+    del model.manifest["models"]
+    return model

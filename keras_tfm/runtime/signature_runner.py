@@ -1,5 +1,6 @@
 """Runs the signatures of one file with LiteRT, one call at a time."""
 
+import copy
 import hashlib
 import threading
 from pathlib import Path
@@ -65,6 +66,16 @@ class SignatureRunner:
         self._copies = weight_cache is not None
         self.lock = threading.RLock()
         self.cache_user = 0
+        self._whole: SignatureRunner | None = None
+
+    def part(self, name: str) -> "SignatureRunner":
+        """The runner of one model in a file of several; both share LiteRT's memory and the lock."""
+        result = copy.copy(self)
+        result.signatures = {
+            key: x for key, x in self.signatures.items() if x.get("model") == name
+        }
+        result._whole = self
+        return result
 
     def content(self) -> bytes:
         """The bytes of the file, with the adapter."""
@@ -84,6 +95,8 @@ class SignatureRunner:
 
     def close(self) -> None:
         """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""
+        if self._whole is not None:
+            self._whole.close()
         with self.lock:
             self._runners = self._source = None
 
@@ -94,9 +107,10 @@ class SignatureRunner:
         Raises:
             ValueError: the model was closed.
         """
-        if self._runners is None:
+        runners = self._runners if self._whole is None else self._whole._runners
+        if runners is None:
             raise ValueError(f"{self.path}: the model was closed")
-        return self._runners
+        return runners
 
     def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of signature `name`, by name, for any number of rows."""
@@ -138,6 +152,7 @@ class SignatureRunner:
 
     def names(self, role: str) -> list[str]:
         """The signatures of a role, shortest first; at least one."""
+        check_one(self.path, self.signatures)
         names = by_length(self.signatures, role)
         if not names:
             raise ValueError(
@@ -166,3 +181,20 @@ class SignatureRunner:
         if self._copies:
             return CopiedBuffers(runner, self.signatures[name])
         return Buffers(runner)
+
+
+def check_one(path: str | Path, signatures: dict[str, dict[str, Any]]) -> None:
+    """Raises a ValueError if the signatures belong to several models of a file.
+
+    >>> from keras_tfm.runtime.signature_runner import check_one
+    >>> check_one("two.tflite", {"image": {"model": "image"}, "text": {"model": "text"}})
+    Traceback (most recent call last):
+    ValueError: two.tflite holds the models ['image', 'text']: choose one, such as \
+runtime.load(path).models['image']
+    """
+    models = list(dict.fromkeys(x.get("model") for x in signatures.values()))
+    if len(models) > 1:
+        raise ValueError(
+            f"{path} holds the models {models}: choose one, such as "
+            f"runtime.load(path).models[{models[0]!r}]"
+        )

@@ -16,6 +16,7 @@ from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import is_ids
 from keras_tfm.runtime.host_loop import by_length, end_ids_of
 from keras_tfm.runtime.sampling import Choose, Sampler
+from keras_tfm.runtime.signature_runner import check_one
 from keras_tfm.runtime.tokenizer import (
     Tokenizer,
     prompt_ids,
@@ -48,7 +49,9 @@ def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
     """The tokenizers in a file, by input."""
     entries: dict[str, str] = model.manifest.get("tokenizers", {})
     options: dict[str, Any] = model.manifest.get("tokenizer_options", {})
-    contents = manifests.read_entries(model.path, model.manifest, entries.values())
+    # The manifest of the file, of which a model in a file of several has a part.
+    whole = model._runner.manifest
+    contents = manifests.read_entries(model.path, whole, entries.values())
     made: dict[str, Tokenizer] = {}
     for entry in contents:
         made[entry] = read(entry, contents[entry], options.get(entry))
@@ -200,6 +203,7 @@ class _Generation:
 
 def _lengths(model: Model, role: str) -> dict[str, int | None]:
     """The maximum number of ids of each input of a role; None for an input of another kind."""
+    check_one(model.path, model.signatures)
     names = by_length(model.signatures, role)
     if not names:
         raise ValueError(f"{model.path} has no signature {role!r}, it has {list(model.signatures)}")

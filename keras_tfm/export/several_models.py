@@ -1,0 +1,272 @@
+"""Several models in one .tflite file: each a signature, all with one manifest."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_tfm.export import files
+from keras_tfm.export.carried_tokenizers import Carried, carry
+from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.gpu_graph import for_gpu
+from keras_tfm.export.image_entries import image_entries, label_entry
+from keras_tfm.export.model_group import ModelGroup
+from keras_tfm.export.quantization import Quantization
+from keras_tfm.export.report import Report
+from keras_tfm.export.request import ExportArguments, Request
+from keras_tfm.export.signatures import Signature, make_signatures
+from keras_tfm.export.verification import Verification
+from keras_tfm.export.verification import verify as verify_file
+from keras_tfm.export.written_file import written
+from keras_tfm.generation.model_inputs import image_inputs, input_specs
+from keras_tfm.models.identity import describe
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime import manifest as manifests
+
+# What a file of several models cannot have: generation, and what belongs to a single model.
+_SINGLE = (
+    *("signatures", "detokenizer", "chat_template", "separate_adapters"),
+    *("start_id", "end_id", "max_length", "prompt_length", "target", "strategy", "whole_caches"),
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a file, with its arguments.
+
+    Attributes:
+        model: the functional model.
+        request: the checked arguments.
+        signatures: its signatures, named after the model.
+        carried: its tokenizers.
+        manifest: its entry in the manifest's "models", without tokenizers.
+    """
+
+    model: keras.Model
+    request: Request
+    signatures: list[Signature]
+    carried: Carried
+    manifest: dict[str, Any]
+
+
+def export_models(
+    models: Mapping[str, Any],
+    path: Path,
+    quantization: str,
+    representative_data: Any,
+    custom_operators: bool,
+    verify: bool,
+    options: Mapping[str, Any],
+    arguments: ExportArguments,
+) -> Report:
+    """`export_tflite` of several models.
+
+    Args:
+        options: the other arguments of `export_tflite` by name.
+        arguments: those of `ExportArguments`.
+    """
+    models = check_models(models, {**options, **arguments})
+    group = ModelGroup(models)
+    quantized = Quantization(
+        group, quantization, options["keep_float"], representative_data, options["keep_int8"]
+    )
+    manifests.import_litert("interpreter")
+    files.check_file(path, options["overwrite"])
+    found = members(
+        models, arguments, options["tokenizer"], options["images"], options["labels"]
+    )
+    made = [signature for x in found.values() for signature in x.signatures]
+    for member in found.values():
+        quantized.check_request(member.request)
+    quantized.read_data(made)
+    content = convert(group, made, quantized, custom_operators)
+    if arguments.get("accelerator") == "gpu":
+        content = for_gpu(content)
+    described, tokenizers = manifest_entries(found)
+    manifest = {**manifest_of(group, content, made, quantization), **described}
+    content = flatbuffer.add_manifest(content, manifest, tokenizers, own_names(made))
+
+    def verified(new: Path, folder: Path) -> Verification:
+        return verify_file(models, new, options["verify_inputs"], options["tolerance"])
+
+    return written(
+        path, content, manifest, options["overwrite"], custom_operators, verified if verify else None
+    )
+
+
+def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, keras.Model]:
+    """The models in float32, by name.
+
+    Args:
+        models: the mapping given to `export_tflite`.
+        given: the other arguments of the export by name.
+
+    Raises:
+        ValueError: fewer than two models; a name that cannot be a signature's; an argument that is
+            for a file of one model.
+        TypeError: a model is not functional.
+    """
+    if len(models) < 2:
+        raise ValueError(
+            f"expected two or more models by name, got {list(models)}: give a single model itself"
+        )
+    for name in models:
+        if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
+            raise ValueError(
+                "the name of a model becomes that of its signature: expected letters, digits and "
+                f"underscores, beginning with a letter, got {name!r}"
+            )
+    used = [name for name in _SINGLE if given.get(name) not in (None, False)]
+    if used:
+        raise ValueError(
+            f"{used[0]} is for a file of one model, got {used[0]}={given[used[0]]!r} with the models "
+            f"{list(models)}: in a file of several, each has one full pass, as 'predict' of a file "
+            "of its own; export a model that generates text into a file of its own"
+        )
+    result = {}
+    for name, model in models.items():
+        try:
+            result[name] = exportable(model)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"model {name!r}: {error}") from error
+    return result
+
+
+def members(
+    models: Mapping[str, keras.Model],
+    arguments: ExportArguments,
+    tokenizer: Any,
+    images: Any,
+    labels: Any,
+) -> dict[str, Member]:
+    """The models of a file with their arguments, by name.
+
+    Args:
+        models: functional models in float32.
+        arguments: as given to `export_tflite`; `source_length` may be a dictionary by model.
+        tokenizer, images, labels: each for the only model that it fits, or a dictionary by model.
+
+    Raises:
+        TypeError, ValueError: as `export_tflite`; the error names the model.
+    """
+    reads_text = [name for name, x in models.items() if _reads_ids(x)]
+    reads_pictures = [name for name, x in models.items() if image_inputs(x)]
+    with_lengths = [name for name, x in models.items() if _has_open_length(x)]
+    lengths = arguments.get("source_length")
+    by_model = {
+        "tokenizer": _by_model("tokenizer", models, tokenizer, reads_text, shared=True),
+        "images": _by_model("images", models, images, reads_pictures),
+        "labels": _by_model("labels", models, labels, list(models)),
+        "source_length": _by_model("source_length", models, lengths, with_lengths, shared=True),
+    }
+    result = {}
+    for name, model in models.items():
+        own = {key: x.get(name) for key, x in by_model.items()}
+        try:
+            request = Request(
+                model, ["predict"], **{**arguments, "source_length": own["source_length"]}
+            )
+            signatures = [
+                replace(
+                    signature,
+                    name=name + signature.name.removeprefix("predict"),
+                    settings={**signature.settings, "model": name},
+                )
+                for signature in make_signatures(request)
+            ]
+            result[name] = Member(
+                model,
+                request,
+                signatures,
+                carry(request, own["tokenizer"], None),
+                {
+                    "model": describe(model),
+                    **image_entries(model, own["images"]),
+                    **label_entry(model, own["labels"]),
+                },
+            )
+        except (TypeError, ValueError, FileNotFoundError) as error:
+            raise type(error)(f"model {name!r}: {error}") from error
+    names = [signature.name for x in result.values() for signature in x.signatures]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"the signatures of all models must have different names, got {twice[0]!r} twice: "
+            "rename a model"
+        )
+    return result
+
+
+def manifest_entries(found: Mapping[str, Member]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The manifest's entries of the models and their tokenizers, and the tokenizers' bytes.
+
+    A tokenizer that several models have is stored once.
+    """
+    contents: dict[str, bytes] = {}
+    options: dict[str, Any] = {}
+    models = {}
+    for name, member in found.items():
+        models[name] = dict(member.manifest)
+        carried = member.carried.manifest
+        given = carried.get("tokenizer_options", {})
+        renamed = {}
+        for entry, content in member.carried.entries.items():
+            known = [
+                key
+                for key, x in contents.items()
+                if x == content and options.get(key) == given.get(entry)
+            ]
+            new = known[0] if known else entry if entry not in contents else f"{name}_{entry}"
+            renamed[entry] = new
+            contents[new] = content
+            if entry in given:
+                options[new] = given[entry]
+        if renamed:
+            tokenizers = carried["tokenizers"]
+            models[name]["tokenizers"] = {key: renamed[x] for key, x in tokenizers.items()}
+    entries = {"models": models, "model": None}
+    return entries | ({"tokenizer_options": options} if options else {}), contents
+
+
+def _reads_ids(model: keras.Model) -> bool:
+    return any("int" in x.dtype and x.ndim == 2 for x in input_specs(model).values())
+
+
+def _has_open_length(model: keras.Model) -> bool:
+    return any(None in x.shape[1:] for x in input_specs(model).values())
+
+
+def _by_model(
+    argument: str,
+    models: Mapping[str, Any],
+    given: Any,
+    fitting: Sequence[str],
+    shared: bool = False,
+) -> dict[str, Any]:
+    """An argument by model: a dictionary by model, or one value for the models that it fits.
+
+    Args:
+        argument: its name, for errors.
+        models: the models by name.
+        given: the value.
+        fitting: the models that one value may be for.
+        shared: bool, whether one value may be for several models.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in models]
+        if unknown:
+            raise ValueError(
+                f"{argument} must be a dictionary by model, of {list(models)}, got {list(given)}"
+            )
+        return dict(given)
+    if not fitting or (len(fitting) > 1 and not shared):
+        raise ValueError(
+            f"{argument} must be a dictionary by model, as it fits {list(fitting) or 'none'} of "
+            f"{list(models)}, got {type(given).__name__}"
+        )
+    return dict.fromkeys(fitting, given)

@@ -1,0 +1,45 @@
+"""Writes the bytes of a .tflite file with its manifest, after the file was verified."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.export import files
+from keras_tfm.export.report import Report
+from keras_tfm.export.verification import Verification
+from keras_tfm.runtime.inspection import inspected
+
+_log = logging.getLogger(__name__)
+
+
+def written(
+    path: Path,
+    content: bytes,
+    manifest: Mapping[str, Any],
+    overwrite: bool,
+    custom_operators: bool,
+    verified: Callable[[Path, Path], Verification] | None,
+) -> Report:
+    """Writes a file completely or not at all, and returns its report.
+
+    Args:
+        path: where to write it.
+        content: the bytes, with the manifest.
+        manifest: the manifest.
+        overwrite: bool, whether to replace a file that is not an earlier export.
+        custom_operators: bool, whether the file may have operators that LiteRT lacks; one that has
+            is not verified.
+        verified: function of the file and of a temporary folder that compares the file with its
+            model, and raises if it differs. None: the file is not verified.
+    """
+    _log.info("counting operators")
+    report = Report(**inspected(path, content, dict(manifest)))
+    with files.temporary_folder(files.real(path).parent) as folder:
+        new = folder / "new"
+        files.write(new, content)
+        if verified is not None and not (custom_operators and report.custom_operators):
+            report.verification = verified(new, folder)
+            report.verification.path = str(path)
+        files.replace_file(new, path, overwrite)
+    return report
