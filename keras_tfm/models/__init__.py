@@ -3,6 +3,8 @@
 from keras_tfm.models.albert import albert
 from keras_tfm.models.bart import bart
 from keras_tfm.models.bert import bert
+from keras_tfm.models.clip import clip, clip_towers
+from keras_tfm.models.clip_encoders import clip_image, clip_text
 from keras_tfm.models.deberta import deberta
 from keras_tfm.models.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.distilbert import distilbert
@@ -40,6 +42,10 @@ __all__ = [
     "backbone",
     "bart",
     "bert",
+    "clip",
+    "clip_image",
+    "clip_text",
+    "clip_towers",
     "deberta",
     "describe",
     "detr",

@@ -25,7 +25,7 @@ Tensor = Any
 # The mean and standard deviation of the pixels in the original's training data.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-# Kind of the head that makes embeddings, and its input among the layers of a tower.
+# The kind of the head that makes embeddings.
 HEAD = "embedding"
 # The arguments of `vit` that CLIP's image encoder does not have.
 _PLAIN_VIT = {
@@ -206,9 +206,8 @@ def _output(given: Mapping[str, Any], tower: str, features: Tensor, pool: Any) -
     if dim is None:
         marker = PooledMarker(dtype=dtype, name=f"{tower}_pooled_marker")
         return {"features": features, "pooled": marker(pool(features))}
-    marker = HeadMarker(
-        HEAD, {"projection_dim": dim, "scale": None}, dtype=dtype, name=f"{tower}_head_marker"
-    )
+    kept = {"projection_dim": dim}
+    marker = HeadMarker(HEAD, kept, dtype=dtype, name=f"{tower}_head_marker")
     projection = keras.layers.Dense(
         dim,
         use_bias=False,
@@ -216,12 +215,9 @@ def _output(given: Mapping[str, Any], tower: str, features: Tensor, pool: Any) -
         dtype=dtype,
         name=f"{tower}_projection",
     )
-    return unit(f"{tower}_embedding", dtype)(projection(pool(marker(features))))
-
-
-def unit(name: str, dtype: Any = None) -> keras.layers.Layer:
-    """The layer that divides vectors by their Euclidean norm."""
-    return keras.layers.UnitNormalization(dtype=dtype, name=name)
+    # float32: products of bfloat16 vectors would be off by up to 0.01, times the scale.
+    normalize = keras.layers.UnitNormalization(dtype="float32", name=f"{tower}_normalize")
+    return normalize(projection(pool(marker(features))))
 
 
 def _marked(family: str, given: Mapping[str, Any], x: Tensor, **parts: Any) -> Tensor:

@@ -142,6 +142,14 @@ class EncodedMarker(FeaturesMarker):
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+class PairMarker(FeaturesMarker):
+    """Carries the identity of a model of two towers, such as `clip`; each has a marker of its own.
+
+    The model has no features of its own.
+    """
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
 class PooledMarker(Marker):
     """Marks the pooled vector (B, D) of a whole sequence."""
 
@@ -218,7 +226,8 @@ def describe(model: keras.Model) -> dict[str, Any] | None:
 
 def identity_of(model: keras.Model) -> Identity:
     """The identity of a functional model; an empty one for any other model."""
-    marker = features_marker(model)
+    pair = _markers(model, PairMarker)
+    marker = pair[-1] if pair else features_marker(model)
     return Identity() if marker is None else marker.identity
 
 

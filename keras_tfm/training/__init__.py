@@ -1,5 +1,6 @@
 """Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
+from keras_tfm.training.contrastive import ContrastiveLoss
 from keras_tfm.training.detection import DetectionLoss
 from keras_tfm.training.dino import DINO
 from keras_tfm.training.generation_scores import GenerationScores
@@ -16,6 +17,7 @@ from keras_tfm.training.terminate_on_nan import TerminateOnNaN
 from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
 __all__ = [
+    "ContrastiveLoss",
     "DINO",
     "DetectionLoss",
     "GenerationScores",
