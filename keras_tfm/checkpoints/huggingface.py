@@ -14,6 +14,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.albert import ALBERT
 from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
 from keras_tfm.checkpoints.bert import BERT
+from keras_tfm.checkpoints.clip import CLIP, CLIP_IMAGE, CLIP_TEXT
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.deberta import DEBERTA
 from keras_tfm.checkpoints.detr import DETR
@@ -49,8 +50,10 @@ _DECODERS = (
 )
 _ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN)
 _VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR)
+_IMAGE_AND_TEXT = (CLIP, CLIP_IMAGE, CLIP_TEXT)
 FAMILIES: dict[str, Family] = {
-    x.model_type: x for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS, *_VISION)
+    x.model_type: x
+    for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS, *_VISION, *_IMAGE_AND_TEXT)
 }
 
 
@@ -70,7 +73,7 @@ def load_huggingface(
             "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
             "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
             "mbart", "pegasus", "marian", "vit", "deit", "dinov2", "dinov2_with_registers",
-            "resnet" or "detr".
+            "resnet", "detr", "clip", "clip_text_model" or "clip_vision_model".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -86,7 +89,8 @@ def load_huggingface(
             "MarianMTModel" and "MarianModel". For images: "ViTModel", "DeiTModel", "Dinov2Model",
             "Dinov2WithRegistersModel", "ResNetModel", and each with "ForImageClassification"
             instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrModel" and
-            "DetrForObjectDetection".
+            "DetrForObjectDetection". "CLIPModel", and "CLIPTextModel" and "CLIPVisionModel", each
+            also with "WithProjection", whose embeddings have length 1 here.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 

@@ -1,5 +1,6 @@
 """`preprocessor_config.json`: how pictures are resized and normalised, both ways."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,22 @@ _WITHOUT = {
 }
 
 
-def image_statistics(config: Config) -> dict[str, Any]:
+def image_statistics(
+    config: Config, mean: Sequence[float] = (), std: Sequence[float] = ()
+) -> dict[str, Any]:
     """The builder's `image_mean` and `image_std`: the folder's, or 0.5 for every channel.
+
+    Args:
+        config: the folder's configuration.
+        mean, std: those of a folder without the file, if they have a value for each channel.
 
     Raises:
         ValueError: the file has values that the model's `ImageNormalization` cannot have.
     """
     channels = config.integer("num_channels", 3)
     settings = _Settings(config.file.with_name(FILE))
+    if not settings.fields and len(mean) == channels:
+        return {"image_mean": list(mean), "image_std": list(std)}
     mean, std = (settings.statistic(name, channels) for name in ("image_mean", "image_std"))
     if not settings.fields.get("do_normalize", True):
         mean, std = [0.0] * channels, [1.0] * channels

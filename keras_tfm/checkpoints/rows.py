@@ -146,7 +146,8 @@ class Entry:
         """Converts the weight's value to a dict of the tensors' values."""
         parts = self._parts(value)
         return {
-            name: np.ascontiguousarray(part) for name, part in zip(self.tensors, parts, strict=True)
+            name: np.ascontiguousarray(part).reshape(part.shape)  # it makes scalars (1,)
+            for name, part in zip(self.tensors, parts, strict=True)
         }
 
     def _parts(self, value: np.ndarray) -> tuple[np.ndarray, ...]:
