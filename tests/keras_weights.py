@@ -31,7 +31,7 @@ def randomize(layer, seed=0):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "scale", "beta", "bias"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
-        elif kind in ("queries", "moving_mean"):
+        elif kind in ("queries", "moving_mean", "logit_scale"):
             values = rng.normal(size=weight.shape)
         elif kind == "moving_variance":
             values = rng.uniform(0.5, 1.5, size=weight.shape)

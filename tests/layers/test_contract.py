@@ -17,6 +17,7 @@ from keras_tfm.layers import (
     AttentionPosition,
     DisentangledPositionEmbedding,
     Dropout,
+    EndTokenPooling,
     FeedForward,
     ImageNormalization,
     LayerNormalization,
@@ -216,6 +217,7 @@ CASES = {
     ),
     "SegmentEmbedding, one": Case(SegmentEmbedding, {"num_segments": 3}, (X,)),
     "SequencePooling": Case(SequencePooling, {"mode": "weighted_mean"}, (X,)),
+    "EndTokenPooling": Case(EndTokenPooling, {"end_id": int(IDS[0, 2])}, (X, IDS)),
     "Dropout": Case(Dropout, {"rate": 0.3, "seed": 5}, (X,)),
     "PositionalEncoding": Case(PositionalEncoding, {"max_wavelength": 50.0, "dropout": 0.3}, (X,)),
     "FeedForward": Case(
@@ -274,7 +276,7 @@ LEARNING = {
     for name, case in CASES.items()
     if case.layer
     not in (
-        *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling),
+        *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
         *(ImageNormalization, RandomResizedCrop),
     )
 }
@@ -379,7 +381,9 @@ def test_lengths_may_be_unknown(case):
     batch = 1 if case.layer is PositionalEncoding2D else None
     length = expected.shape[1] if case.layer is RandomResizedCrop else None
     assert y.shape == (
-        (None, D) if case.layer is SequencePooling else (batch, length, *expected.shape[2:])
+        (None, D)
+        if case.layer in (SequencePooling, EndTokenPooling)
+        else (batch, length, *expected.shape[2:])
     )
     # As the same sums in another order.
     assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)
