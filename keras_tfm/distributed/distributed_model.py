@@ -40,9 +40,9 @@ class DistributedModel(keras.Model):
         given: Any = args[1] if len(args) > 1 else kwargs.get("loss")
         if gradient_accumulation_steps > 1 and getattr(given, "compares_rows", False):
             raise ValueError(
-                f"gradient_accumulation_steps must be 1 with {getattr(given, 'name', given)}, which "
-                "compares each row with all rows of the batch: a part of it has fewer negatives, "
-                f"got {gradient_accumulation_steps}"
+                "gradient_accumulation_steps must be 1 with "
+                f"{getattr(given, 'name', given)}, which compares each row with all rows of the "
+                f"batch: a part of it has fewer negatives, got {gradient_accumulation_steps}"
             )
         if not getattr(given, "supports_jit", True):
             if kwargs.get("jit_compile") is True:

@@ -5,10 +5,11 @@ Example:
 >>> import keras
 >>> from keras_tfm.export.model_group import ModelGroup
 >>> x = keras.Input((2,))
->>> dense = keras.layers.Dense(3)
->>> group = ModelGroup({"one": keras.Model(x, dense(x)), "other": keras.Model(x, dense(dense(x[:, :2])[:, :2]))})
->>> group.name, len(group.weights)
-('one and other', 2)
+>>> shared = keras.layers.Dense(3)(x)
+>>> one, other = keras.Model(x, shared), keras.Model(x, keras.layers.Dense(5)(shared))
+>>> group = ModelGroup({"one": one, "other": other})
+>>> group.name, len(group.weights)  # two kernels and two biases
+('one and other', 4)
 """
 
 from collections.abc import Mapping

@@ -75,9 +75,7 @@ def export_models(
     )
     manifests.import_litert("interpreter")
     files.check_file(path, options["overwrite"])
-    found = members(
-        models, arguments, options["tokenizer"], options["images"], options["labels"]
-    )
+    found = members(models, arguments, options["tokenizer"], options["images"], options["labels"])
     made = [signature for x in found.values() for signature in x.signatures]
     for member in found.values():
         quantized.check_request(member.request)
@@ -93,7 +91,12 @@ def export_models(
         return verify_file(models, new, options["verify_inputs"], options["tolerance"])
 
     return written(
-        path, content, manifest, options["overwrite"], custom_operators, verified if verify else None
+        path,
+        content,
+        manifest,
+        options["overwrite"],
+        custom_operators,
+        verified if verify else None,
     )
 
 
@@ -122,9 +125,9 @@ def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
     used = [name for name in _SINGLE if given.get(name) not in (None, False)]
     if used:
         raise ValueError(
-            f"{used[0]} is for a file of one model, got {used[0]}={given[used[0]]!r} with the models "
-            f"{list(models)}: in a file of several, each has one full pass, as 'predict' of a file "
-            "of its own; export a model that generates text into a file of its own"
+            f"{used[0]} is for a file of one model, got {used[0]}={given[used[0]]!r} with the "
+            f"models {list(models)}: in a file of several, each has one full pass, as 'predict' of a "
+            "file of its own; export a model that generates text into a file of its own"
         )
     result = {}
     for name, model in models.items():
@@ -166,9 +169,8 @@ def members(
     for name, model in models.items():
         own = {key: x.get(name) for key, x in by_model.items()}
         try:
-            request = Request(
-                model, ["predict"], **{**arguments, "source_length": own["source_length"]}
-            )
+            own_arguments: Any = {**arguments, "source_length": own["source_length"]}
+            request = Request(model, ["predict"], **own_arguments)
             signatures = [
                 replace(
                     signature,

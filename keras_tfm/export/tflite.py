@@ -163,8 +163,8 @@ def export_tflite(
     path = Path(path)
     if isinstance(model, Mapping):
         options = dict(locals())
-        names = ("quantization", "representative_data", "custom_operators", "verify")
-        chosen = {name: options[name] for name in names}
+        passed = ("quantization", "representative_data", "custom_operators", "verify")
+        chosen = {name: options[name] for name in passed}
         return export_models(model, path, **chosen, options=options, arguments=arguments)
     model = exportable(model, merge_adapters=not separate_adapters)
     quantized = Quantization(model, quantization, keep_float, representative_data, keep_int8)
@@ -222,5 +222,6 @@ def export_tflite(
             adapter = save_adapter(model, folder / "adapter") if separate_adapters else None
             return verify_file(model, new, verify_inputs, tolerance, request.strategy, adapter)
 
-    return written(path, content, manifest, overwrite, custom_operators, verified if verify else None)
-
+    return written(
+        path, content, manifest, overwrite, custom_operators, verified if verify else None
+    )

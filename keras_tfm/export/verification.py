@@ -176,7 +176,7 @@ def verify(
 def _pairs(
     model: Any, file: Model, inputs: dict[str, Any] | None, merge_adapters: bool
 ) -> dict[str, tuple[keras.Model, Model]]:
-    """Each model in float32 with its part of the file, after both were checked; "" is the only one."""
+    """Each model in float32 with its part of the file, both checked; "" is the only one."""
     several = isinstance(model, Mapping)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if several != bool(file.models) or (several and set(models) != set(file.models)):
@@ -204,9 +204,7 @@ def _pairs(
     return result
 
 
-def _compare_rounding(
-    found: "Comparisons", checks: list[Check], tolerance: float | None
-) -> None:
+def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: float | None) -> None:
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
     file, quantization = found.file, found.file.manifest["quantization"]
     weights = ModelWeights(
@@ -295,9 +293,7 @@ def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "last-bits.tflite"
         path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
-        other = Comparisons(
-            comparison.outputs, load(path), comparison.inputs, comparison.strategy
-        )
+        other = Comparisons(comparison.outputs, load(path), comparison.inputs, comparison.strategy)
         for check in checks:
             scale = other.of(check.signature).scale
             _, worst = _distances(

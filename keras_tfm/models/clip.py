@@ -119,9 +119,13 @@ def clip(
         "end_id": end_id,
         **shared,
     }
-    pixels, images = image_tower(_arguments("image", clip_image, of_image, image))
-    tokens, texts = text_tower(_arguments("text", clip_text, of_text, text))
-    images = PairMarker("clip", given, dtype="float32", name="pair_marker")(images)
+    pixels_arguments = _arguments("image", clip_image, of_image, image)
+    tokens_arguments = _arguments("text", clip_text, of_text, text)
+    pixels, images = image_tower(pixels_arguments)
+    tokens, texts = text_tower(tokens_arguments)
+    depths = (("image", pixels_arguments["num_layers"]), ("text", tokens_arguments["num_layers"]))
+    blocks = [f"{tower}_encoder_{i}" for tower, depth in depths for i in range(depth)]
+    images = PairMarker("clip", given, blocks=blocks, dtype="float32", name="pair_marker")(images)
     scale = LogitScale(logit_scale, name="logit_scale")(images)
     outputs = {"image_embedding": images, "text_embedding": texts, "scale": scale}
     return Model({"pixels": pixels, "tokens": tokens}, outputs, name=name)

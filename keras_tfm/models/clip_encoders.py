@@ -188,7 +188,11 @@ def text_tower(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
         name="text_embedding",
     )(tokens)
     positions = PositionEmbedding(
-        given["max_length"], _initializer(0.01), given["dropout"], dtype=dtype, name="text_positions"
+        given["max_length"],
+        _initializer(0.01),
+        given["dropout"],
+        dtype=dtype,
+        name="text_positions",
     )
     x = positions(x)
     blocks = [f"text_encoder_{i}" for i in range(given["num_layers"])]

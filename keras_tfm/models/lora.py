@@ -74,7 +74,8 @@ def enable_lora(
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         raise ValueError(f"names must be of {', '.join(known)}, got {unknown or wanted}")
-    for layer in sublayers(backbone(model)):
+    # A model of two towers, such as `clip`, has no features: all of it is the backbone.
+    for layer in sublayers(model if model.features is None else backbone(model)):
         for variable in own_trainable_variables(layer):
             variable.trainable = False
     adapted = [layer for layer in projections if layer.name in wanted]

@@ -1,8 +1,8 @@
 """Checks a caller's inputs and converts them to the shape and dtype of a signature.
 
 An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
-that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one with
-"end_id" an input whose rows must contain that id.
+that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one
+with "end_id" is an input whose rows must contain that id.
 
 Example:
 

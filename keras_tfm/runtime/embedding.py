@@ -66,7 +66,7 @@ class Embeddings:
         return _of_texts(model, texts, prefix)
 
     def embed_image(self, images: Any) -> np.ndarray:
-        """The vectors (B, D) of pictures, float32, as the model returns them; (D,) for a single one.
+        """The vectors (B, D) of pictures, float32, as the model returns them; (D,) for one.
 
         Of several models in the file, the one with an image processor reads the pictures.
 

@@ -18,8 +18,8 @@ from keras_tfm.runtime.image_processor import ImageProcessor
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
 FORMAT = 2
-# The versions that are written: of a file of one model, and of a file of several models, which older
-# runtimes would take for signatures of one model.
+# The versions that are written: of a file of one model, and of a file of several models, which
+# older runtimes would take for signatures of one model.
 ONE_MODEL, SEVERAL_MODELS = 1, 2
 # The roles of signatures.
 ROLES = ("predict", "generate", "encode", "prefill", "decode")

@@ -71,9 +71,7 @@ class SignatureRunner:
     def part(self, name: str) -> "SignatureRunner":
         """The runner of one model in a file of several; both share LiteRT's memory and the lock."""
         result = copy.copy(self)
-        result.signatures = {
-            key: x for key, x in self.signatures.items() if x.get("model") == name
-        }
+        result.signatures = {key: x for key, x in self.signatures.items() if x.get("model") == name}
         result._whole = self
         return result
 

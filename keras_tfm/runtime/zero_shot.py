@@ -64,7 +64,9 @@ class ZeroShotClassifier:
             raise ValueError(f"labels must be one or more different texts, got {self.labels}")
         empty = [i for i, label in enumerate(self.labels) if not label.strip()]
         if empty:
-            raise ValueError(f"a label must have at least one character, but label {empty[0]} has none")
+            raise ValueError(
+                f"a label must have at least one character, but label {empty[0]} has none"
+            )
         self.scale = _scale_of(model) if scale is None else float(scale)
         texts = [x.replace("{}", label) for x in templates for label in self.labels]
         vectors = _unit(model.embed_text(texts))

@@ -17,8 +17,8 @@ from keras_tfm.training.terminate_on_nan import TerminateOnNaN
 from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
 __all__ = [
-    "ContrastiveLoss",
     "DINO",
+    "ContrastiveLoss",
     "DetectionLoss",
     "GenerationScores",
     "LabelSmoothedCrossEntropy",

@@ -110,8 +110,10 @@ class ContrastiveLoss(keras.losses.Loss):
             )
         images, texts = (ops.cast(y_pred[name], "float32") for name in OUTPUTS)
         pairs = zip(images.shape, texts.shape, strict=False)
-        if len(images.shape) != 2 or len(texts.shape) != 2 or any(
-            a != b for a, b in pairs if None not in (a, b)
+        if (
+            len(images.shape) != 2
+            or len(texts.shape) != 2
+            or any(a != b for a, b in pairs if None not in (a, b))
         ):
             raise ValueError(
                 f"{self.name}: image_embedding and text_embedding must have the same shape (B, E), "

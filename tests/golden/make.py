@@ -1,26 +1,29 @@
-"""Writes the golden file of the current manifest format: a small model, and what it answers.
+"""Writes the golden files of the manifest formats: small models, and what they answer.
 
     python tests/golden/make.py
 
-It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the answers of Keras. Run
-it once for each format, when `FORMAT` of keras_tfm/runtime/manifest_fields.py increases, and commit
-both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads all of them.
+It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the answers of Keras, for
+the formats that have no file yet. Run it when `FORMAT` of keras_tfm/runtime/manifest_fields.py
+increases, and commit both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads
+all of them. Format 1 is a file of one model, format 2 one of several.
 """
 
 import json
 import lzma
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
-from keras_tfm.models import transformer
-from keras_tfm.runtime.manifest_fields import FORMAT, ROLES
+from keras_tfm.models import clip, clip_towers, transformer
+from keras_tfm.runtime import ImageProcessor
+from keras_tfm.runtime.manifest_fields import ONE_MODEL, ROLES, SEVERAL_MODELS
 
 FOLDER = Path(__file__).parent
 SOURCES = [[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [2, 0, 0, 0, 0]]
@@ -29,9 +32,8 @@ TEXTS = ["abba", "hd"]
 SIZES = {"source_length": 5, "max_length": 9, "start_id": 1, "end_id": 2, "prompt_length": 3}
 
 
-def model() -> keras.Model:
+def filled(result: keras.Model) -> keras.Model:
     """Weights are sines of their index, so that nothing depends on a random generator."""
-    result = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=12)
     for number, weight in enumerate(result.weights):
         values = np.sin(9.0 * np.arange(np.prod(weight.shape)) ** 1.5 + number)
         scale = 0.7 if len(weight.shape) > 1 else 0.3
@@ -50,19 +52,27 @@ def letters() -> Tokenizer:
     return result
 
 
-def main() -> None:
-    trained, tokenizer = model(), letters()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.tflite")
-        print(export_tflite(trained, path, ROLES, tokenizer=tokenizer, **SIZES))
-        (FOLDER / f"format_{FORMAT}.tflite.xz").write_bytes(lzma.compress(path.read_bytes()))
+def letters_with_end() -> Tokenizer:
+    """As `letters`; a text ends with the end token."""
+    result = letters()
+    result.post_processor = processors.TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", 2)]
+    )
+    return result
+
+
+def one_model(path: Path) -> dict[str, Any]:
+    """Writes a file of one model; returns what it is asked and its answers."""
+    trained = filled(transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=12))
+    tokenizer = letters()
+    print(export_tflite(trained, path, ROLES, tokenizer=tokenizer, **SIZES))
     sources, prompts = np.array(SOURCES, "int32"), np.array(PROMPTS, "int32")
     tokens = generate(trained, sources, 9, 1, 2).tokens
     continued = generate(trained, {"source": sources, "target": prompts}, 9, end_id=2).tokens
     logits = trained({"source": sources, "target": tokens[:, :9]}, training=False)
     texts = [tokenizer.encode(text).ids for text in TEXTS]
     answers = [generate(trained, np.array([ids]), 9, 1, 2).tokens[0] for ids in texts]
-    expected = {
+    return {
         "sources": SOURCES,
         "prompts": PROMPTS,
         "tokens": tokens.tolist(),
@@ -71,8 +81,42 @@ def main() -> None:
         "texts": TEXTS,
         "answers": [tokenizer.decode(ids.tolist()) for ids in answers],
     }
-    (FOLDER / f"format_{FORMAT}.json").write_text(json.dumps(expected) + "\n", encoding="utf-8")
-    print(tokens, continued, expected["answers"])
+
+
+def several_models(path: Path) -> dict[str, Any]:
+    """Writes a file of two models; returns what it is asked and its answers."""
+    tower = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 12}
+    trained = clip(8, 4, 11, max_length=9, end_id=2, projection_dim=5, image=tower, text=tower)
+    towers, tokenizer = clip_towers(filled(trained)), letters_with_end()
+    images = ImageProcessor((8, 8))
+    print(export_tflite(towers, path, tokenizer=tokenizer, images=images, source_length=6))
+    pixels = (np.arange(2 * 8 * 8 * 3) ** 2 % 256).reshape(2, 8, 8, 3)
+    texts = {text: tokenizer.encode(text).ids for text in TEXTS}
+    return {
+        "pixels": pixels.tolist(),
+        "texts": TEXTS,
+        "image": [vector(towers["image"], x) for x in pixels.astype("uint8")],
+        "text": [vector(towers["text"], np.array(ids, "int32")) for ids in texts.values()],
+    }
+
+
+def vector(model: keras.Model, row: np.ndarray) -> list[float]:
+    """The output for one row."""
+    return np.round(ops.convert_to_numpy(model(row[np.newaxis]))[0], 6).tolist()
+
+
+def main() -> None:
+    made = {ONE_MODEL: one_model, SEVERAL_MODELS: several_models}
+    for version, make in made.items():
+        stored = FOLDER / f"format_{version}.tflite.xz"
+        if stored.exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.tflite")
+            expected = make(path)
+            stored.write_bytes(lzma.compress(path.read_bytes()))
+        text = json.dumps(expected) + "\n"
+        (FOLDER / f"format_{version}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
