@@ -21,7 +21,7 @@ def moved(model, optimizer):
     """How far a gradient of 1 moves each weight at a rate of 1, by path."""
     weights = model.trainable_weights
     before = [keras.ops.convert_to_numpy(w) for w in weights]
-    optimizer.apply([keras.ops.ones_like(w) for w in weights], weights)
+    optimizer.apply([keras.ops.ones(w.shape) for w in weights], weights)
     return {
         w.path: old - keras.ops.convert_to_numpy(w) for w, old in zip(weights, before, strict=True)
     }
