@@ -8,6 +8,11 @@ Data: one to four emoji of ten classes, pasted at random places and sizes on ran
 photographs of scikit-learn (examples/emoji_data.py fetches the emoji and needs npm). Scenes are
 composed while the model trains. Tests on photographs' parts that were not seen in training: once
 with emoji of the four styles that were seen, and once with those of a vendor that was not.
+Minutes: 15 on 2 busy CPU cores. Expected, mean average precision at an IoU of 0.5, 500 scenes:
+
+                   Keras    int8
+styles seen        97.6%   97.8%
+style not seen     77.3%   77.1%
 """
 
 import argparse
