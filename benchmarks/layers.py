@@ -4,6 +4,7 @@
     python benchmarks/layers.py                     # ten minutes; skips what is not installed
     python benchmarks/layers.py --markdown --rounds 20
     python benchmarks/layers.py --memory            # peak memory of one block at 2k .. 16k
+    python benchmarks/layers.py --vit               # a training step of ViT-S/16
 
 4 layers, D=256, H=8, F=1024, post-norm, relu, dropout 0.1 everywhere, Adam, mean squared error, at
 (B=32, S=128) and (B=8, S=512). Contestants: keras_tfm `TransformerEncoderBlock`; KerasHub
@@ -14,6 +15,10 @@ turns, one step at a time, so that other work on the machine affects all of them
 medians, and ratios of medians within one run. "speedup" is the contestant's time divided by ours.
 "of sgemm" is the rate of the step's matrix products (in training 3 times the forward ones) divided
 by that of a 2048 x 2048 float32 product, measured in the same rounds.
+
+--vit compares whole models instead: a training step of ViT-S/16 with 1,000 classes at 224 x 224,
+B=8, no dropout, AdamW, cross-entropy, of keras_tfm, KerasHub and transformers (PyTorch; needs
+`pip install transformers torch`).
 
 On a GPU: KERAS_BACKEND=jax (or torch) and --dtype mixed_bfloat16.
 """
@@ -33,6 +38,7 @@ LAYERS, DIM, HEADS, INNER, DROPOUT = 4, 256, 8, 1024, 0.1
 SHAPES = ((32, 128), (8, 512))
 KERAS = ("keras_tfm", "KerasHub", "Keras MHA")
 TORCH = ("torch eager", "torch compiled")
+VIT_BATCH, VIT_CLASSES = 8, 1000
 
 
 def main() -> None:
@@ -41,6 +47,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="float32 or mixed_bfloat16")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--vit", action="store_true")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -53,6 +60,10 @@ def main() -> None:
         unknown = [name for name in names if name not in contestants()]
         if unknown:
             parser.error(f"--only: {unknown} not among those installed, {contestants()}")
+        if arguments.vit:
+            names = [name for name in names if name != "Keras MHA"]
+            table(names, "vit", VIT_BATCH, 197, arguments)
+            return
         for batch, length in SHAPES:
             for task in ("train", "infer"):
                 table(names, task, batch, length, arguments)
@@ -124,7 +135,7 @@ def table(names: list[str], task: str, batch: int, length: int, arguments) -> No
     for (name, jit), seconds in medians.items():
         if name not in best or seconds < best[name][0]:
             best[name] = (seconds, jit)
-    flops = step_flops(batch, length) * (3 if task == "train" else 1)
+    flops = step_flops(task, batch, length)
     ours = best.get("keras_tfm", next(iter(best.values())))[0]
     bar = "| " if arguments.markdown else ""
     print(f"\n{task}, B={batch}, S={length}, {arguments.dtype}; sgemm {sgemm / 1e9:.0f} GFLOP/s")
@@ -139,10 +150,12 @@ def table(names: list[str], task: str, batch: int, length: int, arguments) -> No
         )
 
 
-def step_flops(batch: int, length: int) -> float:
-    """The number of operations of the matrix products of one forward pass."""
-    projections = 2 * (4 * DIM**2 + 2 * DIM * INNER)
-    return LAYERS * batch * length * (projections + 4 * length * DIM)
+def step_flops(task: str, batch: int, length: int) -> float:
+    """The number of operations of the matrix products of one step."""
+    layers, dim, inner = (12, 384, 1536) if task == "vit" else (LAYERS, DIM, INNER)
+    projections = 2 * (4 * dim**2 + 2 * dim * inner)
+    forward = layers * batch * length * (projections + 4 * length * dim)
+    return forward if task == "infer" else 3 * forward
 
 
 def memory_table() -> None:
@@ -161,9 +174,13 @@ def work(job: dict) -> None:
     if job["name"] == "memory":
         measure_memory(job["length"])
         return
-    step = {"sgemm": make_sgemm}.get(
-        job["name"], make_torch if "torch" in job["name"] else make_keras
-    )(job)
+    if job["name"] == "sgemm":
+        make = make_sgemm
+    elif "torch" in job["name"]:
+        make = make_torch_vit if job["task"] == "vit" else make_torch
+    else:
+        make = make_keras_vit if job["task"] == "vit" else make_keras
+    step = make(job)
     for _ in sys.stdin:
         start = time.perf_counter()
         step()
@@ -266,6 +283,74 @@ def make_torch(job: dict):
 
     model.train(job["task"] == "train")
     return train if job["task"] == "train" else infer
+
+
+def make_keras_vit(job: dict):
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras
+
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(job["dtype"])
+    model = VITS[job["name"]]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.AdamW(1e-4), loss, jit_compile=job["jit"])
+    pixels, classes = vit_data(job["batch"])
+    return lambda: model.train_on_batch(pixels, classes)
+
+
+def keras_tfm_vit():
+    from keras_tfm.models import image_classifier, vit
+    from keras_tfm.models.vit import SIZES
+
+    return image_classifier(vit(224, 16, **SIZES["small"]), VIT_CLASSES)
+
+
+def keras_hub_vit():
+    from keras_hub.models import ViTBackbone, ViTImageClassifier
+
+    backbone = ViTBackbone((224, 224, 3), 16, 12, 6, 384, 1536)
+    return ViTImageClassifier(backbone, VIT_CLASSES, preprocessor=None, activation=None)
+
+
+VITS = {"keras_tfm": keras_tfm_vit, "KerasHub": keras_hub_vit}
+
+
+def vit_data(batch: int):
+    """Normalised pixels (B, 224, 224, 3) and classes (B,)."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    pixels = rng.normal(size=(batch, 224, 224, 3)).astype("float32")
+    return pixels, rng.integers(0, VIT_CLASSES, batch)
+
+
+def make_torch_vit(job: dict):
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    config = ViTConfig(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536,
+        num_labels=VIT_CLASSES,
+    )  # fmt: skip
+    model = ViTForImageClassification(config).to(device).train()
+    run = torch.compile(model) if job["name"] == "torch compiled" else model
+    pixels, classes = (torch.tensor(x, device=device) for x in vit_data(job["batch"]))
+    pixels = pixels.permute(0, 3, 1, 2).contiguous()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    mixed = torch.autocast(device, torch.bfloat16, enabled=job["dtype"] == "mixed_bfloat16")
+
+    def train():
+        optimizer.zero_grad(set_to_none=True)
+        with mixed:
+            logits = run(pixels).logits
+        loss = torch.nn.functional.cross_entropy(logits.float(), classes)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return train
 
 
 def measure_memory(length: int) -> None:

@@ -1,18 +1,21 @@
-"""Trains Vision Transformers on emoji and tests them on the style of a vendor they have not seen.
+"""Trains a Vision Transformer on emoji and tests it on the style of a vendor it has not seen.
 
     pip install -e ".[examples]"
     python examples/emoji.py                        # trains, compares, exports, draws
     python examples/emoji.py --ask picture.png      # the classes of a picture
+    python examples/emoji.py --dino                 # self-distillation as well
 
 Data: the emoji of five styles (examples/emoji_data.py; needs npm), 48 x 48 pixels, in 90 classes,
-Unicode's subgroups. Trained on four styles, tested on the fifth, Twitter's. A ViT with labels is
-compared with logistic regression on pixels. A second one learns without labels, by
-self-distillation (DINO); a picture then gets the class of its nearest neighbours among the training
-pictures by the angle of features, beside neighbours by pixels.
+Unicode's subgroups. Trained on four styles, tested on the fifth, Twitter's. Beside it, logistic
+regression and nearest neighbours on pixels. The model is composed here: three convolutions instead
+of one make the patches, which learns faster from few pictures (arXiv:2106.14881).
 
-Not finished: with the settings below, 15 minutes on 2 CPU cores, both models see far too few
-batches. Neighbours of pixels find 39.5 % of 1,888 pictures, logistic regression 32.6 %, DINO's
-features after 7 epochs 19.4 %; the ViT with labels was at 16 % in training after 6 of 12 epochs.
+MINUTES
+EXPECTED
+
+--dino trains the same architecture without labels (DINO); a picture then gets the class of its
+nearest neighbours among the training pictures by the angle of features. In the time of this example
+that is worse than neighbours of pixels: 20 % after 7 epochs. The method needs far more steps.
 """
 
 import argparse
@@ -29,10 +32,10 @@ from emoji_data import Pictures
 from keras_tfm.runtime import native_log
 
 FOLDER = data.FOLDER
-MODEL = {"patch_size": 8, "dim": 128, "num_layers": 6, "num_heads": 4, "intermediate_dim": 512}
+PATCH, DIM, LAYERS, HEADS, DROP_PATH = 8, 128, 4, 4, 0.1
 # Epochs, batch size and peak learning rate, with labels and without.
-SUPERVISED = (12, 128, 1.5e-3)
-DINO = (7, 128, 1e-3)
+SUPERVISED = (40, 64, 1.5e-3)
+DINO = (20, 64, 5e-4)
 LOCAL = 24  # pixels of a local crop
 NEIGHBOURS = 5
 
@@ -41,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="PICTURE", type=Path, help="a picture to classify")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--dino", action="store_true", help="self-distillation as well")
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
     )
@@ -57,7 +61,7 @@ def main() -> None:
 
 
 def compare(file: Path, arguments: argparse.Namespace) -> None:
-    """Trains both models, prints the table, writes the file and the picture."""
+    """Trains, prints the table, writes the file and the pictures."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -69,18 +73,49 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     )
     epochs = (SUPERVISED[0], DINO[0])
     if arguments.smoke:
-        MODEL["num_layers"], epochs = 1, (1, 1)
+        epochs = (1, 1)
     show("majority class", majority(seen, unseen))
     show("nearest neighbours of pixels", neighbours(flat(seen), flat(unseen), seen, unseen))
     show("logistic regression on pixels", regression(seen, unseen))
-    backbone = self_distilled(seen, epochs[1])
-    found, asked = (backbone.predict(x.pixels, verbose=0)[:, 0] for x in (seen, unseen))
-    show("nearest neighbours of DINO's features", neighbours(found, asked, seen, unseen))
-    draw_attention(backbone, unseen, file.with_name("attention.png"))
+    if arguments.dino:
+        backbone = self_distilled(seen, epochs[1])
+        found, asked = (backbone.predict(x.pixels, verbose=0)[:, 0] for x in (seen, unseen))
+        show("nearest neighbours of DINO's features", neighbours(found, asked, seen, unseen))
+        draw_attention(backbone, unseen, file.with_name("attention_dino.png"))
     model = supervised(seen, epochs[0])
+    draw_attention(model, unseen, file.with_name("attention.png"))
     answers = model.predict(unseen.pixels, verbose=0).argmax(-1)
     show("ViT, with labels", accuracy(answers, unseen))
     export(model, file, seen, unseen, answers, arguments.smoke)
+
+
+def vision_transformer(size: int | None = None):
+    """Convolutions that halve the picture three times, then a transformer over the cells.
+
+    Returns a functional model from pixels (B, size, size, 3), None for any size, to features
+    (B, 1 + N, DIM) of a class token and N patches.
+    """
+    import keras
+
+    from keras_tfm import layers, models
+
+    pixels = keras.Input((size, size, 3), name="pixels")
+    x = layers.ImageNormalization((0.5,) * 3, (0.5,) * 3)(pixels)
+    for width in (32, 64, DIM):
+        x = keras.layers.Conv2D(width, 3, strides=2, padding="same", use_bias=False)(x)
+        x = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(x))
+    cells = layers.PatchEmbedding(DIM, 1)(x)
+    x = layers.PrefixTokens(1)(cells)
+    grid = (data.SIZE // PATCH,) * 2
+    x = layers.PositionEmbedding2D(grid, 1)(x, cells)
+    for i in range(LAYERS):
+        x = layers.TransformerEncoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(HEADS),
+            feed_forward=layers.FeedForward(4 * DIM, activation="gelu"),
+            residual=layers.Residual("pre", drop_path=DROP_PATH * i / (LAYERS - 1)),
+            name=f"encoder_{i}",
+        )(x)
+    return models.Model(pixels, layers.LayerNormalization(name="final_norm")(x))
 
 
 def supervised(seen: Pictures, epochs: int):
@@ -90,8 +125,12 @@ def supervised(seen: Pictures, epochs: int):
     from keras_tfm import models
 
     _, batch, peak = SUPERVISED
-    backbone = models.vit(data.SIZE, **MODEL, drop_path=0.1)
-    model = models.image_classifier(backbone, len(seen.names), labels=seen.names)
+    model = models.image_classifier(
+        vision_transformer(data.SIZE),
+        len(seen.names),
+        labels=seen.names,
+        features="final_norm",
+    )
     steps = epochs * -(-len(seen.pixels) // batch)
     model.compile(
         keras.optimizers.AdamW(schedule(peak, steps), weight_decay=0.05, clipnorm=1.0),
@@ -107,17 +146,17 @@ def self_distilled(seen: Pictures, epochs: int):
     """The backbone of DINO's teacher, trained on the same pictures without their labels."""
     import keras
 
-    from keras_tfm import models, training
+    from keras_tfm import training
 
     _, batch, peak = DINO
     steps = epochs * (len(seen.pixels) // batch)
     rising = keras.optimizers.schedules.CosineDecay(0.99, steps, alpha=1 / 0.99)  # to 1
     dino = training.DINO(
-        models.vit(None, position_size=data.SIZE, **MODEL, drop_path=0.1),
+        vision_transformer(),
         augmentation(0.4),
         augmentation(0.1, 0.4, LOCAL),
         num_local_crops=4,
-        num_prototypes=1024,
+        num_prototypes=512,
         hidden_dim=512,
         bottleneck_dim=128,
         teacher_momentum=rising,
@@ -129,7 +168,7 @@ def self_distilled(seen: Pictures, epochs: int):
 
 
 def augmentation(least: float, most: float = 1.0, size: int = data.SIZE):
-    """Random crops, mirrored, recoloured, grey and blurred."""
+    """Random crops, recoloured, some of them grey."""
     import keras
 
     from keras_tfm import layers
@@ -137,7 +176,6 @@ def augmentation(least: float, most: float = 1.0, size: int = data.SIZE):
     return keras.Sequential(
         [
             layers.RandomResizedCrop(size, (least, most)),
-            keras.layers.RandomFlip("horizontal"),
             keras.layers.RandomColorJitter((0, 255), 0.3, 0.3, 0.3, 0.1),
             keras.layers.RandomGrayscale(0.2),
         ]
@@ -229,7 +267,7 @@ def draw_attention(backbone, pictures: Pictures, file: Path) -> None:
     with AttentionProbe() as probe:
         backbone(chosen)
     weights = np.asarray(list(probe.maps.values())[-1])[:, :, 0, 1:]  # (N, H, patches)
-    rows, side = weights.shape[1] + 1, data.SIZE // MODEL["patch_size"]
+    rows, side = weights.shape[1] + 1, data.SIZE // PATCH
     scale, gap = 2, 4
     cell = data.SIZE * scale + gap
     sheet = Image.new("RGB", (len(chosen) * cell + gap, rows * cell + gap), "white")
@@ -251,7 +289,7 @@ def answer(file: Path, picture: Path) -> None:
 
     model = runtime.load(file)
     (logits,) = model.predict_images(picture)["output"]
-    probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    probabilities = np.exp(logits - np.logaddexp.reduce(logits))
     for i in np.argsort(-logits)[:3]:
         print(f"{model.labels[i]:24} {probabilities[i]:6.1%}")
 

@@ -43,14 +43,15 @@ class Pictures(NamedTuple):
         pixels: (N, SIZE, SIZE, 3), uint8, on white.
         classes: (N,), int, index into `names`.
         names: list of str, the classes.
+        opacity: (N, SIZE, SIZE), uint8, 0 where a picture is transparent.
+        codes: (N,), str, the emoji: its code points in hexadecimal, joined by "-".
     """
 
     pixels: np.ndarray
     classes: np.ndarray
     names: list[str]
-
-    def part(self, chosen: np.ndarray) -> "Pictures":
-        return Pictures(self.pixels[chosen], self.classes[chosen], self.names)
+    opacity: np.ndarray
+    codes: np.ndarray
 
 
 def styles(folder: Path = FOLDER) -> dict[str, Pictures]:
@@ -62,7 +63,13 @@ def styles(folder: Path = FOLDER) -> dict[str, Pictures]:
     loaded = np.load(stored)
     names = [str(x) for x in loaded["names"]]
     return {
-        style: Pictures(loaded[f"{style}/pixels"], loaded[f"{style}/classes"], names)
+        style: Pictures(
+            loaded[f"{style}/pixels"],
+            loaded[f"{style}/classes"],
+            names,
+            loaded[f"{style}/opacity"],
+            loaded[f"{style}/codes"],
+        )
         for style in STYLES
     }
 
@@ -73,6 +80,8 @@ def together(parts: list[Pictures]) -> Pictures:
         np.concatenate([x.pixels for x in parts]),
         np.concatenate([x.classes for x in parts]),
         parts[0].names,
+        np.concatenate([x.opacity for x in parts]),
+        np.concatenate([x.codes for x in parts]),
     )
 
 
@@ -86,7 +95,9 @@ def digits() -> dict[str, Pictures]:
     names = [str(i) for i in range(10)]
     parts = np.array_split(np.arange(600), len(STYLES))
     return {
-        style: Pictures(rgb[rows], found.target[rows], names)
+        style: Pictures(
+            rgb[rows], found.target[rows], names, 255 - grey[rows], found.target[rows].astype(str)
+        )
         for style, rows in zip(STYLES, parts, strict=True)
     }
 
@@ -96,21 +107,29 @@ def _decoded(folder: Path) -> dict[str, np.ndarray]:
     groups = _groups(files["google"])
     counts = Counter(groups.values())
     names = sorted(name for name, count in counts.items() if count >= LEAST)
-    # White behind transparent parts.
-    prepare = ImageProcessor((SIZE, SIZE), resize="fit", resample="lanczos")
+    rules = {"resize": "fit", "resample": "lanczos"}
+    on_white = ImageProcessor((SIZE, SIZE), **rules)
+    on_black = ImageProcessor((SIZE, SIZE), **rules, background=0)
     result: dict[str, np.ndarray] = {"names": np.array(names)}
     for style, (_, place, ending) in STYLES.items():
-        pixels, classes = [], []
+        pixels, opacity, classes, codes = [], [], [], []
         with tarfile.open(files[style]) as archive:
             for member in archive:
                 path = Path(member.name)
                 group = groups.get(_code(path.stem), "")
                 if str(path.parent) == place and path.suffix == f".{ending}" and group in names:
                     content = archive.extractfile(member).read()
-                    pixels.append(prepare(_raster(content) if ending == "svg" else content)[0])
+                    content = _raster(content) if ending == "svg" else content
+                    pixels.append(on_white(content)[0])
+                    # A pixel of opacity a and colour c is a c + (1 - a) 255 on white, a c on black.
+                    missing = pixels[-1].astype(int) - on_black(content)[0]
+                    opacity.append(np.clip(255 - missing.max(-1), 0, 255).astype("uint8"))
                     classes.append(names.index(group))
+                    codes.append(_code(path.stem))
         result[f"{style}/pixels"] = np.stack(pixels)
+        result[f"{style}/opacity"] = np.stack(opacity)
         result[f"{style}/classes"] = np.array(classes)
+        result[f"{style}/codes"] = np.array(codes)
     return result
 
 

@@ -367,31 +367,3 @@ def callback_list() -> Any:
             return caller
         frame = frame.f_back
     raise RuntimeError("expected a call by a keras.callbacks.CallbackList, got one without it")
-
-
-# Optimizers.
-
-
-def set_gradient_sum(optimizer: Any, function: Callable[[Any], Any]) -> None:
-    """Replaces the function with which a TensorFlow optimizer sums gradients over replicas.
-
-    Args:
-        optimizer: an optimizer; of a `LossScaleOptimizer`, the inner one.
-        function: takes and returns a list of pairs (gradient, variable).
-    """
-    optimizer._all_reduce_sum_gradients = function
-
-
-def gradient_sum(optimizer: Any) -> Callable[[Any], Any]:
-    """The function that sums an optimizer's gradients over replicas."""
-    return optimizer._all_reduce_sum_gradients
-
-
-def restore_gradient_sum(optimizer: Any) -> None:
-    """Undoes `set_gradient_sum`."""
-    del optimizer._all_reduce_sum_gradients
-
-
-def batches_seen(optimizer: Any) -> Any:
-    """The variable that counts calls of `apply`; `optimizer.iterations` counts updates."""
-    return optimizer._iterations

@@ -429,41 +429,6 @@ def test_restarts_each_epoch():
     assert not keras_internals.restarts_each_epoch(epoch_iterator(generator()))
 
 
-# Optimizers.
-
-
-@ON_TENSORFLOW
-def test_gradient_sum():
-    import tensorflow as tf
-
-    optimizer = keras.optimizers.SGD(1.0)
-    variable = keras.Variable([5.0])
-    default = keras_internals.gradient_sum(optimizer)
-    seen = []
-
-    def double(pairs):
-        seen.append(len(pairs))
-        return [(2 * gradient, x) for gradient, x in pairs]
-
-    keras_internals.set_gradient_sum(optimizer, double)
-    assert keras_internals.gradient_sum(optimizer) is double
-    optimizer.apply([tf.constant([1.0])], [variable])
-    assert variable.numpy().tolist() == [3.0] and seen == [1]
-    keras_internals.restore_gradient_sum(optimizer)
-    assert keras_internals.gradient_sum(optimizer) == default
-    optimizer.apply([tf.constant([1.0])], [variable])
-    assert variable.numpy().tolist() == [2.0]
-
-
-def test_batches_seen():
-    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-    variable = keras.Variable([5.0])
-    for _ in range(3):
-        optimizer.apply([keras.ops.ones(1)], [variable])
-    assert int(keras_internals.batches_seen(optimizer)) == 3
-    assert int(optimizer.iterations) == 1
-
-
 def test_is_functional():
     x = keras.Input((3,))
     model = keras.Model(x, keras.layers.Dense(2)(x))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_tfm import keras_internals
+from keras_tfm import optimizer_internals
 
 Tensor = Any
 
@@ -26,12 +26,12 @@ def leave_sums_to_the_model(optimizer: Any) -> None:
     replica's gradients by that replica's norm, and after a `LossScaleOptimizer` has checked on each
     replica separately whether they are finite.
     """
-    keras_internals.set_gradient_sum(innermost(optimizer), _unchanged)
+    optimizer_internals.set_gradient_sum(innermost(optimizer), _unchanged)
 
 
 def sums_are_left_to_the_model(optimizer: Any) -> bool:
     """Whether `leave_sums_to_the_model` was called for the optimizer."""
-    return keras_internals.gradient_sum(innermost(optimizer)) is _unchanged
+    return optimizer_internals.gradient_sum(innermost(optimizer)) is _unchanged
 
 
 def innermost(optimizer: Any) -> Any:

@@ -4,6 +4,7 @@ from keras_tfm.training.contrastive import ContrastiveLoss
 from keras_tfm.training.detection import DetectionLoss
 from keras_tfm.training.dino import DINO
 from keras_tfm.training.generation_scores import GenerationScores
+from keras_tfm.training.layer_decay import layer_decay
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.matching import hungarian_matching
 from keras_tfm.training.mean_average_precision import MeanAveragePrecision
@@ -34,4 +35,5 @@ __all__ = [
     "exclude_from_weight_decay",
     "hungarian_matching",
     "is_chief",
+    "layer_decay",
 ]

@@ -11,7 +11,7 @@ from keras_tfm.distributed.global_gradients import (
     sum_over_replicas,
     sums_are_left_to_the_model,
 )
-from keras_tfm.keras_internals import restore_gradient_sum
+from keras_tfm.optimizer_internals import restore_gradient_sum
 
 Tensor = Any
 
