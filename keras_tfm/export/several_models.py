@@ -1,4 +1,14 @@
-"""Several models in one .tflite file: each a signature, all with one manifest."""
+"""Several models in one .tflite file: each a signature, all with one manifest.
+
+Example:
+
+>>> import keras
+>>> from keras_tfm.export.several_models import check_models
+>>> x = keras.Input((2,))
+>>> one, other = keras.Model(x, keras.layers.Dense(3)(x)), keras.Model(x, x * 2)
+>>> list(check_models({"one": one, "other": other}, {}))
+['one', 'other']
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -120,14 +130,14 @@ def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name):
             raise ValueError(
                 "the name of a model becomes that of its signature: expected letters, digits and "
-                f"underscores, beginning with a letter, got {name!r}"
+                f"underscores, the first a letter, got {name!r}"
             )
     used = [name for name in _SINGLE if given.get(name) not in (None, False)]
     if used:
         raise ValueError(
             f"{used[0]} is for a file of one model, got {used[0]}={given[used[0]]!r} with the "
-            f"models {list(models)}: in a file of several, each has one full pass, as 'predict' of a "
-            "file of its own; export a model that generates text into a file of its own"
+            f"models {list(models)}: in a file of several, each has one full pass, as 'predict' of "
+            "a file of its own; export a model that generates text into a file of its own"
         )
     result = {}
     for name, model in models.items():

@@ -113,14 +113,14 @@ def export_tflite(
             they are zeros. The model's ranks are the largest that the file takes. By default the
             model's adapters are merged into its weights. Not for "int8_full".
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
-        With several models, `tokenizer`, `images`, `labels`, `source_length`, `verify_inputs` and
-        `representative_data` may be dictionaries by model; a value that is not a dictionary is for
-        each model that takes it (`images` and `labels`: only one model may). Generation, adapters
-        and chat templates are for files of one model.
-
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
             `end_id`, `batch_size`, `target`, `strategy`, `accelerator`, `whole_caches`.
+
+    With several models, `tokenizer`, `images`, `labels`, `source_length`, `verify_inputs` and
+    `representative_data` may be dictionaries by model; a value that is not a dictionary is for each
+    model that takes it (`images` and `labels`: only one model may). Generation, adapters and chat
+    templates are for files of one model.
 
     Returns:
         A report: size, signatures, operators, XNNPACK partitions, and for each signature its error

@@ -44,6 +44,13 @@ class ZeroShotClassifier:
         labels: list of C str, names of the classes.
         vectors: array (C, D), float32, the unit vectors of the classes.
         scale: float, the factor s.
+
+    Example, with a file of `models.clip_towers`:
+
+    >>> from keras_tfm import runtime
+    >>> def of(path, picture):
+    ...     classify = runtime.load(path).zero_shot(["cat", "dog"], template="a photo of a {}")
+    ...     return classify(picture)[0].label
     """
 
     def __init__(
