@@ -107,7 +107,6 @@ REASONS = {
     "keras_tfm.runtime.litert_internals": _FILE,
     "keras_tfm.runtime.litertlm_process": "runs what docs/litertlm.md shows",
     "keras_tfm.runtime.manifest": _FILE,
-    "keras_tfm.runtime.signature_runner": _FILE,
     "keras_tfm.runtime.stepped": _FILE,
     "keras_tfm.runtime.tokenizer": _FILE,
     "keras_tfm.runtime.weight_cache": _FILE,

@@ -85,7 +85,7 @@ class ZeroShotClassifier:
         """The classes of a picture, the most probable first; or a list of them for each of several.
 
         Args:
-            images: picture, or list of B, as in `runtime.Model.predict_images`.
+            images: path, array or list of B, as in `runtime.Model.predict_images`.
 
         Returns:
             A list of C `Classification`, or a list of B such lists.
