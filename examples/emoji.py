@@ -10,12 +10,16 @@ Unicode's subgroups. Trained on four styles, tested on the fifth, Twitter's. Bes
 regression and nearest neighbours on pixels. The model is composed here: three convolutions instead
 of one make the patches, which learns faster from few pictures (arXiv:2106.14881).
 
-MINUTES
-EXPECTED
+Minutes: 13 on 2 busy CPU cores. Expected, accuracy on 1,888 emoji:
 
---dino trains the same architecture without labels (DINO); a picture then gets the class of its
-nearest neighbours among the training pictures by the angle of features. In the time of this example
-that is worse than neighbours of pixels: 20 % after 7 epochs. The method needs far more steps.
+majority class                   13.7%
+nearest neighbours of pixels     39.5%
+logistic regression on pixels    32.6%
+ViT, with labels                 47.5%    int8 47.5%
+
+--dino trains the same architecture without labels (DINO) before; a picture then gets the class of
+its nearest neighbours among the training pictures by the angle of features. In an example's time
+that stays worse than neighbours of pixels, near 20 %: the method needs far more steps.
 """
 
 import argparse
