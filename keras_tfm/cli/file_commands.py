@@ -218,6 +218,11 @@ def _load(file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...])
     """The file, which must have a signature of one of `roles`."""
     with work(f"loading {file.name}"):
         model = runtime.load(file, threads, adapter=adapter)
+    if model.models:
+        raise ValueError(
+            f"{file} holds the models {list(model.models)}, and this command runs files of one: "
+            f"use them in Python, as runtime.load({file.name!r}).models"
+        )
     if not any(x["role"] in roles for x in model.signatures.values()):
         raise ValueError(
             f"{file} has no signature {' or '.join(map(repr, roles))}, it has "

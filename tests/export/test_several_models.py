@@ -1,6 +1,7 @@
 """Several models in one file: their signatures, shared weights, verification and errors."""
 
 import shutil
+import sys
 
 import keras
 import numpy as np
@@ -191,6 +192,22 @@ def test_a_text_without_its_end_token(path):
 def test_bad_labels(path, arguments, error, message):
     with pytest.raises(error, match=message):
         runtime.load(path).zero_shot(*arguments)
+
+
+def test_the_command_line_says_what_to_do(path, monkeypatch, capsys):
+    from keras_tfm import cli
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code or 0, capsys.readouterr()
+
+    code, shown = run("predict", str(path), "two three")
+    assert code == 1 and "holds the models ['image', 'text']" in shown.err
+    assert "runtime.load('clip.tflite').models" in shown.err and shown.err.count("\n") == 1
+    code, shown = run("inspect", str(path))
+    assert code == 0 and "text_8(tokens (1, 8) int32) -> output (1, 6) float32" in shown.out
 
 
 def test_vectors_of_different_widths(clip, tmp_path):
