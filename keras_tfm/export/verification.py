@@ -186,9 +186,12 @@ def _pairs(
             + f": give {'a dictionary of them' if file.models else 'that model itself'}, got "
             + (f"{list(models)}" if several else "one model")
         )
-    unknown = [name for name in inputs or () if several and name not in models]
-    if unknown:
-        raise ValueError(f"inputs must be a dictionary by model, of {list(models)}, got {unknown}")
+    if several and inputs is not None:
+        found = list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        if isinstance(found, str) or not set(found) <= set(models):
+            raise ValueError(
+                f"inputs must be a dictionary by model, of {list(models)}, got {found}"
+            )
     result = {}
     for name, one in models.items():
         part = file.models[name] if several else file

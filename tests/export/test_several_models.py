@@ -135,6 +135,9 @@ def test_the_other_towers_weights_are_a_failure(clip, path):
         verify(towers["text"], path)
     with pytest.raises(ValueError, match=r"holds the models \['image', 'text'\]"):
         verify({**towers, "third": towers["text"]}, path)
+    for inputs, found in ((pairs(1)["tokens"], "ndarray"), (pairs(1), r"\['pixels', 'tokens'\]")):
+        with pytest.raises(ValueError, match=f"a dictionary by model, .* got {found}"):
+            verify(towers, path, inputs)
 
 
 def test_the_whole_file_is_no_single_model(path):
