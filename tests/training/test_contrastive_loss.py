@@ -141,6 +141,7 @@ def test_bad_input(rng):
         ContrastiveLoss()(None, other)
 
 
+@tensorflow_only
 def test_parts_of_a_batch_are_refused():
     with pytest.raises(ValueError, match="a part of it has fewer negatives"):
         small_clip().compile("adam", ContrastiveLoss(), gradient_accumulation_steps=2)
