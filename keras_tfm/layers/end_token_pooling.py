@@ -68,12 +68,17 @@ class EndTokenPooling(RematerializedLayer):
 
     def call(self, inputs: Tensor, tokens: Tensor) -> Tensor:
         """(B, T, D), (B, T) -> (B, D)."""
-        if self.end_id is not None:
-            tokens = ops.cast(ops.equal(tokens, self.end_id), "int32")
-        # argmax returns the first of several maxima. A product: on a device, gathering needs more
-        # operators.
-        first = ops.one_hot(ops.argmax(tokens, axis=1), tokens.shape[1] or ops.shape(tokens)[1])
-        return ops.squeeze(ops.expand_dims(ops.cast(first, inputs.dtype), 1) @ inputs, 1)
+        end = ops.max(tokens, axis=1, keepdims=True) if self.end_id is None else self.end_id
+        # Integers up to the weights: LiteRT's full int8 gives wrong results for argmax and one_hot.
+        is_end = ops.cast(ops.equal(tokens, end), "int32")
+        is_missing = ops.equal(ops.sum(is_end, axis=1, keepdims=True), 0)
+        # A row without an end token: the first token counts as one.
+        is_end = ops.concatenate(
+            [ops.maximum(is_end[:, :1], ops.cast(is_missing, "int32")), is_end[:, 1:]], axis=1
+        )
+        first = is_end * ops.cast(ops.equal(ops.cumsum(is_end, axis=1), 1), "int32")
+        weights = ops.expand_dims(ops.cast(first, inputs.dtype), 1)
+        return ops.squeeze(weights @ inputs, 1)
 
     def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
         """(B, D)."""
