@@ -109,7 +109,7 @@ def hand_composed():
     ("make", "message"),
     [
         # With the first GPT's layers under their names: names make no family.
-        (hand_composed, r"models\.detr, got 'own', composed by hand$"),
+        (hand_composed, r"models\.clip_text, got 'own', composed by hand$"),
         (lambda: models.transformer(11, **SMALL), r"got 'transformer', of models\.transformer$"),
         (
             lambda: models.gpt(11, **{**SMALL, "intermediate_dim": 32}, normalize_first=False,
@@ -324,7 +324,7 @@ def test_another_head_takes_what_was_learnt():
         ("bert_model", {"is_decoder": True}),
         ("bert_model", {"add_cross_attention": True}),
         ("bert_model", {"pad_token_id": 3}),
-        ("bert_model", {"hidden_act": "quick_gelu"}),
+        ("bert_model", {"hidden_act": "laplace"}),
         ("bert_model", {"hidden_size": "wide"}),
         ("bert_model", {"num_hidden_layers": 10**9}),
         ("bert_model", {"num_hidden_layers": True}),
