@@ -173,7 +173,9 @@ def members(
         "tokenizer": _by_model("tokenizer", models, tokenizer, reads_text, shared=True),
         "images": _by_model("images", models, images, reads_pictures),
         "labels": _by_model("labels", models, labels, list(models)),
-        "source_length": _by_model("source_length", models, lengths, with_lengths, shared=True),
+        "source_length": _by_model(
+            "source_length", models, lengths, with_lengths or [*models], shared=True
+        ),
     }
     result = {}
     for name, model in models.items():

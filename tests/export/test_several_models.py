@@ -9,9 +9,9 @@ import pytest
 from compare import assert_close
 from execution import tensorflow_only
 from PIL import Image
-from small_clip import LENGTH, PROCESSOR, SIZE, VOCABULARY, WORDS, pairs, small_clip, tokenizer
+from small_clip import LENGTH, PROCESSOR, WORDS, pairs, small_clip, tokenizer
 
-from keras_tfm import layers, models, runtime
+from keras_tfm import models, runtime
 
 pytestmark = tensorflow_only
 LENGTHS = [4, LENGTH]
@@ -84,8 +84,8 @@ def test_zero_shot_classification(clip, path):
 
 @pytest.mark.parametrize(
     ("quantization", "tolerance"),
-    # Of vectors of length 1 with 6 elements; found: 3e-4, 0.01 and 0.09.
-    [("float16", 2e-3), ("int8", 0.05), ("int4", 0.4)],
+    # Of vectors of length 1 with 6 elements; found: 7e-4, 2.4e-3 and 1.5e-2.
+    [("float16", 3e-3), ("int8", 0.01), ("int4", 0.06)],
 )
 def test_rounded_weights_are_verified(clip, quantization, tolerance, tmp_path):
     report = exported(models.clip_towers(clip), tmp_path / "x.tflite", quantization=quantization)
@@ -94,30 +94,8 @@ def test_rounded_weights_are_verified(clip, quantization, tolerance, tmp_path):
     expected = clip.predict(given, verbose=0)
     image = file.models["image"].predict(given["pixels"])["output"]
     text = file.models["text"].predict(given["tokens"])["output"]
-    print(
-        quantization,
-        abs(image - expected["image_embedding"]).max(),
-        abs(text - expected["text_embedding"]).max(),
-    )
     assert_close(image, expected["image_embedding"], tolerance)
     assert_close(text, expected["text_embedding"], tolerance)
-
-
-def test_shared_weights_are_stored_once(tmp_path):
-    """Two heads on one body, which is nearly all of the file."""
-    ids = keras.Input((None,), dtype="int32", name="ids")
-    x = layers.TokenEmbedding(300, 96)(ids)
-    body = layers.TransformerEncoderBlock(384, 4)(x)
-    one = keras.Model(ids, keras.layers.Dense(3)(body))
-    other = keras.Model(ids, keras.layers.Dense(2)(body))
-    from keras_tfm.export import export_tflite
-
-    options = {"verify": False, "source_length": [7]}
-    alone = export_tflite(one, tmp_path / "one.tflite", **options).bytes
-    both = export_tflite({"one": one, "other": other}, tmp_path / "both.tflite", **options).bytes
-    weights = 4 * sum(int(np.prod(w.shape)) for w in one.weights)
-    # A second graph, its names and the manifest, but no second body.
-    assert alone > weights and both - alone < 0.15 * weights
 
 
 def test_the_other_towers_weights_are_a_failure(clip, path):
@@ -182,21 +160,6 @@ def test_a_text_without_its_end_token(path):
         runtime.load(path).models["text"].predict(np.array([[2, 3, 4]]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (([],), ValueError, "one or more different texts"),
-        ((["two", "two"],), ValueError, "one or more different texts"),
-        (("two",), TypeError, "labels must be a list of texts"),
-        ((["two", ""],), ValueError, "label 1 has none"),
-        ((WORDS, "no place"), ValueError, "a template must have {}"),
-    ],
-)
-def test_bad_labels(path, arguments, error, message):
-    with pytest.raises(error, match=message):
-        runtime.load(path).zero_shot(*arguments)
-
-
 def test_the_command_line_says_what_to_do(path, monkeypatch, capsys):
     from keras_tfm import cli
 
@@ -211,16 +174,6 @@ def test_the_command_line_says_what_to_do(path, monkeypatch, capsys):
     assert "runtime.load('clip.tflite').models" in shown.err and shown.err.count("\n") == 1
     code, shown = run("inspect", str(path))
     assert code == 0 and "text_8(tokens (1, 8) int32) -> output (1, 6) float32" in shown.out
-
-
-def test_vectors_of_different_widths(clip, tmp_path):
-    towers = models.clip_towers(clip)
-    other = models.clip_text(VOCABULARY, 10, 1, 2, 14, 4, LENGTH, 7)
-    path = tmp_path / "x.tflite"
-    exported({"image": towers["image"], "text": other}, path, verify=False)
-    classify = runtime.load(path).zero_shot(WORDS, template="{}")
-    with pytest.raises(ValueError, match="the same width, got 6 and 4"):
-        classify(np.zeros((SIZE, SIZE, 3), "uint8"))
 
 
 def bad_exports(towers):
