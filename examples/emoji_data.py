@@ -103,7 +103,7 @@ def digits() -> dict[str, Pictures]:
 
 
 def _decoded(folder: Path) -> dict[str, np.ndarray]:
-    files = {style: _package(package, folder) for style, (package, _, _) in STYLES.items()}
+    files = {style: archive(package, folder) for style, (package, _, _) in STYLES.items()}
     groups = _groups(files["google"])
     counts = Counter(groups.values())
     names = sorted(name for name, count in counts.items() if count >= LEAST)
@@ -113,19 +113,19 @@ def _decoded(folder: Path) -> dict[str, np.ndarray]:
     result: dict[str, np.ndarray] = {"names": np.array(names)}
     for style, (_, place, ending) in STYLES.items():
         pixels, opacity, classes, codes = [], [], [], []
-        with tarfile.open(files[style]) as archive:
-            for member in archive:
+        with tarfile.open(files[style]) as opened:
+            for member in opened:
                 path = Path(member.name)
-                group = groups.get(_code(path.stem), "")
+                group = groups.get(code(path.stem), "")
                 if str(path.parent) == place and path.suffix == f".{ending}" and group in names:
-                    content = archive.extractfile(member).read()
+                    content = opened.extractfile(member).read()
                     content = _raster(content) if ending == "svg" else content
                     pixels.append(on_white(content)[0])
                     # A pixel of opacity a and colour c is a c + (1 - a) 255 on white, a c on black.
                     missing = pixels[-1].astype(int) - on_black(content)[0]
                     opacity.append(np.clip(255 - missing.max(-1), 0, 255).astype("uint8"))
                     classes.append(names.index(group))
-                    codes.append(_code(path.stem))
+                    codes.append(code(path.stem))
         result[f"{style}/pixels"] = np.stack(pixels)
         result[f"{style}/opacity"] = np.stack(opacity)
         result[f"{style}/classes"] = np.array(classes)
@@ -133,7 +133,7 @@ def _decoded(folder: Path) -> dict[str, np.ndarray]:
     return result
 
 
-def _package(package: str, folder: Path) -> Path:
+def archive(package: str, folder: Path) -> Path:
     """The archive of a package, downloaded once."""
     name, _, version = package.removeprefix("@").replace("/", "-").rpartition("@")
     file = folder / f"{name}-{version}.tgz"
@@ -146,14 +146,14 @@ def _package(package: str, folder: Path) -> Path:
     return file
 
 
-def _groups(archive: Path) -> dict[str, str]:
+def _groups(file: Path) -> dict[str, str]:
     """Unicode's subgroup of each emoji without a skin colour, by its code points."""
-    with tarfile.open(archive) as opened:
+    with tarfile.open(file) as opened:
         entries = json.load(opened.extractfile("package/emoji.json"))
-    return {_code(x["unified"]): x["subcategory"] for x in entries}
+    return {code(x["unified"]): x["subcategory"] for x in entries}
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Code points in lower case, without the selector for colour, which some vendors leave out."""
     return "-".join(x for x in text.lower().split("-") if x != "fe0f").lstrip("0")
 

@@ -15,6 +15,9 @@
  *     const detector = await loadModel("models/detector.tflite");
  *     const found = await detector.detect(file); // objects in a picture, with their boxes
  *
+ *     const clip = await loadModel("models/clip.tflite"); // several models in one file
+ *     const vector = await clip.embedText("a red bicycle"); // by clip.models.text
+ *
  * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
  * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
  * `@huggingface/tokenizers` in the page's import map and, for pictures alone, image_processor.js
@@ -25,7 +28,7 @@ import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/c
 import { Tokenizer } from "@huggingface/tokenizers";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest.py
-const FORMAT = 1; // keras_tfm/runtime/manifest_fields.py
+const FORMAT = 2; // keras_tfm/runtime/manifest_fields.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
@@ -52,7 +55,7 @@ export class TextError extends Error {
  *   is the same for all the models of a page.
  * @param {(loaded: number, total: number) => void} [options.onProgress] - bytes; total is 0 where
  *   the server does not tell it.
- * @returns {Promise<Model>}
+ * @returns {Promise<Model | ModelGroup>} a `ModelGroup` if the file holds several models.
  * @throws {ModelError}
  */
 export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}) {
@@ -61,20 +64,34 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   const bytes = await download(url, onProgress);
   const metadata = readMetadata(bytes);
   const manifest = await readManifest(bytes, metadata);
-  const abilities = readAbilities(manifest, metadata);
-  if (abilities.predictImages) await importImages();
+  const parts = modelsIn(manifest).map(([name, own]) => [name, own, readAbilities(own, metadata)]);
+  if (parts.some(([, , abilities]) => abilities.predictImages)) await importImages();
   await runtime;
   try {
     const cpuOptions = { numThreads: threads };
     const compiled = await loadAndCompile(bytes, { accelerator: "wasm", cpuOptions });
     compareSignatures(manifest, compiled.signatures);
-    const model = new Model(compiled, manifest, bytes.length, abilities);
-    await runOnce(model);
-    return model;
+    const models = parts.map(([name, own, abilities]) => [
+      name,
+      new Model(compiled, own, bytes.length, abilities),
+    ]);
+    for (const [, model] of models) await runOnce(model);
+    if (!manifest.models) return models[0][1];
+    return new ModelGroup(compiled, manifest, bytes.length, Object.fromEntries(models));
   } catch (error) {
     if (error instanceof ModelError) throw error;
     throw new ModelError(`LiteRT.js cannot load the file: ${error.message}`);
   }
+}
+
+/** The models of a file by name, each with a manifest of its own; of a single model without one. */
+function modelsIn(manifest) {
+  if (!manifest.models) return [["", manifest]];
+  return Object.entries(manifest.models).map(([name, fields]) => {
+    const own = Object.entries(manifest.signatures).filter(([, x]) => x.model === name);
+    const { models, ...shared } = manifest;
+    return [name, { ...shared, ...fields, signatures: Object.fromEntries(own) }];
+  });
 }
 
 /** The first run is many times slower than later ones. */
@@ -335,6 +352,29 @@ export class Model {
   }
 
   /**
+   * The vector of a text, of a model that returns one, such as `models.sentence_embedding` or the
+   * encoder of texts of CLIP.
+   *
+   * @param {string} text
+   * @returns {Promise<Float32Array>}
+   * @throws {TextError}
+   */
+  async embedText(text) {
+    return vectorOf(await this.predict(text));
+  }
+
+  /**
+   * The vector of a picture, of a model that returns one.
+   *
+   * @param {ImageBitmapSource} source - a picture, as in `pixels`.
+   * @returns {Promise<Float32Array>}
+   * @throws {PictureError}
+   */
+  async embedImage(source) {
+    return vectorOf(await this.predictImages(source));
+  }
+
+  /**
    * The objects in a picture, found by a model such as DETR.
    *
    * @param {ImageBitmapSource} source - a picture, as in `pixels`.
@@ -393,6 +433,62 @@ export class Model {
       tensor.delete();
     }
   }
+}
+
+/**
+ * Several models of one file, such as the two encoders of CLIP; made by `loadModel`.
+ *
+ *     const { image, text } = group.models;
+ *     await text.predict("a red bicycle");
+ */
+export class ModelGroup {
+  #compiled;
+
+  constructor(compiled, manifest, size, models) {
+    this.#compiled = compiled;
+    /** The models by name: `Model`. */
+    this.models = models;
+    /** What the file says of itself. */
+    this.manifest = manifest;
+    /** The size of the file, in bytes. */
+    this.size = size;
+  }
+
+  /** `Model.embedText` of the only model that reads texts. */
+  async embedText(text) {
+    return this.#only("predict", "texts").embedText(text);
+  }
+
+  /** `Model.embedImage` of the only model that reads pictures. */
+  async embedImage(source) {
+    return this.#only("predictImages", "pictures").embedImage(source);
+  }
+
+  /** Frees the memory of all its models. */
+  delete() {
+    this.#compiled.delete();
+  }
+
+  #only(ability, things) {
+    const found = Object.values(this.models).filter((model) => model.abilities.includes(ability));
+    if (found.length !== 1) {
+      const names = Object.keys(this.models).join(", ");
+      throw new ModelError(
+        `${found.length} of the file's models read ${things}: choose one of models, ${names}.`,
+      );
+    }
+    return found[0];
+  }
+}
+
+/** The one vector among a model's outputs; of several, the one named "embedding". */
+function vectorOf(outputs) {
+  const vectors = Object.values(outputs);
+  if (!outputs.embedding && vectors.length !== 1) {
+    const names = Object.keys(outputs).join(", ");
+    throw new ModelError(`The model must return one vector, but returns ${names}.`);
+  }
+  return outputs.embedding ?? vectors[0];
 }
 
 // --- The decoding loop -------------------------------------------------------------------------
@@ -1265,8 +1361,8 @@ const RULES = {
   channels: (x) => x === 1 || x === 3,
   background: (x) => isCount(x) && x <= 255,
 };
-const MANIFEST = { signatures: isObject, tokenizers: optional(isObject), images: optional(isObject) };
-Object.assign(MANIFEST, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
+const OWNER = { tokenizers: optional(isObject), images: optional(isObject) }; // the file, or a model
+Object.assign(OWNER, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
 const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
 const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" };
 Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCount) });
@@ -1302,14 +1398,19 @@ function checkFields(manifest) {
       }
     }
   };
-  check("manifest", manifest, MANIFEST);
-  for (const [name, rules] of Object.entries(manifest.images ?? {})) {
-    check(`images.${name}`, rules, RULES);
+  check("manifest", manifest, { signatures: isObject, models: optional(isObject) });
+  const owners = Object.entries(manifest.models ?? {}).map(([name, x]) => [`models.${name}`, x]);
+  for (const [place, owner] of [["manifest", manifest], ...owners]) {
+    check(place, owner, OWNER);
+    for (const [name, rules] of Object.entries(owner.images ?? {})) {
+      check(`${place}.images.${name}`, rules, RULES);
+    }
   }
   for (const [name, signature] of Object.entries(manifest.signatures)) {
     const place = `signatures.${name}`;
     check(place, signature, SIGNATURE);
     check(place, signature, SETTINGS[signature.role] ?? {});
+    if (manifest.models) check(place, signature, { model: (x) => x in manifest.models });
     for (const [kind, fields] of [["inputs", INPUT], ["outputs", TENSOR]]) {
       for (const [key, tensor] of Object.entries(signature[kind])) {
         check(`${place}.${kind}.${key}`, tensor, fields);

@@ -52,7 +52,7 @@ async function loaded() {
 
 async function vector(model, text) {
   if (!vectors.has(text)) {
-    const [output] = Object.values(await model.predict(text));
+    const output = await model.embedText(text);
     const norm = Math.hypot(...output);
     vectors.set(text, output.map((x) => x / norm));
   }

@@ -15,7 +15,9 @@ const TYPES = {
   ".css": "text/css; charset=utf-8",
   ".html": "text/html; charset=utf-8",
   ".js": "text/javascript; charset=utf-8",
+  ".json": "application/json",
   ".mjs": "text/javascript; charset=utf-8",
+  ".png": "image/png",
   ".wasm": "application/wasm",
 };
 const HEADERS = {

@@ -1,0 +1,352 @@
+"""Trains a small CLIP on emoji and their names in 30 languages, and searches with one .tflite file.
+
+    pip install -e ".[examples]"
+    python examples/emoji_search.py                       # trains, compares, exports
+    python examples/emoji_search.py --ask "ein müdes Gesicht"
+    python examples/emoji_search.py --ask picture.png     # names of a picture
+
+Data: the emoji of five styles (emoji_data.py) and Unicode's names of them in 33 languages
+(emoji_names.py); both need npm. Trained from random weights on four styles and 30 languages, tested
+on the fifth style, Twitter's. A tenth of all pairs of an emoji and a language is left out of
+training, and so are three languages. The test asks for the name of a picture among all names of a
+language, and for the picture of a name among all pictures of the unseen style.
+
+Minutes: MINUTES
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+
+import emoji_data as data
+import emoji_names as texts
+import numpy as np
+from emoji import augmentation, schedule, vision_transformer
+
+from keras_tfm.runtime import native_log
+
+FOLDER = data.FOLDER
+WIDTH = 128  # of the vectors
+TEXT_DIM, TEXT_LAYERS, TEXT_HEADS = 128, 2, 4
+BATCH, STEPS, PEAK = 236, 1600, 1.5e-3  # 8 batches are all emoji once
+NAME_SHARE = 0.6  # of the texts; the others are further words
+LEFT_OUT = 0.1  # share of the pairs of an emoji and a language
+SHEET = 44  # pictures in a row of the page's sheet
+
+
+class Pairs(NamedTuple):
+    """What is trained on, and what is tested.
+
+    Attributes:
+        codes: list of N str, the emoji.
+        drawn: (N, V, H, W, C), uint8, each emoji in the training's styles.
+        unseen: (N, H, W, C), uint8, in the unseen style.
+        names: the texts by language.
+        kept: bool array (languages of the training, N), False for pairs that are left out.
+    """
+
+    codes: list[str]
+    drawn: np.ndarray
+    unseen: np.ndarray
+    names: dict[str, texts.Names]
+    kept: np.ndarray
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ask", metavar="TEXT", help="a word to search, or a picture to name")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument(
+        "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
+    )
+    arguments = parser.parse_args()
+    file = arguments.folder / ("smoke_search.tflite" if arguments.smoke else "emoji_search.tflite")
+    if not (arguments.ask and file.exists()):
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        with native_log.removed():
+            compare(file, arguments)
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
+    if arguments.ask:
+        answer(file, arguments.ask)
+
+
+def compare(file: Path, arguments: argparse.Namespace) -> None:
+    """Trains, prints the table, writes the file and the page's data."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    pairs = digits() if arguments.smoke else read(arguments.folder)
+    steps = 40 if arguments.smoke else STEPS
+    count, languages = len(pairs.codes), len(pairs.names)
+    print(f"{count:,} emoji in {pairs.drawn.shape[1]} styles, names in {languages} languages")
+    clip, image, text = build(steps)
+    clip.fit(batches(pairs), epochs=10, steps_per_epoch=steps // 10, verbose=2)
+    report(file, export(image, text, file, pairs, arguments.smoke), image, text, pairs)
+
+
+def build(steps: int):
+    """CLIP of two towers, and the towers alone, which share its weights.
+
+    Returns three functional models: from a dict of pixels (B, H, W, 3) and tokens (B, T) to the
+    vectors of both, from pixels to vectors, and from tokens to vectors (B, WIDTH) of length 1.
+    """
+    import keras
+
+    from keras_tfm import layers, models, training
+
+    backbone = vision_transformer(data.SIZE)
+    pixels = backbone.input
+    x = layers.SequencePooling("first")(backbone.output)
+    x = keras.layers.Dense(WIDTH, use_bias=False, name="image_projection")(x)
+    x = keras.layers.UnitNormalization(dtype="float32", name="image_vector")(x)
+    image = models.Model(pixels, x, name="image")
+
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    y = layers.TokenEmbedding(texts.VOCABULARY, TEXT_DIM, mask_zero=True)(tokens)
+    y = layers.PositionEmbedding(texts.LENGTH)(y)
+    for i in range(TEXT_LAYERS):
+        y = layers.TransformerEncoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(TEXT_HEADS),
+            feed_forward=layers.FeedForward(4 * TEXT_DIM, activation="gelu"),
+            residual=layers.Residual("pre", dropout=0.1),
+            name=f"text_{i}",
+        )(y)
+    y = layers.SequencePooling("mean")(layers.LayerNormalization(name="text_norm")(y))
+    y = keras.layers.Dense(WIDTH, use_bias=False, name="text_projection")(y)
+    y = keras.layers.UnitNormalization(dtype="float32", name="text_vector")(y)
+    text = models.Model(tokens, y, name="text")
+
+    clip = models.Model(
+        {"pixels": pixels, "tokens": tokens}, {"image_embedding": x, "text_embedding": y}
+    )
+    clip.compile(
+        keras.optimizers.AdamW(schedule(PEAK, steps), weight_decay=0.1, clipnorm=1.0),
+        training.ContrastiveLoss(temperature=0.05),
+    )
+    return clip, image, text
+
+
+def read(folder: Path) -> Pairs:
+    """The emoji that all styles have, with their names."""
+    styles = data.styles(folder)
+    unseen = styles.pop(data.UNSEEN)
+    rows = [dict(zip(x.codes.tolist(), x.pixels, strict=True)) for x in styles.values()]
+    codes = unseen.codes.tolist()
+    # A style without an emoji shows it as the next style that has it.
+    drawn = [
+        [next(x[code] for x in [*rows[i:], *rows] if code in x) for i in range(len(rows))]
+        for code in codes
+    ]
+    names = texts.read(codes, folder)
+    kept = np.random.default_rng(0).random((len(texts.SEEN), len(codes))) >= LEFT_OUT
+    return Pairs(codes, np.array(drawn), unseen.pixels, names, kept)
+
+
+def digits() -> Pairs:
+    """scikit-learn's digits and their names in two languages, for a test run without a network."""
+    words = {
+        "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+        "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+    }
+    styles = [[x.pixels[x.classes == i][0] for i in range(10)] for x in data.digits().values()]
+    return Pairs(
+        [str(i) for i in range(10)],
+        np.array(styles[:-1]).swapaxes(0, 1),
+        np.array(styles[-1]),
+        {language: texts.Names(names, [[]] * 10) for language, names in words.items()},
+        np.ones((2, 10), bool),
+    )
+
+
+def batches(pairs: Pairs):
+    """Endless batches of different emoji, each in a random style and language."""
+    import tensorflow as tf
+
+    random = np.random.default_rng(1)
+    reader = texts.tokenizer(pairs.names, dropout=0.1)
+    trained = [x for x in pairs.names if x not in texts.UNSEEN]
+    count, size = len(pairs.codes), min(BATCH, len(pairs.codes))
+
+    def text_of(emoji: int) -> str:
+        while True:
+            language = random.integers(len(trained))
+            names, words = pairs.names[trained[language]]
+            if pairs.kept[language, emoji] and names[emoji]:
+                break
+        if words[emoji] and random.random() >= NAME_SHARE:
+            return " ".join(random.permutation(words[emoji])[: random.integers(1, 4)])
+        return names[emoji]
+
+    def draw():
+        while True:
+            order = random.permutation(count)
+            for start in range(0, count - size + 1, size):
+                rows = order[start : start + size]
+                style = random.integers(pairs.drawn.shape[1], size=size)
+                tokens = texts.encode([text_of(i) for i in rows], reader)
+                yield {"pixels": pairs.drawn[rows, style], "tokens": tokens}
+
+    shapes = {"pixels": (size, *pairs.unseen.shape[1:]), "tokens": (size, texts.LENGTH)}
+    kinds = {"pixels": "uint8", "tokens": "int32"}
+    signature = {name: tf.TensorSpec(shape, kinds[name]) for name, shape in shapes.items()}
+    augment = augmentation(0.5)
+    drawn = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    changed = drawn.map(lambda x: {**x, "pixels": augment(x["pixels"], training=True)})
+    return changed.prefetch(2)
+
+
+def export(image, text, file: Path, pairs: Pairs, smoke: bool):
+    """Writes both models into one int8 file, and returns it, loaded."""
+    from keras_tfm import runtime
+    from keras_tfm.export import export_tflite
+
+    reader = texts.tokenizer(pairs.names)
+    images = runtime.ImageProcessor((data.SIZE, data.SIZE), resize="fit", resample="lanczos")
+    # Verified on what the models have learnt, as random pixels and tokens are nothing they know.
+    asked = texts.encode(
+        [x.names[i] for x in pairs.names.values() for i in range(0, 10, 5)], reader
+    )
+    export_tflite(
+        {"image": image, "text": text},
+        file,
+        quantization="int8",
+        tokenizer=reader,
+        images=images,
+        source_length=[8, 16, texts.LENGTH],
+        verify_inputs={
+            "image": {"pixels": pairs.unseen[::100]},
+            "text": {"tokens": texts.encode(asked, reader)},
+        },
+        tolerance=0.2 if smoke else None,
+        overwrite=True,
+    )
+    return runtime.load(file)
+
+
+def report(file: Path, loaded, image, text, pairs: Pairs) -> None:
+    """The table of recalls in Keras and in the file, and the data of the page."""
+    reader = texts.tokenizer(pairs.names)
+    pictures = {
+        "Keras": image.predict(pairs.unseen, verbose=0),
+        "int8": loaded.models["image"].predict(pairs.unseen)["output"],
+    }
+    vectors = {
+        language: {
+            "Keras": text.predict(texts.encode(names.names, reader), verbose=0),
+            "int8": loaded.embed_text([x or "-" for x in names.names]),
+        }
+        for language, names in pairs.names.items()
+    }
+    print(f"\n{'':34}{'name of a picture':>22}{'picture of a name':>22}")
+    print(f"{'':34}" + f"{'@1':>11}{'@5':>11}" * 2)
+    show("chance", [[k / len(pairs.codes) for k in (1, 5)]] * 2)
+    show("colour histograms", [colour_ranks(pairs).recalls()] * 2)
+    groups = [("languages and pairs of training", True), ("pairs never seen together", False)]
+    for run in ("Keras", "int8"):
+        for label, kept in groups:
+            if not (pairs.kept == kept).any():
+                continue
+            found = (Ranks(), Ranks())
+            for i, language in enumerate(x for x in pairs.names if x not in texts.UNSEEN):
+                rows = pairs.kept[i] == kept
+                add(found, pictures[run], vectors[language][run], pairs.names[language], rows)
+            show(f"{run}, {label}", [x.recalls() for x in found])
+        for language in (x for x in pairs.names if x in texts.UNSEEN):
+            found = (Ranks(), Ranks())
+            every = np.ones(len(pairs.codes), bool)
+            add(found, pictures[run], vectors[language][run], pairs.names[language], every)
+            show(f"{run}, {language}: never seen", [x.recalls() for x in found])
+    start = time.perf_counter()
+    asked = pairs.names["en"].names[:100]
+    for name in asked:
+        loaded.embed_text(name)
+    milliseconds = (time.perf_counter() - start) / len(asked) * 1000
+    print(f"\n{file.stat().st_size / 1e6:.2f} MB; a query {milliseconds:.2f} ms")
+    page_data(file, pictures["int8"], pairs)
+
+
+class Ranks:
+    """At which place what was looked for was found, over many queries."""
+
+    def __init__(self) -> None:
+        self.places: list[np.ndarray] = []
+
+    def recalls(self) -> list[float]:
+        """The shares of the queries whose answer is the first, and among the first five."""
+        places = np.concatenate(self.places)
+        return [float(np.mean(places < k)) for k in (1, 5)]
+
+
+def add(found: tuple[Ranks, Ranks], pictures, names, texts_of: texts.Names, rows) -> None:
+    """Adds the places of the asked rows among all that have a name in a language."""
+    named = np.array([bool(x) for x in texts_of.names])
+    scores = pictures[named] @ names[named].T
+    for ranks, table in zip(found, (scores, scores.T), strict=True):
+        places = (table > np.diag(table)[:, None]).sum(1)
+        ranks.places.append(places[rows[named]])
+
+
+def colour_ranks(pairs: Pairs) -> Ranks:
+    """The emoji of a picture by the nearest histogram of 4 x 4 x 4 colours, whose name is known."""
+
+    def histograms(pixels: np.ndarray) -> np.ndarray:
+        bins = (pixels // 64).astype(int) @ [16, 4, 1]
+        return np.stack([np.bincount(x.ravel(), minlength=64) for x in bins]) / bins[0].size
+
+    asked = histograms(pairs.unseen)
+    seen = np.stack([histograms(x) for x in pairs.drawn.swapaxes(0, 1)])
+    distances = np.stack(
+        [np.abs(seen - x).sum(-1).min(0) for x in asked]
+    )  # of each picture to the nearest style of each emoji
+    ranks = Ranks()
+    ranks.places.append((distances < np.diag(distances)[:, None]).sum(1))
+    return ranks
+
+
+def show(label: str, recalls: list[list[float]]) -> None:
+    print(f"{label:34}" + "".join(f"{x:11.1%}" for pair in recalls for x in pair), flush=True)
+
+
+def page_data(file: Path, vectors: np.ndarray, pairs: Pairs) -> None:
+    """For examples/web/emoji.html: a sheet of the pictures of the unseen style, their vectors."""
+    from PIL import Image
+
+    rows = -(-len(pairs.codes) // SHEET)
+    sheet = np.full((rows * data.SIZE, SHEET * data.SIZE, 3), 255, "uint8")
+    for i, picture in enumerate(pairs.unseen):
+        y, x = (data.SIZE * n for n in divmod(i, SHEET))
+        sheet[y : y + data.SIZE, x : x + data.SIZE] = picture
+    Image.fromarray(sheet).save(file.with_suffix(".png"))
+    vectors.astype("<f4").tofile(file.with_suffix(".f32"))
+    layout = {"columns": SHEET, "size": data.SIZE, "emoji": [character(x) for x in pairs.codes]}
+    file.with_suffix(".json").write_text(json.dumps(layout))
+
+
+def character(code: str) -> str:
+    """The emoji of code points in hexadecimal, joined by "-"."""
+    return "".join(chr(int(x, 16)) for x in code.split("-"))
+
+
+def answer(file: Path, asked: str) -> None:
+    """The best emoji for a text, or the best English names for a picture, from the file alone."""
+    from keras_tfm import runtime
+
+    loaded = runtime.load(file)
+    pairs = digits() if file.stem.startswith("smoke") else read(file.parent)
+    names = next(iter(pairs.names.values())).names
+    if Path(asked).is_file():
+        found = loaded.embed_text(names) @ loaded.embed_image(asked)
+    else:
+        found = loaded.models["image"].predict(pairs.unseen)["output"] @ loaded.embed_text(asked)
+    for i in np.argsort(-found)[:5]:
+        print(f"{found[i]:6.3f}  {character(pairs.codes[i])}  {names[i]}")
+
+
+if __name__ == "__main__":
+    main()
