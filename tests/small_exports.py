@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import json
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from small_models import SOURCE_SIZE, SOURCES, START, encoder_decoder
 from keras_tfm.export import Report, export_tflite
 from keras_tfm.generation import generate
 from keras_tfm.models import transformer
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime import manifest as manifests
 
 SOURCE_LENGTH, MAX_LENGTH = 5, 9
 BOTH = ("generate", "predict")
@@ -93,3 +96,14 @@ def _real_file(quantization, signatures):
 def new_path() -> Path:
     """Of a file that is not there yet."""
     return folder() / f"{len(list(folder().iterdir()))}.tflite"
+
+
+def with_manifest(content, change):
+    """A file whose checksum is right and whose manifest was changed."""
+    model = flatbuffer.read(content)
+    (entry,) = [x for x in model.metadata if x.name == manifests.METADATA_NAME]
+    manifest = json.loads(bytes(model.buffers[entry.buffer].data))
+    del manifest["sha256"]
+    model.metadata.remove(entry)
+    change(manifest)
+    return flatbuffer.add_manifest(flatbuffer.write(model), manifest)

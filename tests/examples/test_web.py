@@ -8,7 +8,6 @@ import importlib
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,28 +16,17 @@ import dates_data as data
 import numpy as np
 import pytest
 from blocks import decoder_block
+from web_pages import WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
 
 ROOT = Path(__file__).parents[2]
-WEB = ROOT / "examples/web"
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def chromium():
     """All tests here need it, and Node."""
-    for needed, found in {
-        "node": shutil.which("node"),
-        "npm": shutil.which("npm"),
-        "Chromium (CHROMIUM names another than `chromium`)": CHROMIUM,
-    }.items():
-        if not found:
-            pytest.skip(f"needs {needed}")
-    if not (WEB / "node_modules").exists():
-        installed = subprocess.run(["npm", "ci"], cwd=WEB, capture_output=True, text=True)
-        if installed.returncode:
-            pytest.skip(f"npm ci failed: {installed.stderr[-500:]}")
+    need_browser()
 
 
 def test_the_page_answers_as_python_does(tmp_path):
@@ -49,7 +37,7 @@ def test_the_page_answers_as_python_does(tmp_path):
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    _run("test", tmp_path, expected)
+    run_in_browser("test", tmp_path, expected)
 
 
 def test_the_search_page_ranks_as_python_does(tmp_path):
@@ -80,7 +68,7 @@ def test_the_search_page_ranks_as_python_does(tmp_path):
     assert min(a[1] - b[1] for a, b in itertools.pairwise(ranked)) > 0.01
     expected = tmp_path / "expected.json"
     expected.write_text(json.dumps({"model": "small", "query": query, "ranked": ranked}))
-    _run("test:search", tmp_path, expected)
+    run_in_browser("test:search", tmp_path, expected)
 
 
 def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
@@ -128,7 +116,7 @@ def test_the_chat_page_and_sessions_answer_as_python_does(tmp_path):
     chat = {"model": "chunks", "messages": messages, "answers": said, "longest": 30}
     expected = tmp_path / "expected.json"
     expected.write_text(json.dumps({"chat": chat, "files": answers, "sampling": _sampled()}))
-    _run("test:chat", tmp_path, expected, SCREENSHOT=str(tmp_path / "chat.png"))
+    run_in_browser("test:chat", tmp_path, expected, SCREENSHOT=tmp_path / "chat.png")
     assert (tmp_path / "chat.png").stat().st_size > 10_000
 
 
@@ -261,7 +249,7 @@ def _compare(folder: Path, texts: dict[str, list[str]], exact: bool) -> None:
         files[name] = {"texts": texts[name], **_answers(model, texts[name])}
     expected = folder / "expected.json"
     expected.write_text(json.dumps({"exact": exact, "files": files}))
-    _run("test:files", folder, expected)
+    run_in_browser("test:files", folder, expected)
 
 
 def _answers(model: runtime.Model, texts: list[str]) -> dict:
@@ -292,20 +280,6 @@ def _unrepeated():
         return np.full(len(logits), seen[-1])
 
     return choose
-
-
-def _run(script: str, models: Path, expected: Path, **others: str) -> None:
-    """A test in JavaScript, of examples/web/package.json."""
-    settings = {"MODELS": str(models), "EXPECTED": str(expected), "CHROMIUM": CHROMIUM}
-    result = subprocess.run(
-        ["npm", "run", script],
-        cwd=WEB,
-        env={**os.environ, **settings, **others},
-        capture_output=True,
-        text=True,
-    )
-    print(result.stdout, result.stderr)
-    assert result.returncode == 0
 
 
 def _export(folder: Path) -> None:

@@ -2,14 +2,13 @@
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
+from web_pages import WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
 from keras_tfm.runtime import ImageProcessor
@@ -17,8 +16,6 @@ from keras_tfm.runtime.image_processor import FILTERS, _resize
 
 PIL = pytest.importorskip("PIL")
 Image = pytest.importorskip("PIL.Image")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-WEB = Path(__file__).parents[2] / "examples/web"
 NODE = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 # (width, height), old and new: reduced, enlarged, one of both, and to and from one pixel.
 SIZES = [
@@ -183,10 +180,7 @@ def test_the_page_sees_what_python_sees(tmp_path):
 
     from keras_tfm.export import export_tflite
 
-    if not CHROMIUM or not shutil.which("npm"):
-        pytest.skip("needs npm and Chromium")
-    if not (WEB / "node_modules").exists():
-        subprocess.run(["npm", "ci"], cwd=WEB, check=True, capture_output=True)
+    need_browser()
     export_pictures(classifier(), tmp_path / "classes.tflite", resize=40, resample="bicubic")
     export_pictures(detector(), tmp_path / "objects.tflite", OBJECTS, resize="fit")
     export_tflite(classifier(), tmp_path / "plain.tflite", verify=False)
@@ -215,21 +209,6 @@ def test_the_page_sees_what_python_sees(tmp_path):
     found = [list(x) for x in objects.detect(tmp_path / "photograph.png")]
     assert len(found) == 2
     expected["photograph"] = {"width": 900, "height": 600, "found": found}
-    (tmp_path / "expected.json").write_text(json.dumps(expected))
-    settings = {
-        "MODELS": str(tmp_path),
-        "EXPECTED": str(tmp_path / "expected.json"),
-        "SCREENSHOTS": str(tmp_path),
-        "CHROMIUM": CHROMIUM,
-    }
-    result = subprocess.run(
-        ["npm", "run", "test:pictures"],
-        cwd=WEB,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-    )
-    print(result.stdout, result.stderr)
-    assert result.returncode == 0
+    run_in_browser("test:pictures", tmp_path, expected, SCREENSHOTS=tmp_path)
     for name in ("classes", "objects", "phone"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000

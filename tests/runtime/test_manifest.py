@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
-from small_exports import new_path, small, small_file, small_tokens
+from small_exports import new_path, small, small_file, small_tokens, with_manifest
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
@@ -165,17 +165,6 @@ def test_what_is_added_is_read(content, tmp_path):
     path.write_bytes(with_manifest(content, lambda manifest: manifest.update(given)))
     read = manifests.read(path)
     assert {key: read[key] for key in given} == given
-
-
-def with_manifest(content, change):
-    """A file whose checksum is right and whose manifest was changed."""
-    model = flatbuffer.read(content)
-    (entry,) = [x for x in model.metadata if x.name == manifests.METADATA_NAME]
-    manifest = json.loads(bytes(model.buffers[entry.buffer].data))
-    del manifest["sha256"]
-    model.metadata.remove(entry)
-    change(manifest)
-    return flatbuffer.add_manifest(flatbuffer.write(model), manifest)
 
 
 def test_a_newer_format_is_named(content, refusal):

@@ -1,0 +1,54 @@
+"""Files of several models in headless Chromium: model.js and the page emoji.html."""
+
+import numpy as np
+import pytest
+from web_pages import need_browser, run_in_browser
+
+from keras_tfm import runtime
+
+Image = pytest.importorskip("PIL.Image")
+TEXTS = ["abba", "a cab", "hide", "min"]
+
+
+def test_several_models_and_the_page_answer_as_python_does(tmp_path):
+    """Also a screenshot, emoji.png, in the test's folder."""
+    from emoji_search import Pairs, character, page_data
+    from small_exports import with_manifest
+    from small_pairs import PICTURES, PROCESSOR, letters, pair
+
+    from keras_tfm import models
+    from keras_tfm.export import export_tflite
+
+    need_browser()
+    file = tmp_path / "pair.tflite"
+    export_tflite(
+        models.clip_towers(pair()),
+        file,
+        tokenizer=letters(),
+        images=PROCESSOR,
+        source_length=[6, 13],
+    )
+    loaded = runtime.load(file)
+    generator = np.random.default_rng(0)
+    codes = [f"{0x1F600 + i:x}" for i in range(50)]  # two rows of the page's sheet
+    drawn = generator.integers(0, 256, (50, 48, 48, 3), "uint8")
+    vectors = generator.normal(size=(50, 33)).astype("float32")
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    page_data(file, vectors, Pairs(codes, drawn[:, None], drawn, {}, np.ones((0, 50), bool)))
+    Image.fromarray(PICTURES[0]).save(tmp_path / "noise.png")
+    texts = []
+    for text in TEXTS:
+        vector = loaded.embed_text(text)
+        scores = vectors @ vector
+        order = np.argsort(-scores)
+        assert np.diff(-scores[order]).min() > 1e-5  # float32 differs less in the browser
+        emoji = [character(codes[i]) for i in order]
+        texts.append({"text": text, "vector": vector.tolist(), "order": emoji})
+    image = loaded.embed_image(tmp_path / "noise.png").tolist()
+    stray = with_manifest(
+        file.read_bytes(), lambda manifest: manifest["signatures"]["text_6"].update(model="other")
+    )
+    (tmp_path / "stray.tflite").write_bytes(stray)
+    expected = {"picture": "noise.png", "image": image, "texts": texts}
+    run_in_browser("test:pairs", tmp_path, expected, SCREENSHOTS=tmp_path)
+    assert (tmp_path / "emoji.png").stat().st_size > 10_000

@@ -1,0 +1,44 @@
+"""The pages and tests of examples/web, run by Node in headless Chromium."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[1] / "examples/web"
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+
+
+def need_browser() -> None:
+    """Skips a test where Node, npm or Chromium is missing; installs the pages' packages."""
+    for needed, found in {
+        "node": shutil.which("node"),
+        "npm": shutil.which("npm"),
+        "Chromium (CHROMIUM names another than `chromium`)": CHROMIUM,
+    }.items():
+        if not found:
+            pytest.skip(f"needs {needed}")
+    if not (WEB / "node_modules/playwright-core").exists():
+        installed = subprocess.run(["npm", "ci"], cwd=WEB, capture_output=True, text=True)
+        if installed.returncode:
+            pytest.skip(f"npm ci failed: {installed.stderr[-500:]}")
+
+
+def run_in_browser(script: str, models: Path, expected: Path | dict, **settings: object) -> None:
+    """Runs a script of examples/web/package.json on what it should find, or on a file of that."""
+    if isinstance(expected, dict):
+        (models / "expected.json").write_text(json.dumps(expected))
+        expected = models / "expected.json"
+    given = {"MODELS": models, "EXPECTED": expected, "CHROMIUM": CHROMIUM, **settings}
+    result = subprocess.run(
+        ["npm", "run", script],
+        cwd=WEB,
+        env={**os.environ, **{name: str(x) for name, x in given.items()}},
+        capture_output=True,
+        text=True,
+    )
+    print(result.stdout, result.stderr)
+    assert result.returncode == 0
