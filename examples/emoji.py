@@ -93,7 +93,7 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     export(model, file, seen, unseen, answers, arguments.smoke)
 
 
-def vision_transformer(size: int | None = None):
+def vision_transformer(size: int | None = None, num_layers: int = LAYERS):
     """Convolutions that halve the picture three times, then a transformer over the cells.
 
     Returns a functional model from pixels (B, size, size, 3), None for any size, to features
@@ -112,11 +112,11 @@ def vision_transformer(size: int | None = None):
     x = layers.PrefixTokens(1)(cells)
     grid = (data.SIZE // PATCH,) * 2
     x = layers.PositionEmbedding2D(grid, 1)(x, cells)
-    for i in range(LAYERS):
+    for i in range(num_layers):
         x = layers.TransformerEncoderBlock(
             self_attention=layers.MultiHeadSelfAttention(HEADS),
             feed_forward=layers.FeedForward(4 * DIM, activation="gelu"),
-            residual=layers.Residual("pre", drop_path=DROP_PATH * i / (LAYERS - 1)),
+            residual=layers.Residual("pre", drop_path=DROP_PATH * i / max(1, num_layers - 1)),
             name=f"encoder_{i}",
         )(x)
     return models.Model(pixels, layers.LayerNormalization(name="final_norm")(x))

@@ -96,11 +96,11 @@ def _trained(texts: tuple[str, ...]) -> str:
     return made.to_str()
 
 
-def encode(texts: list[str], reader) -> np.ndarray:
-    """(N, LENGTH), int32, padded; longer texts lose their end."""
-    rows = np.zeros((len(texts), LENGTH), "int32")
+def encode(texts: list[str], reader, length: int = LENGTH) -> np.ndarray:
+    """(N, length), int32, padded; of longer texts the first tokens and the end token."""
+    rows = np.zeros((len(texts), length), "int32")
     for row, found in zip(rows, reader.encode_batch(texts), strict=True):
-        ids = found.ids if len(found.ids) <= LENGTH else [*found.ids[: LENGTH - 1], found.ids[-1]]
+        ids = found.ids if len(found.ids) <= length else [*found.ids[: length - 1], found.ids[-1]]
         row[: len(ids)] = ids
     return rows
 

@@ -32,8 +32,11 @@ from keras_tfm.runtime import native_log
 
 FOLDER = data.FOLDER
 WIDTH = 128  # of the vectors
-TEXT_DIM, TEXT_LAYERS, TEXT_HEADS = 128, 2, 4
-BATCH, STEPS, PEAK = 236, 1600, 1.5e-3  # 8 batches are all emoji once
+IMAGE_LAYERS, TEXT_DIM, TEXT_LAYERS, TEXT_HEADS = 2, 128, 1, 4
+# 8 batches are all emoji once. A picture is compared with the texts of its emoji in several
+# languages: they cost little beside the picture.
+BATCH, TEXTS, STEPS, PEAK = 236, 3, 3000, 1.5e-3
+TRAINED_LENGTH = 20  # tokens of a text in training
 NAME_SHARE = 0.6  # of the texts; the others are further words
 LEFT_OUT = 0.1  # share of the pairs of an emoji and a language
 SHEET = 44  # pictures in a row of the page's sheet
@@ -87,20 +90,24 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     print(f"{count:,} emoji in {pairs.drawn.shape[1]} styles, names in {languages} languages")
     clip, image, text = build(steps)
     clip.fit(batches(pairs), epochs=10, steps_per_epoch=steps // 10, verbose=2)
+    image.save(file.with_name("image.keras"))
+    text.save(file.with_name("text.keras"))
     report(file, export(image, text, file, pairs, arguments.smoke), image, text, pairs)
 
 
 def build(steps: int):
     """CLIP of two towers, and the towers alone, which share its weights.
 
-    Returns three functional models: from a dict of pixels (B, H, W, 3) and tokens (B, T) to the
-    vectors of both, from pixels to vectors, and from tokens to vectors (B, WIDTH) of length 1.
+    Returns three functional models: from a dict of pixels (B, H, W, 3) and tokens (B, N, T), N
+    texts a picture, to the vectors of both (B * N, WIDTH), from pixels to vectors, and from tokens
+    to vectors of length 1.
     """
     import keras
+    from keras import ops
 
     from keras_tfm import layers, models, training
 
-    backbone = vision_transformer(data.SIZE)
+    backbone = vision_transformer(data.SIZE, IMAGE_LAYERS)
     pixels = backbone.input
     x = layers.SequencePooling("first")(backbone.output)
     x = keras.layers.Dense(WIDTH, use_bias=False, name="image_projection")(x)
@@ -122,12 +129,16 @@ def build(steps: int):
     y = keras.layers.UnitNormalization(dtype="float32", name="text_vector")(y)
     text = models.Model(tokens, y, name="text")
 
-    clip = models.Model(
-        {"pixels": pixels, "tokens": tokens}, {"image_embedding": x, "text_embedding": y}
-    )
+    several = keras.Input((TEXTS, TRAINED_LENGTH), dtype="int32", name="tokens")
+    outputs = {
+        "image_embedding": ops.repeat(x, TEXTS, axis=0),
+        "text_embedding": text(ops.reshape(several, (-1, TRAINED_LENGTH))),
+    }
+    clip = models.Model({"pixels": pixels, "tokens": several}, outputs)
     clip.compile(
         keras.optimizers.AdamW(schedule(PEAK, steps), weight_decay=0.1, clipnorm=1.0),
         training.ContrastiveLoss(temperature=0.05),
+        jit_compile=False,  # XLA is slower here: it compiles for one core
     )
     return clip, image, text
 
@@ -165,20 +176,19 @@ def digits() -> Pairs:
 
 
 def batches(pairs: Pairs):
-    """Endless batches of different emoji, each in a random style and language."""
+    """Endless batches of different emoji in random styles, with names in random languages."""
     import tensorflow as tf
 
     random = np.random.default_rng(1)
     reader = texts.tokenizer(pairs.names, dropout=0.1)
     trained = [x for x in pairs.names if x not in texts.UNSEEN]
     count, size = len(pairs.codes), min(BATCH, len(pairs.codes))
+    named = np.array([[bool(x) for x in pairs.names[language].names] for language in trained])
+    known = [np.flatnonzero(x) for x in (pairs.kept & named).T]  # languages of each emoji
 
     def text_of(emoji: int) -> str:
-        while True:
-            language = random.integers(len(trained))
-            names, words = pairs.names[trained[language]]
-            if pairs.kept[language, emoji] and names[emoji]:
-                break
+        language = random.choice(known[emoji])
+        names, words = pairs.names[trained[language]]
         if words[emoji] and random.random() >= NAME_SHARE:
             return " ".join(random.permutation(words[emoji])[: random.integers(1, 4)])
         return names[emoji]
@@ -189,16 +199,22 @@ def batches(pairs: Pairs):
             for start in range(0, count - size + 1, size):
                 rows = order[start : start + size]
                 style = random.integers(pairs.drawn.shape[1], size=size)
-                tokens = texts.encode([text_of(i) for i in rows], reader)
-                yield {"pixels": pairs.drawn[rows, style], "tokens": tokens}
+                written = [text_of(i) for i in rows for _ in range(TEXTS)]
+                tokens = texts.encode(written, reader, TRAINED_LENGTH)
+                yield pairs.drawn[rows, style], tokens.reshape(size, TEXTS, TRAINED_LENGTH)
 
-    shapes = {"pixels": (size, *pairs.unseen.shape[1:]), "tokens": (size, texts.LENGTH)}
-    kinds = {"pixels": "uint8", "tokens": "int32"}
-    signature = {name: tf.TensorSpec(shape, kinds[name]) for name, shape in shapes.items()}
+    signature = (
+        tf.TensorSpec((size, *pairs.unseen.shape[1:]), "uint8"),
+        tf.TensorSpec((size, TEXTS, TRAINED_LENGTH), "int32"),
+    )
     augment = augmentation(0.5)
+    same = np.repeat(np.arange(size)[:, None], TEXTS, axis=1)  # which texts belong together
+
+    def example(pixels, tokens):
+        return {"pixels": augment(pixels, training=True), "tokens": tokens}, same
+
     drawn = tf.data.Dataset.from_generator(draw, output_signature=signature)
-    changed = drawn.map(lambda x: {**x, "pixels": augment(x["pixels"], training=True)})
-    return changed.prefetch(2)
+    return drawn.map(example).prefetch(2)
 
 
 def export(image, text, file: Path, pairs: Pairs, smoke: bool):
@@ -209,9 +225,7 @@ def export(image, text, file: Path, pairs: Pairs, smoke: bool):
     reader = texts.tokenizer(pairs.names)
     images = runtime.ImageProcessor((data.SIZE, data.SIZE), resize="fit", resample="lanczos")
     # Verified on what the models have learnt, as random pixels and tokens are nothing they know.
-    asked = texts.encode(
-        [x.names[i] for x in pairs.names.values() for i in range(0, 10, 5)], reader
-    )
+    asked = [x.names[i] for x in pairs.names.values() for i in range(0, 10, 5) if x.names[i]]
     export_tflite(
         {"image": image, "text": text},
         file,

@@ -1,6 +1,7 @@
 """Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
 from keras_tfm.generation import processors as processors
+from keras_tfm.generation.drafts import Draft, PromptLookup
 from keras_tfm.generation.generator import Generated, Generator
 from keras_tfm.generation.kept_generators import generate
 from keras_tfm.generation.stepped_model import SteppedModel
@@ -9,6 +10,7 @@ from keras_tfm.generation.strategies import (
     Beam,
     Context,
     Contrastive,
+    Drafted,
     Greedy,
     Sample,
     Strategy,
@@ -18,9 +20,12 @@ __all__ = [
     "Beam",
     "Context",
     "Contrastive",
+    "Draft",
+    "Drafted",
     "Generated",
     "Generator",
     "Greedy",
+    "PromptLookup",
     "Sample",
     "SteppedModel",
     "Strategy",

@@ -85,6 +85,7 @@ class GenerationLoop:
             seed,
             pad_id,
             self.strategy.copies,
+            inputs,
         )
         # The capacity that is enough for every row, the current one, and the entries that have it.
         self._largest_capacity = (
@@ -140,10 +141,10 @@ class GenerationLoop:
         return more
 
     def step(self, state: State) -> State:
-        """Steps the model with one token per hypothesis, and chooses the next tokens."""
+        """Steps the model with the next tokens, and chooses those after them."""
         task, width = self.task, self.strategy.width
         before = state["strategy"]
-        position = before.position
+        position = self.strategy.column(before)
         tree = state.get("tree")
         branches = None
         if tree is not None:
@@ -158,7 +159,8 @@ class GenerationLoop:
         ) as scope:
             logits, features = self._call(before.token)
         self._growing = scope.growing
-        logits = ops.reshape(logits, (-1, logits.shape[-1]))
+        if self.strategy.consecutive == 1:
+            logits = ops.reshape(logits, (-1, logits.shape[-1]))
         if features is not None:
             features = ops.reshape(features, (-1, features.shape[-1]))
         chosen, parents = self.strategy.advance(task, before, logits, features)
@@ -166,20 +168,33 @@ class GenerationLoop:
         if tree is not None:
             after["tree"] = tree.grown(position, parents)
         if "failed" in state:
-            # Most strategies compute this too, so a compiler reads all logits only once.
-            logits = ops.cast(logits, "float32")
-            if width > 1:
-                logits = ops.reshape(logits, (task.batch, width, logits.shape[-1]))
-            sums = ops.reshape(log_normalizer(logits), (task.batch, width))
-            # NaN, or every continuation has probability 0.
-            broken = ops.logical_or(
-                ops.any(ops.isnan(sums), axis=1), ops.all(ops.equal(sums, -np.inf), axis=1)
-            )
-            going = self.strategy.going(task, before)
-            if going is not None:  # a finished row may be past the end of a position table
-                broken = ops.logical_and(broken, going)
-            after["failed"] = ops.where(ops.any(broken), position + 1, state["failed"])
+            broken = self._broken(before, chosen, ops.cast(logits, "float32"))
+            columns = position + 1 + ops.arange(self.strategy.consecutive, dtype="int32")
+            first = ops.min(ops.where(ops.any(broken, axis=0), columns, task.length))
+            after["failed"] = ops.where(ops.any(broken), first, state["failed"])
         return after
+
+    def _broken(self, before: Any, chosen: Any, logits: Tensor) -> Tensor:
+        """Where the softmax of the logits has no value, in rows that go on: (B, consecutive)."""
+        task, width = self.task, self.strategy.width
+        if width > 1:
+            logits = ops.reshape(logits, (task.batch, width, logits.shape[-1]))
+        # Most strategies compute this too, so a compiler reads all logits only once.
+        sums = log_normalizer(logits)
+        if self.strategy.consecutive > 1:
+            sums = ops.squeeze(sums, -1)
+            return ops.logical_and(
+                ops.logical_or(ops.isnan(sums), ops.equal(sums, -np.inf)), chosen.followed
+            )
+        sums = ops.reshape(sums, (task.batch, width))
+        # NaN, or every continuation has probability 0.
+        broken = ops.logical_or(
+            ops.any(ops.isnan(sums), axis=1), ops.all(ops.equal(sums, -np.inf), axis=1)
+        )
+        going = self.strategy.going(task, before)
+        if going is not None:  # a finished row may be past the end of a position table
+            broken = ops.logical_and(broken, going)
+        return ops.expand_dims(broken, 1)
 
     def result(self, state: State) -> dict[str, Tensor]:
         """A dict of "tokens"; with `score` also "scores", and "failed", a NaN's column or -1."""
@@ -192,7 +207,9 @@ class GenerationLoop:
         """Runs the loop from the prompt to the end."""
         width = self.strategy.width
         capacities = cache_capacities(
-            self._largest_capacity, self._first_capacity, self.task.first + width
+            self._largest_capacity,
+            self._first_capacity,
+            self.task.first + max(width, self.strategy.consecutive),
         )
         self._capacity = capacities[0]
         state = self.start()
@@ -204,7 +221,8 @@ class GenerationLoop:
 
     def _stepping(self, state: State) -> State:
         """Steps to the end, or until the caches are full."""
-        return _while_loop(lambda state: self._unfinished_within(state, 1), self.step, state)
+        steps = self.strategy.consecutive
+        return _while_loop(lambda state: self._unfinished_within(state, steps), self.step, state)
 
     def _pruning(self, state: State) -> State:
         """Steps, and prunes full caches, until pruning frees too few columns.
@@ -226,7 +244,7 @@ class GenerationLoop:
         left = (
             state["tree"].steps_left
             if "tree" in state
-            else self._capacity - state["strategy"].position
+            else self._capacity - self.strategy.column(state["strategy"])
         )
         return ops.logical_and(more, left >= steps)
 

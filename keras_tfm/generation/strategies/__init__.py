@@ -3,9 +3,10 @@
 from keras_tfm.generation.strategies.beam import Beam
 from keras_tfm.generation.strategies.context import Context
 from keras_tfm.generation.strategies.contrastive import Contrastive
+from keras_tfm.generation.strategies.drafted import Drafted
 from keras_tfm.generation.strategies.greedy import Greedy
 from keras_tfm.generation.strategies.sample import Sample
 from keras_tfm.generation.strategies.strategy import State, Strategy
 from keras_tfm.generation.strategies.task import Task
 
-__all__ = ["Beam", "Context", "Contrastive", "Greedy", "Sample", "State", "Strategy", "Task"]
+__all__ = ["Beam", "Context", "Contrastive", "Drafted", "Greedy", "Sample", "State", "Strategy", "Task"]

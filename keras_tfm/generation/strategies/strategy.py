@@ -81,6 +81,9 @@ class Strategy:
 
     # The number of tokens per row in each step: one for each hypothesis or candidate.
     width: int = 1
+    # The number of consecutive tokens per row in each step: more than one with drafts. `advance`
+    # then gets the logits of all of them, (B, n, V).
+    consecutive: int = 1
     # Whether `start` and `advance` get the input of the model's last layer.
     reads_features: ClassVar[bool] = False
     # The number of steps after the last column, for a strategy that runs the model on candidates
@@ -127,6 +130,10 @@ class Strategy:
             check = getattr(processor, "check", None)
             if check is not None:
                 check(vocabulary_size)
+
+    def column(self, state: Any) -> Tensor:
+        """() int32, the column of a step's first token."""
+        return state.position
 
     def start(self, task: Task, tokens: Tensor, features: Tensor | None) -> State:
         """The state before the first step.

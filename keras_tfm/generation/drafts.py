@@ -1,0 +1,110 @@
+"""Drafts: cheap guesses of the next tokens, which `generation.Drafted` verifies."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.generation.gather import gather
+from keras_tfm.generation.logits import top_k
+from keras_tfm.generation.strategies.task import Task
+
+Tensor = Any
+
+
+class Draft:
+    """The base class of drafts. A custom draft defines `propose`.
+
+    >>> from keras import ops
+    >>> from keras_tfm.generation import Draft
+    >>> class Same(Draft):
+    ...     def propose(self, task, tokens, position, count):
+    ...         return ops.repeat(ops.slice(tokens, (0, position), (task.batch, 1)), count, axis=1)
+    """
+
+    def propose(self, task: Task, tokens: Tensor, position: Tensor, count: int) -> Tensor:
+        """The guessed tokens after column `position`: (B, count), int32.
+
+        A pure function of tensors, which is compiled into the loop and exported with it. A wrong
+        guess costs time and changes nothing else.
+
+        Args:
+            task: `Task`, the constants of the loop.
+            tokens: (B, T), int32, the tokens so far.
+            position: () int32, the column of the last one, the same in all rows.
+            count: int, number of tokens to guess.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define propose(task, tokens, position, count)"
+        )
+
+
+@dataclass(frozen=True)
+class PromptLookup(Draft):
+    """Continues as the text did where its last tokens appeared before.
+
+    It finds the latest place in the sources and in the tokens so far that ends in the same n tokens,
+    or in as many of them as any place, and copies what follows it. It needs no training, and helps
+    where a text repeats its prompt or its source: summaries, corrections, code, dialogues.
+
+    Args:
+        ngram: int, the largest number of tokens that are compared.
+        sources: names of inputs (B, S) of ids to copy from, in the same vocabulary as the generated
+            tokens: the source of an encoder-decoder model.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range; generation raises one for an input that is missing.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation import PromptLookup
+    >>> from keras_tfm.generation.strategies import Task
+    >>> task = Task(1, 8, 4, (), None, None, False, None)
+    >>> tokens = np.array([[5, 6, 7, 8, 6, 0, 0, 0]], "int32")  # 6 was followed by 7, 8
+    >>> PromptLookup().propose(task, tokens, 4, 2).numpy().tolist()
+    [[7, 8]]
+    """
+
+    ngram: int = 3
+    sources: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("ngram", self.ngram)
+        if isinstance(self.sources, str):
+            raise TypeError(f"sources must be a list of names, got {self.sources!r}")
+        object.__setattr__(self, "sources", tuple(self.sources))
+
+    def propose(self, task: Task, tokens: Tensor, position: Tensor, count: int) -> Tensor:
+        """The tokens (B, count) that followed the last ones before."""
+        missing = [name for name in self.sources if name not in task.inputs]
+        if missing:
+            raise ValueError(
+                f"PromptLookup reads the input {missing[0]!r}, the model has {list(task.inputs)} "
+                "besides the stepped one"
+            )
+        before = [ops.cast(task.inputs[name], "int32") for name in self.sources]
+        history = ops.concatenate([*before, tokens], axis=1)
+        size = ops.shape(history)[1]
+        last = size - task.length + position  # the index of the last token
+        places = ops.expand_dims(ops.arange(size, dtype="int32"), 0)
+        equal = ops.cast(places < last, "int32")  # products of integers, as in `Task`
+        score = ops.zeros_like(history)
+        for i in range(self.ngram):
+            key = ops.slice(tokens, (0, ops.maximum(position - i, 0)), (task.batch, 1))
+            earlier = ops.pad(history, [(0, 0), (i, 0)], constant_values=-1)[:, :size]
+            equal = equal * ops.cast(ops.equal(earlier, key), "int32")
+            equal = equal * ops.cast(position >= i, "int32")
+            score = score + equal
+        # The longest match, and of equal ones the latest: exact in float32 up to 2^24.
+        found = ops.cast(score * size + places, "float32")
+        found = found - ops.cast(places >= last, "float32") * (self.ngram + 2.0) * ops.cast(
+            size, "float32"
+        )
+        best = top_k(found, 1)[1]
+        following = ops.expand_dims(ops.arange(count, dtype="int32"), 0)
+        period = ops.maximum(last - best, 1)  # past the end, what was copied is copied again
+        return gather(history, best + 1 + ops.mod(following, period))
