@@ -15,7 +15,7 @@ from keras_tfm.export.signatures import named_outputs
 from keras_tfm.export.verification_rows import VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
-from keras_tfm.generation.strategies import Greedy, Strategy
+from keras_tfm.generation.strategies import Drafted, Greedy, Strategy
 from keras_tfm.runtime.checked_inputs import left_padded
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.manifest_fields import of_kind
@@ -57,9 +57,8 @@ class ModelOutputs:
         return self._known[key]
 
     def logits(self, inputs: dict[str, Any]) -> np.ndarray:
-        """The only output of the model."""
-        (result,) = self.of(inputs).values()
-        return result
+        """The first output of the model, before the draft heads that it may have."""
+        return next(iter(self.of(inputs).values()))
 
 
 class Comparison:
@@ -75,7 +74,9 @@ class Comparison:
     def __init__(
         self, outputs: ModelOutputs, file: Model, inputs: dict[str, Any] | None, strategy: Strategy
     ):
-        self.outputs, self.file, self.strategy = outputs, file, strategy
+        self.outputs, self.file = outputs, file
+        # Drafts do not change the tokens.
+        self.strategy = strategy.strategy if isinstance(strategy, Drafted) else strategy
         self.rows = VerificationRows(file, inputs)
         # By signature, the differences of each row, for inputs that do not depend on the file. For
         # "generate" these are the inputs of the first step.
@@ -116,7 +117,8 @@ class Comparison:
         first: list[np.ndarray] = []
         seconds: list[float] = []
         loop = None
-        if isinstance(self.strategy, Greedy) and not self.strategy.processors:
+        greedy = isinstance(self.strategy, Greedy) and not self.strategy.processors
+        if greedy:
             batch = next(iter(signature["inputs"].values()))["shape"][0]
             size = batch * self.outputs.model.outputs[0].shape[-1]
             loop = LoopLogits(self.file.content(), name, size)
@@ -143,6 +145,11 @@ class Comparison:
                 first += [difference(x[0], y[0]) for x, y, _ in steps]
                 wanted += [y.ravel() for _, y, _ in steps]
                 gaps += [gaps_of(chosen, y) for _, y, chosen in steps]
+            elif greedy:  # with drafts, a step has logits after wrong tokens, too
+                chosen_rows = self._chosen(signature, inputs, found.tokens)
+                below = [gaps_of(chosen, y) for chosen, y in chosen_rows]
+                errors, first, gaps = errors + below, first + below, gaps + below
+                wanted += [y.ravel() for _, y in chosen_rows]
             else:
                 error, scale, same = self._searched(signature, inputs, found)
                 errors += np.split(error, len(error))
@@ -182,6 +189,22 @@ class Comparison:
             result.append(
                 (found[row, : last - first], wanted[row, first - 1 : last - 1], ids[first:last])
             )
+        return result
+
+    def _chosen(
+        self, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each row, the generated tokens (T,), and the model's logits (T, V) before each."""
+        target = signature["target"]
+        others = {key: x for key, x in inputs.items() if key != target}
+        logits = self._full_pass(others, target, tokens)
+        ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
+        result = []
+        for row, ids in enumerate(tokens):
+            first = len(inputs[target][row]) if target in inputs else 1
+            stops = np.flatnonzero(np.isin(ids[first:], ends))
+            last = first + stops[0] + 1 if len(stops) else len(ids)
+            result.append((ids[first:last], logits[row, first - 1 : last - 1]))
         return result
 
     def _full_pass(self, others: dict[str, Any], target: str, tokens: np.ndarray) -> np.ndarray:

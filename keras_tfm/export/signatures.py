@@ -205,6 +205,9 @@ def _described(strategy: Strategy | None) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(strategy):
         settings = {x.name: getattr(strategy, x.name) for x in dataclasses.fields(strategy)}
         described |= {key: x for key, x in settings.items() if isinstance(x, int | float | str)}
+        # `Drafted` holds the strategy whose tokens it makes.
+        inside = {key: x for key, x in settings.items() if isinstance(x, Strategy)}
+        described |= {key: _described(x) for key, x in inside.items()}
     if strategy.processors:
         described["processors"] = [
             getattr(x, "__name__", type(x).__name__) for x in strategy.processors

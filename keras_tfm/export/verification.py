@@ -317,6 +317,8 @@ def _strategy_of(file: Model) -> Strategy:
     """The strategy of an exported file."""
     for signature in file.signatures.values():
         settings = dict(signature.get("strategy") or {})
+        if settings.get("name") == "Drafted":  # its tokens are those of the strategy inside
+            settings = dict(settings["strategy"])
         if settings:
             name, processors = settings.pop("name"), settings.pop("processors", [])
             known = {field.name for field in fields(Beam)} - {"processors"}

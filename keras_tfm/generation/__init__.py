@@ -1,7 +1,7 @@
 """Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
 from keras_tfm.generation import processors as processors
-from keras_tfm.generation.drafts import Draft, PromptLookup
+from keras_tfm.generation.drafts import Draft, DraftHeads, PromptLookup
 from keras_tfm.generation.generator import Generated, Generator
 from keras_tfm.generation.kept_generators import generate
 from keras_tfm.generation.stepped_model import SteppedModel
@@ -21,6 +21,7 @@ __all__ = [
     "Context",
     "Contrastive",
     "Draft",
+    "DraftHeads",
     "Drafted",
     "Generated",
     "Generator",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from keras import ops
 
@@ -20,11 +20,21 @@ class Draft:
     >>> from keras import ops
     >>> from keras_tfm.generation import Draft
     >>> class Same(Draft):
-    ...     def propose(self, task, tokens, position, count):
+    ...     def propose(self, task, tokens, position, count, heads=None):
     ...         return ops.repeat(ops.slice(tokens, (0, position), (task.batch, 1)), count, axis=1)
     """
 
-    def propose(self, task: Task, tokens: Tensor, position: Tensor, count: int) -> Tensor:
+    # Whether the draft reads the model's second output.
+    reads_heads: ClassVar[bool] = False
+
+    def propose(
+        self,
+        task: Task,
+        tokens: Tensor,
+        position: Tensor,
+        count: int,
+        heads: Tensor | None = None,
+    ) -> Tensor:
         """The guessed tokens after column `position`: (B, count), int32.
 
         A pure function of tensors, which is compiled into the loop and exported with it. A wrong
@@ -35,9 +45,11 @@ class Draft:
             tokens: (B, T), int32, the tokens so far.
             position: () int32, the column of the last one, the same in all rows.
             count: int, number of tokens to guess.
+            heads: (B, ...), the model's second output at column `position` - 1, if `reads_heads`;
+                None before the first step.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} does not define propose(task, tokens, position, count)"
+            f"{type(self).__name__} does not define propose(task, tokens, position, count, heads)"
         )
 
 
@@ -45,9 +57,9 @@ class Draft:
 class PromptLookup(Draft):
     """Continues as the text did where its last tokens appeared before.
 
-    It finds the latest place in the sources and in the tokens so far that ends in the same n tokens,
-    or in as many of them as any place, and copies what follows it. It needs no training, and helps
-    where a text repeats its prompt or its source: summaries, corrections, code, dialogues.
+    It finds the latest place in the sources and in the tokens so far that ends in the same n
+    tokens, or in as many of them as any place, and copies what follows it. It needs no training,
+    and helps where a text repeats its prompt or its source: summaries, corrections, code.
 
     Args:
         ngram: int, the largest number of tokens that are compared.
@@ -78,7 +90,14 @@ class PromptLookup(Draft):
             raise TypeError(f"sources must be a list of names, got {self.sources!r}")
         object.__setattr__(self, "sources", tuple(self.sources))
 
-    def propose(self, task: Task, tokens: Tensor, position: Tensor, count: int) -> Tensor:
+    def propose(
+        self,
+        task: Task,
+        tokens: Tensor,
+        position: Tensor,
+        count: int,
+        heads: Tensor | None = None,
+    ) -> Tensor:
         """The tokens (B, count) that followed the last ones before."""
         missing = [name for name in self.sources if name not in task.inputs]
         if missing:
@@ -108,3 +127,47 @@ class PromptLookup(Draft):
         following = ops.expand_dims(ops.arange(count, dtype="int32"), 0)
         period = ops.maximum(last - best, 1)  # past the end, what was copied is copied again
         return gather(history, best + 1 + ops.mod(following, period))
+
+
+@dataclass(frozen=True)
+class DraftHeads(Draft):
+    """The guesses of the model's own draft heads, which `models.with_draft_heads` adds.
+
+    Head i, trained with the model or on it as it is, guesses the token i places after the one that
+    the model itself predicts (arXiv:1811.03115). The heads run once per step, on the features that
+    predicted the last token.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation import DraftHeads, Drafted, generate
+    >>> from keras_tfm.models import gpt, with_draft_heads
+    >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> fast = with_draft_heads(model, 3)
+    >>> prompt = np.array([[3, 4, 5]])
+    >>> drafted = generate(fast, prompt, 9, strategy=Drafted(DraftHeads(), length=3))
+    >>> bool(np.all(drafted == generate(model, prompt, 9)))
+    True
+    """
+
+    reads_heads: ClassVar[bool] = True
+
+    def propose(
+        self,
+        task: Task,
+        tokens: Tensor,
+        position: Tensor,
+        count: int,
+        heads: Tensor | None = None,
+    ) -> Tensor:
+        """The most probable token (B, count) of each head."""
+        if heads is None:
+            return ops.full((task.batch, count), task.pad_id, dtype="int32")
+        if len(heads.shape) != 3 or heads.shape[1] < count:
+            raise ValueError(
+                f"the model's second output must be logits (B, T, {count} or more, V) of draft "
+                f"heads, got {(*heads.shape[:1], 'T', *heads.shape[1:])}: give Drafted a length of "
+                "at most the number of heads"
+            )
+        logits = ops.reshape(heads[:, :count], (-1, heads.shape[-1]))
+        return ops.reshape(top_k(logits, 1)[1], (-1, count))

@@ -66,6 +66,11 @@ class GenerationLoop:
         pad_id: int = 0,
     ):
         self._stepped = SteppedModel(model, target)
+        if strategy is not None and strategy.reads_drafts and len(model.outputs) != 2:
+            raise ValueError(
+                f"DraftHeads needs a model with two outputs, such as one of models.with_draft_heads"
+                f", got {len(model.outputs)}"
+            )
         self.inputs = inputs
         # The result of `SteppedModel.encode`. `start` sets it; a caller of `step` alone sets it.
         self.encoded: dict[str, Tensor] = {}
@@ -116,6 +121,7 @@ class GenerationLoop:
         ids = prompt if alone else prompt[:, : task.first]
         with DecodingScope(length=self._length, padding=task.padding, xla=self._xla) as scope:
             features = self._call(ids)[1]
+        features = None if self.strategy.reads_drafts else features
         self._growing = scope.growing
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
@@ -126,7 +132,9 @@ class GenerationLoop:
         """The maximum number of positions in the caches."""
         return min(self._capacity, self.task.length)
 
-    def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _call(self, ids: Tensor) -> tuple[Tensor, Any]:
+        if self.strategy.reads_drafts:
+            return self._stepped.step_partly(self.encoded, ids)
         outputs = keras.tree.flatten(self._stepped.step(self.encoded, ids))
         return outputs[0], outputs[1] if self.strategy.reads_features else None
 
@@ -142,7 +150,7 @@ class GenerationLoop:
 
     def step(self, state: State) -> State:
         """Steps the model with the next tokens, and chooses those after them."""
-        task, width = self.task, self.strategy.width
+        task = self.task
         before = state["strategy"]
         position = self.strategy.column(before)
         tree = state.get("tree")
@@ -161,7 +169,7 @@ class GenerationLoop:
         self._growing = scope.growing
         if self.strategy.consecutive == 1:
             logits = ops.reshape(logits, (-1, logits.shape[-1]))
-        if features is not None:
+        if features is not None and not self.strategy.reads_drafts:
             features = ops.reshape(features, (-1, features.shape[-1]))
         chosen, parents = self.strategy.advance(task, before, logits, features)
         after: State = {"strategy": chosen, "cache": scope.cache_after(chosen.token)}

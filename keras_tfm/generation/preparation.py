@@ -239,9 +239,11 @@ def check_ids(
         raise ValueError(
             f"max_length must be at least 2, the start token included, got {max_length}"
         )
-    if len(model.outputs) != 1:
+    outputs = [len(x.shape) for x in model.outputs]
+    if outputs not in ([3], [3, 4]):  # logits (B, T, V), and drafts (B, T, n, V)
         raise ValueError(
-            f"generation needs a model with one output, the logits; got {len(model.outputs)}"
+            "generation needs a model with one output, the logits, or with draft heads besides; "
+            f"got {len(model.outputs)} outputs"
         )
     size = model.outputs[0].shape[-1]
     taken = vocabulary_sizes(model).get(target, size)

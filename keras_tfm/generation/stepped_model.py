@@ -162,17 +162,60 @@ class SteppedModel:
             call: function of a layer, its positional and its keyword arguments, that calls the
                 layer. Default: equal blocks share a trace.
         """
+        values = self._step_values(encoded, tokens)
+        self._run(self.stepping, values, call or SharedTraces().call)
+        if every:
+            return [values[number] for call in self.stepping for number in call.makes]
+        flat = [values[number] for number in self._outputs]
+        return keras.tree.pack_sequence_as(self.model.output, flat)
+
+    def step_partly(
+        self, encoded: dict[str, Tensor], tokens: Tensor
+    ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+        """The first output for n tokens, and a function for the others at one of the tokens.
+
+        Args:
+            encoded: dict, the result of `encode`.
+            tokens: (B, n), int32, values of the stepped input.
+
+        Returns:
+            The first output (B, n, ...), and a function of the index of a token, () int32, that
+            runs the layers that the first output does not need, and returns the other outputs
+            (B, 1, ...).
+        """
+        values = self._step_values(encoded, tokens)
+        first, *others = self._outputs
+        needed, before, after = {first}, [], []
+        for call in reversed(self.stepping):
+            if needed.isdisjoint(call.makes):
+                after.append(call)
+            else:
+                needed.update(call.reads.values())
+                before.append(call)
+        self._run(before[::-1], values, SharedTraces().call)
+
+        def rest(index: Tensor) -> list[Tensor]:
+            made = {number for call in before for number in call.makes}
+            read = {number for call in after for number in call.reads.values()}
+            here = dict(values)
+            for number in (read | set(others)) & made:
+                x = values[number]
+                batch, _, *sizes = ops.shape(x)
+                here[number] = ops.slice(x, (0, index, *(0 for _ in sizes)), (batch, 1, *sizes))
+            self._run(after[::-1], here)
+            return [here[number] for number in others]
+
+        return values[first], rest
+
+    def _step_values(self, encoded: dict[str, Tensor], tokens: Tensor) -> dict[int, Tensor]:
+        """The values that a step begins with, by number."""
         values = {self._inputs[self.target]: self._converted(self.target, tokens)}
         for number in self._encoded:
             values[number] = x = encoded[str(number)]
             mask = encoded.get(f"{number}_mask")
             if mask is not None:
                 set_mask(x, mask)
-        self._run(self.stepping, values, call or SharedTraces().call)
-        if every:
-            return [values[number] for call in self.stepping for number in call.makes]
-        flat = [values[number] for number in self._outputs]
-        return keras.tree.pack_sequence_as(self.model.output, flat)
+        return values
 
     def _converted(self, name: str, x: Tensor) -> Tensor:
         return ops.convert_to_tensor(x, dtype=self._specs[name].dtype)

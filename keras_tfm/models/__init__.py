@@ -8,6 +8,7 @@ from keras_tfm.models.clip_encoders import clip_image, clip_text
 from keras_tfm.models.deberta import deberta
 from keras_tfm.models.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.distilbert import distilbert
+from keras_tfm.models.draft_heads import with_draft_heads
 from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
 from keras_tfm.models.gemma import gemma
@@ -72,6 +73,7 @@ __all__ = [
     "token_classifier",
     "transformer",
     "vit",
+    "with_draft_heads",
     "with_dtype",
     "without_auxiliary_outputs",
 ]

@@ -9,4 +9,14 @@ from keras_tfm.generation.strategies.sample import Sample
 from keras_tfm.generation.strategies.strategy import State, Strategy
 from keras_tfm.generation.strategies.task import Task
 
-__all__ = ["Beam", "Context", "Contrastive", "Drafted", "Greedy", "Sample", "State", "Strategy", "Task"]
+__all__ = [
+    "Beam",
+    "Context",
+    "Contrastive",
+    "Drafted",
+    "Greedy",
+    "Sample",
+    "State",
+    "Strategy",
+    "Task",
+]

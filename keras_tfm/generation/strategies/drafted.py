@@ -47,12 +47,12 @@ class DraftedState(NamedTuple):
 class Drafted(Strategy):
     """Verifies several drafted tokens in each step; the result is that of the strategy inside.
 
-    Decoding one token at a time reads all weights for every token. A step with several tokens reads
-    them once, and costs little more. So a cheap draft proposes the next n tokens, the model computes
-    the logits after each of them in one step, and the tokens up to the first one that the strategy
-    would not have chosen are kept, together with the one that it chooses there: "Blockwise Parallel
-    Decoding for Deep Autoregressive Models" (arXiv:1811.03115). Each step thus yields between 1 and
-    n + 1 tokens, and drafts change only the speed.
+    Decoding one token at a time reads all weights for every token. A step with several tokens
+    reads them once, and costs little more. So a cheap draft proposes the next n tokens, the model
+    computes the logits after each of them in one step, and the tokens up to the first one that the
+    strategy would not have chosen are kept, together with the one that it chooses there: "Blockwise
+    Parallel Decoding for Deep Autoregressive Models" (arXiv:1811.03115). Each step thus yields
+    between 1 and n + 1 tokens, and drafts change only the speed.
 
     With `Sample` inside, the tokens are those that it samples without drafts, with the same seed:
     the token after each prefix is drawn from the model's distribution with the seed of its column,
@@ -110,6 +110,11 @@ class Drafted(Strategy):
         return self.length + 1
 
     @property
+    def reads_drafts(self) -> bool:  # type: ignore[override]
+        """Whether the draft reads the model's second output."""
+        return self.draft.reads_heads
+
+    @property
     def draws(self) -> bool:  # type: ignore[override]
         """Whether the strategy inside samples."""
         return self.strategy.draws
@@ -161,7 +166,7 @@ class Drafted(Strategy):
         )
 
     def advance(
-        self, task: Task, state: DraftedState, logits: Tensor, features: Tensor | None
+        self, task: Task, state: DraftedState, logits: Tensor, features: Any
     ) -> tuple[DraftedState, None]:
         """Keeps the drafts that are right, chooses the token after them, and drafts the next.
 
@@ -169,52 +174,50 @@ class Drafted(Strategy):
             task: `Task`, the constants of the loop.
             state: the state before the step.
             logits: (B, n, V), the model's output for `state.token`.
-            features: None.
+            features: function of the index of one of the step's tokens that returns the model's
+                second output there, for a draft that reads it; otherwise None.
         """
-        steps, start, position = self.consecutive, state.start, state.position
+        steps, start = self.consecutive, state.start
         chosen, processed = self._chosen(task, state, logits)
         # Columns start + 1 .. start + n: certain up to `position`, chosen after it.
         known = ops.slice(state.tokens, (0, start + 1), (task.batch, steps))
-        right = ops.ones((), "int32")  # 1 as long as all of a step's tokens were right
-        count = ops.zeros((), "int32")
-        running, after = state.running, None
-        tokens, alive, kept = [], [], []
-        for i in range(steps):
-            new = ops.cast(start + i >= position, "int32")
-            token = chosen[:, i : i + 1]
-            if running is not None:
-                token = task.padded(token, running)
-            token = token * new + known[:, i : i + 1] * (1 - new)
-            tokens.append(token)
-            alive.append(new if running is None else new * running)
-            kept.append(right)
-            count = count + right
-            if running is not None:
-                still = task.still_running(running, token, start + i + 2)
-                running = still * new + running * (1 - new)
-                after = running if after is None else after * (1 - right) + running * right
-            if i + 1 < steps:
-                equal = ops.cast(ops.equal(state.token[:, i + 1 : i + 2], token), "int32")
-                if running is not None:  # what a row does after its end does not matter
-                    equal = ops.maximum(equal, 1 - running)
-                right = right * ops.min(equal)
+        columns = ops.expand_dims(start + ops.arange(steps, dtype="int32"), 0)
+        new = ops.cast(columns >= state.position, "int32")
+        tokens = chosen * new + known * (1 - new)
+        alive = None  # (B, n + 1), 1 in the columns of rows that have not ended before
+        if state.running is not None:
+            going = task.still_running(ops.ones_like(tokens), tokens, columns + 2)
+            ended = ops.cumsum((1 - going) * new, axis=1)
+            alive = state.running * ops.cast(ops.equal(ended, 0), "int32")
+            alive = ops.concatenate([state.running, alive], axis=1)
+            tokens = task.padded(tokens, ops.maximum(alive[:, :-1], 1 - new))
+        # The drafts before the first one that is wrong in a row that has not ended.
+        wrong = ops.cast(ops.not_equal(state.token[:, 1:], tokens[:, :-1]), "int32")
+        if alive is not None:
+            wrong = wrong * alive[:, 1:-1]
+        right = ops.equal(ops.cumsum(ops.max(wrong, axis=0)), 0)
+        count = 1 + ops.sum(ops.cast(right, "int32"))
         last = start + count
-        written = ops.concatenate(tokens, axis=1)
-        certain = ops.cast(ops.expand_dims(ops.arange(steps, dtype="int32"), 0) < count, "int32")
-        written = written * certain + task.pad_id * (1 - certain)
-        result = ops.slice_update(state.tokens, (0, start + 1), written)
+        certain = ops.cast(columns < last, "int32")
+        tokens = tokens * certain + task.pad_id * (1 - certain)
+        result = ops.slice_update(state.tokens, (0, start + 1), tokens)
         scores, followed = state.scores, None
         if scores is not None:
-            columns = [ops.broadcast_to(a * k, (task.batch, 1)) for a, k in zip(alive, kept, strict=True)]
-            followed = ops.concatenate(columns, axis=1) > 0
-            scores = scores + self._gained(logits, processed, written, followed)
-        next_start, token = self._next(task, result, last)
+            followed = new * certain if alive is None else new * certain * alive[:, :-1]
+            followed = ops.broadcast_to(followed, (task.batch, steps)) > 0
+            scores = scores + self._gained(logits, processed, tokens, followed)
+        after = None if alive is None else ops.slice(alive, (0, count), (task.batch, 1))
+        heads = None
+        if self.reads_drafts:
+            (heads,) = features(count - 1)
+            heads = ops.squeeze(heads, 1)
+        next_start, token = self._next(task, result, last, heads)
         return DraftedState(
             last, result, token, next_start, after, scores, followed, state.passes + 1
         ), None
 
     def _chosen(self, task: Task, state: DraftedState, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The strategy's tokens (B, n) after each of the step's tokens, and its logits (B, n, V)."""
+        """The strategy's tokens (B, n) after each of the step's tokens, and its logits."""
         inner, steps = self.strategy, self.consecutive
         if isinstance(inner, Greedy) and not inner.processors:
             flat = ops.reshape(logits, (-1, logits.shape[-1]))
@@ -245,14 +248,16 @@ class Drafted(Strategy):
         # `where`, not a product: -inf (a forbidden token) times 0 is NaN.
         return ops.sum(ops.where(followed, gained, 0.0), axis=1)
 
-    def _next(self, task: Task, tokens: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _next(
+        self, task: Task, tokens: Tensor, position: Tensor, heads: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The first column of the next step, and its tokens (B, n).
 
         Near the end the step starts earlier, with tokens that are certain, so that it fits.
         """
         steps = self.consecutive
         start = ops.minimum(position, task.length - 1 - steps)
-        drafts = self.draft.propose(task, tokens, position, self.length)
+        drafts = self.draft.propose(task, tokens, position, self.length, heads)
         room = ops.full((task.batch, steps), task.pad_id, dtype="int32")
         longer = ops.concatenate([tokens, room], axis=1)
         longer = ops.slice_update(longer, (0, position + 1), drafts)

@@ -84,6 +84,9 @@ class Strategy:
     # The number of consecutive tokens per row in each step: more than one with drafts. `advance`
     # then gets the logits of all of them, (B, n, V).
     consecutive: int = 1
+    # Whether `advance` gets, instead of features, a function of the index of one of the step's
+    # tokens, () int32, that computes the model's second output there, such as that of draft heads.
+    reads_drafts: bool = False
     # Whether `start` and `advance` get the input of the model's last layer.
     reads_features: ClassVar[bool] = False
     # The number of steps after the last column, for a strategy that runs the model on candidates

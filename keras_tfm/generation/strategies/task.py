@@ -109,18 +109,19 @@ class Task(NamedTuple):
         """Which rows continue after `token`.
 
         Args:
-            running: (B, 1), int32, 1 for rows that had not ended before `token`.
-            token: (B, 1), int32, the new tokens.
-            columns: int32, number of columns that rows use, including `token`.
+            running: (B, n), int32, 1 for rows that had not ended before `token`; n is 1, or the
+                number of tokens that are considered at once.
+            token: (B, n), int32, the new tokens.
+            columns: int32, () or (1, n), number of columns that rows use, including `token`.
 
         Returns:
-            (B, 1), int32, 1 for rows that have not ended, 0 for others.
+            (B, n), int32, 1 for rows that have not ended, 0 for others.
         """
         # Products of integers: XNNPACK has no operator for booleans.
         for end_id in self.end_ids:
             running = running * ops.cast(ops.not_equal(token, end_id), "int32")
         if self.limit is not None:
-            full = ops.expand_dims(self.is_full(columns), 1)
+            full = ops.greater_equal(columns, self.limits)
             running = running * (1 - ops.cast(full, "int32"))
         return running
 
