@@ -94,9 +94,8 @@ def exported(model: keras.Model, strategy, quantization: str, folder: Path) -> r
 
 def compare(quantization: str, files, questions, drafted, rounds: int) -> None:
     tokenizer = data.source_tokenizer()
-    print(
-        f"\n{quantization:10}{'questions':>10}{'ms':>9}{'times greedy':>14}{'tokens a step':>15}{'equal':>9}"
-    )
+    header = f"{'questions':>10}{'ms':>9}{'times greedy':>14}{'tokens a step':>15}{'equal':>9}"
+    print(f"\n{quantization:10}{header}")
     for kind, texts in questions.items():
         rows = data.padded([tokenizer.encode(x).ids for x in texts], data.SOURCE_LENGTH)
         seconds: dict[str, list[float]] = {name: [] for name in files}
