@@ -236,7 +236,7 @@ PEERS=(
     tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
     tests/generation/test_{processors,processor_contract,transformers_generate}.py
-    tests/layers/test_image_layers.py tests/runtime/test_image_processor.py
+    tests/layers/test_{image,audio}_layers.py tests/runtime/test_image_processor.py
     tests/training/test_{detection,contrastive_loss}.py
 )
 stage_peers() {
