@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
+    audio_inputs,
     end_tokens,
     find_target,
     image_inputs,
@@ -61,7 +62,8 @@ class ExportArguments(GenerationArguments, total=False):
 
     Attributes:
         batch_size: int, rows per call; default 1.
-        source_length: int or list of int (S), the length of every input with an open length.
+        source_length: int or list of int (S), the length of every input with an open length. For
+            audio: samples, by default the length to which the model pads.
             Shorter rows are padded with the input's padding id (`mask_id` of its embedding), which
             the model must mask. With several lengths, each gets its own signatures ("predict_32",
             "encode_128"), and the runtime picks the shortest that fits.
@@ -123,6 +125,7 @@ class Request:
         pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
         end_tokens: the id that rows of an input must contain, where a layer reads its features.
         images: the inputs of pixels, uint8 in the file.
+        audio: the inputs of audio with the layer that reads them.
     """
 
     def __init__(
@@ -176,6 +179,7 @@ class Request:
         self.pad_ids = pad_ids(model)
         self.end_tokens = end_tokens(model)
         self.images = image_inputs(model)
+        self.audio = audio_inputs(model)
         self._target = arguments.get("target")
         steps = [role for role in self.roles if role != "predict"]
         if steps:
@@ -321,6 +325,8 @@ class Request:
             if name not in names:
                 continue
             here = lengths.get(name, longest if length is None else length)
+            if here is None and self.static and name in self.audio:
+                here = self.audio[name].length  # what the layer pads to
             shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
             if self.static and None in shape:
                 raise ValueError(
