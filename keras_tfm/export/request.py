@@ -70,6 +70,9 @@ class ExportArguments(GenerationArguments, total=False):
         prompt_length: int or list of int (N), the maximum length of a prompt for the stepped input,
             or several lengths: one "prefill_N" each, and "generate" continues prompts of up to N
             tokens.
+        default_prompt: list of int, the first tokens of rows without a prompt, in the place of
+            `start_id`, such as the language and the task of a speech model. It needs a
+            `prompt_length`, and is for "generate".
         accelerator: str, "cpu" (default) or "gpu": a graph for LiteRT's GPU delegate, which has
             transposed keys in its KV caches, and no "generate", whose loop the delegate refuses.
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
@@ -83,6 +86,7 @@ class ExportArguments(GenerationArguments, total=False):
     batch_size: int
     source_length: int | Sequence[int] | None
     prompt_length: int | Sequence[int] | None
+    default_prompt: Sequence[int] | None
     accelerator: str
     whole_caches: bool
 
@@ -164,6 +168,7 @@ class Request:
                 "processors are a part of the signature 'generate'; 'decode' returns logits, which "
                 f"the host has to process, got the signatures {self.roles}"
             )
+        self.default_prompt = self._checked_prompt(arguments.get("default_prompt"))
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
@@ -283,6 +288,21 @@ class Request:
                         "or export 'decode', and choose tokens on the host"
                     )
         self.specs(self.others)  # raises if a length is missing
+
+    def _checked_prompt(self, ids: Sequence[int] | None) -> list[int]:
+        """The default prompt; empty for None."""
+        if ids is None:
+            return []
+        prompt = [_integer("default_prompt", x) for x in ids]
+        size, longest = self.model.outputs[0].shape[-1], max(self.prompt_lengths, default=0)
+        if "generate" not in self.roles or not 1 <= len(prompt) <= longest:
+            raise ValueError(
+                "default_prompt is for 'generate' with a prompt_length of at least its length, "
+                f"got {len(prompt)} ids, prompt_length {longest or None} and {self.roles}"
+            )
+        if min(prompt) < 0 or max(prompt) >= size:
+            raise ValueError(f"default_prompt must be ids in 0..{size - 1}, got {prompt}")
+        return prompt
 
     def _check_outputs(self) -> None:
         outputs = self.model.output
