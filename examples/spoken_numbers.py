@@ -7,7 +7,15 @@
 Data: numbers from 0 to 999 in the voices of eSpeak NG, see spoken_numbers_data.py. The test has 21
 voices that are not heard in training, alone and with noise. The file takes a WAV file and writes
 words. A synthesiser speaks more regularly than people do: this shows the way, not a product.
+Minutes: 7 on 2 CPU cores for 10 epochs, after which the loss is still falling: --epochs makes it
+better. Expected, on 298 recordings of voices never heard, word error rates:
 
+                                     Keras  int8 file
+voices never heard                  30.28%     30.37%
+and noise, 20 dB                    34.67%     34.58%
+10 dB                               41.78%     41.78%
+
+The file has 1.4 MB and takes 3 ms for a recording of 1.3 s on one thread.
 """
 
 import argparse
@@ -23,16 +31,18 @@ import spoken_numbers_data as data
 from keras_tfm.runtime import native_log
 
 FOLDER = Path("artifacts/spoken_numbers")
-SECONDS = 3
+SECONDS = 2.5
+SAMPLES = int(SECONDS * data.RATE)
 VOCABULARY = ["<pad>", "<start>", "<end>", *data.WORDS]
 PAD, START, END, LONGEST = 0, 1, 2, 8
-COUNT, TESTED, EPOCHS, BATCH, PEAK = 8000, 400, 8, 32, 1.5e-3
+COUNT, TESTED, EPOCHS, BATCH, PEAK = 4000, 300, 10, 16, 1.5e-3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="more of them make it better")
     parser.add_argument("--listen", type=Path, help="transcribe a WAV file with the trained model")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +50,7 @@ def main() -> None:
     with native_log.removed():
         if not (arguments.listen and file.exists()):
             start = time.perf_counter()
-            train(file, arguments.smoke)
+            train(file, arguments.epochs, arguments.smoke)
             print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
         if arguments.listen:
             from keras_tfm import runtime
@@ -48,7 +58,7 @@ def main() -> None:
             print(runtime.load(file).transcribe(arguments.listen))
 
 
-def train(file: Path, smoke: bool) -> None:
+def train(file: Path, epochs: int, smoke: bool) -> None:
     """Trains, exports in int8, and prints word error rates."""
     import keras
 
@@ -58,7 +68,7 @@ def train(file: Path, smoke: bool) -> None:
     from keras_tfm.training import LabelSmoothedCrossEntropy
 
     keras.utils.set_random_seed(0)
-    count, tested, epochs = (96, 24, 1) if smoke else (COUNT, TESTED, EPOCHS)
+    count, tested, epochs = (96, 24, 1) if smoke else (COUNT, TESTED, epochs)
     heard, unheard = data.voices()
     known = fitting(data.recordings(count, heard, seed=0))
     asked = fitting(data.recordings(tested, unheard, seed=1))
@@ -74,6 +84,7 @@ def train(file: Path, smoke: bool) -> None:
                 0.0, steps - steps // 10, warmup_target=PEAK, warmup_steps=max(1, steps // 10)
             ),
             weight_decay=0.05,
+            beta_2=0.98,
             global_clipnorm=1.0,
         ),
         LabelSmoothedCrossEntropy(0.1, ignore_class=PAD),
@@ -92,7 +103,7 @@ def train(file: Path, smoke: bool) -> None:
         rng = np.random.default_rng(2)
         if noise is not None:
             audio = [noisy(x, noise, rng, asked) for x in audio]
-        rows = np.stack([np.pad(x, (0, SECONDS * data.RATE - len(x))) for x in audio])
+        rows = np.stack([np.pad(x, (0, SAMPLES - len(x))) for x in audio])
         answers = [" ".join(x.words) for x in asked]
         tokens = generator({"audio": rows.astype("float32")}).tokens
         found = [text_of(row) for row in tokens]
@@ -103,18 +114,18 @@ def train(file: Path, smoke: bool) -> None:
         print(f"{name:34}{rates[0]:8.2%}{rates[1]:11.2%}", flush=True)
     length = sum(len(x) for x in audio) / data.RATE
     print(
-        f"\n{file.stat().st_size / 1e6:.2f} MB; {1000 * seconds / len(audio):.0f} ms for a recording "
-        f"on one thread, real-time factor {seconds / length:.3f}"
+        f"\n{file.stat().st_size / 1e6:.2f} MB; {1000 * seconds / len(audio):.0f} ms for a "
+        f"recording on one thread, real-time factor {seconds / length:.3f}"
     )
 
 
 def recogniser():
-    """Two blocks behind three, with a window of three seconds."""
+    """Two blocks behind three, with a window of two and a half seconds."""
     from keras_tfm import models
 
     return models.whisper(
         len(VOCABULARY), dim=96, num_layers=3, num_heads=4, intermediate_dim=256,
-        num_decoder_layers=2, num_mels=40, max_source_length=SECONDS * 50, max_length=LONGEST,
+        num_decoder_layers=2, num_mels=40, max_source_length=int(SECONDS * 50), max_length=LONGEST,
         dropout=0.1, pad_id=PAD, start_id=START, end_id=END,
     )  # fmt: skip
 
@@ -133,11 +144,11 @@ def tokenizer():
 
 def fitting(recordings: list) -> list:
     """Those that are shorter than the window."""
-    return [x for x in recordings if len(x.samples) < SECONDS * data.RATE]
+    return [x for x in recordings if len(x.samples) < SAMPLES]
 
 
 def batches(recordings: list):
-    """Shuffled batches: anywhere in the window, at any loudness, half of them with noise."""
+    """Shuffled batches: a little late, at any loudness, half of them with noise."""
     import keras
 
     ids = {word: i for i, word in enumerate(VOCABULARY)}
@@ -157,13 +168,13 @@ def batches(recordings: list):
         def __getitem__(self, index):
             rng = np.random.default_rng([index, int(self.order[0])])
             chosen = [recordings[i] for i in self.order[index * BATCH : (index + 1) * BATCH]]
-            audio = np.zeros((len(chosen), SECONDS * data.RATE), "float32")
+            audio = np.zeros((len(chosen), SAMPLES), "float32")
             tokens = np.full((len(chosen), LONGEST + 1), PAD, "int32")
             for i, x in enumerate(chosen):
                 sound = x.samples / np.float32(32768) * 10 ** rng.uniform(-1.5, 0)
                 if rng.random() < 0.5:
                     sound = noisy(sound, rng.uniform(5, 30), rng, recordings)
-                begin = rng.integers(audio.shape[1] - len(sound) + 1)
+                begin = rng.integers(min(data.RATE // 5, audio.shape[1] - len(sound)) + 1)
                 audio[i, begin : begin + len(sound)] = sound
                 row = [START, *(ids[word] for word in x.words), END]
                 tokens[i, : len(row)] = row

@@ -8,6 +8,7 @@ with an accent of English, a speed and a pitch. Some voices are for the test alo
 import ctypes
 import functools
 import multiprocessing
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,8 @@ def recordings(count: int, names: list[str], seed: int) -> list[Recording]:
         )
         for _ in range(count)
     ]
+    # Of the processes that are started: one each, rather than all processors for small products.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with multiprocessing.get_context("spawn").Pool() as pool:
         made = pool.map(_spoken, jobs, chunksize=64)
     return [x for x in made if x is not None]
