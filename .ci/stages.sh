@@ -205,6 +205,7 @@ stage_examples() {
     .venv/bin/python examples/digits.py --smoke
     .venv/bin/python examples/emoji.py --smoke
     .venv/bin/python examples/detection.py --smoke
+    .venv/bin/python examples/spoken_numbers.py --smoke
     .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
 }
 
@@ -233,10 +234,10 @@ stage_docs() {
 # Beside transformers and PyTorch as they are today: a head of each family, tokens, tokenizers, and what
 # `generate` of transformers gives.
 PEERS=(
-    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip}.py
+    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_speech}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
-    tests/generation/test_{processors,processor_contract,transformers_generate}.py
-    tests/layers/test_image_layers.py tests/runtime/test_image_processor.py
+    tests/generation/test_{processors,processor_contract,transformers_generate,timestamps}.py
+    tests/layers/test_{image,audio}_layers.py tests/runtime/test_image_processor.py
     tests/training/test_{detection,contrastive_loss}.py
 )
 stage_peers() {

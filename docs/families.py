@@ -36,6 +36,7 @@ VOCABULARIES: dict[str, dict[str, int]] = {
     "pegasus": {"": 96103},
     "roberta": {"": 50265, "xlm": 250002},
     "t5": {"": 32128},
+    "whisper": {"": 51865, "large-v3": 51866},
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ GUIDES = [
     "first-model",
     "data",
     "images",
+    "speech",
     "masks",
     "layers",
     "architecture",
@@ -52,6 +53,7 @@ NEEDED = {
     "images": ["PIL", "safetensors", "scipy"],
     "layers": ["matplotlib"],
     "litertlm": ["litert_lm", "litert_lm_builder", "tokenizers"],
+    "speech": ["tokenizers"],
     "training": ["sacrebleu", "tensorboard", "matplotlib"],
 }
 # Folders that a guide's program finds.

@@ -61,6 +61,7 @@ REASONS = {
     "keras_tfm.checkpoints.sentence_pieces": _TOKENIZER,
     "keras_tfm.checkpoints.t5": _TABLE,
     "keras_tfm.checkpoints.vit": _TABLE,
+    "keras_tfm.checkpoints.whisper": _TABLE,
     "keras_tfm.checkpoints.tokenizer_settings": _TOKENIZER,
     "keras_tfm.cli.*": "the command line: docs/api/command_line.md",
     "keras_tfm.distributed.*": _FIT,

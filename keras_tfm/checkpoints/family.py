@@ -57,6 +57,8 @@ class Family:
         base: str, the architecture whose tensor names have no prefix.
         constants: function of a model that returns the tensors that are not weights here, because
             the configuration determines their values. They are saved, and compared when loaded.
+        preprocessor: function of a model that returns the fields of `preprocessor_config.json`, for
+            models of audio, or None.
     """
 
     model_type: str
@@ -69,6 +71,7 @@ class Family:
     names: Names = field(default_factory=Names)
     base: str = ""
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
+    preprocessor: Callable[[Model], dict[str, Any] | None] = lambda model: None
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

@@ -36,6 +36,7 @@ from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.t5 import T5
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
 from keras_tfm.checkpoints.vit import DEIT, VIT
+from keras_tfm.checkpoints.whisper import WHISPER
 from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model, with_dtype
@@ -48,7 +49,7 @@ _DECODERS = (
     *(QWEN3, QWEN2, MISTRAL, LLAMA),
     *(GEMMA3, GEMMA2, GEMMA),
 )
-_ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN)
+_ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN, WHISPER)
 _VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR)
 _IMAGE_AND_TEXT = (CLIP, CLIP_IMAGE, CLIP_TEXT)
 FAMILIES: dict[str, Family] = {
@@ -63,9 +64,9 @@ def load_huggingface(
     """Loads a folder saved by `transformers` as a Keras model.
 
     It reads `config.json` and `model.safetensors`, or the files listed in
-    `model.safetensors.index.json`; if they exist, also `generation_config.json` for BART and its
-    relatives, and the mean and standard deviation of pixels in `preprocessor_config.json` for
-    models of images. It reads no other files and does not use the network. Weights in half
+    `model.safetensors.index.json`; if they exist, also `generation_config.json` for BART, its
+    relatives and Whisper, and `preprocessor_config.json`, the mean and standard deviation of pixels
+    for models of images. It reads no other files and does not use the network. Weights in half
     precision become float32.
 
     Args:
@@ -73,7 +74,7 @@ def load_huggingface(
             "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
             "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
             "mbart", "pegasus", "marian", "vit", "deit", "dinov2", "dinov2_with_registers",
-            "resnet", "detr", "clip", "clip_text_model" or "clip_vision_model".
+            "resnet", "detr", "clip", "clip_text_model", "clip_vision_model" or "whisper".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -86,11 +87,12 @@ def load_huggingface(
             For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel". For BART, mBART
             and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
             "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
-            "MarianMTModel" and "MarianModel". For images: "ViTModel", "DeiTModel", "Dinov2Model",
-            "Dinov2WithRegistersModel", "ResNetModel", and each with "ForImageClassification"
-            instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrModel" and
-            "DetrForObjectDetection". "CLIPModel", and "CLIPTextModel" and "CLIPVisionModel", each
-            also with "WithProjection", whose embeddings have length 1 here.
+            "MarianMTModel" and "MarianModel"; "WhisperForConditionalGeneration" and "WhisperModel",
+            with `audio=False` for models of features. For images: "ViTModel", "DeiTModel",
+            "Dinov2Model", "Dinov2WithRegistersModel", "ResNetModel", and each with
+            "ForImageClassification" instead of "Model"; "DeiTForImageClassificationWithTeacher";
+            "DetrModel" and "DetrForObjectDetection". "CLIPModel", and "CLIPTextModel" and
+            "CLIPVisionModel", each also with "WithProjection", whose embeddings have length 1 here.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
@@ -187,7 +189,7 @@ def save_huggingface(
 ) -> None:
     """Saves a model as `config.json` and `model.safetensors`, which `transformers` can load.
 
-    For a model of images also `preprocessor_config.json`.
+    For a model of images or audio also `preprocessor_config.json`.
 
     The files are first written to a temporary folder, loaded and compared with the model.
 
@@ -251,12 +253,15 @@ def save_huggingface(
         text = json.dumps(config, indent=2, sort_keys=True)
         (new / "config.json").write_text(text + "\n", encoding="utf-8")
         save_file(tensors, new / SINGLE, metadata={"format": "pt"})
-        names, options = [SINGLE, "config.json"], {}
+        names, rules = [SINGLE, "config.json"], family.preprocessor(model)
         if "image_size" in model.arguments:
-            rules = json.dumps(image_fields(model, image_processor), indent=2, sort_keys=True)
-            (new / PREPROCESSOR).write_text(rules + "\n", encoding="utf-8")
+            rules = image_fields(model, image_processor)
+        if rules is not None:
+            text = json.dumps(rules, indent=2, sort_keys=True)
+            (new / PREPROCESSOR).write_text(text + "\n", encoding="utf-8")
             names.append(PREPROCESSOR)
-            options["image_size"] = model.arguments["image_size"]
+        given = model.arguments
+        options = {name: given[name] for name in ("image_size", "audio") if name in given}
         check_equal(model, load_huggingface(new, **options))
         folder.mkdir(exist_ok=True)
         for name in names:

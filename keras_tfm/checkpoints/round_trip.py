@@ -26,6 +26,8 @@ def check_equal(model: Model, again: Model) -> None:
     rng = np.random.default_rng(0)
     given = model.arguments
     arrays = _images(given, rng) if "image_size" in given else {}
+    if "num_mels" in given:
+        arrays |= _speech(given, rng)
     if "vocabulary_size" in given:
         arrays |= _ids(model, again, rng)
 
@@ -79,3 +81,12 @@ def _images(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
     size = given["image_size"] or given.get("position_size") or 67
     size = as_pair("image_size", size)
     return {"pixels": rng.integers(0, 256, (3, *size, len(given["image_mean"]))).astype("float32")}
+
+
+def _speech(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
+    """Noise, as samples and as features."""
+    shape = (3, 2 * given["max_source_length"], given["num_mels"])
+    return {
+        "audio": rng.uniform(-0.5, 0.5, (3, 160 * shape[1])).astype("float32"),
+        "features": rng.normal(size=shape).astype("float32"),
+    }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from keras_tfm import runtime
-from keras_tfm.cli import pictures, rows
+from keras_tfm.cli import pictures, recordings, rows
 from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
@@ -130,8 +130,8 @@ def predict(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Texts, or paths of pictures for a file that reads pictures; by default lines of "
-            "standard input."
+            help="Texts, or paths of pictures or WAV files for a file that reads them; by default "
+            "lines of standard input."
         ),
     ] = None,
     from_json: Annotated[
@@ -173,16 +173,20 @@ def predict(
     adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints a model's outputs for each text or picture; needs neither Keras nor TensorFlow.
+    """Prints a model's outputs for each text, picture or recording, without Keras or TensorFlow.
 
     For an output of several classes: the class with the largest value, and the value; for one
     class per token, the class of each token; with --top, classes and their probabilities. For a
     detector, a line per object: label, probability, left, top, right and bottom in pixels of the
-    picture. With several pictures, each line begins with the picture's path. With --json: all
+    picture. For a WAV file and a model of speech, its text. With several pictures or recordings,
+    each line begins with the path. With --json: all
     values, by output, or the list of classes or objects.
     """
     options = pictures.Options(top, threshold, draw)
-    model = _load(file, threads, adapter, ("predict",))
+    model = _load(file, threads, adapter, ())
+    reads_audio = bool(model.sample_rates) and not from_json
+    if not (reads_audio and model.tokenizers):
+        _check_roles(model, ("predict",))
     names = labels_of(labels)
     if names is not None:
         _check_labels(model, names)
@@ -192,6 +196,9 @@ def predict(
         rows.run(texts, pictures.answerer(model, texts, options, as_json))
         return
     pictures.refuse(options, "it is for pictures, without --from-json")
+    if reads_audio:
+        rows.run(texts, recordings.answerer(model, texts, as_json))
+        return
     if not from_json:
         _check_tokenizers(model, "or pass arrays with --from-json")
 
@@ -215,7 +222,7 @@ def predict(
 
 
 def _load(file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...]) -> runtime.Model:
-    """The file, which must have a signature of one of `roles`."""
+    """The file, which must have a signature of one of `roles`, if there are any."""
     with work(f"loading {file.name}"):
         model = runtime.load(file, threads, adapter=adapter)
     if model.models:
@@ -223,12 +230,17 @@ def _load(file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...])
             f"{file} holds the models {list(model.models)}, and this command runs files of one: "
             f"use them in Python, as runtime.load({file.name!r}).models"
         )
+    if roles:
+        _check_roles(model, roles)
+    return model
+
+
+def _check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
     if not any(x["role"] in roles for x in model.signatures.values()):
         raise ValueError(
-            f"{file} has no signature {' or '.join(map(repr, roles))}, it has "
+            f"{model.path} has no signature {' or '.join(map(repr, roles))}, it has "
             f"{list(model.signatures)}"
         )
-    return model
 
 
 def load_with_tokenizers(

@@ -74,8 +74,26 @@ def has_name(layer: keras.Layer, names: Sequence[str]) -> bool:
     return any(_is_part(name, known) for name in names for known in (_path(layer), layer.name))
 
 
+def find_constants(model: keras.Model) -> dict[str, list[np.ndarray]]:
+    """The constants that no preset may round: those of layers with a method `exact_constants`.
+
+    >>> import keras
+    >>> from keras_tfm.export.kept_layers import find_constants
+    >>> from keras_tfm.layers import LogMelSpectrogram
+    >>> x = keras.Input((300,))
+    >>> model = keras.Model(x, LogMelSpectrogram(name="mel")(x))
+    >>> {name: [x.shape for x in found] for name, found in find_constants(model).items()}
+    {'mel': [(400, 1, 402), (201, 80)]}
+    """
+    layers = [layer for layer in sublayers(model) if hasattr(layer, "exact_constants")]
+    return {_path(layer): layer.exact_constants() for layer in layers}
+
+
 def find_buffers(
-    stored: dict[int, np.ndarray], layers: dict[str, list[np.ndarray]], option: str = "keep_float"
+    stored: dict[int, np.ndarray],
+    layers: dict[str, list[np.ndarray]],
+    option: str = "keep_float",
+    required: bool = True,
 ) -> dict[int, np.ndarray]:
     """The weights of the file that belong to the layers, by the index of their buffer.
 
@@ -87,9 +105,10 @@ def find_buffers(
         stored: the file's weights in float32, by the index of their buffer.
         layers: the result of `find_layers`.
         option: str, as in `find_layers`.
+        required: bool, whether the file must have weights of each layer.
 
     Raises:
-        ValueError: none of the weights of a name would be quantised.
+        ValueError: none of the weights of a name would be quantised, and they are required.
 
     >>> import numpy as np
     >>> from keras_tfm.export.kept_layers import find_buffers
@@ -105,7 +124,7 @@ def find_buffers(
             for buffer, values in stored.items()
             if any(_holds(values, weight) for weight in weights)
         }
-        if not found:
+        if required and not found:
             raise ValueError(
                 f"{option}: no weight of {name!r} is one that would be quantised "
                 "(of a matrix product, a convolution or a lookup); leave it out"

@@ -10,7 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export import four_bits
-from keras_tfm.export.kept_layers import exact_buffers, find_buffers, find_layers
+from keras_tfm.export.kept_layers import (
+    exact_buffers,
+    find_buffers,
+    find_constants,
+    find_layers,
+)
 from keras_tfm.export.request import Request
 from keras_tfm.export.signatures import Signature
 from keras_tfm.layers.target import bounded_masks
@@ -32,7 +37,8 @@ class Quantization:
     Args:
         model: functional `keras.Model`.
         preset: one of `QUANTIZATIONS`.
-        keep_float: names of layers whose weights stay float32; see `find_layers`.
+        keep_float: names of layers whose weights stay float32; see `find_layers`. The constants of
+            `find_constants` always do.
         keep_int8: names of layers whose weights get 8 bits in "int4".
         representative_data: inputs of "predict" for "int8_full", an iterable of arrays by name (or
             of arrays, for a model of one input), each of exactly the exported shape.
@@ -80,6 +86,12 @@ class Quantization:
             raise ValueError(
                 "representative_data is for quantization='int8_full', "
                 f"got it with quantization={preset!r}"
+            )
+        self._constants = find_constants(model)
+        if preset == "int8_full" and self._constants:
+            raise ValueError(
+                "quantization='int8_full' would round the Fourier transform of "
+                f"{', '.join(self._constants)}: use 'int8'"
             )
         if preset == "int4":
             four_bits.import_quantizer()
@@ -144,7 +156,7 @@ class Quantization:
         """
         if self.preset == "int8":
             content = convert(_dynamic)
-            if not self._layers and not self._kernels:
+            if not self._layers and not self._kernels and not self._constants:
                 return content
             kept = self._kept(flatbuffer.float_weights(flatbuffer.read(convert(_plain))))
             return _restore(content, kept, [*self._layers])
@@ -174,7 +186,8 @@ class Quantization:
         """The weights that stay float32, by buffer."""
         exact = exact_buffers(stored, self._kernels)
         kept = {buffer: stored[buffer] for buffers in exact.values() for buffer in buffers}
-        return find_buffers(stored, self._layers) | kept
+        constants = find_buffers(stored, self._constants, required=False)
+        return find_buffers(stored, self._layers) | constants | kept
 
     def _calibrated(self, converter: Any) -> None:
         def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:

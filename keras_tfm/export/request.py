@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
+    audio_inputs,
     end_tokens,
     find_target,
     image_inputs,
@@ -61,13 +62,17 @@ class ExportArguments(GenerationArguments, total=False):
 
     Attributes:
         batch_size: int, rows per call; default 1.
-        source_length: int or list of int (S), the length of every input with an open length.
+        source_length: int or list of int (S), the length of every input with an open length. For
+            audio: samples, by default the length to which the model pads.
             Shorter rows are padded with the input's padding id (`mask_id` of its embedding), which
             the model must mask. With several lengths, each gets its own signatures ("predict_32",
             "encode_128"), and the runtime picks the shortest that fits.
         prompt_length: int or list of int (N), the maximum length of a prompt for the stepped input,
             or several lengths: one "prefill_N" each, and "generate" continues prompts of up to N
             tokens.
+        default_prompt: list of int, the first tokens of rows without a prompt, in the place of
+            `start_id`, such as the language and the task of a speech model. It needs a
+            `prompt_length`, and is for "generate".
         accelerator: str, "cpu" (default) or "gpu": a graph for LiteRT's GPU delegate, which has
             transposed keys in its KV caches, and no "generate", whose loop the delegate refuses.
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
@@ -81,6 +86,7 @@ class ExportArguments(GenerationArguments, total=False):
     batch_size: int
     source_length: int | Sequence[int] | None
     prompt_length: int | Sequence[int] | None
+    default_prompt: Sequence[int] | None
     accelerator: str
     whole_caches: bool
 
@@ -123,6 +129,7 @@ class Request:
         pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
         end_tokens: the id that rows of an input must contain, where a layer reads its features.
         images: the inputs of pixels, uint8 in the file.
+        audio: the inputs of audio with the layer that reads them.
     """
 
     def __init__(
@@ -161,6 +168,7 @@ class Request:
                 "processors are a part of the signature 'generate'; 'decode' returns logits, which "
                 f"the host has to process, got the signatures {self.roles}"
             )
+        self.default_prompt = self._checked_prompt(arguments.get("default_prompt"))
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
@@ -176,6 +184,7 @@ class Request:
         self.pad_ids = pad_ids(model)
         self.end_tokens = end_tokens(model)
         self.images = image_inputs(model)
+        self.audio = audio_inputs(model)
         self._target = arguments.get("target")
         steps = [role for role in self.roles if role != "predict"]
         if steps:
@@ -280,6 +289,21 @@ class Request:
                     )
         self.specs(self.others)  # raises if a length is missing
 
+    def _checked_prompt(self, ids: Sequence[int] | None) -> list[int]:
+        """The default prompt; empty for None."""
+        if ids is None:
+            return []
+        prompt = [_integer("default_prompt", x) for x in ids]
+        size, longest = self.model.outputs[0].shape[-1], max(self.prompt_lengths, default=0)
+        if "generate" not in self.roles or not 1 <= len(prompt) <= longest:
+            raise ValueError(
+                "default_prompt is for 'generate' with a prompt_length of at least its length, "
+                f"got {len(prompt)} ids, prompt_length {longest or None} and {self.roles}"
+            )
+        if min(prompt) < 0 or max(prompt) >= size:
+            raise ValueError(f"default_prompt must be ids in 0..{size - 1}, got {prompt}")
+        return prompt
+
     def _check_outputs(self) -> None:
         outputs = self.model.output
         for name, x in outputs.items() if isinstance(outputs, dict) else ():
@@ -321,6 +345,8 @@ class Request:
             if name not in names:
                 continue
             here = lengths.get(name, longest if length is None else length)
+            if here is None and self.static and name in self.audio:
+                here = self.audio[name].length  # what the layer pads to
             shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
             if self.static and None in shape:
                 raise ValueError(

@@ -35,6 +35,7 @@ class Signature:
         kinds: the kind, of `manifest_fields.KINDS`, of each input that the exporter named.
         end_ids: the id that rows of an input must contain, see `generation.end_ids`.
         of_text: whether it takes strings.
+        sample_rates: the sample rate of each input of audio.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Signature:
     kinds: dict[str, str] = field(default_factory=dict)
     end_ids: dict[str, int] = field(default_factory=dict)
     of_text: bool = False
+    sample_rates: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def parameters(self) -> dict[str, str]:
@@ -93,6 +95,8 @@ class Signature:
                 described[name]["needs_token"] = True
             if name in self.end_ids:
                 described[name]["end_id"] = self.end_ids[name]
+            if name in self.sample_rates:
+                described[name]["sample_rate"] = self.sample_rates[name]
             if name in self.vocabulary_sizes:
                 described[name]["vocabulary_size"] = self.vocabulary_sizes[name]
         return {"role": self.role, "inputs": described, **self.settings}
@@ -115,9 +119,12 @@ def make_signatures(request: Request) -> list[Signature]:
         "decode": lambda: stepped.decode(caches),
     }
     made = [signature for role in request.roles for signature in makers[role]()]
+    padded_audio = {name for name, layer in request.audio.items() if layer.length is not None}
     return [
         dataclasses.replace(
             signature,
+            sample_rates={name: layer.sample_rate for name, layer in request.audio.items()},
+            padded=signature.padded | padded_audio,
             pad_ids=request.pad_ids,
             needing_a_token=request.needing_a_token,
             end_ids=request.end_tokens,
@@ -180,6 +187,8 @@ def generate(request: Request) -> list[Signature]:
                 inputs[request.target] = tf.TensorSpec((batch, prompt_length), "int32")
                 inputs[padding] = tf.TensorSpec((batch,), "int32")
                 here["prompt"] = request.target
+                if 0 < len(request.default_prompt) <= prompt_length:
+                    here["default_prompt"] = request.default_prompt
                 if len(request.prompt_lengths) > 1:
                     full_name = f"{name}_{prompt_length}"
             result.append(

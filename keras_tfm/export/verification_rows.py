@@ -44,7 +44,7 @@ class VerificationRows:
                 arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
             if number % 2 and inputs[key]["padded"]:
                 quarters = (2, 1, 3)[number // 2 % 3]
-                x[:, max(1, x.shape[1] * quarters // 4) :] = inputs[key]["pad_id"]
+                x[:, max(1, x.shape[1] * quarters // 4) :] = inputs[key].get("pad_id", 0)
             if "end_id" in inputs[key]:
                 length = unpadded_length(x[0], inputs[key]["pad_id"])
                 x[:, max(0, length - 1)] = inputs[key]["end_id"]

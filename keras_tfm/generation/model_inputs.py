@@ -19,6 +19,7 @@ from keras_tfm.keras_internals import calls_of, producer
 from keras_tfm.layers import (
     EndTokenPooling,
     ImageNormalization,
+    LogMelSpectrogram,
     SegmentEmbedding,
     TokenEmbedding,
 )
@@ -144,17 +145,34 @@ def image_inputs(model: keras.Model) -> frozenset[str]:
     >>> image_inputs(model)
     frozenset({'pixels'})
     """
+    return frozenset(_inputs_of(model, ImageNormalization))
+
+
+def audio_inputs(model: keras.Model) -> dict[str, LogMelSpectrogram]:
+    """The inputs that only a `LogMelSpectrogram` reads, and that layer.
+
+    >>> from keras_tfm.generation.model_inputs import audio_inputs
+    >>> from keras_tfm.models import whisper
+    >>> sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+    >>> {name: layer.length for name, layer in audio_inputs(whisper(11, **sizes)).items()}
+    {'audio': 480000}
+    """
+    return _inputs_of(model, LogMelSpectrogram)
+
+
+def _inputs_of(model: keras.Model, kind: type[Any]) -> dict[str, Any]:
+    """The inputs that only layers of a class read, and one of these layers."""
     names = {id(x): name for name, x in input_specs(model).items()}
-    readers: dict[str, list[bool]] = {}
+    readers: dict[str, list[Any]] = {}
     for operation in model.operations:
-        inner: dict[int, bool] = {}
+        inner: dict[int, Any] = {}
         if isinstance(operation, keras.Model) and hasattr(operation, "operations"):
-            pixels = image_inputs(operation)
-            inner = {id(x): name in pixels for name, x in input_specs(operation).items()}
+            found = _inputs_of(operation, kind)
+            inner = {id(x): found.get(name) for name, x in input_specs(operation).items()}
         taken = [inner[id(x)] for x in keras.tree.flatten(operation.input)] if inner else []
         for node in calls_of(operation):
             for i, x in enumerate(node.input_tensors):
                 if id(x) in names:
-                    known = taken[i] if taken else isinstance(operation, ImageNormalization)
-                    readers.setdefault(names[id(x)], []).append(known)
-    return frozenset(name for name, known in readers.items() if all(known))
+                    own = operation if isinstance(operation, kind) else None
+                    readers.setdefault(names[id(x)], []).append(taken[i] if taken else own)
+    return {name: known[0] for name, known in readers.items() if None not in known}

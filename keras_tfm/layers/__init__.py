@@ -1,4 +1,4 @@
-"""Layers: ids or pixels in, features out. Written in `keras.ops`, for all Keras backends."""
+"""Layers: ids, pixels or audio in, features out. Written in `keras.ops`, for all Keras backends."""
 
 from keras_tfm.layers.activations import gelu_tanh, quick_gelu
 from keras_tfm.layers.attention import attention
@@ -9,6 +9,7 @@ from keras_tfm.layers.end_token_pooling import EndTokenPooling
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.image_normalization import ImageNormalization
 from keras_tfm.layers.layer_normalization import LayerNormalization
+from keras_tfm.layers.log_mel_spectrogram import LogMelSpectrogram
 from keras_tfm.layers.masks import segment_mask
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
@@ -63,6 +64,7 @@ __all__ = [
     "LayerNormalization",
     "LinearScaling",
     "Llama3Scaling",
+    "LogMelSpectrogram",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
     "NGramEncoding",

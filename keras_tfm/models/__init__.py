@@ -35,6 +35,7 @@ from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
 from keras_tfm.models.vit import vit
+from keras_tfm.models.whisper import whisper
 from keras_tfm.models.with_dtype import with_dtype
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "token_classifier",
     "transformer",
     "vit",
+    "whisper",
     "with_draft_heads",
     "with_dtype",
     "without_auxiliary_outputs",

@@ -1,6 +1,6 @@
 """The encoder-decoder that BART, mBART, Pegasus and Marian share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -91,7 +91,7 @@ def encoder_decoder(
     encoders = [f"encoder_{i}" for i in range(given["num_layers"])]
     for name in encoders:
         x = TransformerEncoderBlock(
-            **_parts(given, initializer, normalize_first, decoder=False), name=name
+            **block_parts(given, initializer, normalize_first, decoder=False), name=name
         )(x)
     x = norm(x, "encoder_norm") if normalize_first else x
     context = EncodedMarker(
@@ -103,7 +103,7 @@ def encoder_decoder(
     decoders = [f"decoder_{i}" for i in range(given["num_decoder_layers"] or len(encoders))]
     for name in decoders:
         x = TransformerDecoderBlock(
-            **_parts(given, initializer, normalize_first, decoder=True), name=name
+            **block_parts(given, initializer, normalize_first, decoder=True), name=name
         )(x, context)
     x = norm(x, "decoder_norm") if normalize_first else x
     x = FeaturesMarker(
@@ -116,16 +116,28 @@ def encoder_decoder(
     return Model({"source": source, "target": target}, x, name=given["name"])
 
 
-def _parts(
-    given: Mapping[str, Any], initializer: Any, normalize_first: bool, decoder: bool
+def block_parts(
+    given: Mapping[str, Any],
+    initializer: Any,
+    normalize_first: bool,
+    decoder: bool,
+    use_bias: bool | Sequence[str] = True,
 ) -> dict[str, Any]:
-    """The arguments of a block."""
+    """The arguments of a block.
+
+    Args:
+        given: the builder's arguments by name, see `bart`.
+        initializer: initializer of the kernels.
+        normalize_first: bool, pre-norm.
+        decoder: bool, whether it is a block of the decoder.
+        use_bias: as in `MultiHeadAttention`.
+    """
     heads, width = given["num_heads"], given["intermediate_dim"]
     if decoder:
         heads = given["num_decoder_heads"] or heads
         width = given["decoder_intermediate_dim"] or width
     shared = {"kernel_initializer": initializer, "dtype": given["dtype"]}
-    attention = {"dropout": given["attention_dropout"], **shared}
+    attention = {"dropout": given["attention_dropout"], "use_bias": use_bias, **shared}
     parts: dict[str, Any] = {
         "self_attention": MultiHeadSelfAttention(
             heads, causal=decoder, name="self_attention", **attention

@@ -48,7 +48,7 @@ def backbone(model: keras.Model, features: Any = None) -> Model:
 
 
 def encoder(model: keras.Model) -> Model:
-    """Returns the encoder of an encoder-decoder model: from `source` to features (B, S, D).
+    """Returns the encoder of an encoder-decoder model: from its input to features (B, S, D).
 
     Args:
         model: `keras.Model`, an encoder-decoder model, such as `models.t5(...)`.
@@ -69,7 +69,9 @@ def encoder(model: keras.Model) -> Model:
             f"expected an encoder-decoder model of keras_tfm.models, got {model.name!r} without "
             "an encoder"
         )
-    inputs = model.input["source"] if isinstance(model.input, dict) else model.input
+    inputs = model.input
+    if isinstance(inputs, dict):
+        (inputs,) = (x for name, x in inputs.items() if name != "target")
     marker = identity.HeadMarker("encoder", name=unused_name(model, "head_marker"))
     return Model(inputs, marker(x), name=model.name)
 

@@ -2,7 +2,7 @@
 
 An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
 that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one
-with "end_id" is an input whose rows must contain that id.
+with "end_id" is an input whose rows must contain that id; one with "sample_rate" takes audio.
 
 Example:
 
@@ -20,11 +20,15 @@ import numpy as np
 from keras_tfm.runtime.trailing_padding import unpadded_prompts
 
 Spec = dict[str, Any]
+# The largest sample of audio that is read as a float. Resampling and mixing exceed 1 by a little.
+LOUDEST = 8.0
 
 
 def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
     """`values` as an array (N, ...) of the shape and dtype that the file expects."""
     shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
+    if is_audio(expected):
+        return _audio(name, values, expected)
     if dtype.kind in "iu":
         array = _integers(name, values, expected)
     else:
@@ -111,6 +115,8 @@ def separate_rows(name: str, values: Any, expected: Spec | None) -> list[Any]:
     """The rows of an input as a list; a single row may come without its batch axis."""
     if expected is not None and is_ids(expected):
         return list(integer_rows(name, values, expected))
+    if expected is not None and is_audio(expected):
+        return list(fit(name, values, expected))
     array = _array(name, values)
     alone = expected is not None and array.ndim == len(expected["shape"]) - 1
     return [array] if alone or not array.ndim else list(array)
@@ -184,6 +190,65 @@ def _pictures(name: str, values: Any, shape: tuple[int, ...]) -> list[np.ndarray
     if low < 0 or high > 255:
         raise ValueError(f"{name}: pixels must be in 0..255, got {low}..{high}")
     return list(array)
+
+
+def is_audio(expected: Spec) -> bool:
+    """Whether an input takes audio, (B, samples)."""
+    return "sample_rate" in expected
+
+
+def samples_of(name: str, values: Any) -> np.ndarray:
+    """One waveform (samples,) as float32 from -1 to 1; int16 is divided by 32768.
+
+    Raises:
+        TypeError: integers of another kind.
+        ValueError: no samples, another rank, NaN or infinity, or samples far beyond 1.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.checked_inputs import samples_of
+    >>> samples_of("audio", np.array([16384, -32768], "int16")).tolist()
+    [0.5, -1.0]
+    """
+    array = _array(name, values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have shape (samples,), got {array.shape}")
+    if not len(array):
+        raise ValueError(f"{name} has no samples")
+    if array.dtype == np.int16:
+        return array.astype("float32") / np.float32(32768)
+    if array.dtype.kind != "f":
+        raise TypeError(f"{name} must be floats from -1 to 1, or int16, got {array.dtype}")
+    wrong = np.flatnonzero(~np.isfinite(array))
+    if len(wrong):
+        raise ValueError(
+            f"{name} must be finite, got {array[wrong[0]]} as sample {wrong[0]} and "
+            f"{len(wrong)} such samples in all"
+        )
+    largest = float(np.abs(array).max())
+    if largest > LOUDEST:
+        raise ValueError(
+            f"{name} must have samples from -1 to 1, got {largest:g}: divide those of 16 bits by "
+            "32768"
+        )
+    return array.astype("float32")
+
+
+def _audio(name: str, values: Any, expected: Spec) -> np.ndarray:
+    """Waveforms (B, samples), padded with silence if the model pads, too."""
+    length, rate = expected["shape"][1], expected["sample_rate"]
+    rows = values if _is_sequence(values) and len(values) and np.ndim(values[0]) else [values]
+    arrays = [samples_of(name, row) for row in rows]
+    result = np.zeros((len(arrays), length), expected["dtype"])
+    for row, array in zip(result, arrays, strict=True):
+        if len(array) > length:
+            raise ValueError(
+                f"{name} has {len(array)} samples, {len(array) / rate:.2f} seconds, but the file "
+                f"takes at most {length}, {length / rate:.2f} seconds: cut it, best at a pause"
+            )
+        if len(array) < length and not expected["padded"]:
+            raise ValueError(f"{name} must have {length} samples, got {len(array)}")
+        row[: len(array)] = array
+    return result
 
 
 def is_ids(expected: Spec) -> bool:

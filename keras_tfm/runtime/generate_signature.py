@@ -39,7 +39,7 @@ def run_generate(runner: SignatureRunner, name: str, inputs: dict[str, Any]) -> 
 
 
 def _prompted(name: str, signature: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with prompts padded on the left; without prompts, with start tokens."""
+    """The inputs with prompts padded on the left; without prompts, with default ones."""
     prompt, specs = signature["prompt"], dict(signature["inputs"])
     (counts,) = of_kind(signature, "padding")
     del specs[counts]
@@ -47,12 +47,13 @@ def _prompted(name: str, signature: dict[str, Any], inputs: dict[str, Any]) -> d
         raise ValueError(f"{name} takes the inputs {list(specs)}, got {list(inputs)}")
     prompts = inputs.get(prompt)
     if prompt not in inputs:
-        if signature["start_id"] is None or not inputs:
+        first = signature.get("default_prompt") or [signature["start_id"]]
+        if first == [None] or not inputs:
             raise ValueError(
                 f"{name} needs a prompt, {prompt!r}: got none"
                 + ("" if signature["start_id"] is not None else " and there is no start_id")
             )
         key, x = next(iter(inputs.items()))
-        prompts = [[signature["start_id"]]] * len(fit(key, x, specs[key]))
+        prompts = [first] * len(fit(key, x, specs[key]))
     tokens, padding = left_padded(prompt, prompts, specs[prompt], signature["start_id"])
     return {**inputs, prompt: tokens, counts: padding}

@@ -114,6 +114,7 @@ _INPUT = {
     "vocabulary_size": _SIZE._replace(optional=True),
     "needs_token": Field("true or false", lambda x: isinstance(x, bool), optional=True),
     "end_id": _ID._replace(optional=True),
+    "sample_rate": _SIZE._replace(optional=True),
 }
 _SIGNATURE = {"role": _among(ROLES), "inputs": _TENSORS, "outputs": _TENSORS}
 _STEPPED = {
@@ -129,7 +130,14 @@ _STRATEGY = Field(
 _SETTINGS = {
     # Without a capacity: a file of keras_tfm before 0.1, whose prefill begins at position 0.
     "prefill": {"capacity": _SIZE._replace(optional=True)},
-    "generate": {**_STEPPED, "strategy": _STRATEGY, "prompt": _NAME._replace(optional=True)},
+    "generate": {
+        **_STEPPED,
+        "strategy": _STRATEGY,
+        "prompt": _NAME._replace(optional=True),
+        "default_prompt": Field(
+            "a list of ids", lambda x: isinstance(x, list) and bool(x) and _is_end(x), optional=True
+        ),
+    },
     "decode": {
         **_STEPPED,
         "vocabulary_size": _SIZE,

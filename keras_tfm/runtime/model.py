@@ -17,10 +17,11 @@ from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.session import Session
 from keras_tfm.runtime.signature_runner import SignatureRunner
+from keras_tfm.runtime.speech import Speech
 from keras_tfm.runtime.tokenizer import Tokenizer
 
 
-class Model(Embeddings):
+class Model(Embeddings, Speech):
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A

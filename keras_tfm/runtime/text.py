@@ -61,6 +61,16 @@ def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
 def generate_text(model: Model, texts: Any) -> Any:
     """See `Model.generate_text`."""
     request = _Generation(model, texts)
+    result = _generated(model, request)
+    return result[0] if request.single else result
+
+
+def generated_texts(model: Model, inputs: dict[str, Any], with_prompt: bool = True) -> list[Any]:
+    """The text of each row, or its hypotheses; `inputs` as for `generate_text`."""
+    return _generated(model, _Generation(model, inputs, with_prompt=with_prompt))
+
+
+def _generated(model: Model, request: _Generation) -> list[Any]:
     generated = model.generate(request.inputs)
     result: list[Any] = []
     for i, rows in enumerate(generated.tokens):
@@ -70,7 +80,7 @@ def generate_text(model: Model, texts: Any) -> Any:
             assert generated.scores is not None
             pairs = zip(rows, generated.scores[i], strict=True)
             result.append([Hypothesis(request.text(i, row), float(score)) for row, score in pairs])
-    return result[0] if request.single else result
+    return result
 
 
 def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
@@ -158,13 +168,15 @@ def _begun(text: str, stops: Sequence[str]) -> int:
 class _Generation:
     """Converts texts to ids for `Model.generate` and `Model.stream`, and tokens back to texts."""
 
-    def __init__(self, model: Model, texts: Any, stepped: bool = False):
+    def __init__(self, model: Model, texts: Any, stepped: bool = False, with_prompt: bool = True):
         role = "decode" if stepped or not by_length(model.signatures, "generate") else "generate"
         lengths = _lengths(model, role)
         signature = model.signatures[by_length(model.signatures, role)[-1]]
         target, start_id = signature["target"], signature["start_id"]
         self.target: str = target
         self.start_id: int | None = start_id
+        self.default = signature.get("default_prompt") or [start_id]
+        self.with_prompt = with_prompt
         self.end_ids = end_ids_of(signature)
         self.tokenizer = tokenizer_of(model, target)
         given = _by_name(model, texts, lengths, target)
@@ -177,9 +189,9 @@ class _Generation:
             self.inputs[name] = _rows(name, given[name], encode, lengths)
             self.rows = len(self.inputs[name])
         if target in lengths and target not in given:
-            if start_id is None:
+            if self.default == [None]:
                 raise ValueError(f"{model.path} was exported without a start_id: give {target!r}")
-            self.inputs[target] = [[start_id]] * self.rows
+            self.inputs[target] = [self.default] * self.rows
 
     def _prompt(self, text: str) -> list[int]:
         return prompt_ids(self.tokenizer, text, self.start_id, self.end_ids, self.target)
@@ -198,7 +210,7 @@ class _Generation:
     def text(self, row: int, tokens: np.ndarray) -> str:
         """The text of a row's tokens (T,), prompt included, up to the end."""
         new = until_end(tokens[len(self._given(row)) :].tolist(), self.end_ids)
-        return self.tokenizer.decode([*self.written(row), *new])
+        return self.tokenizer.decode([*(self.written(row) if self.with_prompt else ()), *new])
 
 
 def _lengths(model: Model, role: str) -> dict[str, int | None]:

@@ -48,6 +48,20 @@ def is_accepted(new):
     return True
 
 
+def is_timed(new):
+    """A timestamp first, then text between two of them, which never decrease."""
+    is_stamp = [True] + [x >= 9 for x in new]  # before the first token as after a timestamp
+    if new[0] not in (9, 10) or 8 in new:
+        return False
+    for i in range(1, len(new)):
+        before, last, this = is_stamp[i - 1 : i + 2]
+        if last and (this if before else new[i] < END):
+            return False
+        if this and new[i] < max(x for x in new[:i] if x >= 9):
+            return False
+    return True
+
+
 def ngrams(row, n):
     return [tuple(row[i : i + n]) for i in range(len(row) - n + 1)]
 
@@ -84,6 +98,10 @@ KINDS = {
     "grammar": (
         [processors.Grammar(GROUPS, [2])],
         lambda row, prompt, _: is_accepted(row[prompt:]),
+    ),
+    "timestamps": (
+        [processors.Timestamps(8, max_initial=1)],
+        lambda row, prompt, _: is_timed(row[prompt:]),
     ),
     "function": (
         [processors.PrefixConstrained(lambda row, tokens: ALLOWED[row])],

@@ -21,6 +21,7 @@ from keras_tfm.layers import (
     FeedForward,
     ImageNormalization,
     LayerNormalization,
+    LogMelSpectrogram,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     NGramEncoding,
@@ -170,6 +171,11 @@ CASES = {
         {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "scale": 1 / 256},
         (PIXELS,),
     ),
+    "LogMelSpectrogram": Case(
+        LogMelSpectrogram,
+        {"num_mels": 5, "length": 50, "sample_rate": 8000, "window": 14, "hop": 8},
+        (X.reshape(B, T * D),),
+    ),
     "TransformerEncoderBlock, modern": Case(
         TransformerEncoderBlock,
         {
@@ -277,9 +283,11 @@ LEARNING = {
     if case.layer
     not in (
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
-        *(ImageNormalization, RandomResizedCrop),
+        *(ImageNormalization, RandomResizedCrop, LogMelSpectrogram),
     )
 }
+# Under any policy: what they read is cast after them.
+IN_FLOAT32 = (ImageNormalization, LogMelSpectrogram)
 INITIALIZED = {
     name: case for name, case in CASES.items() if any("initializer" in key for key in case.options)
 }
@@ -379,7 +387,8 @@ def test_lengths_may_be_unknown(case):
     model = keras.Model(inputs, y)
     expected = layer(*case.inputs, **case.functions)
     batch = 1 if case.layer is PositionalEncoding2D else None
-    length = expected.shape[1] if case.layer is RandomResizedCrop else None
+    fixed = case.layer in (RandomResizedCrop, LogMelSpectrogram)
+    length = expected.shape[1] if fixed else None
     assert y.shape == (
         (None, D)
         if case.layer in (SequencePooling, EndTokenPooling)
@@ -416,8 +425,7 @@ def test_graph_and_xla_equal_eager(case, mode):
 def test_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
     layer = case.make(dtype=policy)
     y = case.call(layer)
-    # Pixels are normalised in float32, before anything is cast.
-    dtype = "float32" if case.layer is ImageNormalization else policy.removeprefix("mixed_")
+    dtype = "float32" if case.layer in IN_FLOAT32 else policy.removeprefix("mixed_")
     assert keras.backend.standardize_dtype(y.dtype) == dtype
     assert all(weight.dtype == "float32" for weight in layer.weights)
     assert_close(y, case.call(case.make()), tolerance)
@@ -427,9 +435,7 @@ def test_mixed_precision_gives_the_values_of_float32(case, policy, tolerance):
     keras.backend.backend() != "tensorflow",
     reason="JAX has float64 in a mode of its own; under PyTorch Keras multiplies in float32",
 )
-@pytest.mark.parametrize(
-    "case", [case for case in CASES.values() if case.layer is not ImageNormalization]
-)
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case.layer not in IN_FLOAT32])
 def test_float64_is_not_worse_than_float32(case):
     layer = case.make(dtype="float64")
     y = case.call(layer)

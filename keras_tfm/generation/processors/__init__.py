@@ -16,6 +16,7 @@ from keras_tfm.generation.processors.suppressed import (
     SuppressTokens,
     SuppressTokensAtBegin,
 )
+from keras_tfm.generation.processors.timestamps import Timestamps, transcription
 
 __all__ = [
     "ForcedBOS",
@@ -31,4 +32,6 @@ __all__ = [
     "SequenceBias",
     "SuppressTokens",
     "SuppressTokensAtBegin",
+    "Timestamps",
+    "transcription",
 ]

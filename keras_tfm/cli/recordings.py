@@ -1,0 +1,35 @@
+"""`keras-tfm predict` for files that read audio: the text of speech, or classes of sounds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_tfm import runtime
+from keras_tfm.cli.pictures import as_json_line, of_classes
+
+
+def answerer(
+    model: runtime.Model, paths: Sequence[str] | None, as_json: bool
+) -> Callable[[str], str]:
+    """What `predict` prints for the path of a WAV file.
+
+    With several recordings, lines begin with the path, as those of grep.
+    """
+    several = paths is None or len(paths) != 1
+    transcribes = any(x["role"] in ("generate", "decode") for x in model.signatures.values())
+
+    def answer(path: str) -> str:
+        values: Any
+        if transcribes:
+            text = model.transcribe(path)
+            values, shown = text, text.strip()
+        else:
+            outputs = {name: x[0] for name, x in model.predict_audio(path).items()}
+            values = {name: x.tolist() for name, x in outputs.items()}
+            lines = {name: of_classes(x, model.labels) for name, x in outputs.items()}
+            shown = "\t".join(f"{name}: {x}" for name, x in lines.items())
+            shown = next(iter(lines.values())) if len(lines) == 1 else shown
+        if as_json:
+            return as_json_line(path, values)
+        return f"{path}\t{shown}" if several else shown
+
+    return answer
