@@ -57,6 +57,9 @@ class Family:
         base: str, the architecture whose tensor names have no prefix.
         constants: function of a model that returns the tensors that are not weights here, because
             the configuration determines their values. They are saved, and compared when loaded.
+        unused: function of a model that returns the tensors of `transformers` on which the model's
+            outputs do not depend, and which it does not have. They are ignored when loaded, and
+            saved with these values.
     """
 
     model_type: str
@@ -69,6 +72,7 @@ class Family:
     names: Names = field(default_factory=Names)
     base: str = ""
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
+    unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

@@ -155,6 +155,11 @@ class PooledMarker(Marker):
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+class VisualMarker(Marker):
+    """Marks the features (B, N, C) of the regions in a model of texts and regions of images."""
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
 class HeadMarker(Marker):
     """Marks the input of a head and carries the head's kind and arguments.
 
@@ -260,6 +265,12 @@ def encoded_of(model: keras.Model) -> Tensor | None:
 def pooled_of(model: keras.Model) -> Tensor | None:
     """The symbolic pooled vector (B, D), or None."""
     found = _markers(model, PooledMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def visual_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, N, C) of the regions, or None."""
+    found = _markers(model, VisualMarker)
     return _output(model, found[-1] if found else None)
 
 

@@ -3,9 +3,9 @@
 from keras_tfm.training.contrastive import ContrastiveLoss
 from keras_tfm.training.detection import DetectionLoss
 from keras_tfm.training.dino import DINO
+from keras_tfm.training.draft_loss import DraftLoss
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.layer_decay import layer_decay
-from keras_tfm.training.draft_loss import DraftLoss
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.matching import hungarian_matching
 from keras_tfm.training.mean_average_precision import MeanAveragePrecision
@@ -22,8 +22,8 @@ __all__ = [
     "DINO",
     "ContrastiveLoss",
     "DetectionLoss",
-    "GenerationScores",
     "DraftLoss",
+    "GenerationScores",
     "LabelSmoothedCrossEntropy",
     "LinearSchedule",
     "MaskedAccuracy",
