@@ -233,7 +233,7 @@ stage_docs() {
 # Beside transformers and PyTorch as they are today: a head of each family, tokens, tokenizers, and what
 # `generate` of transformers gives.
 PEERS=(
-    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip}.py
+    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_regions}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
     tests/generation/test_{processors,processor_contract,transformers_generate}.py
     tests/layers/test_image_layers.py tests/runtime/test_image_processor.py

@@ -49,7 +49,7 @@ class HeadBase:
             self.features, self._pooled = marker(_given_features(model, features)), None
         self._arguments = marker.identity.arguments
         self._embedding = marker.identity.embedding
-        blocks = [model.get_layer(name) for name in marker.identity.blocks]
+        blocks = identity.blocks_of(model, marker.identity)
         self.is_causal = bool(blocks) and all(getattr(x, "causal", False) for x in blocks)
         self._initializer = keras.initializers.get(
             keras.initializers.TruncatedNormal(stddev=0.02)

@@ -252,6 +252,12 @@ def encoded_marker(model: keras.Model) -> EncodedMarker | None:
     return found[0] if len(found) == 1 else None
 
 
+def blocks_of(model: keras.Model, identity: Identity) -> list[keras.layers.Layer]:
+    """The block layers of an identity that a model has, in order."""
+    layers = {layer.name: layer for layer in model.layers}
+    return [layers[name] for name in identity.blocks if name in layers]
+
+
 def features_of(model: keras.Model) -> Tensor | None:
     """The symbolic features (B, T, D), or None."""
     return _output(model, features_marker(model))

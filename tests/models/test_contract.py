@@ -71,6 +71,10 @@ BUILDERS = {
     "clip_text": lambda **x: models.clip_text(
         VOCABULARY, **SMALL, projection_dim=5, max_length=LENGTH, end_id=None, **x
     ),
+    "lxmert": lambda **x: models.lxmert(
+        VOCABULARY, **{**SMALL, "num_layers": 1}, num_visual_layers=1, num_cross_layers=1,
+        max_length=LENGTH, region_dim=11, num_regions=4, region_mask=True, **x
+    ),
 }  # fmt: skip
 PICTURES = ("vit", "resnet", "detr", "clip_image")
 HEADS = {
@@ -85,6 +89,7 @@ HEADS = {
     "sentence_embedding": {},
     "sequence_classifier": {"num_classes": 3},
     "token_classifier": {"num_classes": 5},
+    "visual_question_answering": {"num_answers": 3},
 }
 CASES = {
     **{family: (family, None) for family in BUILDERS},
@@ -95,6 +100,7 @@ CASES = {
         not in (
             *("backbone", "encoder", "image_classifier", "replaced_token_detection"),
             "without_auxiliary_outputs",
+            "visual_question_answering",
         )
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
@@ -110,13 +116,21 @@ CASES = {
     "transformer, encoder": ("transformer", "encoder"),
     "vit, image_classifier": ("vit", "image_classifier"),
     "resnet, image_classifier": ("resnet", "image_classifier"),
+    "lxmert, visual_question_answering": ("lxmert", "visual_question_answering"),
     "detr, backbone": ("detr", "backbone"),
     "detr, without_auxiliary_outputs": ("detr", "without_auxiliary_outputs"),
+}
+# Two images, the last region of the second is padding.
+REGIONS = {
+    "region_features": np.random.default_rng(1).normal(size=(2, 4, 11)).astype("float32"),
+    "region_boxes": np.random.default_rng(2).uniform(size=(2, 4, 4)).astype("float32"),
+    "region_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]], "int32"),
 }
 # The others' graphs have no other operators than those of their family.
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "gpt", "t5", "transformer"),
     *("vit, dinov2", "vit, image_classifier", "resnet", "detr", "clip"),
+    "lxmert",
 ]
 DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus"]
 # Builders whose models have a padding id only if it is given.
@@ -158,6 +172,8 @@ def inputs_of(case):
         if x.name == "pixels":
             pixels = np.random.default_rng(0).integers(0, 256, (2, *x.shape[1:]))
             inputs["pixels"] = pixels.astype("uint8")
+        elif x.name in REGIONS:
+            inputs[x.name] = REGIONS[x.name]
         else:
             inputs[x.name] = np.array(arrays[x.name], "int32")
     if case == "clip":  # whose end token is 9
@@ -263,8 +279,10 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
 def test_more_padding_changes_nothing(case):
     """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
     inputs, expected = inputs_of(case), expected_of(case)
-    longer = {name: np.pad(x, [(0, 0), (0, 2)]) for name, x in inputs.items()}
-    real = next(iter(inputs.values())) != 0
+    longer = {
+        name: x if name in REGIONS else np.pad(x, [(0, 0), (0, 2)]) for name, x in inputs.items()
+    }
+    real = next(x for name, x in inputs.items() if name not in REGIONS) != 0
     for name, x in outputs_of(model_of(case), longer).items():
         wanted = expected[name]
         if wanted.shape[1:2] == real.shape[1:]:
