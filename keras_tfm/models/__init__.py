@@ -35,7 +35,8 @@ from keras_tfm.models.resnet import resnet
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
-from keras_tfm.models.visual_heads import visual_question_answering
+from keras_tfm.models.vilbert import vilbert
+from keras_tfm.models.visual_heads import image_text_pretraining, visual_question_answering
 from keras_tfm.models.vit import vit
 from keras_tfm.models.with_dtype import with_dtype
 
@@ -59,6 +60,7 @@ __all__ = [
     "gemma",
     "gpt",
     "image_classifier",
+    "image_text_pretraining",
     "llama",
     "lxmert",
     "marian",
@@ -75,6 +77,7 @@ __all__ = [
     "t5",
     "token_classifier",
     "transformer",
+    "vilbert",
     "visual_question_answering",
     "vit",
     "with_draft_heads",

@@ -140,7 +140,7 @@ def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
             "expected a model of keras_tfm.models, or features=, a tensor (B, T, D) of the model "
             f"or a layer's name: {model.name!r} has no features of its own"
         )
-    known = [x, pooled, identity.visual_of(model)]
+    known = [x, *identity.all_pooled_of(model), identity.visual_of(model)]
     if identity.head_of(model) is None and any(
         all(output is not one for one in known) for output in model.outputs
     ):

@@ -274,6 +274,11 @@ def pooled_of(model: keras.Model) -> Tensor | None:
     return _output(model, found[-1] if found else None)
 
 
+def all_pooled_of(model: keras.Model) -> list[Tensor]:
+    """The symbolic pooled vectors: a model of two streams has one of each and a fused one."""
+    return [outputs_in(model, marker)[-1] for marker in _markers(model, PooledMarker)]
+
+
 def visual_of(model: keras.Model) -> Tensor | None:
     """The symbolic features (B, N, C) of the regions, or None."""
     found = _markers(model, VisualMarker)

@@ -7,7 +7,9 @@ import keras
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
+from keras_tfm.models import identity
 from keras_tfm.models.head_base import HeadBase, checked_labels
+from keras_tfm.models.heads import masked_token_logits, transformed
 from keras_tfm.models.model import Model
 
 
@@ -54,3 +56,53 @@ def visual_question_answering(
     epsilon = base.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12)
     x = LayerNormalization(epsilon=epsilon, dtype=base.dtype, name="answer_norm")(x)
     return Model(model.input, base.dense(num_answers, "answer")(x), name=model.name)
+
+
+def image_text_pretraining(
+    model: keras.Model,
+    num_region_classes: int,
+    kernel_initializer: Any = None,
+    dtype: Any = None,
+) -> Model:
+    """Adds the three heads of ViLBERT's pretraining (arXiv:1908.02265), section 2.2.
+
+    The outputs are a dict of logits: "tokens" (B, T, V) of masked words, as in
+    `masked_language_model`; "regions" (B, N, K) of the classes of masked regions, for
+    `training.RegionKLDivergence`: a dense layer with the model's activation, a normalisation, and
+    a dense layer; and "matching" (B, 2) of the pooled vector, class 0 = the text belongs to the
+    image, class 1 = it does not.
+
+    Args:
+        model: functional model of texts and regions, `models.vilbert(...)` or `models.lxmert(...)`.
+        num_region_classes: int, number of classes of the object detector (K).
+        kernel_initializer, dtype: see `keras_tfm.models.heads`.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: the model has no features of regions.
+
+    Example:
+
+    >>> from keras_tfm.models import image_text_pretraining, lxmert
+    >>> model = lxmert(11, dim=8, num_layers=1, num_visual_layers=1, num_cross_layers=1,
+    ...                num_heads=2, intermediate_dim=16, region_dim=6, num_regions=5)
+    >>> heads = image_text_pretraining(model, num_region_classes=7)
+    >>> [heads.output[x].shape for x in ("tokens", "regions", "matching")]
+    [(None, None, 11), (None, 5, 7), (None, 2)]
+    """
+    check_integer("num_region_classes", num_region_classes)
+    base = HeadBase(model, None, kernel_initializer, dtype)
+    regions = identity.visual_of(model)
+    if regions is None:
+        raise ValueError(
+            f"expected a model of texts and regions, such as models.vilbert, got {model.name!r}"
+        )
+    arguments = {"num_region_classes": num_region_classes}
+    x = base.mark("image_text_pretraining", arguments, base.features)
+    y = transformed(base, regions, regions.shape[-1], "region_transform")
+    outputs = {
+        "tokens": masked_token_logits(base, x),
+        "regions": base.dense(num_region_classes, "region_classes")(y),
+        "matching": base.dense(2, "matching")(base.pooled()),
+    }
+    return Model(model.input, outputs, name=model.name)
