@@ -75,6 +75,12 @@ BUILDERS = {
         VOCABULARY, **{**SMALL, "num_layers": 1}, num_visual_layers=1, num_cross_layers=1,
         max_length=LENGTH, region_dim=11, num_regions=4, region_mask=True, **x
     ),
+    "vilbert": lambda **x: models.vilbert(
+        VOCABULARY, **{**SMALL, "num_layers": 1}, visual_dim=2 * SMALL["dim"],
+        num_visual_layers=1, num_visual_heads=4, visual_intermediate_dim=14, co_attention_dim=12,
+        num_co_attention_heads=3, text_schedule=(1,), visual_schedule=(0,), max_length=LENGTH,
+        region_dim=11, num_regions=4, region_mask=True, **x
+    ),
 }  # fmt: skip
 PICTURES = ("vit", "resnet", "detr", "clip_image")
 HEADS = {
@@ -90,6 +96,7 @@ HEADS = {
     "sequence_classifier": {"num_classes": 3},
     "token_classifier": {"num_classes": 5},
     "visual_question_answering": {"num_answers": 3},
+    "image_text_pretraining": {"num_region_classes": 7},
 }
 CASES = {
     **{family: (family, None) for family in BUILDERS},
@@ -100,7 +107,7 @@ CASES = {
         not in (
             *("backbone", "encoder", "image_classifier", "replaced_token_detection"),
             "without_auxiliary_outputs",
-            "visual_question_answering",
+            *("visual_question_answering", "image_text_pretraining"),
         )
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
@@ -117,6 +124,7 @@ CASES = {
     "vit, image_classifier": ("vit", "image_classifier"),
     "resnet, image_classifier": ("resnet", "image_classifier"),
     "lxmert, visual_question_answering": ("lxmert", "visual_question_answering"),
+    "vilbert, image_text_pretraining": ("vilbert", "image_text_pretraining"),
     "detr, backbone": ("detr", "backbone"),
     "detr, without_auxiliary_outputs": ("detr", "without_auxiliary_outputs"),
 }
@@ -130,8 +138,10 @@ REGIONS = {
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "gpt", "t5", "transformer"),
     *("vit, dinov2", "vit, image_classifier", "resnet", "detr", "clip"),
-    "lxmert",
+    *("lxmert", "vilbert, image_text_pretraining"),
 ]
+# A similar case takes the same step of training.
+SIMILAR = {"vilbert", "lxmert, visual_question_answering"}
 DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus"]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}
@@ -140,6 +150,8 @@ OURS_ALONE = {
     "bert, sentence_embedding",
     "transformer",
     "transformer, encoder",
+    "vilbert",
+    "vilbert, image_text_pretraining",
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -291,7 +303,9 @@ def test_more_padding_changes_nothing(case):
 
 
 @tensorflow_only
-@every_case
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x in SIMILAR)) for x in CASES]
+)
 def test_a_step_of_training_changes_every_weight(case):
     """A gradient that is missing is a warning of Keras, and here an error."""
     model = randomize(made(case))
