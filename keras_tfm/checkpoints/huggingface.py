@@ -92,7 +92,7 @@ def load_huggingface(
             instead of "Model"; "DeiTForImageClassificationWithTeacher"; "DetrModel" and
             "DetrForObjectDetection". "CLIPModel", and "CLIPTextModel" and "CLIPVisionModel", each
             also with "WithProjection", whose embeddings have length 1 here.
-            "LxmertModel" and "LxmertForQuestionAnswering".
+            "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 

@@ -36,6 +36,7 @@ def _of_cross(ours: str, theirs: str) -> tuple[Row, ...]:
 _REGIONS = "encoder.visn_fc"
 _RELATED = "encoder.r_layers.{i}"
 _SHARED = "encoder.x_layers.{i}.visual_attention"
+_OBJECTS = "obj_predict_head"
 _ANSWER = "answer_head.logit_fc"
 TABLE = (
     *ENCODER,
@@ -57,6 +58,15 @@ TABLE = (
     *_of_cross("cross_text", "lang"),
     *_of_cross("cross_visual", "visn"),
     *dense("pooler", "pooler.dense"),
+    *dense("transform", "cls.predictions.transform.dense", head=True),
+    *norm("transform_norm", "cls.predictions.transform.LayerNorm", head=True),
+    Row("output_bias/bias", ("cls.predictions.bias",), head=True),
+    *dense("matching", "cls.seq_relationship", head=True),
+    *dense("region_transform", f"{_OBJECTS}.transform.dense", head=True),
+    *norm("region_transform_norm", f"{_OBJECTS}.transform.LayerNorm", head=True),
+    *dense("region_classes", f"{_OBJECTS}.decoder_dict.obj", head=True),
+    *dense("region_attributes", f"{_OBJECTS}.decoder_dict.attr", head=True),
+    *dense("region_regression", f"{_OBJECTS}.decoder_dict.feat", head=True),
     *dense("answer_inner", f"{_ANSWER}.0", head=True),
     *norm("answer_norm", f"{_ANSWER}.2", head=True),
     *dense("answer", f"{_ANSWER}.3", head=True),
@@ -131,9 +141,34 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
         "num_regions": given["num_regions"],
         "region_mask": given["region_mask"],
     }
-    if model.head is not None:
-        fields["num_qa_labels"] = model.head.arguments["num_answers"]
-    return fields
+    return fields if model.head is None else fields | _head_fields(model.head.arguments)
+
+
+def _head_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a head; absent tasks have no number of labels."""
+    answers, attributes = given["num_answers"], given.get("num_region_attributes")
+    fields = {"task_qa": answers is not None, "num_qa_labels": answers}
+    if "num_region_classes" in given:
+        fields |= {
+            "num_object_labels": given["num_region_classes"],
+            "visual_attr_loss": attributes is not None,
+            "num_attr_labels": attributes,
+            "visual_feat_loss": given["region_features"],
+        }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _pretraining(model: models.Model, config: Config) -> models.Model:
+    config.only(task_obj_predict=True, visual_obj_loss=True)
+    has_attributes = config.flag("visual_attr_loss", True)
+    has_answers = config.flag("task_qa", True)
+    return models.image_text_pretraining(
+        model,
+        config.integer("num_object_labels", 1600),
+        config.integer("num_attr_labels", 400) if has_attributes else None,
+        config.flag("visual_feat_loss", True),
+        config.integer("num_qa_labels", 9500) if has_answers else None,
+    )
 
 
 LXMERT = Family(
@@ -151,8 +186,12 @@ LXMERT = Family(
             "visual_question_answering",
             prefixes=("answer_head.",),
         ),
+        "LxmertForPreTraining": Architecture(_pretraining, "image_text_pretraining"),
     },
-    names=Names(prefix="lxmert."),
+    names=Names(
+        prefix="lxmert.",
+        aliases={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight"},
+    ),
     base="LxmertModel",
     unused=_unused,
 )

@@ -18,8 +18,8 @@ class MaskRegions:
     Args:
         rate: float, probability that a region is chosen.
         zero_share: float, probability that the features of a chosen region become zeros.
-        first: int, number of regions at the beginning of each row that are never chosen: 1 if the
-            first stands for the whole image.
+        first: int, number of leading regions of each row that are never chosen: 1 if the first
+            one stands for the whole image.
         name: str, the input to change; the mask of padding is the input "region_mask", if present.
         targets: str, entry of the batch with the detector's probabilities (B, N, K), which is
             removed from the inputs.

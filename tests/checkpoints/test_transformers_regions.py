@@ -44,6 +44,21 @@ def assert_same(ours, theirs, mask=None):
     with torch.no_grad():
         expected = theirs(**{name: torch.tensor(x) for name, x in given.items()})
     found = ours(inputs)
+    if "PreTraining" in type(theirs).__name__:
+        with torch.no_grad():
+            regions = theirs.obj_predict_head(
+                theirs.lxmert(**{name: torch.tensor(x) for name, x in given.items()})[1]
+            )
+        names = {"obj": "regions", "attr": "attributes", "feat": "region_features"}
+        wanted = {names[key]: x.numpy() for key, x in regions.items()}
+        wanted["tokens"] = expected.prediction_logits.numpy()
+        wanted["matching"] = expected.cross_relationship_score.numpy()
+        if theirs.config.task_qa:
+            wanted["answers"] = expected.question_answering_score.numpy()
+        assert found.keys() == wanted.keys()
+        for key, x in wanted.items():
+            assert_close(found[key], x, CLOSE)
+        return None
     if "Answering" in type(theirs).__name__:
         return assert_close(found, expected.question_answering_score.numpy(), CLOSE)
     assert_close(found["features"], expected.language_output.numpy(), CLOSE)
@@ -57,8 +72,10 @@ def assert_same(ours, theirs, mask=None):
         ("LxmertModel", {}),
         ("LxmertModel", {"r_layers": 0, "x_layers": 1, "hidden_act": "relu"}),
         ("LxmertForQuestionAnswering", {}),
+        ("LxmertForPreTraining", {"num_object_labels": 19, "num_attr_labels": 23}),
+        ("LxmertForPreTraining", {"task_qa": False, "visual_attr_loss": False}),
     ],
-    ids=["odd", "other", "answers"],
+    ids=["odd", "other", "answers", "pretraining", "fewer tasks"],
 )
 def test_both_ways(name, more, tmp_path):
     theirs, ours = made(name, {**SMALL, **more}, tmp_path / "theirs")

@@ -96,7 +96,12 @@ HEADS = {
     "sequence_classifier": {"num_classes": 3},
     "token_classifier": {"num_classes": 5},
     "visual_question_answering": {"num_answers": 3},
-    "image_text_pretraining": {"num_region_classes": 7},
+    "image_text_pretraining": {
+        "num_region_classes": 7,
+        "num_region_attributes": 6,
+        "region_features": True,
+        "num_answers": 3,
+    },
 }
 CASES = {
     **{family: (family, None) for family in BUILDERS},
@@ -124,6 +129,7 @@ CASES = {
     "vit, image_classifier": ("vit", "image_classifier"),
     "resnet, image_classifier": ("resnet", "image_classifier"),
     "lxmert, visual_question_answering": ("lxmert", "visual_question_answering"),
+    "lxmert, image_text_pretraining": ("lxmert", "image_text_pretraining"),
     "vilbert, image_text_pretraining": ("vilbert", "image_text_pretraining"),
     "detr, backbone": ("detr", "backbone"),
     "detr, without_auxiliary_outputs": ("detr", "without_auxiliary_outputs"),
@@ -141,7 +147,9 @@ EXPORTED = [
     *("lxmert", "vilbert, image_text_pretraining"),
 ]
 # A similar case takes the same step of training.
-SIMILAR = {"vilbert", "lxmert, visual_question_answering"}
+SIMILAR = {
+    *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
+}
 DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus"]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}

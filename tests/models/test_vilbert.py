@@ -211,7 +211,7 @@ def test_it_learns_what_each_stream_can_only_learn_from_the_other():
     labels[even, second[even]] = batch["tokens"][even, second[even]]
     inputs["tokens"] = batch["tokens"].copy()
     inputs["tokens"][even, second[even]] = 2
-    answers = {"tokens": labels, "regions": targets, "matching": (~fits).astype("int32")}
+    answers = {"tokens": labels, "regions": targets, "matching": fits.astype("int32")}
     whole = np.ones(rows, "float32")
     weights = {"tokens": fitting * (labels > 0), "regions": fitting * chosen * ~even[:, None]}
     weights = {name: x.astype("float32") for name, x in weights.items()} | {"matching": whole}
