@@ -31,6 +31,7 @@ VOCABULARIES: dict[str, dict[str, int]] = {
         "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
         "mistral": 32768,
     },
+    "lxmert": {"": 30522},
     "marian": {"": 58101},
     "mbart": {"": 250027},
     "pegasus": {"": 96103},

@@ -55,6 +55,7 @@ REASONS = {
     "keras_tfm.checkpoints.gpt": _TABLE,
     "keras_tfm.checkpoints.gpt_neo": _TABLE,
     "keras_tfm.checkpoints.llama": _TABLE,
+    "keras_tfm.checkpoints.lxmert": _TABLE,
     "keras_tfm.checkpoints.marian_pieces": _TOKENIZER,
     "keras_tfm.checkpoints.resnet": _TABLE,
     "keras_tfm.checkpoints.roberta": _TABLE,

@@ -59,6 +59,9 @@ class Family:
             the configuration determines their values. They are saved, and compared when loaded.
         preprocessor: function of a model that returns the fields of `preprocessor_config.json`, for
             models of audio, or None.
+        unused: function of a model that returns the tensors of `transformers` on which the model's
+            outputs do not depend, and which it does not have. They are ignored when loaded, and
+            saved with these values.
     """
 
     model_type: str
@@ -72,6 +75,7 @@ class Family:
     base: str = ""
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     preprocessor: Callable[[Model], dict[str, Any] | None] = lambda model: None
+    unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

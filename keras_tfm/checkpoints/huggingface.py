@@ -28,6 +28,7 @@ from keras_tfm.checkpoints.gpt_neo import GPT_NEO
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from keras_tfm.checkpoints.lxmert import LXMERT
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.resnet import RESNET
 from keras_tfm.checkpoints.roberta import ROBERTA, XLM_ROBERTA
@@ -51,7 +52,7 @@ _DECODERS = (
 )
 _ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN, WHISPER)
 _VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR)
-_IMAGE_AND_TEXT = (CLIP, CLIP_IMAGE, CLIP_TEXT)
+_IMAGE_AND_TEXT = (CLIP, CLIP_IMAGE, CLIP_TEXT, LXMERT)
 FAMILIES: dict[str, Family] = {
     x.model_type: x
     for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS, *_VISION, *_IMAGE_AND_TEXT)
@@ -74,7 +75,8 @@ def load_huggingface(
             "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
             "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
             "mbart", "pegasus", "marian", "vit", "deit", "dinov2", "dinov2_with_registers",
-            "resnet", "detr", "clip", "clip_text_model", "clip_vision_model" or "whisper".
+            "resnet", "detr", "clip", "clip_text_model", "clip_vision_model",
+            "lxmert" or "whisper".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -93,6 +95,7 @@ def load_huggingface(
             "ForImageClassification" instead of "Model"; "DeiTForImageClassificationWithTeacher";
             "DetrModel" and "DetrForObjectDetection". "CLIPModel", and "CLIPTextModel" and
             "CLIPVisionModel", each also with "WithProjection", whose embeddings have length 1 here.
+            "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
 
@@ -140,6 +143,7 @@ def load_huggingface(
     with without_storage():  # check first: a configuration may describe a model of any size
         empty = build()
         named.take_constants(family.constants(empty))
+        named.leave_out(family.unused(empty))
         named.check(name, family.entries(empty), _hint(family, named, name))
     model = build()
     load_entries(named, family.entries(model))
@@ -242,7 +246,8 @@ def save_huggingface(
     entries = family.entries(model)
     prefix = "" if architecture == family.base else family.names.prefix
     tensors = save_entries(entries, prefix)
-    tensors |= {prefix + name: value for name, value in family.constants(model).items()}
+    fixed = family.constants(model) | family.unused(model)
+    tensors |= {prefix + name: value for name, value in fixed.items()}
     config = {"architectures": [architecture], "model_type": family.model_type, **fields}
     config["dtype"] = "float32"
     if end_id is not None:

@@ -106,6 +106,11 @@ class Named:
                 )
             del self.own[name]
 
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Removes tensors that the model does not have."""
+        for name in names:
+            self.own.pop(name, None)
+
     def array(self, name: str) -> np.ndarray:
         """The values of a tensor, float32."""
         return self.tensors.array(self.own[name])

@@ -30,6 +30,8 @@ def check_equal(model: Model, again: Model) -> None:
         arrays |= _speech(given, rng)
     if "vocabulary_size" in given:
         arrays |= _ids(model, again, rng)
+    if "region_dim" in given:
+        arrays |= _regions(given, rng)
 
     def outputs(model: keras.Model) -> list[np.ndarray]:
         inputs = keras.tree.map_structure(lambda x: arrays[x.name], model.input)
@@ -73,6 +75,18 @@ def _ids(model: Model, again: Model, rng: Any) -> dict[str, np.ndarray]:
         "tokens": ids[0],
         "segments": segments,
         "mask_positions": np.tile(np.arange(length, dtype="int32"), (3, 1)),
+    }
+
+
+def _regions(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
+    """Random regions of images; the last ones of the second image are padding."""
+    count = given["num_regions"] or 7
+    mask = np.ones((3, count), "int32")
+    mask[1, count // 2 + 1 :] = 0
+    return {
+        "region_features": rng.normal(size=(3, count, given["region_dim"])).astype("float32"),
+        "region_boxes": rng.uniform(size=(3, count, 4)).astype("float32"),
+        "region_mask": mask,
     }
 
 

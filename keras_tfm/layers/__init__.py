@@ -42,6 +42,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
 )
 from keras_tfm.layers.prefix_tokens import PrefixTokens
 from keras_tfm.layers.random_resized_crop import RandomResizedCrop
+from keras_tfm.layers.region_embedding import RegionEmbedding
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
@@ -79,6 +80,7 @@ __all__ = [
     "PrefixTokens",
     "RMSNormalization",
     "RandomResizedCrop",
+    "RegionEmbedding",
     "RelativePositionBias",
     "RelativePositionEmbedding",
     "RelativePositionTable",

@@ -39,7 +39,8 @@ class TransformerBlock(RematerializedLayer):
         causal: bool, whether a position sees only itself and earlier positions.
         self_attention: `MultiHeadSelfAttention` to use instead of the default one; False: none.
         cross_attention: `MultiHeadCrossAttention` to use; True: the default one; False: none.
-        feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`.
+        feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`;
+            False: none, as in the cross-attention of LXMERT (arXiv:1908.07490).
         residual: `Residual`, copied for each sublayer, to use instead of post-norm or pre-norm with
             layer normalisation and `dropout`.
 
@@ -154,7 +155,7 @@ class TransformerBlock(RematerializedLayer):
         """The given part, checked, or a default one from `make`, or None."""
         if part is True:
             return make()
-        if part is False and name != "feed_forward":
+        if part is False:
             return None
         if not isinstance(part, kind):
             raise TypeError(f"{self.name}: {name} must be a {kind.__name__}, got {part!r}")
@@ -230,6 +231,8 @@ class TransformerBlock(RematerializedLayer):
         return self.self_attention_residual(x, sublayer=attend, training=training)
 
     def _feed_forward(self, x: Tensor, training: bool | None) -> Tensor:
+        if self.feed_forward is None:
+            return x
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
 
     def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
@@ -249,7 +252,7 @@ class TransformerBlock(RematerializedLayer):
             for name, default in (
                 ("self_attention", self.self_attention is not None),
                 ("cross_attention", self.cross_attention is not None),
-                ("feed_forward", None),
+                ("feed_forward", None if self.feed_forward is not None else False),
             )
         }
         return {

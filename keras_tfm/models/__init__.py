@@ -26,6 +26,7 @@ from keras_tfm.models.identity import describe
 from keras_tfm.models.image_head import image_classifier
 from keras_tfm.models.llama import llama
 from keras_tfm.models.lora import enable_lora
+from keras_tfm.models.lxmert import lxmert
 from keras_tfm.models.marian import marian
 from keras_tfm.models.mbart import mbart
 from keras_tfm.models.model import Model
@@ -34,6 +35,8 @@ from keras_tfm.models.resnet import resnet
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
 from keras_tfm.models.transformer import transformer
+from keras_tfm.models.vilbert import vilbert
+from keras_tfm.models.visual_heads import image_text_pretraining, visual_question_answering
 from keras_tfm.models.vit import vit
 from keras_tfm.models.whisper import whisper
 from keras_tfm.models.with_dtype import with_dtype
@@ -58,7 +61,9 @@ __all__ = [
     "gemma",
     "gpt",
     "image_classifier",
+    "image_text_pretraining",
     "llama",
+    "lxmert",
     "marian",
     "masked_language_model",
     "mbart",
@@ -73,6 +78,8 @@ __all__ = [
     "t5",
     "token_classifier",
     "transformer",
+    "vilbert",
+    "visual_question_answering",
     "vit",
     "whisper",
     "with_draft_heads",

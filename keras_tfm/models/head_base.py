@@ -49,7 +49,7 @@ class HeadBase:
             self.features, self._pooled = marker(_given_features(model, features)), None
         self._arguments = marker.identity.arguments
         self._embedding = marker.identity.embedding
-        blocks = [model.get_layer(name) for name in marker.identity.blocks]
+        blocks = identity.blocks_of(model, marker.identity)
         self.is_causal = bool(blocks) and all(getattr(x, "causal", False) for x in blocks)
         self._initializer = keras.initializers.get(
             keras.initializers.TruncatedNormal(stddev=0.02)
@@ -140,7 +140,7 @@ def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
             "expected a model of keras_tfm.models, or features=, a tensor (B, T, D) of the model "
             f"or a layer's name: {model.name!r} has no features of its own"
         )
-    known = [x, pooled]
+    known = [x, *identity.all_pooled_of(model), identity.visual_of(model)]
     if identity.head_of(model) is None and any(
         all(output is not one for one in known) for output in model.outputs
     ):

@@ -120,27 +120,44 @@ def masked_language_model(
     """
     base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark("masked_language_model", locals(), base.features)
-    table = base.embedding(embedding)
-    dense = base.dense(
-        table.dim, "transform", activation=base.argument("activation", activation, "gelu")
-    )
-    norm = LayerNormalization(
-        epsilon=base.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12),
-        dtype=base.dtype,
-        name="transform_norm",
-    )
     inputs = model.input
     if positions:
         chosen = keras.Input((None,), dtype="int32", name="mask_positions")
         given = inputs if isinstance(inputs, dict) else {x.name: x for x in model.inputs}
         inputs = {**given, "mask_positions": chosen}
         x = ops.take_along_axis(x, chosen[..., None], axis=1)
-    logits = table(norm(dense(x)), reverse=True)
-    outputs = OutputBias(dtype=base.dtype, name="output_bias")(logits)
+    outputs = masked_token_logits(base, x, embedding, activation, layer_norm_epsilon)
     if next_sentence:
         is_next = base.dense(2, "next_sentence")
         outputs = {"tokens": outputs, "next_sentence": is_next(base.pooled())}
     return Model(inputs, outputs, name=model.name)
+
+
+def masked_token_logits(
+    base: HeadBase,
+    x: Tensor,
+    embedding: TokenEmbedding | str | None = None,
+    activation: Any = None,
+    layer_norm_epsilon: float | None = None,
+) -> Tensor:
+    """Logits (B, T, V) of features (B, T, D), as in `masked_language_model`."""
+    table = base.embedding(embedding)
+    x = transformed(base, x, table.dim, "transform", activation, layer_norm_epsilon)
+    return OutputBias(dtype=base.dtype, name="output_bias")(table(x, reverse=True))
+
+
+def transformed(
+    base: HeadBase,
+    x: Tensor,
+    dim: int,
+    name: str,
+    activation: Any = None,
+    layer_norm_epsilon: float | None = None,
+) -> Tensor:
+    """A dense layer of width `dim` with an activation, and a normalisation."""
+    x = base.dense(dim, name, activation=base.argument("activation", activation, "gelu"))(x)
+    epsilon = base.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12)
+    return LayerNormalization(epsilon=epsilon, dtype=base.dtype, name=f"{name}_norm")(x)
 
 
 def next_sentence(

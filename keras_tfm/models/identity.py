@@ -155,6 +155,11 @@ class PooledMarker(Marker):
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+class VisualMarker(Marker):
+    """Marks the features (B, N, C) of the regions in a model of texts and regions of images."""
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
 class HeadMarker(Marker):
     """Marks the input of a head and carries the head's kind and arguments.
 
@@ -247,6 +252,12 @@ def encoded_marker(model: keras.Model) -> EncodedMarker | None:
     return found[0] if len(found) == 1 else None
 
 
+def blocks_of(model: keras.Model, identity: Identity) -> list[keras.layers.Layer]:
+    """The block layers of an identity that a model has, in order."""
+    layers = {layer.name: layer for layer in model.layers}
+    return [layers[name] for name in identity.blocks if name in layers]
+
+
 def features_of(model: keras.Model) -> Tensor | None:
     """The symbolic features (B, T, D), or None."""
     return _output(model, features_marker(model))
@@ -260,6 +271,17 @@ def encoded_of(model: keras.Model) -> Tensor | None:
 def pooled_of(model: keras.Model) -> Tensor | None:
     """The symbolic pooled vector (B, D), or None."""
     found = _markers(model, PooledMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def all_pooled_of(model: keras.Model) -> list[Tensor]:
+    """The symbolic pooled vectors: a model of two streams has one of each and a fused one."""
+    return [outputs_in(model, marker)[-1] for marker in _markers(model, PooledMarker)]
+
+
+def visual_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, N, C) of the regions, or None."""
+    found = _markers(model, VisualMarker)
     return _output(model, found[-1] if found else None)
 
 

@@ -75,9 +75,11 @@ def enable_lora(
     if unknown or not wanted:
         raise ValueError(f"names must be of {', '.join(known)}, got {unknown or wanted}")
     # A model of two towers, such as `clip`, has no features: all of it is the backbone.
-    for layer in sublayers(model if model.features is None else backbone(model)):
-        for variable in own_trainable_variables(layer):
-            variable.trainable = False
+    # Blocks of regions may be outside the backbone, which ends in the features of the text.
+    for part in (model if model.features is None else backbone(model), *model.blocks):
+        for layer in sublayers(part):
+            for variable in own_trainable_variables(layer):
+                variable.trainable = False
     adapted = [layer for layer in projections if layer.name in wanted]
     for layer in adapted:
         layer.enable_lora(rank, lora_alpha=alpha)

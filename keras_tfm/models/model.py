@@ -159,8 +159,8 @@ class Model(Base):
 
     @_Part
     def blocks(self) -> list[keras.layers.Layer]:
-        """The block layers in order."""
-        return [self.get_layer(name) for name in identity.identity_of(self).blocks]
+        """The block layers in order, without those that a head does not need."""
+        return identity.blocks_of(self, identity.identity_of(self))
 
     @_Part
     def features(self) -> Any:

@@ -2,6 +2,7 @@
 
 from keras_tfm.text.batches import Batches, Padding
 from keras_tfm.text.bucketed_batches import BucketedBatches
+from keras_tfm.text.mask_regions import MaskRegions
 from keras_tfm.text.mask_tokens import MaskTokens
 from keras_tfm.text.packed_batches import PackedBatches, segment_mask
 from keras_tfm.text.rows import Rows
@@ -12,6 +13,7 @@ from keras_tfm.text.word_piece import train_word_piece
 __all__ = [
     "Batches",
     "BucketedBatches",
+    "MaskRegions",
     "MaskTokens",
     "PackedBatches",
     "Padding",

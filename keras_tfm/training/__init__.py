@@ -11,6 +11,7 @@ from keras_tfm.training.matching import hungarian_matching
 from keras_tfm.training.mean_average_precision import MeanAveragePrecision
 from keras_tfm.training.metrics import MaskedAccuracy
 from keras_tfm.training.perplexity import Perplexity
+from keras_tfm.training.region_divergence import RegionKLDivergence
 from keras_tfm.training.resume import Resume
 from keras_tfm.training.schedules import LinearSchedule, TransformerSchedule
 from keras_tfm.training.strategies import distribution, is_chief
@@ -29,6 +30,7 @@ __all__ = [
     "MaskedAccuracy",
     "MeanAveragePrecision",
     "Perplexity",
+    "RegionKLDivergence",
     "Resume",
     "TensorBoard",
     "TerminateOnNaN",

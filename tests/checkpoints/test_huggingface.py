@@ -109,7 +109,7 @@ def hand_composed():
     ("make", "message"),
     [
         # With the first GPT's layers under their names: names make no family.
-        (hand_composed, r"models\.whisper, got 'own', composed by hand$"),
+        (hand_composed, r"models\.lxmert, got 'own', composed by hand$"),
         (lambda: models.transformer(11, **SMALL), r"got 'transformer', of models\.transformer$"),
         (
             lambda: models.gpt(11, **{**SMALL, "intermediate_dim": 32}, normalize_first=False,

@@ -33,6 +33,7 @@ from keras_tfm.layers import (
     PositionEmbedding2D,
     PrefixTokens,
     RandomResizedCrop,
+    RegionEmbedding,
     RelativePositionBias,
     RelativePositionEmbedding,
     RelativePositionTable,
@@ -222,6 +223,14 @@ CASES = {
         SegmentEmbedding, {"num_segments": 3, "initializer": GLOROT}, (X, IDS % 3)
     ),
     "SegmentEmbedding, one": Case(SegmentEmbedding, {"num_segments": 3}, (X,)),
+    **{
+        f"RegionEmbedding, {kind}": Case(
+            RegionEmbedding,
+            {"dim": F, "dropout": 0.3, "epsilon": 1e-3, **PROJECTIONS, "separate_norms": separate},
+            (CONTEXT, CONTEXT[..., :4].copy()),
+        )
+        for kind, separate in (("one norm", False), ("two norms", True))
+    },
     "SequencePooling": Case(SequencePooling, {"mode": "weighted_mean"}, (X,)),
     "EndTokenPooling": Case(EndTokenPooling, {"end_id": int(IDS[0, 2])}, (X, IDS)),
     "Dropout": Case(Dropout, {"rate": 0.3, "seed": 5}, (X,)),
@@ -269,6 +278,18 @@ CASES = {
         BLOCK,
         (X, CONTEXT),
         {"mask": MASK, "context_mask": CONTEXT_MASK, "attention_mask": PAIRS},
+    ),
+    "TransformerDecoderBlock, cross-attention only": Case(
+        TransformerDecoderBlock,
+        {
+            "intermediate_dim": None,
+            "num_heads": 3,
+            "self_attention": False,
+            "feed_forward": False,
+            "causal": False,
+        },
+        (X, CONTEXT),
+        {"context_mask": CONTEXT_MASK},
     ),
     "TransformerDecoderBlock, decoder only": Case(
         TransformerDecoderBlock,

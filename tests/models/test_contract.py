@@ -78,6 +78,16 @@ BUILDERS = {
     "clip_text": lambda **x: models.clip_text(
         VOCABULARY, **SMALL, projection_dim=5, max_length=LENGTH, end_id=None, **x
     ),
+    "lxmert": lambda **x: models.lxmert(
+        VOCABULARY, **{**SMALL, "num_layers": 1}, num_visual_layers=1, num_cross_layers=1,
+        max_length=LENGTH, region_dim=11, num_regions=4, region_mask=True, **x
+    ),
+    "vilbert": lambda **x: models.vilbert(
+        VOCABULARY, **{**SMALL, "num_layers": 1}, visual_dim=2 * SMALL["dim"],
+        num_visual_layers=1, num_visual_heads=4, visual_intermediate_dim=14, co_attention_dim=12,
+        num_co_attention_heads=3, text_schedule=(1,), visual_schedule=(0,), max_length=LENGTH,
+        region_dim=11, num_regions=4, region_mask=True, **x
+    ),
 }  # fmt: skip
 PICTURES = ("vit", "resnet", "detr", "clip_image")
 HEADS = {
@@ -92,6 +102,13 @@ HEADS = {
     "sentence_embedding": {},
     "sequence_classifier": {"num_classes": 3},
     "token_classifier": {"num_classes": 5},
+    "visual_question_answering": {"num_answers": 3},
+    "image_text_pretraining": {
+        "num_region_classes": 7,
+        "num_region_attributes": 6,
+        "region_features": True,
+        "num_answers": 3,
+    },
 }
 CASES = {
     **{family: (family, None) for family in BUILDERS},
@@ -102,6 +119,7 @@ CASES = {
         not in (
             *("backbone", "encoder", "image_classifier", "replaced_token_detection"),
             "without_auxiliary_outputs",
+            *("visual_question_answering", "image_text_pretraining"),
         )
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
@@ -118,14 +136,28 @@ CASES = {
     "transformer, encoder": ("transformer", "encoder"),
     "vit, image_classifier": ("vit", "image_classifier"),
     "resnet, image_classifier": ("resnet", "image_classifier"),
+    "lxmert, visual_question_answering": ("lxmert", "visual_question_answering"),
+    "lxmert, image_text_pretraining": ("lxmert", "image_text_pretraining"),
+    "vilbert, image_text_pretraining": ("vilbert", "image_text_pretraining"),
     "detr, backbone": ("detr", "backbone"),
     "detr, without_auxiliary_outputs": ("detr", "without_auxiliary_outputs"),
+}
+# Two images, the last region of the second is padding.
+REGIONS = {
+    "region_features": np.random.default_rng(1).normal(size=(2, 4, 11)).astype("float32"),
+    "region_boxes": np.random.default_rng(2).uniform(size=(2, 4, 4)).astype("float32"),
+    "region_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]], "int32"),
 }
 # The others' graphs have no other operators than those of their family.
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "gpt", "t5", "transformer"),
     *("vit, dinov2", "vit, image_classifier", "resnet", "detr", "clip", "whisper"),
+    *("lxmert", "vilbert, image_text_pretraining"),
 ]
+# A similar case takes the same step of training.
+SIMILAR = {
+    *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
+}
 DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus", "whisper"]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}
@@ -135,6 +167,8 @@ OURS_ALONE = {
     "transformer",
     "transformer, encoder",
     "whisper, encoder",
+    "vilbert",
+    "vilbert, image_text_pretraining",
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -167,6 +201,8 @@ def inputs_of(case):
         if x.name == "pixels":
             pixels = np.random.default_rng(0).integers(0, 256, (2, *x.shape[1:]))
             inputs["pixels"] = pixels.astype("uint8")
+        elif x.name in REGIONS:
+            inputs[x.name] = REGIONS[x.name]
         elif "float" in x.dtype:
             shape = [2, *(1400 if size is None else size for size in x.shape[1:])]
             inputs[x.name] = np.random.default_rng(0).uniform(-1, 1, shape).astype("float32")
@@ -283,8 +319,11 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
 def test_more_padding_changes_nothing(case):
     """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
     inputs, expected = inputs_of(case), expected_of(case)
-    longer = {name: np.pad(x, [(0, 0), (0, 2)]) for name, x in inputs.items()}
-    real = next((x for x in inputs.values() if x.dtype == "int32"), np.zeros((2, 0))) != 0
+    longer = {
+        name: x if name in REGIONS else np.pad(x, [(0, 0), (0, 2)]) for name, x in inputs.items()
+    }
+    ids = (x for name, x in inputs.items() if x.dtype == "int32" and name not in REGIONS)
+    real = next(ids, np.zeros((2, 0))) != 0
     for name, x in outputs_of(model_of(case), longer).items():
         wanted = expected[name]
         if wanted.shape[1:2] == real.shape[1:]:
@@ -293,7 +332,9 @@ def test_more_padding_changes_nothing(case):
 
 
 @tensorflow_only
-@every_case
+@pytest.mark.parametrize(
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x in SIMILAR)) for x in CASES]
+)
 def test_a_step_of_training_changes_every_weight(case):
     """A gradient that is missing is a warning of Keras, and here an error."""
     model = randomize(made(case))
