@@ -29,6 +29,7 @@ CONTENTS = {
     "Guides": [
         "data",
         "images",
+        "speech",
         "layers",
         "masks",
         "training",

@@ -28,7 +28,7 @@ SEEN = (
 )
 UNSEEN = ("no", "ca", "et")
 VOCABULARY = 8000
-LENGTH = 32  # tokens of the longest text, the end token included
+LENGTH = 48  # tokens of the longest text, the end token included
 PAD, END = "<pad>", "<end>"
 
 

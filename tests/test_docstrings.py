@@ -67,6 +67,7 @@ REASONS = {
     "keras_tfm.cli.*": "the command line: docs/api/command_line.md",
     "keras_tfm.distributed.*": _FIT,
     "keras_tfm.export.carried_tokenizers": _FILE,
+    "keras_tfm.runtime.speech": _FILE,
     "keras_tfm.export.comparison": _FILE,
     "keras_tfm.export.conversion": _FILE,
     "keras_tfm.export.gpu_graph": _FILE,

@@ -1,7 +1,6 @@
 """Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
 from keras_tfm.generation import processors as processors
-from keras_tfm.generation.drafts import Draft, DraftHeads, PromptLookup
 from keras_tfm.generation.generator import Generated, Generator
 from keras_tfm.generation.kept_generators import generate
 from keras_tfm.generation.stepped_model import SteppedModel
@@ -15,6 +14,7 @@ from keras_tfm.generation.strategies import (
     Sample,
     Strategy,
 )
+from keras_tfm.generation.strategies.drafts import Draft, DraftHeads, PromptLookup
 
 __all__ = [
     "Beam",

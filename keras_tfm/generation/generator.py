@@ -9,12 +9,13 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.loop import GenerationLoop
-from keras_tfm.generation.model_inputs import find_target, with_features
+from keras_tfm.generation.model_inputs import find_target
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
 from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 from keras_tfm.generation.texts import Texts
+from keras_tfm.models.features import with_features
 from keras_tfm.runtime.text import Hypothesis, pieces
 
 

@@ -126,16 +126,6 @@ def end_tokens(model: keras.Model) -> dict[str, int]:
     return found
 
 
-def with_features(model: keras.Model) -> keras.Model:
-    """The model with a second output: the input of the layer that computes the logits."""
-    (logits,) = model.outputs
-    features = getattr(model, "features", None)
-    if features is None:
-        made = producer(logits)
-        features = calls_of(made.operation)[made.node_index].input_tensors[0]
-    return keras.Model(model.input, [logits, features])
-
-
 def image_inputs(model: keras.Model) -> frozenset[str]:
     """The inputs that only an `ImageNormalization` reads: pixels from 0 to 255.
 

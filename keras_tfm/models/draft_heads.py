@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.generation.model_inputs import with_features
+from keras_tfm.models.features import recompute, with_features
 from keras_tfm.models.head_base import unused_name
 from keras_tfm.models.model import Model
 
@@ -66,6 +66,6 @@ def with_draft_heads(model: keras.Model, num_heads: int, name: str | None = None
     h = h + keras.layers.Reshape((-1, 1, dim))(features)
     # The heads of a token beside each other, as tokens are: projections take (B, T, D).
     h = keras.layers.Reshape((-1, dim))(h)
-    drafts = keras.Model(features, logits, name="draft_projection")(h)
+    drafts = recompute(logits, features, h)
     drafts = keras.layers.Reshape((-1, num_heads, size))(drafts)
     return Model(model.input, [logits, drafts], name=name or model.name)

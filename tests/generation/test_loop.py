@@ -17,7 +17,7 @@ from small_models import (
 
 from keras_tfm.generation import Beam, Contrastive, Greedy
 from keras_tfm.generation.loop import cache_capacities, generation_loop
-from keras_tfm.generation.model_inputs import with_features
+from keras_tfm.models.features import with_features
 
 MAX_LENGTH = 7
 # Logits of order 1 differ by 1e-6 between a full pass and steps; six log-probabilities add up.

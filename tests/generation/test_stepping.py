@@ -344,8 +344,11 @@ def test_stepping_the_source_is_refused():
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        (lambda x, y: [y, x], "one output, the logits; got 2"),
-        (lambda x, y: {"logits": y, "features": x}, "one output, the logits; got 2"),
+        (lambda x, y: [y, x], "the logits, or with draft heads besides; got 2"),
+        (
+            lambda x, y: {"logits": y, "features": x},
+            "the logits, or with draft heads besides; got 2",
+        ),
     ],
 )
 def test_several_outputs_do_not_generate(outputs, message):

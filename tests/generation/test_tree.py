@@ -13,7 +13,7 @@ from small_models import TARGET_SIZE, randomize
 from keras_tfm.generation import Beam, Contrastive
 from keras_tfm.generation.gather import gather, gather_columns
 from keras_tfm.generation.loop import GenerationLoop
-from keras_tfm.generation.model_inputs import find_target, with_features
+from keras_tfm.generation.model_inputs import find_target
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import (
     ALiBi,
@@ -23,6 +23,7 @@ from keras_tfm.layers import (
     RotaryEmbedding,
     TokenEmbedding,
 )
+from keras_tfm.models.features import with_features
 
 B, N, S, FIRST = 3, 4, 40, 2
 

@@ -8,9 +8,9 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.generation.drafts import Draft
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer
+from keras_tfm.generation.strategies.drafts import Draft
 from keras_tfm.generation.strategies.greedy import Greedy
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 from keras_tfm.generation.strategies.task import Task
@@ -81,8 +81,8 @@ class Drafted(Strategy):
     >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
     >>> prompt = np.array([[3, 4, 5, 3, 4]])
     >>> drafted = Drafted(PromptLookup(), length=3)
-    >>> same = generate(model, prompt, 12, strategy=drafted) == generate(model, prompt, 12)
-    >>> bool(np.all(same))
+    >>> tokens = generate(model, prompt, 12, strategy=drafted).tokens
+    >>> bool(np.all(tokens == generate(model, prompt, 12).tokens))
     True
     """
 
@@ -153,13 +153,14 @@ class Drafted(Strategy):
                 f"give Drafted a length of at most {max(1, task.length - 2)}"
             )
         position = ops.convert_to_tensor(task.first, dtype="int32")
-        start, token = self._next(task, tokens, position)
+        running = ops.ones((task.batch, 1), dtype="int32") if task.can_end else None
+        start, token = self._next(task, tokens, position, running)
         return DraftedState(
             position=position,
             tokens=tokens,
             token=token,
             start=start,
-            running=ops.ones((task.batch, 1), dtype="int32") if task.can_end else None,
+            running=running,
             scores=ops.zeros((task.batch,), dtype="float32") if task.score else None,
             followed=ops.zeros((task.batch, self.consecutive), "bool") if task.score else None,
             passes=ops.convert_to_tensor(0, dtype="int32"),
@@ -172,7 +173,7 @@ class Drafted(Strategy):
 
         Args:
             task: `Task`, the constants of the loop.
-            state: the state before the step.
+            state: `DraftedState`, before the step.
             logits: (B, n, V), the model's output for `state.token`.
             features: function of the index of one of the step's tokens that returns the model's
                 second output there, for a draft that reads it; otherwise None.
@@ -211,7 +212,7 @@ class Drafted(Strategy):
         if self.reads_drafts:
             (heads,) = features(count - 1)
             heads = ops.squeeze(heads, 1)
-        next_start, token = self._next(task, result, last, heads)
+        next_start, token = self._next(task, result, last, after, heads)
         return DraftedState(
             last, result, token, next_start, after, scores, followed, state.passes + 1
         ), None
@@ -249,17 +250,26 @@ class Drafted(Strategy):
         return ops.sum(ops.where(followed, gained, 0.0), axis=1)
 
     def _next(
-        self, task: Task, tokens: Tensor, position: Tensor, heads: Tensor | None = None
+        self,
+        task: Task,
+        tokens: Tensor,
+        position: Tensor,
+        running: Tensor | None,
+        heads: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The first column of the next step, and its tokens (B, n).
 
-        Near the end the step starts earlier, with tokens that are certain, so that it fits.
+        Near the end the step starts earlier, with tokens that are certain, so that its columns are
+        within the limit of each row that has not ended: a table of positions may have no others.
         """
         steps = self.consecutive
-        start = ops.minimum(position, task.length - 1 - steps)
+        last: Tensor = task.length
+        if task.limit is not None:
+            last = ops.min(task.limits * running + task.length * (1 - running))
+        start = ops.maximum(ops.minimum(position, last - 1 - steps), 0)
         drafts = self.draft.propose(task, tokens, position, self.length, heads)
-        room = ops.full((task.batch, steps), task.pad_id, dtype="int32")
-        longer = ops.concatenate([tokens, room], axis=1)
+        padding = ops.full((task.batch, steps), task.pad_id, dtype="int32")
+        longer = ops.concatenate([tokens, padding], axis=1)
         longer = ops.slice_update(longer, (0, position + 1), drafts)
         return start, ops.slice(longer, (0, start), (task.batch, steps))
 

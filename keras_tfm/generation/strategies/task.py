@@ -26,7 +26,7 @@ class Task(NamedTuple):
         seed: (2,), int32, for strategies that sample, or None.
         copies: int, the number of consecutive rows that belong to one row of the inputs.
         pad_id: int, the token of the columns after the end of a row.
-        inputs: dict of the model's inputs by name, without the stepped one.
+        sources: dict of the model's inputs by name, without the stepped one.
 
     >>> from keras_tfm.generation.strategies import Task
     >>> task = Task(1, 4, 0, (7,), None, None, False, None)
@@ -44,7 +44,7 @@ class Task(NamedTuple):
     seed: Tensor | None
     pad_id: int = 0
     copies: int = 1
-    inputs: Mapping[str, Tensor] = MappingProxyType({})
+    sources: Mapping[str, Tensor] = MappingProxyType({})
 
     @property
     def can_end(self) -> bool:

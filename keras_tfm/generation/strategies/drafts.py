@@ -63,8 +63,8 @@ class PromptLookup(Draft):
 
     Args:
         ngram: int, the largest number of tokens that are compared.
-        sources: names of inputs (B, S) of ids to copy from, in the same vocabulary as the generated
-            tokens: the source of an encoder-decoder model.
+        sources: list of str, names of inputs (B, S) of ids to copy from, in the same vocabulary as
+            the generated tokens: the source of an encoder-decoder model.
 
     Raises:
         TypeError: an argument of the wrong type.
@@ -99,13 +99,13 @@ class PromptLookup(Draft):
         heads: Tensor | None = None,
     ) -> Tensor:
         """The tokens (B, count) that followed the last ones before."""
-        missing = [name for name in self.sources if name not in task.inputs]
+        missing = [name for name in self.sources if name not in task.sources]
         if missing:
             raise ValueError(
-                f"PromptLookup reads the input {missing[0]!r}, the model has {list(task.inputs)} "
+                f"PromptLookup reads the input {missing[0]!r}, the model has {list(task.sources)} "
                 "besides the stepped one"
             )
-        before = [ops.cast(task.inputs[name], "int32") for name in self.sources]
+        before = [ops.cast(task.sources[name], "int32") for name in self.sources]
         history = ops.concatenate([*before, tokens], axis=1)
         size = ops.shape(history)[1]
         last = size - task.length + position  # the index of the last token
@@ -126,7 +126,8 @@ class PromptLookup(Draft):
         best = top_k(found, 1)[1]
         following = ops.expand_dims(ops.arange(count, dtype="int32"), 0)
         period = ops.maximum(last - best, 1)  # past the end, what was copied is copied again
-        return gather(history, best + 1 + ops.mod(following, period))
+        # At the very first token there is no earlier one, and nothing to copy.
+        return gather(history, ops.minimum(best + 1 + ops.mod(following, period), size - 1))
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class DraftHeads(Draft):
     >>> fast = with_draft_heads(model, 3)
     >>> prompt = np.array([[3, 4, 5]])
     >>> drafted = generate(fast, prompt, 9, strategy=Drafted(DraftHeads(), length=3))
-    >>> bool(np.all(drafted == generate(model, prompt, 9)))
+    >>> bool(np.all(drafted.tokens == generate(model, prompt, 9).tokens))
     True
     """
 

@@ -1,0 +1,60 @@
+"""Drafts in a file: the tokens of the file without drafts."""
+
+import numpy as np
+import pytest
+from keras_weights import randomize
+
+from keras_tfm import models, runtime
+from keras_tfm.export import export_tflite
+from keras_tfm.generation import Drafted, DraftHeads, Greedy, PromptLookup, Sample, processors
+
+VOCABULARY, LENGTH, END = 13, 20, 6
+SIZE = {"dim": 16, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
+PROMPTS = [[3, 4, 5, 3, 4], [7, 8, 9, 7, 1], [1, 2, 1, 2, 1]]
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return randomize(models.gpt(VOCABULARY, max_length=LENGTH, **SIZE))
+
+
+def loaded(model, folder, strategy, **options):
+    path = folder / "model.tflite"
+    options = {"max_length": LENGTH, "prompt_length": 5, "end_id": END, **options}
+    export_tflite(model, path, ["generate"], strategy=strategy, overwrite=True, **options)
+    return runtime.load(path)
+
+
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Drafted(PromptLookup(2), 3),
+        Drafted(PromptLookup(), 2, Greedy(processors=[processors.RepetitionPenalty(1.5)])),
+    ],
+    ids=["lookup", "processor"],
+)
+def test_a_file_with_drafts_generates_what_one_without_does(
+    decoder, quantization, strategy, tmp_path
+):
+    plain = loaded(decoder, tmp_path, strategy.strategy, quantization=quantization)
+    wanted = [plain.generate([prompt]).tokens for prompt in PROMPTS]
+    drafted = loaded(decoder, tmp_path, strategy, quantization=quantization)
+    for prompt, tokens in zip(PROMPTS, wanted, strict=True):
+        np.testing.assert_array_equal(drafted.generate([prompt]).tokens, tokens)
+
+
+def test_draft_heads_in_a_file(decoder, tmp_path):
+    model = randomize(models.with_draft_heads(decoder, 3), seed=2)
+    wanted = [loaded(decoder, tmp_path, None).generate([x]).tokens for x in PROMPTS]
+    drafted = loaded(model, tmp_path, Drafted(DraftHeads(), 3))
+    found = [drafted.generate([x]).tokens for x in PROMPTS]
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(x, y)
+    strategy = drafted.manifest["generate"]["strategy"]
+    assert strategy["name"] == "Drafted" and strategy["strategy"]["name"] == "Greedy"
+
+
+def test_random_numbers_are_not_in_a_file(decoder, tmp_path):
+    with pytest.raises(ValueError, match="Drafted draws random numbers"):
+        loaded(decoder, tmp_path, Drafted(PromptLookup(), 2, Sample()))
