@@ -142,7 +142,7 @@ class Generator:
                 token.
             TypeError: an input has the wrong dtype.
         """
-        prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
+        prepared = self._prepared(inputs)
         if not len(prepared.prompt):
             hypotheses = self.strategy.hypotheses
             shape = (0,) if hypotheses == 1 else (0, hypotheses)
@@ -184,7 +184,7 @@ class Generator:
                 f"{type(self.strategy).__name__} cannot be streamed: "
                 "its first tokens may change later"
             )
-        prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
+        prepared = self._prepared(inputs)
         if not len(prepared.prompt):
             return
         state = self._function("start", prepared)(*prepared.tensors)
@@ -254,6 +254,11 @@ class Generator:
         if self._texts is None:
             raise ValueError("texts need a tokenizer: give the generator tokenizer=")
         return self._texts
+
+    def _prepared(self, inputs: Any) -> Prepared:
+        prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
+        self.strategy.check_length(prepared.shortest)
+        return prepared
 
     def _function(self, name: str, prepared: Prepared) -> Callable[..., Any]:
         """The loop, its start or its step, compiled for the lengths of the prepared inputs."""

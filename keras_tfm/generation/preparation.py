@@ -58,6 +58,13 @@ class Prepared(NamedTuple):
         )
 
     @property
+    def shortest(self) -> int:
+        """The smallest number of columns that a row may use, besides its padding."""
+        if self.padding is None or self.limit is None:
+            return self.length
+        return int(np.min(self.limit - self.padding, initial=self.length))
+
+    @property
     def tensors(self) -> tuple[Any, ...]:
         """The arguments of the compiled functions."""
         seed = ops.convert_to_tensor(self.seed, dtype="int32")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.models.features import recompute, with_features
@@ -62,10 +63,10 @@ def with_draft_heads(model: keras.Model, num_heads: int, name: str | None = None
         dtype=features.dtype,
         name=unused_name(model, "draft_heads"),
     )
-    h = keras.layers.Reshape((-1, num_heads, dim))(dense(features))
-    h = h + keras.layers.Reshape((-1, 1, dim))(features)
+    # An operation of `ops` drops the mask, about which the layer Reshape would warn.
+    h = keras.layers.Reshape((-1, num_heads, dim))(ops.expand_dims(dense(features), 2))
+    h = h + ops.expand_dims(features, 2)
     # The heads of a token beside each other, as tokens are: projections take (B, T, D).
-    h = keras.layers.Reshape((-1, dim))(h)
-    drafts = recompute(logits, features, h)
+    drafts = recompute(logits, features, keras.layers.Reshape((-1, dim))(h))
     drafts = keras.layers.Reshape((-1, num_heads, size))(drafts)
     return Model(model.input, [logits, drafts], name=name or model.name)

@@ -51,10 +51,17 @@ def test_draft_heads_in_a_file(decoder, tmp_path):
     found = [drafted.generate([x]).tokens for x in PROMPTS]
     for x, y in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(x, y)
-    strategy = drafted.manifest["generate"]["strategy"]
+    strategy = drafted.manifest["signatures"]["generate"]["strategy"]
     assert strategy["name"] == "Drafted" and strategy["strategy"]["name"] == "Greedy"
 
 
 def test_random_numbers_are_not_in_a_file(decoder, tmp_path):
     with pytest.raises(ValueError, match="Drafted draws random numbers"):
         loaded(decoder, tmp_path, Drafted(PromptLookup(), 2, Sample()))
+
+
+def test_a_length_of_which_the_converter_makes_an_activation(decoder, tmp_path):
+    """Of max(min(x, 6), 0) it makes ReLU6, which LiteRT does not have for integers."""
+    drafted = loaded(decoder, tmp_path, Drafted(PromptLookup(), 4), max_length=12)
+    wanted = loaded(decoder, tmp_path, None, max_length=12).generate([PROMPTS[0]]).tokens
+    np.testing.assert_array_equal(drafted.generate([PROMPTS[0]]).tokens, wanted)

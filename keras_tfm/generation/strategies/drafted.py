@@ -141,17 +141,21 @@ class Drafted(Strategy):
         """Raises as the strategy inside does."""
         self.strategy.check(vocabulary_size)
 
+    def check_length(self, length: int) -> None:
+        """Raises ValueError if a step has more columns than a row of this many tokens reads."""
+        if self.length > length - 2:
+            raise ValueError(
+                f"length={self.length} drafted tokens do not fit a row of {length} tokens: "
+                f"give Drafted a length of at most {max(1, length - 2)}"
+            )
+
     def column(self, state: DraftedState) -> Tensor:
         """() int32, the column of the first of a step's tokens."""
         return state.start
 
     def start(self, task: Task, tokens: Tensor, features: Tensor | None) -> DraftedState:
         """The state before the first step; raises ValueError if a step does not fit."""
-        if self.length > task.length - 2:
-            raise ValueError(
-                f"length={self.length} drafted tokens do not fit a row of {task.length} tokens: "
-                f"give Drafted a length of at most {max(1, task.length - 2)}"
-            )
+        self.check_length(task.length)
         position = ops.convert_to_tensor(task.first, dtype="int32")
         running = ops.ones((task.batch, 1), dtype="int32") if task.can_end else None
         start, token = self._next(task, tokens, position, running)
@@ -263,10 +267,13 @@ class Drafted(Strategy):
         within the limit of each row that has not ended: a table of positions may have no others.
         """
         steps = self.consecutive
-        last: Tensor = task.length
+        latest: Tensor = max(task.length - 1 - steps, 0)
         if task.limit is not None:
-            last = ops.min(task.limits * running + task.length * (1 - running))
-        start = ops.maximum(ops.minimum(position, last - 1 - steps), 0)
+            limits = task.limits * running + task.length * (1 - running)
+            latest = ops.maximum(ops.min(limits) - 1 - steps, 0)
+        # Not the maximum of this minimum and 0: the converter reads max(min(x, 6), 0) of integers
+        # as the activation ReLU6, for which LiteRT has no integer kernel.
+        start = ops.minimum(position, latest)
         drafts = self.draft.propose(task, tokens, position, self.length, heads)
         padding = ops.full((task.batch, steps), task.pad_id, dtype="int32")
         longer = ops.concatenate([tokens, padding], axis=1)

@@ -119,6 +119,9 @@ class Strategy:
             logits = processor(ops.cast(logits, "float32"), context)
         return logits
 
+    def check_length(self, length: int) -> None:
+        """Raises ValueError if the steps do not fit a row of this many tokens."""
+
     def check(self, vocabulary_size: int) -> None:
         """Raises ValueError if a processor does not support a vocabulary of this size.
 
