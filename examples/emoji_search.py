@@ -11,7 +11,22 @@ on the fifth style, Twitter's. A tenth of all pairs of an emoji and a language i
 training, and so are three languages. The test asks for the name of a picture among all names of a
 language, and for the picture of a name among all pictures of the unseen style.
 
-Minutes: MINUTES
+Minutes: 29 on 2 busy CPU cores. Expected, recall on 1,888 emoji of the unseen style:
+
+                                       name of a picture     picture of a name
+                                           @1         @5         @1         @5
+chance                                   0.1%       0.3%       0.1%       0.3%
+colour histograms                       11.1%      19.4%      11.1%      19.4%
+Keras, languages and pairs of training   3.9%      13.4%       3.7%      13.3%
+Keras, pairs never seen together         2.2%       8.0%       2.5%       8.9%
+Keras, no: never seen                    3.0%       9.5%       2.5%       8.6%
+Keras, ca: never seen                    2.3%       8.8%       2.0%       8.4%
+Keras, et: never seen                    1.9%       5.2%       1.5%       4.7%
+int8, languages and pairs of training    3.9%      13.4%       3.6%      13.2%
+int8, pairs never seen together          2.2%       8.1%       2.5%       9.0%
+
+2.19 MB; a query 0.14 ms. The colours compare a picture with the other styles' pictures of all emoji
+and so need to know which emoji these are; no text is read. At this training time they are better.
 """
 
 import argparse

@@ -268,7 +268,7 @@ class Drafted(Strategy):
         """
         steps = self.consecutive
         latest: Tensor = max(task.length - 1 - steps, 0)
-        if task.limit is not None:
+        if task.limit is not None and running is not None:
             limits = task.limits * running + task.length * (1 - running)
             latest = ops.maximum(ops.min(limits) - 1 - steps, 0)
         # Not the maximum of this minimum and 0: the converter reads max(min(x, 6), 0) of integers
