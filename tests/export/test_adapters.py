@@ -203,7 +203,10 @@ def round_as(path, model):
     assert len(matrices) > 8
 
 
-@pytest.mark.parametrize("preset", ["float16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "preset",
+    ["int8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("float16", "int4"))],
+)
 def test_quantized_base(preset, tmp_path):
     model = decoder()
     train(model, 1, 0.06)
@@ -238,7 +241,7 @@ def test_mixed_precision_and_encoder_decoder(tmp_path):
     models.enable_lora(model, 3)
     path = tmp_path / "base.tflite"
     size = {"source_length": 6, "max_length": 5, "start_id": 1}
-    export_tflite(model, path, ["generate", "encode", "decode"], separate_adapters=True, **size)
+    export_tflite(model, path, ["generate"], separate_adapters=True, verify=False, **size)
     noise([x for x in model.weights if "lora" in x.name], 0.1, 6)
     full = in_float32(model)
     assert [x.name for x in in_float32(model, merge_adapters=False).weights] == [

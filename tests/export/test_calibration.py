@@ -123,7 +123,10 @@ def test_outliers_cost_nothing_in_int8(tmp_path):
 
 
 @needs_quantizer
-@pytest.mark.parametrize("name", ["rotary, grouped, gated", "layer norm with beta"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("rotary, grouped, gated", marks=pytest.mark.slow), "layer norm with beta"],
+)
 def test_the_weights_of_gptq_are_those_of_the_file(name, tmp_path):
     model, tokens, path = randomize(MODELS[name](), 3), ids(16), tmp_path / "4.tflite"
     kept = ["embedding", "self_attention"]

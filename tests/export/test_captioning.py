@@ -46,7 +46,7 @@ def test_stepping_chooses_what_full_passes_choose(captioner, captions):
     assert len({tuple(row) for row in captions}) > 1  # the pictures make a difference
 
 
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
+@pytest.mark.parametrize("quantization", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_one_file_reads_a_picture_and_writes(captioner, captions, quantization, tmp_path):
     from keras_tfm.export import export_tflite
 

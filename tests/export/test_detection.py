@@ -31,7 +31,8 @@ def pixels():
 
 # The largest share of float32's bytes.
 @pytest.mark.parametrize(
-    ("quantization", "share"), [("float32", 1.0), ("float16", 0.6), ("int8", 0.45)]
+    ("quantization", "share"),
+    [("float32", 1.0), pytest.param("float16", 0.6, marks=pytest.mark.slow), ("int8", 0.45)],
 )
 def test_its_file(model, pixels, quantization, share, tmp_path):
     report = export_tflite(model, tmp_path / "x.tflite", quantization=quantization)

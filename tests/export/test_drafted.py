@@ -20,26 +20,29 @@ def decoder():
 
 def loaded(model, folder, strategy, **options):
     path = folder / "model.tflite"
-    options = {"max_length": LENGTH, "prompt_length": 5, "end_id": END, **options}
+    options = {"max_length": LENGTH, "prompt_length": 5, "end_id": END, "verify": False, **options}
     export_tflite(model, path, ["generate"], strategy=strategy, overwrite=True, **options)
     return runtime.load(path)
 
 
-@pytest.mark.parametrize("quantization", ["float32", "int8"])
+PENALTY = Greedy(processors=[processors.RepetitionPenalty(1.5)])
+
+
 @pytest.mark.parametrize(
-    "strategy",
+    ("quantization", "strategy"),
     [
-        Drafted(PromptLookup(2), 3),
-        Drafted(PromptLookup(), 2, Greedy(processors=[processors.RepetitionPenalty(1.5)])),
+        ("float32", Drafted(PromptLookup(), 2, PENALTY)),
+        ("int8", Drafted(PromptLookup(2), 3)),
+        pytest.param("float32", Drafted(PromptLookup(2), 3), marks=pytest.mark.slow),
+        pytest.param("int8", Drafted(PromptLookup(), 2, PENALTY), marks=pytest.mark.slow),
     ],
-    ids=["lookup", "processor"],
 )
 def test_a_file_with_drafts_generates_what_one_without_does(
     decoder, quantization, strategy, tmp_path
 ):
     plain = loaded(decoder, tmp_path, strategy.strategy, quantization=quantization)
     wanted = [plain.generate([prompt]).tokens for prompt in PROMPTS]
-    drafted = loaded(decoder, tmp_path, strategy, quantization=quantization)
+    drafted = loaded(decoder, tmp_path, strategy, quantization=quantization, verify=True)
     for prompt, tokens in zip(PROMPTS, wanted, strict=True):
         np.testing.assert_array_equal(drafted.generate([prompt]).tokens, tokens)
 

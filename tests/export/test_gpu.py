@@ -66,8 +66,14 @@ def streamed(file, inputs):
     return np.stack(logits)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["entries", "whole"])
-@pytest.mark.parametrize("make", [gpt, llama, alibi, decoder_only])
+@pytest.mark.parametrize(
+    ("make", "whole"),
+    [
+        pytest.param(make, whole, marks=[pytest.mark.slow] * ((i + whole) % 2))
+        for i, make in enumerate([gpt, llama, alibi, decoder_only])
+        for whole in (False, True)
+    ],
+)
 def test_decoders_give_what_they_give_on_a_cpu(make, whole, tmp_path):
     cpu, gpu = both(make(), tmp_path, whole_caches=whole, **STEPS)
     assert {x.operator for x in check_file(cpu.path)} >= {"BATCH_MATMUL", "STRIDED_SLICE"}

@@ -66,14 +66,26 @@ def inputs_of(model):
 
 
 @pytest.mark.parametrize(
-    ("position", "context", "strategy", "jit_compile"),
-    pairwise(
-        POSITIONS.keys(), [False, True], {"greedy": None, "beam": Beam(3)}, {"": False, "xla": True}
-    ),
+    ("position", "context", "strategy"),
+    pairwise(POSITIONS.keys(), [False, True], {"greedy": None, "beam": Beam(3)}),
 )
-def test_tokens_and_scores_are_those_of_separate_traces(
-    position, context, strategy, jit_compile, monkeypatch
-):
+def test_tokens_and_scores_are_those_of_separate_traces(position, context, strategy, monkeypatch):
+    assert_as_separate_traces(position, context, strategy, False, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("position", "context", "strategy"),
+    [
+        ("rotary", True, Beam(3)),
+        pytest.param("none", True, None, marks=pytest.mark.slow),
+        pytest.param("Shaw", False, None, marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_by_xla(position, context, strategy, monkeypatch):
+    assert_as_separate_traces(position, context, strategy, True, monkeypatch)
+
+
+def assert_as_separate_traces(position, context, strategy, jit_compile, monkeypatch):
     shared = POSITIONS[position]()  # one part in all blocks, with weights or without
 
     def block(i):

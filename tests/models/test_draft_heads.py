@@ -47,7 +47,7 @@ def test_a_copy_has_the_same_outputs(copied, tmp_path):
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_fit(frozen):
     keras.utils.set_random_seed(0)
     model = base()

@@ -1,5 +1,6 @@
 """What a model knows of itself, and what that survives."""
 
+import itertools
 import json
 
 import keras
@@ -115,10 +116,21 @@ def test_the_arguments_build_the_model_again(name):
     assert describe(again) == describe(model)
 
 
+# tests/models/test_contract.py saves, clones and casts every family; `quantize` traces each layer.
+DEFAULT = {*itertools.product(MODELS, ("cloned with the same layers", "of keras.Model"))}
+DEFAULT |= {*itertools.product(("classifier", "gpt", "transformer"), COPIES)}
+DEFAULT -= {("transformer", "quantized"), ("classifier", "quantized")}
+
+
 @saving
 @tensorflow_only
-@every_model
-@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [
+        pytest.param(*x, marks=[pytest.mark.slow] * (x not in DEFAULT))
+        for x in itertools.product(MODELS, COPIES)
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*quantize.*:UserWarning")
 def test_it_survives(name, copy, tmp_path):
     model = MODELS[name]()

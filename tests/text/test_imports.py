@@ -19,8 +19,8 @@ USES = {
     "One().map(lambda batch, step: batch).batch(3)",
     "BucketedBatches": "x = text.BucketedBatches({'ids': [[3, 4]]}, [[5]], [2], batch_size=1)\n"
     "x.batch(0), x.padding()",
-    "MaskRegions": "x = {'region_features': np.ones((1, 4, 2)), 'region_classes': np.ones((1, 4, 3))}\n"
-    "text.MaskRegions()(x, 0)",
+    "MaskRegions": "x = np.ones((1, 4, 2))\n"
+    "text.MaskRegions()({'region_features': x, 'region_classes': x}, 0)",
     "MaskTokens": "text.MaskTokens(50, mask_id=4)(np.array([[20, 21, 0]]), 0)",
     "PackedBatches": "x = text.PackedBatches({'ids': [[3, 4]]}, length=5)\nx.batch(0), x.padding()",
     "Padding": "str(text.Padding(1, 2, 3))",
