@@ -1,6 +1,8 @@
 """What holds for all tests: the fast tier, and what a skipped test means to CI."""
 
 import gc
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,9 +63,17 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the run itself, no worker of it
+        config.shared = tempfile.TemporaryDirectory(prefix="keras_tfm_run_")
+        os.environ["KERAS_TFM_TESTS"] = config.shared.name
     missing = [name for name in FAST if not (TESTS / name).is_file()]
     if missing:
         raise pytest.UsageError(f"{__file__}: FAST must name files, got {', '.join(missing)}")
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "shared"):
+        config.shared.cleanup()
 
 
 def pytest_ignore_collect(collection_path, config):

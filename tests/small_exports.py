@@ -1,8 +1,11 @@
-"""Files that several tests run, each converted once a session, and not verified: tests do that."""
+"""Files that several tests run, each converted once a run, and not verified: tests do that."""
 
 import atexit
+import fcntl
 import functools
 import json
+import os
+import pickle
 import tempfile
 from pathlib import Path
 
@@ -32,6 +35,26 @@ def folder() -> Path:
     return Path(kept.name)
 
 
+def once_a_run(export):
+    """`export(path, *arguments)` -> its report, made by the first worker that asks for it.
+
+    tests/conftest.py makes the folder that the workers of a run share.
+    """
+
+    @functools.cache
+    def shared(*arguments):
+        name = "_".join(map(str, (export.__name__, *arguments))).replace("/", "-")
+        path = Path(os.environ.get("KERAS_TFM_TESTS") or folder()) / f"{name}.tflite"
+        report = path.with_suffix(".report")
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not report.exists():
+                report.write_bytes(pickle.dumps(export(path, *arguments)))
+            return pickle.loads(report.read_bytes())
+
+    return shared
+
+
 def small(normalize_first=False, seed=None, num_layers=1) -> keras.Model:
     """The same model again and again: nobody may change its weights."""
     return _small(normalize_first, seed, num_layers)
@@ -58,11 +81,11 @@ def small_file(
     return _small_file(normalize_first, seed, num_layers, end_id, signatures, batch_size)
 
 
-@functools.cache
-def _small_file(normalize_first, seed, num_layers, end_id, signatures, batch_size):
+@once_a_run
+def _small_file(path, normalize_first, seed, num_layers, end_id, signatures, batch_size):
     return export_tflite(
         small(normalize_first, seed, num_layers),
-        new_path(),
+        path,
         signatures,
         source_length=SOURCE_LENGTH,
         max_length=MAX_LENGTH,
@@ -85,11 +108,11 @@ def real_file(quantization: str, signatures=("generate",)) -> Report:
     return _real_file(quantization, signatures)
 
 
-@functools.cache
-def _real_file(quantization, signatures):
+@once_a_run
+def _real_file(path, quantization, signatures):
     lengths = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH}
     return export_tflite(
-        real(), new_path(), signatures, quantization, start_id=START, verify=False, **lengths
+        real(), path, signatures, quantization, start_id=START, verify=False, **lengths
     )
 
 

@@ -210,7 +210,7 @@ def pixels(rng, batch=B):
 
 
 @saving
-@pytest.mark.parametrize("auxiliary", [False, True])
+@pytest.mark.parametrize("auxiliary", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_fit_evaluate_and_predict(rng, auxiliary):
     keras.utils.set_random_seed(0)
     model = detector(auxiliary_outputs=auxiliary)
@@ -226,7 +226,7 @@ def test_fit_evaluate_and_predict(rng, auxiliary):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("auxiliary", [False, True])
+@pytest.mark.parametrize("auxiliary", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_accumulation_is_the_whole_batch(rng, auxiliary):
     """Parts have other numbers of objects; divisors are those of the whole batch."""
     x, y = pixels(rng), targets_of(rng, B, [5, 0, 1, 0])
@@ -260,7 +260,7 @@ def test_two_replicas_are_one_device():
 @tensorflow_only
 def test_the_file_keeps_the_loss(rng, tmp_path):
     model = detector()
-    model.compile("adam", DetectionLoss(giou_weight=3.0))
+    model.compile("adam", DetectionLoss(giou_weight=3.0), run_eagerly=True)
     x, y = pixels(rng), targets_of(rng, B)
     model.fit(x, y, verbose=0)
     model.save(tmp_path / "x.keras")
