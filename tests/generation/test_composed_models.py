@@ -116,7 +116,14 @@ def keras_s_own():
 )
 @pytest.mark.parametrize(
     "make",
-    [captioner, prefix_captioner, albert, two_contexts, nested, pytest.param(keras_s_own, marks=pytest.mark.slow)],
+    [
+        captioner,
+        prefix_captioner,
+        albert,
+        two_contexts,
+        nested,
+        pytest.param(keras_s_own, marks=pytest.mark.slow),
+    ],
 )
 def test_a_composed_model_generates(make, strategy):
     model, inputs = make()

@@ -95,9 +95,7 @@ class Case:
         return BLOCKS.get(self.layer, self.layer)(**{**self.options, **options})
 
     def call(self, layer, **arguments):
-        return layer(
-            *self.positional(self.inputs), **self.keywords, **self.functions, **arguments
-        )
+        return layer(*self.positional(self.inputs), **self.keywords, **self.functions, **arguments)
 
     def positional(self, inputs):
         """The positional arguments of a call."""
