@@ -5,8 +5,8 @@ reads several tokens at any position, `decode` one token, whose logits it return
 `decode` return the new cache entries only; the host writes them at their positions into the buffers
 that it passes in.
 With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
-If a prefix stands before the tokens (`layers.ConcatenatePrefix`), `encode` also returns its columns,
-with which the host begins the caches. Positions still count tokens.
+If a prefix stands before the tokens (`layers.ConcatenatePrefix`), `encode` also returns its
+columns, with which the host begins the caches. Positions still count tokens.
 """
 
 from collections.abc import Iterable

@@ -125,13 +125,13 @@ def check_pair(name: str, shapes: Any) -> None:
 
 def known_length(name: str, prefix: Tensor) -> int:
     """The length of a prefix inside a `DecodingScope`."""
-    length = prefix.shape[1]
-    if not isinstance(length, int):
+    shape = tuple(prefix.shape)
+    if not isinstance(shape[1], int):
         raise ValueError(
-            f"{name}: the prefix must have a known length to be stepped, got {tuple(prefix.shape)}: "
-            "declare it in keras.Input"
+            f"{name}: the prefix must have a known length to be stepped, got {shape}: declare it "
+            "in keras.Input"
         )
-    return length
+    return shape[1]
 
 
 def _joined(prefix: Tensor, x: Tensor) -> Tensor:

@@ -168,3 +168,20 @@ def test_a_sequence_without_the_prefix():
         pytest.raises(ValueError, match="a prefix of 5 positions cannot be removed: the sequence"),
     ):
         RemovePrefix()([PREFIX, X])
+
+
+def test_a_row_without_a_caption_adds_nothing():
+    """Only padding: the loss of the other rows, and finite gradients."""
+    from keras_tfm.training import LabelSmoothedCrossEntropy
+
+    model = decoder(layers.RotaryEmbedding)
+    ids, labels = np.where(np.arange(B)[:, None] == 1, 0, [IDS, np.roll(IDS, -1, 1)])
+    loss = LabelSmoothedCrossEntropy(0.1, ignore_class=0)
+
+    def value(rows):
+        features = to_numpy(model({"prefix": PREFIX[rows], "target": ids[rows]}))
+        return float(loss(labels[rows], np.concatenate([features, -features[..., :3]], -1)))
+
+    assert np.isfinite(value([0, 1, 2]))
+    # Sums of 14 tokens in float32.
+    assert abs(value([0, 1, 2]) - value([0, 2])) < 1e-5
