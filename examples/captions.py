@@ -24,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only it
 import emoji_data as data
 import numpy as np
 from emoji import schedule
-from emoji_search import Pairs, digits, read
+from emoji_search import SHIFT, Pairs, digits, read, shifted
 
 from keras_tfm.runtime import native_log
 
@@ -151,7 +151,6 @@ def batches(pairs: Pairs, names: dict[str, list[str]], reader):
     """Shuffled batches: each named emoji in each language and each style once an epoch."""
     import keras
 
-    shifted = keras.layers.RandomTranslation(0.06, 0.06, fill_mode="constant", fill_value=255.0)
     known = [(i, k) for k, of in enumerate(names.values()) for i, name in enumerate(of) if name]
     captions = {
         (i, k): [first, *reader.encode(of[i]).ids[: LONGEST - 2], END]
@@ -176,10 +175,10 @@ def batches(pairs: Pairs, names: dict[str, list[str]], reader):
         def __getitem__(self, index):
             chosen = [examples[i] for i in self.order[index * BATCH : (index + 1) * BATCH]]
             pixels = np.stack([pairs.drawn[i, style] for i, _, style in chosen])
+            pixels = shifted(pixels, self.random, SHIFT)
             tokens = np.full((len(chosen), LONGEST), PAD, "int32")
             for row, (i, k, _) in zip(tokens, chosen, strict=True):
                 row[: len(captions[i, k])] = captions[i, k]
-            pixels = shifted(pixels.astype("float32"), training=True)
             return {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
 
     return Batches()

@@ -88,7 +88,7 @@ class Steps:
         self._axes = column_axes(settings)
         self._capacities = [(signatures[x]["capacity"], x) for x in self._decoders]
         self._prefix: int = settings.get("prefix", 0)
-        self.release()
+        self._decoder = _Loaded("", None, 0)
         self._shared = False
         self._columns_kept = self._capacities[0][0]  # of the arrays in `entries`
         self.position = 0

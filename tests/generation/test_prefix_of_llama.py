@@ -37,7 +37,7 @@ def pair(tmp_path_factory):
     x = llama.get_layer("decoder_norm")(x)
     logits = llama.get_layer("output")(layers.RemovePrefix()([projected, x]))
     model = keras.Model({"pixels": vision.input, "target": target}, logits)
-    features = torch.from_numpy(to_numpy(encoder(PIXELS)))
+    features = torch.from_numpy(to_numpy(encoder(PIXELS)).astype("float32"))
     assert features.shape == (3, P, D)
     return theirs, features, model
 
