@@ -31,9 +31,9 @@ from keras_tfm.runtime import native_log
 FOLDER = data.FOLDER
 PAD, END, UNKNOWN = 0, 1, 2
 LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
-VOCABULARY, LONGEST = 1000, 20  # tokens of a caption, with start and end
-DIM, LAYERS, HEADS, DROPOUT = 96, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 40, 128, 2e-3
+VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
+DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
+EPOCHS, BATCH, PEAK = 40, 128, 3e-3
 
 
 def main() -> None:
@@ -148,7 +148,7 @@ def tokenizer(names: dict[str, list[str]]):
 
 
 def batches(pairs: Pairs, names: dict[str, list[str]], reader):
-    """Shuffled batches: each named emoji in each language and each style once an epoch."""
+    """Batches of similar lengths: each named emoji in each language and style once an epoch."""
     import keras
 
     known = [(i, k) for k, of in enumerate(names.values()) for i, name in enumerate(of) if name]
@@ -170,15 +170,20 @@ def batches(pairs: Pairs, names: dict[str, list[str]], reader):
             return -(-len(examples) // BATCH)
 
         def on_epoch_end(self):
-            self.order = self.random.permutation(len(examples))
+            lengths = np.array([len(captions[i, k]) for i, k, _ in examples])
+            # Sorted with noise, and cut: batches of one length, other ones in each epoch.
+            order = np.argsort(lengths + self.random.random(len(examples)))
+            cuts = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+            self.order = [cuts[i] for i in self.random.permutation(len(cuts))]
 
         def __getitem__(self, index):
-            chosen = [examples[i] for i in self.order[index * BATCH : (index + 1) * BATCH]]
+            chosen = [examples[i] for i in self.order[index]]
             pixels = np.stack([pairs.drawn[i, style] for i, _, style in chosen])
             pixels = shifted(pixels, self.random, SHIFT)
             tokens = np.full((len(chosen), LONGEST), PAD, "int32")
             for row, (i, k, _) in zip(tokens, chosen, strict=True):
                 row[: len(captions[i, k])] = captions[i, k]
+            tokens = tokens[:, : (tokens != PAD).sum(1).max()]
             return {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
 
     return Batches()
