@@ -1532,6 +1532,9 @@ function readStream(manifest, metadata) {
   const decoders = byLength(manifest, "decode").sort((a, b) => a.capacity - b.capacity);
   if (!decoders.length) return null;
   const [{ target: stepped, inputs, outputs, max_length: maxLength }] = decoders;
+  if (decoders[0].prefix) {
+    throw new ModelError("The file writes text after a prefix, which this page does not support.");
+  }
   const encoders = byLength(manifest, "encode");
   const grown = Object.keys(outputs).filter((name) => name !== "logits");
   const positionName = Object.keys(inputs).find((name) => inputs[name].kind === "position");

@@ -5,6 +5,8 @@ reads several tokens at any position, `decode` one token, whose logits it return
 `decode` return the new cache entries only; the host writes them at their positions into the buffers
 that it passes in.
 With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
+If a prefix stands before the tokens (`layers.ConcatenatePrefix`), `encode` also returns its
+columns, with which the host begins the caches. Positions still count tokens.
 """
 
 from collections.abc import Iterable
@@ -18,7 +20,7 @@ from keras_tfm.export.signatures import Request, Signature
 from keras_tfm.generation.loop import cache_capacities
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import COLUMN_AXES
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry
 from keras_tfm.layers.target import export_target
 
 Tensor = Any
@@ -58,6 +60,18 @@ class Caches:
     def growing(self) -> list[str]:
         """The cache entries of self-attention, which grow; cross-attention's are constant."""
         return self._first_step[0].growing
+
+    @cached_property
+    def prefix(self) -> int:
+        """The number of columns of the growing entries before the first token."""
+        prefixes = {self._first_step[0].prefixes.get(entry, 0) for entry in self.growing}
+        if len(prefixes) > 1 or (prefixes - {0} and len(self.request.source_lengths) > 1):
+            raise ValueError(
+                f"{self.request.model.name} cannot be stepped on a host: its caches must have a "
+                f"prefix of one length, got {sorted(prefixes)} and the source lengths "
+                f"{list(self.request.source_lengths)}"
+            )
+        return max(prefixes, default=0)
 
     @cached_property
     def _traced_step(self) -> tuple[dict[str, Tensor], Any]:
@@ -111,7 +125,7 @@ class Caches:
                     )
             return {self.request.own_name(f"encoded_{i}"): name for i, name in enumerate(read)}
         inputs = {name: self.model.input_name(name) for name in read}
-        if None in inputs.values() or self.specs(growing=False):
+        if None in inputs.values() or self.specs(growing=False) or self.prefix:
             raise ValueError(
                 f"the signature 'decode' of {self.request.model.name} takes the results of "
                 f"'encode': export both, got {self.request.roles}"
@@ -166,7 +180,7 @@ class Caches:
             for part, x in parts.items():
                 shape = list(x.shape)
                 if growing:
-                    shape[COLUMN_AXES[part]] = length
+                    shape[COLUMN_AXES[part]] = None if length is None else self.prefix + length
                 specs[self.flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
         return specs
 
@@ -195,6 +209,7 @@ class Caches:
             "target": request.target,
             "vocabulary_size": request.model.outputs[0].shape[-1],
             **({"transposed": self.transposed} if self.transposed else {}),
+            **({"prefix": self.prefix} if self.prefix else {}),
         }
 
     @property
@@ -236,9 +251,9 @@ def _from_host(part: str, x: Tensor) -> Tensor:
 def encode(caches: Caches) -> list[Signature]:
     """Everything that does not depend on the stepped input, computed once for all steps.
 
-    These are the keys, values and mask of each cross-attention, and other encoded values that a
-    step reads. With several source lengths, all results are padded to the longest, so one `decode`
-    works for all.
+    These are the keys, values and mask of each cross-attention, those of a prefix in each causal
+    self-attention, and other encoded values that a step reads. With several source lengths, all
+    results are padded to the longest, so one `decode` works for all.
     """
     request = caches.request
     longest = max(request.source_lengths, default=None)
@@ -255,9 +270,14 @@ def encode(caches: Caches) -> list[Signature]:
             contexts = {
                 entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
             }
-            return {**caches.flatten(_longer(contexts, missing)), **caches.to_host(encoded)}
+            prefixes = {
+                entry: columns_of_entry(scope.new[entry], 0, caches.prefix)
+                for entry in (caches.growing if caches.prefix else ())
+            }
+            contexts = {**_longer(contexts, missing), **prefixes}
+            return {**caches.flatten(contexts), **caches.to_host(encoded)}
 
-        if not caches.specs(growing=False) and not caches.encoded:
+        if not caches.specs(growing=False) and not caches.encoded and not caches.prefix:
             raise ValueError(
                 f"no step of {request.model.name} reads {request.others}: "
                 "there is nothing to encode"

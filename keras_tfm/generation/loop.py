@@ -260,11 +260,12 @@ class GenerationLoop:
         tree, columns = state["tree"].pruned()
 
         def chosen(part: str, x: Tensor) -> Tensor:
+            here = _after(x.shape[COLUMN_AXES[part]] - self._capacity, columns)
             if part == "mask":
-                return gather(x, columns)
+                return gather(x, here)
             if not part.startswith("transposed_"):
-                return gather_columns(x, columns)
-            x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), columns)
+                return gather_columns(x, here)
+            x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), here)
             return ops.transpose(x, (0, 1, 3, 2))
 
         return {**state, "cache": self._changed(state["cache"], chosen), "tree": tree}
@@ -300,6 +301,15 @@ class GenerationLoop:
             for name, parts in self.growing_entries(cache).items()
         }
         return {**cache, **growing}
+
+
+def _after(prefix: int, columns: Tensor) -> Tensor:
+    """The columns (B, S) in caches that begin with those of a prefix: (B, prefix + S)."""
+    if not prefix:
+        return columns
+    before = ops.expand_dims(ops.arange(prefix, dtype=columns.dtype), 0)
+    before = ops.broadcast_to(before, (ops.shape(columns)[0], prefix))
+    return ops.concatenate([before, columns + prefix], axis=1)
 
 
 def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ import keras
 
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers import PositionEmbedding
+from keras_tfm.layers import ConcatenatePrefix, PositionEmbedding, RemovePrefix
 
 
 def table_length(model: keras.Model, target: str | None = None) -> int | None:
@@ -15,15 +15,21 @@ def table_length(model: keras.Model, target: str | None = None) -> int | None:
         target: the name of the stepped input.
 
     Returns:
-        The number of positions; None without a table.
+        The number of positions of the stepped input, after a prefix; None without a table.
 
     >>> from keras_tfm.generation.position_tables import table_length
     >>> from keras_tfm.models import gpt
     >>> table_length(gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7))
     7
     """
-    called = [call.node.operation for call in SteppedModel(model, target).stepping]
-    layers = [x for x in called if isinstance(x, keras.Layer)]
-    layers += [inner for layer in layers for inner in sublayers(layer)]
-    lengths = [x.max_length for x in layers if isinstance(x, PositionEmbedding)]
+    lengths, prefix = [], 0
+    for call in SteppedModel(model, target).stepping:
+        layer = call.node.operation
+        if isinstance(layer, ConcatenatePrefix):
+            prefix += call.node.input_tensors[0].shape[1] or 0
+        elif isinstance(layer, RemovePrefix):
+            prefix -= call.node.input_tensors[0].shape[1] or 0
+        elif isinstance(layer, keras.Layer):
+            tables = [x for x in (layer, *sublayers(layer)) if isinstance(x, PositionEmbedding)]
+            lengths += [x.max_length - prefix for x in tables]
     return min(lengths, default=None)

@@ -3,6 +3,7 @@
 from keras_tfm.layers.activations import gelu_tanh, quick_gelu
 from keras_tfm.layers.attention import attention
 from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.concatenate_prefix import ConcatenatePrefix
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.end_token_pooling import EndTokenPooling
@@ -43,6 +44,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
 from keras_tfm.layers.prefix_tokens import PrefixTokens
 from keras_tfm.layers.random_resized_crop import RandomResizedCrop
 from keras_tfm.layers.region_embedding import RegionEmbedding
+from keras_tfm.layers.remove_prefix import RemovePrefix
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.segment_embedding import SegmentEmbedding
@@ -56,6 +58,7 @@ __all__ = [
     "AttentionInputs",
     "AttentionPosition",
     "AttentionProbe",
+    "ConcatenatePrefix",
     "DecodingScope",
     "DisentangledPositionEmbedding",
     "Dropout",
@@ -84,6 +87,7 @@ __all__ = [
     "RelativePositionBias",
     "RelativePositionEmbedding",
     "RelativePositionTable",
+    "RemovePrefix",
     "Residual",
     "RotaryEmbedding",
     "RotaryEmbedding2D",

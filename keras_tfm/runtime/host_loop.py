@@ -59,14 +59,15 @@ class Steps:
     Args:
         signatures: dict, the signatures in the manifest.
         buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
-        known: the arguments that all steps share: the results of `encode`; without it, inputs.
+        known: the results of `encode`; without it, inputs.
         rows: int, number of rows (B): the exported batch size, or 1: one row in all of the batch.
 
     Attributes:
-        known: the argument.
-        position: int, number of positions that have been read.
+        known: the arguments that all steps share: the argument without the columns of a prefix.
+        position: int, number of tokens that have been read.
         entries: dict of the cache entries by name: (B, G, S, K), (B, G, K, S) for transposed keys,
-            or (B, S) for a mask. Columns from `position` on are empty or stale.
+            or (B, S) for a mask. They begin with the columns of a prefix, if the model has one.
+            Columns of tokens from `position` on are empty or stale.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Steps:
         known: dict[str, np.ndarray],
         rows: int,
     ):
-        self._signatures, self._buffers, self.known = signatures, buffers, known
+        self._signatures, self._buffers = signatures, buffers
         self._decoders = by_length(signatures, "decode")
         self._prefills = by_length(signatures, "prefill")
         settings = signatures[self._decoders[-1]]
@@ -86,7 +87,8 @@ class Steps:
         (self._position_name,) = of_kind(settings, "position")
         self._axes = column_axes(settings)
         self._capacities = [(signatures[x]["capacity"], x) for x in self._decoders]
-        self._decoder = _Loaded("", None)
+        self._prefix: int = settings.get("prefix", 0)
+        self._decoder = _Loaded("", None, 0)
         self._shared = False
         self._columns_kept = self._capacities[0][0]  # of the arrays in `entries`
         self.position = 0
@@ -96,6 +98,9 @@ class Steps:
             for key in settings["outputs"]
             if key != "logits"
         }
+        self.known = {key: x for key, x in known.items() if key not in self.entries}
+        for key in self.entries.keys() & known.keys():
+            self._columns(key, self.entries[key], -self._prefix, 0)[...] = known[key][:rows]
 
     def read(self, tokens: np.ndarray, end: int) -> None:
         """Reads the columns `position` to `end` - 1 of tokens (B, T), in chunks where possible."""
@@ -106,14 +111,14 @@ class Steps:
                 self.decode(tokens[:, self.position : self.position + 1])
                 continue
             if name not in loaded:
-                loaded[name] = _Loaded(name, _initialized(self._buffers(name), self.known))
+                loaded[name] = self._loaded(name)
             self._prefill(loaded[name], tokens, start, end)
 
     def decode(self, token: np.ndarray) -> np.ndarray:
         """Reads a token of each row, (B, 1), at `position`: the logits (B, V) of the next one."""
         name = next(name for capacity, name in self._capacities if capacity > self.position)
         if self._decoder.name != name:
-            self._decoder = _Loaded(name, _initialized(self._buffers(name), self.known))
+            self._decoder = self._loaded(name)
         buffers = self._load(self._decoder)
         buffers.inputs[self._target][...] = token
         buffers.inputs[self._position_name][...] = self.position
@@ -130,17 +135,21 @@ class Steps:
 
     def release(self) -> None:
         """Forgets LiteRT's buffers, which another user has overwritten."""
-        self._decoder = _Loaded("", None)
+        self._decoder = _Loaded("", None, 0)
 
     def restore(self, entries: dict[str, np.ndarray]) -> None:
-        """Continues after the positions of entries that have no other columns."""
+        """Continues after the columns of entries, the result of `kept`."""
         self.entries, self._shared = entries, True  # the next write copies them to a capacity
-        self.position = min((x.shape[self._axes[key]] for key, x in entries.items()), default=0)
+        columns = [x.shape[self._axes[key]] for key, x in entries.items()]
+        self.position = min(columns, default=self._prefix) - self._prefix
         self.release()
 
     def kept(self) -> dict[str, np.ndarray]:
-        """The entries of the positions that have been read."""
-        return {key: self._columns(key, x, 0, self.position) for key, x in self.entries.items()}
+        """The entries of the prefix and of the positions that have been read."""
+        return {
+            key: self._columns(key, x, -self._prefix, self.position)
+            for key, x in self.entries.items()
+        }
 
     def fork(self) -> "Steps":
         """A copy with the same entries, which are copied when one of the two writes to its own."""
@@ -185,6 +194,10 @@ class Steps:
             buffers.inputs[self._position_name][...] = start
         self._keep(buffers.run(), start, end)
 
+    def _loaded(self, name: str) -> "_Loaded":
+        """The buffers of a signature, without entries."""
+        return _Loaded(name, _initialized(self._buffers(name), self.known), -self._prefix)
+
     def _load(self, loaded: "_Loaded") -> Any:
         """The buffers of a signature, after writing the entries that they lack."""
         if loaded.columns < self.position:
@@ -209,11 +222,13 @@ class Steps:
         """
         self._make_writable(end)
         # Indices of the columns by axis: made once, because a model has many entries.
-        columns = {axis: _at(axis, self.position, end) for axis in set(self._axes.values())}
+        places = self._prefix + self.position, self._prefix + end
+        columns = {axis: _at(axis, *places) for axis in set(self._axes.values())}
         for key, x in self.entries.items():
             new, axis = results[key], self._axes[key]
             width = new.shape[axis]
-            first = 0 if width == self._capacity else start  # `whole_caches`
+            is_whole = width == self._prefix + self._capacity  # `whole_caches`
+            first = -self._prefix if is_whole else start
             if (first, width) != (self.position, end - self.position):
                 new = new[_at(axis, self.position - first, end - first)]
             if len(new) != len(x):
@@ -232,13 +247,13 @@ class Steps:
         for key, x in self.entries.items():
             shape = (len(x), *inputs[key]["shape"][1:])
             self.entries = {**self.entries, key: np.zeros(shape, x.dtype)}
-            old = self._columns(key, x, 0, self.position)
-            self._columns(key, self.entries[key], 0, self.position)[...] = old
+            old = self._columns(key, x, -self._prefix, self.position)
+            self._columns(key, self.entries[key], -self._prefix, self.position)[...] = old
         self._shared = False
 
     def _columns(self, key: str, x: np.ndarray, start: int, end: int) -> np.ndarray:
-        """A view of columns of an entry."""
-        return x[_at(self._axes[key], start, end)]
+        """A view of the columns of tokens; those of the prefix are -P to -1."""
+        return x[_at(self._axes[key], self._prefix + start, self._prefix + end)]
 
 
 def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:
@@ -247,10 +262,13 @@ def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:
 
 
 class _Loaded:
-    """The buffers of a signature, and the number of columns of its caches that are up to date."""
+    """The buffers of a signature, and the number of tokens whose columns are up to date.
 
-    def __init__(self, name: str, buffers: Any):
-        self.name, self.buffers, self.columns = name, buffers, 0
+    That number is negative as long as the columns of a prefix are missing.
+    """
+
+    def __init__(self, name: str, buffers: Any, columns: int):
+        self.name, self.buffers, self.columns = name, buffers, columns
 
 
 def step(

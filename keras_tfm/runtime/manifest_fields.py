@@ -143,6 +143,7 @@ _SETTINGS = {
         "vocabulary_size": _SIZE,
         "capacity": _SIZE,
         "transposed": Field("a list of names", _is_names, optional=True),
+        "prefix": _SIZE._replace(optional=True),
     },
 }
 _OF_MODEL = {

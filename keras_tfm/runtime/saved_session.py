@@ -85,7 +85,8 @@ def read(
         and entries.keys() == {*growing}
         and others <= known.keys()
         and len(widths) <= 1
-        and max(widths, default=0) <= len(tokens)
+        and decode.get("prefix", 0) <= min(widths, default=decode.get("prefix", 0))
+        and max(widths, default=0) <= decode.get("prefix", 0) + len(tokens)
         and all(_fits(x, decode["inputs"][key], axes[key]) for key, x in entries.items())
         and all(_fits(known[key], decode["inputs"][key]) for key in others)
     )

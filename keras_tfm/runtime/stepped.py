@@ -144,7 +144,7 @@ def _known(
     encoders = by_length(runner.signatures, "encode")
     results = {key for key in decode["outputs"] if key != "logits"}
     contexts = [x for x in of_kind(decode, "cache") if x not in results]
-    if contexts and not encoders:
+    if (contexts or decode.get("prefix")) and not encoders:
         raise ValueError(f"{runner.path} has no signature 'encode', which its 'decode' needs")
     if encoders:
         name, inputs = runner.choose("encode", inputs)

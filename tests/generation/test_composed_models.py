@@ -10,8 +10,10 @@ from small_models import TARGET_SIZE, log_softmax, randomize
 
 from keras_tfm.generation import Beam, Generator, Greedy
 from keras_tfm.layers import (
+    ConcatenatePrefix,
     MultiHeadCrossAttention,
     PositionalEncoding,
+    RemovePrefix,
     RotaryEmbedding,
     TokenEmbedding,
     TransformerEncoderBlock,
@@ -39,6 +41,19 @@ def captioner():
     patches = TransformerEncoderBlock(7, 2)(keras_layers.Reshape((4, DIM))(patches))
     ids, x = target()
     x = block()(x, patches)
+    model = keras.Model({"image": image, "target": ids}, keras_layers.Dense(TARGET_SIZE)(x))
+    return model, {"image": rng.normal(size=(3, 8, 8, 3)).astype("float32")}
+
+
+def prefix_captioner():
+    """Image patches before the text, LLaVA's way."""
+    image = keras.Input((8, 8, 3), name="image")
+    patches = keras_layers.Conv2D(DIM, 4, strides=4)(keras_layers.Rescaling(0.5)(image))
+    patches = TransformerEncoderBlock(7, 2)(keras_layers.Reshape((4, DIM))(patches))
+    ids, x = target()
+    x = ConcatenatePrefix()([patches, x])
+    x = block(cross_attention=False, position=RotaryEmbedding())(x)
+    x = RemovePrefix()([patches, block(cross_attention=False, window=5)(x)])
     model = keras.Model({"image": image, "target": ids}, keras_layers.Dense(TARGET_SIZE)(x))
     return model, {"image": rng.normal(size=(3, 8, 8, 3)).astype("float32")}
 
@@ -101,7 +116,14 @@ def keras_s_own():
 )
 @pytest.mark.parametrize(
     "make",
-    [captioner, albert, two_contexts, nested, pytest.param(keras_s_own, marks=pytest.mark.slow)],
+    [
+        captioner,
+        prefix_captioner,
+        albert,
+        two_contexts,
+        nested,
+        pytest.param(keras_s_own, marks=pytest.mark.slow),
+    ],
 )
 def test_a_composed_model_generates(make, strategy):
     model, inputs = make()

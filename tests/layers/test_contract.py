@@ -15,6 +15,7 @@ import keras_tfm.layers
 from keras_tfm.layers import (
     ALiBi,
     AttentionPosition,
+    ConcatenatePrefix,
     DisentangledPositionEmbedding,
     Dropout,
     EndTokenPooling,
@@ -37,6 +38,7 @@ from keras_tfm.layers import (
     RelativePositionBias,
     RelativePositionEmbedding,
     RelativePositionTable,
+    RemovePrefix,
     Residual,
     RMSNormalization,
     RotaryEmbedding,
@@ -53,6 +55,7 @@ B, T, S, D, C, F, V = 2, 5, 7, 6, 11, 13, 17
 rng = np.random.default_rng(23)
 X = rng.normal(size=(B, T, D)).astype("float32")
 CONTEXT = rng.normal(size=(B, S, C)).astype("float32")
+PREFIX = np.random.default_rng(29).normal(size=(B, 3, D)).astype("float32")
 PIXELS = rng.integers(0, 256, size=(B, 7, 5, 3)).astype("float32")
 IDS = rng.integers(1, V, size=(B, T)).astype("int32")
 MASK = np.array([[True, True, False, True, True], [False, True, True, False, False]])
@@ -78,6 +81,8 @@ class Case:
     keywords: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     # What is no array: a function.
     functions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Whether the inputs are one argument, a list.
+    listed: bool = False
 
     def make(self, **options):
         """A layer with random weights, the same each time."""
@@ -90,7 +95,11 @@ class Case:
         return BLOCKS.get(self.layer, self.layer)(**{**self.options, **options})
 
     def call(self, layer, **arguments):
-        return layer(*self.inputs, **self.keywords, **self.functions, **arguments)
+        return layer(*self.positional(self.inputs), **self.keywords, **self.functions, **arguments)
+
+    def positional(self, inputs):
+        """The positional arguments of a call."""
+        return ([*inputs],) if self.listed else tuple(inputs)
 
     def model(self, layer):
         """A functional model of the layer, its arrays in the order of its inputs, masks last."""
@@ -99,7 +108,8 @@ class Case:
             name: keras.Input(x.shape[1:], dtype=str(x.dtype)) for name, x in self.keywords.items()
         }
         return keras.Model(
-            [*inputs, *keywords.values()], layer(*inputs, **keywords, **self.functions)
+            [*inputs, *keywords.values()],
+            layer(*self.positional(inputs), **keywords, **self.functions),
         )
 
     @property
@@ -146,6 +156,8 @@ CASES = {
         {"grid": (2, 2), "prefix": 1, "initializer": GLOROT, "dropout": 0.3, "antialias": True},
         (X,),
     ),
+    "ConcatenatePrefix": Case(ConcatenatePrefix, {}, (PREFIX, X), listed=True),
+    "RemovePrefix": Case(RemovePrefix, {}, (PREFIX, X), listed=True),
     "PrefixTokens": Case(PrefixTokens, {"count": 2, "index": 1, "initializer": GLOROT}, (X,)),
     "PatchEmbedding": Case(
         PatchEmbedding,
@@ -305,6 +317,7 @@ LEARNING = {
     not in (
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
         *(ImageNormalization, RandomResizedCrop, LogMelSpectrogram),
+        *(ConcatenatePrefix, RemovePrefix),
     )
 }
 # Under any policy: what they read is cast after them.
@@ -397,16 +410,16 @@ def test_symbolic_equals_eager(case):
     assert model.output.dtype == keras.backend.standardize_dtype(y.dtype)
     assert_close(model(case.arrays), y, 0.0)
     shapes = [x.shape for x in case.inputs]
-    assert tuple(layer.compute_output_shape(*shapes)) == tuple(y.shape)
+    assert tuple(layer.compute_output_shape(*case.positional(shapes))) == tuple(y.shape)
 
 
 @every_layer
 def test_lengths_may_be_unknown(case):
     layer = case.make()
     inputs = [keras.Input((None, *x.shape[2:]), dtype=str(x.dtype)) for x in case.inputs]
-    y = layer(*inputs, **case.functions)
+    y = layer(*case.positional(inputs), **case.functions)
     model = keras.Model(inputs, y)
-    expected = layer(*case.inputs, **case.functions)
+    expected = layer(*case.positional(case.inputs), **case.functions)
     batch = 1 if case.layer is PositionalEncoding2D else None
     fixed = case.layer in (RandomResizedCrop, LogMelSpectrogram)
     length = expected.shape[1] if fixed else None
@@ -427,7 +440,7 @@ def test_graph_and_xla_equal_eager(case, mode):
 
     def run(*arrays):
         keywords = dict(zip(case.keywords, arrays[count:], strict=True))
-        return layer(*arrays[:count], **keywords, **case.functions)
+        return layer(*case.positional(arrays[:count]), **keywords, **case.functions)
 
     actual = execute(mode, run, *case.arrays)
     # XLA fuses and reorders: some roundings of 6e-8 through three sublayers.
@@ -595,7 +608,7 @@ def test_a_fit_step_changes_every_weight(case):
 def test_paths_of_weights_are_unique_and_stable(case):
     """However the layer is built: outright, when it is called, or by a functional model."""
     built = case.new(name="layer")
-    built.build(*(x.shape for x in case.inputs))
+    built.build(*case.positional([x.shape for x in case.inputs]))
     called = case.new(name="layer")
     case.call(called)
     symbolic = case.new(name="layer")

@@ -209,6 +209,12 @@ def test_silence_is_audio_like_any_other(file, whisper):
         (np.zeros((1, 2, 3)), ValueError, r"got \(1, 2, 3\)"),
         (b"not a recording", ValueError, "the WAV file is no WAV file"),
         (wav_of(SOUND[:0]), ValueError, "the WAV file has no samples"),
+        (wav_of(np.zeros(60 * RATE)), ValueError, "60.00 seconds, but the file takes at most"),
+        (
+            wav_of(np.where(TIME > 0.25, np.nan, SOUND), kind=3, bits=32),
+            ValueError,
+            "the WAV file must be finite, got nan as sample 4001",
+        ),
         ("missing.wav", FileNotFoundError, "missing.wav"),
     ],
 )

@@ -70,6 +70,16 @@ def written(entry: Entry, new: Entry, column: Any) -> Entry:
     }
 
 
+def columns_of_entry(entry: Entry, start: int, end: int) -> Entry:
+    """The columns `start` to `end` - 1 of an entry."""
+    result = {}
+    for part, x in entry.items():
+        chosen = [slice(None)] * len(x.shape)
+        chosen[COLUMN_AXES[part]] = slice(start, end)
+        result[part] = x[tuple(chosen)]
+    return result
+
+
 def check_part(name: str, part: str, cached: Any, new: Any, capacity: int) -> None:
     """Raises unless a cached part has the shape of the new one, but with `capacity` columns."""
     axis = COLUMN_AXES[part]

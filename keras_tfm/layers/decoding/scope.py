@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_tfm.layers.decoding.cache import Cache, Entry, check_part, empty, make_entry, written
+from keras_tfm.layers.decoding.cache import (
+    Cache,
+    Entry,
+    check_part,
+    columns_of_entry,
+    empty,
+    make_entry,
+    written,
+)
 from keras_tfm.layers.decoding.visibility import Branches, Visible, real_tokens, visible
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.target import current_target
@@ -114,6 +122,9 @@ class DecodingScope:
         self._new: Cache = {}
         self._after: Cache = {}  # with `write_first`
         self._growing: list[str] = []
+        # The length of the prefix before the tokens, at this place of the model and by entry.
+        self._prefix = 0
+        self._prefixes: dict[str, int] = {}
         self._written: Cache | None = None
         self._visible: dict[Any, Visible] = {}
         self._spans: dict[Any, Span] = {}
@@ -141,7 +152,7 @@ class DecodingScope:
     def cache(self) -> Cache:
         """The cache after this step: the argument of the next scope."""
         if self._written is None:
-            self._written = self._write(self._column())
+            self._written = self._write()
         return self._written
 
     def cache_after(self, result: Tensor) -> Cache:
@@ -151,17 +162,22 @@ class DecodingScope:
         """
         # Ids, not logits: logits of a finished row may be NaN, and 0 x NaN is NaN.
         nothing = ops.minimum(ops.reshape(result, (-1,))[0], 0)
-        return self._write(self._column() + nothing)
+        return self._write(nothing)
 
-    def _write(self, column: Any) -> Cache:
+    def _write(self, nothing: Any = 0) -> Cache:
         if self._given is not None and len(self._before) != len(self._given):
             raise ValueError(
                 f"the cache has entries {list(self._given)}, but the model called inside the "
                 f"scope used {list(self._before)}: it was made by another model"
             )
         cache = dict(self._before)
+        columns = {prefix: self._column(prefix) + nothing for prefix in self._prefixes.values()}
         for name in self._growing:
-            cache[name] = self._after.get(name) or written(cache[name], self._new[name], column)
+            if name in self._after:
+                cache[name] = self._after[name]
+            else:
+                column = columns[self._prefixes[name]]
+                cache[name] = written(cache[name], self._new[name], column)
         return cache
 
     @property
@@ -173,16 +189,49 @@ class DecodingScope:
     def initial_cache(self) -> Cache:
         """The cache before this step.
 
-        In the first step: zeros for causal self-attention, the projected context for
-        cross-attention. A loop that starts from it still has to process the first token.
+        In the first step: zeros for causal self-attention, after the columns of a prefix, and the
+        projected context for cross-attention. A loop that starts from it still has to process the
+        first token.
         """
-        return self._before
+        cache = dict(self._before)
+        for name, prefix in self.prefixes.items() if self._given is None else ():
+            new = columns_of_entry(self._new[name], 0, prefix)
+            cache[name] = written(cache[name], new, 0)
+        return cache
+
+    @property
+    def prefixes(self) -> dict[str, int]:
+        """The number of columns before the first token, by name of the entries that have some."""
+        return {name: prefix for name, prefix in self._prefixes.items() if prefix}
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first step, which gets no cache."""
+        return self._given is None
+
+    def begin_prefix(self, count: int) -> None:
+        """Layers called from here on have `count` positions more before the first token.
+
+        Their first step computes these positions along with those of the tokens, and their cache
+        entries have `count` more columns.
+        """
+        self._prefix += count
+
+    def end_prefix(self, count: int) -> None:
+        """Layers called from here on have `count` positions less before the first token."""
+        if count > self._prefix:
+            raise ValueError(
+                f"a prefix of {count} positions cannot be removed: the sequence has one of "
+                f"{self._prefix}"
+            )
+        self._prefix -= count
 
     @property
     def new(self) -> Cache:
         """The entries that this step adds to the cache, with T columns, one per new token.
 
-        Entries of cross-attention are included in the first step only.
+        In the first step these are preceded by the columns of a prefix, and the entries of
+        cross-attention are included.
         """
         return self._new
 
@@ -207,28 +256,30 @@ class DecodingScope:
         """
         length = key.shape[2] if isinstance(key.shape[2], int) else ops.shape(key)[2]
         self._check_capacity(length)
-        entry = self._take(name)
+        entry, capacity = self._take(name), self._capacity + self._prefix
         is_first = entry is None
         transposed = self._transposed if entry is None else "transposed_key" in entry
         values = self._write_first if entry is None else "transposed_value" in entry
         added = make_entry(key, value, transposed, values)
         if entry is None:
-            entry = {part: empty(part, x, self._capacity) for part, x in added.items()}
+            entry = {part: empty(part, x, capacity) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
-                entry["mask"] = empty("mask", mask, self._capacity)
+                entry["mask"] = empty("mask", mask, capacity)
         else:
             for part, x in added.items():
-                check_part(name, part, entry[part].shape, x.shape, self._capacity)
+                check_part(name, part, entry[part].shape, x.shape, capacity)
         owns_mask = self._owns_mask(name, entry, mask, self._masks)
         if owns_mask:
             added["mask"] = mask
         stored = self._store(name, entry, added)
         self._growing.append(stored)
+        self._prefixes[stored] = self._prefix
         if self._write_first:
-            self._after[stored] = entry = written(entry, added, self._column())
+            self._after[stored] = entry = written(entry, added, self._column(self._prefix))
         if owns_mask:
             self._masks[id(mask)] = (mask, entry["mask"])
-        nothing_cached = is_first or (isinstance(self.position, int) and self.position == 0)
+        at_start = isinstance(self.position, int) and self.position == 0
+        nothing_cached = is_first or (at_start and not self._prefix)
         if nothing_cached and self.branches is None:
             return Extended(None, None, real_tokens(mask, self.columns(length), self.padding))
         return Extended(entry, self._see(length, mask, window, joined), mask)
@@ -236,28 +287,33 @@ class DecodingScope:
     def _check_capacity(self, length: Any) -> None:
         if not (isinstance(self.position, int) and isinstance(length, int)):
             return
-        end = self.position + (length if self.branches is None else 1)
+        before = self._prefix if self._given is None else 0  # of `length`, not tokens
+        end = self.position + (length - before if self.branches is None else 1)
         if end > self.length:
             raise ValueError(f"{end} positions do not fit a DecodingScope of length {self.length}")
-        end = self._column() + length
-        if isinstance(end, int) and end > self._capacity:
+        end = self._column(self._prefix) + length
+        if isinstance(end, int) and end > self._capacity + self._prefix:
             raise ValueError(f"{end} columns do not fit a cache of {self._capacity}")
 
-    def _column(self) -> Any:
-        """The first cache column that this step writes."""
-        return self.position if self.branches is None else _integer(self.branches.column)
+    def _column(self, prefix: int) -> Any:
+        """The first column that this step writes in caches with a prefix."""
+        if self._given is None:
+            return self.position
+        column = self.position if self.branches is None else _integer(self.branches.column)
+        return column + prefix
 
     def _see(self, length: Any, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
         """What the step's tokens see; computed once and shared by layers with the same view."""
-        key = (length if isinstance(length, int) else None, id(mask), window, joined)
+        known = length if isinstance(length, int) else None
+        key = (known, id(mask), window, joined, self._prefix)
         if key in self._visible and key[0] is not None:
             return self._visible[key]
         one = isinstance(length, int) and length == 1
         result = visible(
             self.columns(length),
-            self._capacity,
+            self._capacity + self._prefix,
             window,
-            self.branches,
+            None if self.branches is None else self.branches.after(self._prefix),
             None if mask is None else self._masks[id(mask)][1],
             mask,
             self.padding,
@@ -277,9 +333,10 @@ class DecodingScope:
         return self._span(length, self.padding)
 
     def _span(self, length: Any, padding: Tensor | None) -> Span:
-        key = (length if isinstance(length, int) else id(length), padding is None)
-        together = self.branches is not None
-        span = Span(self.position, length, self.length, together, padding)
+        key = (length if isinstance(length, int) else id(length), padding is None, self._prefix)
+        together, prefix = self.branches is not None, self._prefix
+        start = self.position if self._given is None else self.position + prefix
+        span = Span(start, length, self.length + prefix, together, padding)
         return self._spans.setdefault(key, span)
 
     def recall(
@@ -346,6 +403,7 @@ class DecodingScope:
         stored = self._store(name, entry, new or {})
         if grows:
             self._growing.append(stored)
+            self._prefixes[stored] = self._prefix
 
     def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
         """Whether this call stores its mask; raises unless the first step did the same."""

@@ -27,6 +27,17 @@ class Branches(NamedTuple):
     positions: Tensor
     column: Any
 
+    def after(self, prefix: int) -> "Branches":
+        """The same hypotheses after `prefix` columns, which belong to all of them."""
+        if not prefix:
+            return self
+        positions = ops.convert_to_tensor(self.positions)
+        return Branches(
+            ops.pad(self.ancestors, [(0, 0), (0, 0), (prefix, 0)], constant_values=True),
+            ops.concatenate([ops.arange(prefix, dtype="int32"), positions + prefix], axis=0),
+            self.column + prefix,
+        )
+
 
 class Visible(NamedTuple):
     """What the T queries of a step see: S cached keys and N new keys, S + N columns of scores.

@@ -1,0 +1,268 @@
+"""Trains a small model that names emoji in two languages: an image encoder and a text decoder.
+
+    pip install -e ".[examples]"
+    python examples/captions.py                        # image features by cross-attention
+    python examples/captions.py --by prefix            # image features before the text
+    python examples/captions.py --ask picture.png      # from the file alone
+
+Data: the emoji of five styles (emoji_data.py) and their Unicode names in English and German
+(emoji_names.py); both need npm. Trained from random weights on four styles and tested on the fifth,
+Twitter's. The first token chooses the language. Beside it the name of the nearest training picture,
+which every emoji has: compared are thumbnails of 8 x 8 pixels.
+
+Results: RESULTS
+"""
+
+import argparse
+import collections
+import os
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+
+import emoji_data as data
+import numpy as np
+from emoji import schedule
+from emoji_search import SHIFT, Pairs, digits, read, shifted
+
+from keras_tfm.runtime import native_log
+
+FOLDER = data.FOLDER
+PAD, END, UNKNOWN = 0, 1, 2
+LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
+VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
+DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
+EPOCHS, BATCH, PEAK = 40, 128, 3e-3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--by", choices=["cross-attention", "prefix"], default="cross-attention")
+    parser.add_argument("--ask", metavar="PICTURE", type=Path, help="a picture to describe")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument(
+        "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
+    )
+    arguments = parser.parse_args()
+    stem = f"{'smoke_' if arguments.smoke else ''}captions_{arguments.by}"
+    file = arguments.folder / f"{stem}.tflite"
+    if not (arguments.ask and file.exists()):
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        with native_log.removed():
+            compare(file, arguments)
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
+    if arguments.ask:
+        from keras_tfm import runtime
+
+        loaded = runtime.load(file)
+        for language, token in LANGUAGES.items():
+            print(language, loaded.caption(arguments.ask, prompt=[token]))
+
+
+def compare(file: Path, arguments: argparse.Namespace) -> None:
+    """Trains, exports in float32 and int8, and prints what each answers to the unseen style."""
+    import keras
+
+    from keras_tfm.training import LabelSmoothedCrossEntropy
+
+    keras.utils.set_random_seed(0)
+    pairs = digits() if arguments.smoke else read(arguments.folder)
+    names = {language: pairs.names[language].names for language in LANGUAGES}
+    reader = tokenizer(names)
+    model = captioner(arguments.by)
+    epochs = 1 if arguments.smoke else arguments.epochs
+    examples = batches(pairs, names, reader)
+    model.compile(
+        keras.optimizers.AdamW(
+            schedule(PEAK, epochs * len(examples)), weight_decay=0.05, global_clipnorm=1.0
+        ),
+        LabelSmoothedCrossEntropy(0.1, ignore_class=PAD),
+    )
+    print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
+    model.fit(examples, epochs=epochs, verbose=2)
+    model.save(file.with_suffix(".keras"))
+    report(model, file, pairs, names, reader, arguments.smoke)
+
+
+def captioner(by: str):
+    """From `pixels` (B, 48, 48, 3) and `target` (B, T) to logits of the next token.
+
+    Convolutions make nine vectors of a picture. The decoder either attends to them in each block,
+    or continues them: then they stand before the embedded tokens, and no block has cross-attention.
+    """
+    import keras
+
+    from keras_tfm import layers, models
+
+    pixels = keras.Input((data.SIZE, data.SIZE, 3), name="pixels")
+    x = layers.ImageNormalization((0.5,) * 3, (0.5,) * 3)(pixels)
+    x = keras.layers.AveragePooling2D(2)(x)
+    for width in (32, 64, 128):
+        x = keras.layers.Conv2D(width, 3, strides=2, padding="same", use_bias=False)(x)
+        x = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(x))
+    x = layers.PatchEmbedding(DIM, 1)(x)
+    features = keras.layers.Reshape((9, DIM))(x)
+    features = layers.PositionEmbedding(9, dropout=DROPOUT)(features)
+
+    target = keras.Input((None,), dtype="int32", name="target")
+    embedding = layers.TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True)
+    y = layers.Dropout(DROPOUT)(embedding(target))
+    if by == "prefix":
+        y = layers.ConcatenatePrefix()([features, y])
+    for i in range(LAYERS):
+        cross = by == "cross-attention"
+        block = layers.TransformerDecoderBlock(
+            self_attention=layers.MultiHeadSelfAttention(
+                HEADS, causal=True, position=layers.RotaryEmbedding()
+            ),
+            cross_attention=layers.MultiHeadCrossAttention(HEADS) if cross else False,
+            feed_forward=layers.FeedForward(4 * DIM, activation="gelu"),
+            residual=layers.Residual("pre", dropout=DROPOUT),
+            name=f"decoder_{i}",
+        )
+        y = block(y, features) if cross else block(y)
+    if by == "prefix":
+        y = layers.RemovePrefix()([features, y])
+    logits = embedding(layers.LayerNormalization(name="decoder_norm")(y), reverse=True)
+    return models.Model({"pixels": pixels, "target": target}, logits, name="captioner")
+
+
+def tokenizer(names: dict[str, list[str]]):
+    """Byte pair encoding of the captions, in lower case."""
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+
+    made = Tokenizer(BPE(unk_token="<unk>"))
+    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    special = ["<pad>", "<end>", "<unk>", *(f"<{language}>" for language in LANGUAGES)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=special, show_progress=False
+    )
+    made.train_from_iterator((x for of in names.values() for x in of if x), trainer)
+    return made
+
+
+def batches(pairs: Pairs, names: dict[str, list[str]], reader):
+    """Batches of similar lengths: each named emoji in each language and style once an epoch."""
+    import keras
+
+    known = [(i, k) for k, of in enumerate(names.values()) for i, name in enumerate(of) if name]
+    captions = {
+        (i, k): [first, *reader.encode(of[i]).ids[: LONGEST - 2], END]
+        for k, (of, first) in enumerate(zip(names.values(), LANGUAGES.values(), strict=True))
+        for i in range(len(of))
+        if of[i]
+    }
+    examples = [(*pair, style) for pair in known for style in range(pairs.drawn.shape[1])]
+
+    class Batches(keras.utils.PyDataset):
+        def __init__(self):
+            super().__init__()
+            self.random = np.random.default_rng(0)
+            self.on_epoch_end()
+
+        def __len__(self):
+            return -(-len(examples) // BATCH)
+
+        def on_epoch_end(self):
+            lengths = np.array([len(captions[i, k]) for i, k, _ in examples])
+            # Sorted with noise, and cut: batches of one length, other ones in each epoch.
+            order = np.argsort(lengths + self.random.random(len(examples)))
+            cuts = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
+            self.order = [cuts[i] for i in self.random.permutation(len(cuts))]
+
+        def __getitem__(self, index):
+            chosen = [examples[i] for i in self.order[index]]
+            pixels = np.stack([pairs.drawn[i, style] for i, _, style in chosen])
+            pixels = shifted(pixels, self.random, SHIFT)
+            tokens = np.full((len(chosen), LONGEST), PAD, "int32")
+            for row, (i, k, _) in zip(tokens, chosen, strict=True):
+                row[: len(captions[i, k])] = captions[i, k]
+            tokens = tokens[:, : (tokens != PAD).sum(1).max()]
+            return {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
+
+    return Batches()
+
+
+def report(model, file: Path, pairs: Pairs, names, reader, smoke: bool) -> None:
+    """The table, and whether the file writes the tokens that Keras writes."""
+    from keras_tfm import runtime
+    from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Generator
+
+    settings = {
+        "max_length": LONGEST, "start_id": LANGUAGES["en"], "end_id": END, "prompt_length": 1,
+        "tokenizer": {"target": reader}, "overwrite": True,
+        "images": runtime.ImageProcessor((data.SIZE,) * 2, resize="fit", resample="lanczos"),
+    }  # fmt: skip
+    few = {"pixels": pairs.unseen[:2], "target": np.full((2, 1), LANGUAGES["en"], "int32")}
+    exact = file.with_stem(f"{file.stem}_float32")
+    export_tflite(model, exact, **settings, verify_inputs=few)
+    export_tflite(model, file, quantization="int8", **settings, verify=False)
+    loaded = {"float32 file": runtime.load(exact), "int8 file": runtime.load(file)}
+    generator = Generator(model, LONGEST, end_id=END, target="target")
+    nearest = neighbours(pairs)
+    scores: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    same = []
+    for language, token in LANGUAGES.items():
+        rows = np.flatnonzero([bool(x) for x in names[language]])
+        wanted = [plain(names[language][i]) for i in rows]
+        given = {"pixels": pairs.unseen[rows], "target": np.full((len(rows), 1), token, "int32")}
+        keras_s = generator(given).tokens
+        answers = {"nearest": [plain(names[language][i]) for i in nearest[rows]]}
+        answers["Keras"] = [plain(reader.decode(row[1:].tolist())) for row in keras_s]
+        for name, one in loaded.items():
+            tokens = one.generate(given).tokens
+            answers[name] = [plain(reader.decode(row[1:].tolist())) for row in tokens]
+            if name == "float32 file":
+                same.append((tokens == keras_s[:, : tokens.shape[1]]).all(1))
+        for name, found in answers.items():
+            scores[name].append(np.array([score(*x) for x in zip(wanted, found, strict=True)]))
+    heads = [f"{of} {what}" for of in LANGUAGES for what in ("exact", "words")]
+    print(f"\n{'unseen style':30}" + "".join(f"{x:>10}" for x in heads))
+    for name, of in scores.items():
+        label = "name of the nearest picture" if name == "nearest" else name
+        print(f"{label:30}" + "".join(f"{x:10.1%}" for part in of for x in part.mean(0)))
+    start = time.perf_counter()
+    for picture in pairs.unseen[:50]:
+        loaded["int8 file"].caption(picture)
+    milliseconds = (time.perf_counter() - start) / len(pairs.unseen[:50]) * 1000
+    print(
+        f"\nthe float32 file writes Keras's tokens for {np.mean(np.concatenate(same)):.2%} of "
+        f"{len(np.concatenate(same)):,} captions; int8 {file.stat().st_size / 1e6:.2f} MB, "
+        f"{milliseconds:.1f} ms a caption on one thread"
+    )
+
+
+def neighbours(pairs: Pairs) -> np.ndarray:
+    """(N,), the emoji whose picture in a training style is nearest to each unseen one."""
+
+    def small(pixels: np.ndarray) -> np.ndarray:
+        size = data.SIZE // 6
+        x = 1 - pixels.reshape(len(pixels), size, 6, size, 6, 3).mean((2, 4)) / 255
+        x = x.reshape(len(x), -1)
+        return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-6)
+
+    asked = small(pairs.unseen)
+    cosines = [asked @ small(style).T for style in pairs.drawn.swapaxes(0, 1)]
+    return np.max(cosines, axis=0).argmax(1)
+
+
+def plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def score(wanted: str, found: str) -> tuple[float, float]:
+    """Whether a caption is exactly the name, and the F1 score of its words."""
+    a, b = (collections.Counter(x.split()) for x in (wanted, found))
+    common = sum((a & b).values())
+    return float(wanted == found), 2 * common / max(1, a.total() + b.total())
+
+
+if __name__ == "__main__":
+    main()
