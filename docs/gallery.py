@@ -1,13 +1,12 @@
 """The figures of docs/gallery.md; docs/pictures.py saves them.
 
-On the left, what a builder composes; on the right, one thing in which the system differs, computed by
-this library's own layers where they have it. Numbers of blocks are those of the paper's base model.
+On the left, what a builder composes; on the right, one thing in which the system differs, computed
+by this library's own layers where they have it. Numbers of blocks are those of the base models.
 """
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import diagrams
 import numpy as np
 from diagrams import BLUE, DARK, GREY, ORANGE, WHITE, Canvas
 from matplotlib.figure import Figure
@@ -387,8 +386,8 @@ def dalle() -> Figure:
     for k, (mask, text) in enumerate(zip(masks, ("row", "column", "convolution"), strict=True)):
         seen = mask.seen()[np.clip(query - key, 0, 15)] | (key < 3)
         seen &= key <= query
-        grid(canvas, seen, (LEFT - 1 + 15.4 * k, 10), 0.75)
-        canvas.text((LEFT + 6 + 15.4 * k, 7.6), text, size=8.5)
+        grid(canvas, seen, (LEFT - 2 + 15.4 * k, 10), 0.75)
+        canvas.text((LEFT + 5 + 15.4 * k, 7.6), text, size=8.5)
     return canvas.figure
 
 
@@ -467,5 +466,3 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         dalle, whisper, evoformer, mathematics, word2vec,
     )
 }  # fmt: skip
-
-__all__ = ["FIGURES", "diagrams"]

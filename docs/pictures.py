@@ -19,6 +19,7 @@ sys.path[:0] = [str(DOCS), str(DOCS.parent / "examples")]
 
 import dates_data as data  # noqa: E402
 import diagrams  # noqa: E402
+import gallery  # noqa: E402
 import numpy as np  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
@@ -186,6 +187,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "sizes": sizes,
     "training": training,
     "speed": speed,
+    **gallery.FIGURES,
 }
 
 if __name__ == "__main__":
