@@ -27,3 +27,17 @@ def table_length(model: keras.Model, target: str | None = None) -> int | None:
     layers += [inner for layer in layers for inner in sublayers(layer)]
     lengths = [x.max_length for x in layers if isinstance(x, PositionEmbedding)]
     return min(lengths, default=None)
+
+
+def positions_to_check(model: keras.Model, target: str | None, length: int) -> int:
+    """The number of positions that a generation of `length` tokens steps through.
+
+    The last token is not read, so a table may have one position less.
+
+    >>> from keras_tfm.generation.position_tables import positions_to_check
+    >>> from keras_tfm.models import gpt
+    >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> positions_to_check(model, None, 8), positions_to_check(model, None, 5)
+    (7, 5)
+    """
+    return length - 1 if table_length(model, target) == length - 1 else length

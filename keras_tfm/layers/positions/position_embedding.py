@@ -94,9 +94,13 @@ class PositionEmbedding(RematerializedLayer):
             raise ValueError(
                 f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
             )
-        table = ops.cast(self.positions[self.offset :], inputs.dtype)
+        table = ops.cast(self._table(), inputs.dtype)
         rows = self._rows(table, positions_of(inputs, positions))
         return self.dropout_layer(inputs + rows, training=training)
+
+    def _table(self) -> Tensor:
+        """The vectors of all positions: (max_length, D)."""
+        return self.positions[self.offset :]
 
     def _rows(self, table: Tensor, positions: Any) -> Tensor:
         """The vectors of positions: (..., T, D), or (..., 1, D) if all tokens share one."""
