@@ -32,6 +32,9 @@ class Processor:
 
     # Whether it calls Python in each step. Neither XLA nor an exported file can do that.
     calls_python: ClassVar[bool] = False
+    # An empty prompt that the loop runs beside each prompt: `Context.unconditional` then has the
+    # logits after it.
+    unconditional: ClassVar[tuple[int, ...]] = ()
 
     def __call__(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V), float32 -> logits (B, V); -inf for a token that must not be chosen.
