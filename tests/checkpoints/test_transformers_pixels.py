@@ -1,4 +1,4 @@
-"""FLAVA's codebook and ImageGPT beside transformers: both ways, odd sizes, noise on every weight."""
+"""FLAVA's codebook and ImageGPT beside transformers: both ways, odd sizes, noise on weights."""
 
 import numpy as np
 import pytest

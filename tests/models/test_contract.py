@@ -78,6 +78,14 @@ BUILDERS = {
     "clip_text": lambda **x: models.clip_text(
         VOCABULARY, **SMALL, projection_dim=5, max_length=LENGTH, end_id=None, **x
     ),
+    "dalle": lambda **x: models.dalle(
+        11, 4, text_length=2, grid=(2, 3), kernel_size=3,
+        masks=["row", "convolution"], **SMALL, **x
+    ),
+    "dvae": lambda **x: models.dvae((8, 12), 7, 10, 3, 1, 5, **x),
+    "dvae_encoder": lambda **x: models.dvae_encoder((16, 24), 7, 10, 4, 1, **x),
+    "dvae_decoder": lambda **x: models.dvae_decoder((8, 12), 7, 10, 3, 1, 5, **x),
+    "image_gpt": lambda **x: models.image_gpt(VOCABULARY - 1, **SMALL, max_length=LENGTH, **x),
     "lxmert": lambda **x: models.lxmert(
         VOCABULARY, **{**SMALL, "num_layers": 1}, num_visual_layers=1, num_cross_layers=1,
         max_length=LENGTH, region_dim=11, num_regions=4, region_mask=True, **x
@@ -89,7 +97,7 @@ BUILDERS = {
         region_dim=11, num_regions=4, region_mask=True, **x
     ),
 }  # fmt: skip
-PICTURES = ("vit", "resnet", "detr", "clip_image")
+PICTURES = ("vit", "resnet", "detr", "clip_image", "dvae")
 HEADS = {
     "backbone": {},
     "encoder": {},
@@ -152,13 +160,15 @@ REGIONS = {
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "gpt", "t5", "transformer"),
     *("vit, dinov2", "vit, image_classifier", "resnet", "detr", "clip", "whisper"),
-    *("lxmert", "vilbert, image_text_pretraining"),
+    *("lxmert", "vilbert, image_text_pretraining", "dalle", "dvae_decoder"),
 ]
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
 }
-DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus", "whisper"]
+DECODING = [
+    *("gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus", "whisper", "dalle"),
+]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}
 # What transformers has no model for.
@@ -167,6 +177,9 @@ OURS_ALONE = {
     "transformer",
     "transformer, encoder",
     "whisper, encoder",
+    "dalle",
+    "dvae",
+    "dvae_decoder",
     "vilbert",
     "vilbert, image_text_pretraining",
 }
@@ -195,6 +208,7 @@ def inputs_of(case):
         "segments": [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]],
         "source": [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]],
         "target": [[1, 4, 5, 6, 7], [1, 9, 0, 0, 0]],
+        "codes": [[3, 4, 5, 6, 2, 1], [0, 1, 2, 4, 6, 5]],
     }
     inputs = {}
     for x in model_of(case).inputs:
@@ -244,7 +258,7 @@ def test_every_builder_and_every_head_is_here():
     functions = {name for name, x in public.items() if inspect.isfunction(x)}
     builders = {family.split(",")[0] for family in BUILDERS}
     assert functions - {
-        *("clip_towers", "describe", "enable_lora", "with_draft_heads", "with_dtype")
+        *("clip_towers", "describe", "dvae_parts", "enable_lora", "with_draft_heads", "with_dtype")
     } == {
         *builders,
         *HEADS,
@@ -288,7 +302,7 @@ def test_a_clone_answers_the_same(case):
 
 
 @saving
-@pytest.mark.parametrize("case", [x for x in CASES if not x.startswith("resnet")])
+@pytest.mark.parametrize("case", [x for x in CASES if not x.startswith(("resnet", "dvae"))])
 def test_adapters_are_saved_and_merged(case, tmp_path):
     model, rng = randomize(made(case)), np.random.default_rng(0)
     models.enable_lora(model, rank=2)
