@@ -30,9 +30,10 @@ class CaptionedImages:
 
     Returns:
         A tuple: tokens (B, N + M - 1), the next tokens (B, N + M - 1), both int32, and their
-        weights, float32, which add up to 1 in each row: equal among the caption's tokens, 0 for
-        padding, and equal among codes. Train with `keras.losses.SparseCategoricalCrossentropy(
-        from_logits=True, reduction="mean_with_sample_weight")`.
+        weights, float32: `text_weight` divided among the caption's tokens but the first, 0 for
+        padding, and 1 - `text_weight` divided among the codes. Train with
+        `keras.losses.SparseCategoricalCrossentropy(from_logits=True,
+        reduction="mean_with_sample_weight")`.
 
     Raises:
         TypeError: ids or codes that are not integers.

@@ -2,10 +2,10 @@
 
 import functools
 
-import keras
 import numpy as np
 import pytest
 from compare import to_numpy
+from execution import tensorflow_only
 from keras_weights import randomize
 
 from keras_tfm import models
@@ -102,9 +102,7 @@ def test_streamed_as_returned():
     assert streamed[0].tolist() == guided(PROMPTS[0], SCALE)[3:]
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="XLA and files are TensorFlow's"
-)
+@tensorflow_only
 @pytest.mark.parametrize("where", [pytest.param("xla", marks=pytest.mark.slow), "file"])
 def test_compiled_and_exported(where, tmp_path):
     chosen, prompts = strategy(Greedy), PROMPTS

@@ -120,12 +120,12 @@ def test_what_cannot_be_drawn_is_refused(texts, options, error, message):
 
 def test_guidance_needs_two_rows():
     path = small_drawing.file(("decode",), 1)
-    with pytest.raises(ValueError, match="guidance needs two rows .* batch_size=1"):
+    with pytest.raises(ValueError, match=r"guidance needs two rows .* batch_size=1"):
         load(path).draw("two", guidance=2.0)
     assert load(path).draw("two", sampler=BEST)[0].codes.shape == (6,)
 
 
 def test_a_file_that_does_not_draw_says_so():
     model = load(small_drawing.file())
-    with pytest.raises(ValueError, match="must hold one model of models.dalle and one of"):
+    with pytest.raises(ValueError, match=r"must hold one model of models.dalle and one of"):
         model.models["decoder"].draw("two")
