@@ -9,25 +9,22 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
 
-import emoji_data as data
-import emoji_names as texts
+import drawing_data as data
 import numpy as np
+from drawing_data import SIZE, TEXT_LENGTH, Pairs, caption, encode
 from emoji import schedule
+from emoji_data import FOLDER as EMOJI
+from emoji_names import END
 
 from keras_tfm.runtime import native_log
 
-FOLDER = data.FOLDER.with_name("drawing")
-SIZE = 32
-# The subgroups of Unicode that are drawn, by the start of their names.
-DRAWN = ("face-", "animal-", "plant-", "food-", "sky")
+FOLDER = EMOJI.with_name("drawing")
 # Of the discrete VAE: four groups halve the picture three times, to 4 x 4 codes.
 CODES, DIM, GROUPS, CODE_DIM, KL_WEIGHT = 512, 24, 4, 64, 0.5
 COOLEST = 1 / 16  # temperature of the Gumbel-softmax at the end
-VOCABULARY, TEXT_LENGTH = 1000, 12
 DALLE = {
     "dim": 128, "num_layers": 4, "num_heads": 4, "intermediate_dim": 512, "dropout": 0.1,
     "kernel_size": 3,
@@ -37,70 +34,9 @@ BATCH = 64
 STEPS = {"dvae": 600, "clip": 600, "dalle": 1000}
 PEAKS = {"dvae": 2e-3, "clip": 1e-3, "dalle": 2e-3}
 CAPTION_DROPOUT = 0.1
-NAME_SHARE = 0.7  # of the captions; the others are further words
-
-
-class Pairs(NamedTuple):
-    """What is trained on, and what is tested.
-
-    Attributes:
-        drawn: (N, S, SIZE, SIZE, 3), uint8, each emoji in the styles of the training.
-        unseen: (N, SIZE, SIZE, 3), uint8, in the unseen style.
-        names: list of N str, the English name of each emoji.
-        words: list of N lists of str, further words.
-    """
-
-    drawn: np.ndarray
-    unseen: np.ndarray
-    names: list[str]
-    words: list[list[str]]
-
-
-def read(folder: Path) -> Pairs:
-    """The emoji of the drawn subgroups that have an English name, in all styles."""
-    styles = data.styles(folder)
-    unseen = styles.pop(data.UNSEEN)
-    rows = [dict(zip(x.codes.tolist(), x.pixels, strict=True)) for x in styles.values()]
-    names = texts.read(unseen.codes.tolist(), folder)["en"]
-    kept = [
-        i
-        for i, group in enumerate(unseen.classes)
-        if unseen.names[group].startswith(DRAWN) and names.names[i]
-    ]
-    # A style without an emoji shows it as the next style that has it.
-    drawn = [
-        [next(x[code] for x in [*rows[i:], *rows] if code in x) for i in range(len(rows))]
-        for code in unseen.codes[kept]
-    ]
-    pictures = np.array(drawn)
-    return Pairs(
-        small(pictures.reshape(-1, *pictures.shape[2:])).reshape(
-            len(kept), len(rows), SIZE, SIZE, 3
-        ),
-        small(unseen.pixels[kept]),
-        [names.names[i] for i in kept],
-        [names.words[i] for i in kept],
-    )
-
-
-def digits() -> Pairs:
-    """scikit-learn's digits with their names, for a test run without a network."""
-    words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-    styles = [[x.pixels[x.classes == i][0] for i in range(10)] for x in data.digits().values()]
-    drawn = np.array(styles[:-1]).swapaxes(0, 1)
-    return Pairs(
-        small(drawn.reshape(-1, *drawn.shape[2:])).reshape(10, -1, SIZE, SIZE, 3),
-        small(np.array(styles[-1])),
-        words,
-        [[] for _ in words],
-    )
-
-
-def small(pixels: np.ndarray) -> np.ndarray:
-    """Pictures (N, H, W, 3) reduced to (N, SIZE, SIZE, 3)."""
-    from keras_tfm import runtime
-
-    return runtime.ImageProcessor((SIZE, SIZE), resample="lanczos")(pixels)
+GUIDANCE, TOP_P, CANDIDATES = 2.0, 0.9, 8
+SAMPLES = 64  # pictures of the sheet
+PERMUTATIONS = 10_000
 
 
 def train_dvae(pairs: Pairs, steps: int):
@@ -138,7 +74,7 @@ def train_clip(pairs: Pairs, steps: int, reader):
 
     size = min(BATCH * 2, len(pairs.names))
     model = models.clip(
-        SIZE, 8, reader.get_vocab_size(), TEXT_LENGTH, reader.token_to_id(texts.END), 64,
+        SIZE, 8, reader.get_vocab_size(), TEXT_LENGTH, reader.token_to_id(END), 64,
         TOWER, TOWER, image_mean=(0.5,) * 3, image_std=(0.5,) * 3,
     )  # fmt: skip
     model.compile(
@@ -152,10 +88,7 @@ def train_clip(pairs: Pairs, steps: int, reader):
         while True:
             rows = random.permutation(len(pairs.names))[:size]
             style = random.integers(pairs.drawn.shape[1], size=size)
-            captions = encode([caption(pairs, i, random) for i in rows], reader)
-            tokens = np.zeros((size, TEXT_LENGTH), "int32")
-            for row, ids in zip(tokens, captions, strict=True):
-                row[: len(ids)] = ids
+            tokens = data.padded([caption(pairs, i, random) for i in rows], reader)
             yield ({"pixels": pairs.drawn[rows, style], "tokens": tokens},)
 
     fit(model, batches(), steps)
@@ -218,20 +151,6 @@ def fit(model, batches, steps: int, callbacks=()) -> None:
     )  # fmt: skip
 
 
-def caption(pairs: Pairs, i: int, random: np.random.Generator) -> str:
-    """The name of an emoji, or some of its further words."""
-    words = pairs.words[i]
-    if not words or random.random() < NAME_SHARE:
-        return pairs.names[i]
-    return " ".join(random.permutation(words)[: random.integers(1, 3)])
-
-
-def encode(captions: list[str], reader) -> list[list[int]]:
-    """The ids of captions; of longer ones the first and the end token."""
-    found = [x.ids for x in reader.encode_batch(captions)]
-    return [x if len(x) <= TEXT_LENGTH else [*x[: TEXT_LENGTH - 1], x[-1]] for x in found]
-
-
 def captioned(reader):
     """Rows of captions and codes."""
     from keras_tfm import text
@@ -245,7 +164,7 @@ def trained(folder: Path, pairs: Pairs, smoke: bool):
 
     from keras_tfm import models
 
-    reader = texts.tokenizer({"en": texts.Names(pairs.names, pairs.words)}, size=VOCABULARY)
+    reader = data.tokenizer(pairs)
     steps = dict.fromkeys(STEPS, 20) if smoke else STEPS
     made = {
         "dvae": lambda: train_dvae(pairs, steps["dvae"]),
@@ -269,17 +188,159 @@ def trained(folder: Path, pairs: Pairs, smoke: bool):
     return result, reader
 
 
+def psnr(dvae, pixels: np.ndarray) -> float:
+    """The mean over pictures of 10 log10(255^2 / mean square error) after their codes alone."""
+    from keras_tfm import models
+
+    parts = models.dvae_parts(dvae)
+    codes = parts["encoder"].predict(pixels, batch_size=BATCH, verbose=0).argmax(-1)
+    codes = codes.reshape(len(pixels), -1).astype("int32")
+    found = parts["decoder"].predict(codes, batch_size=BATCH, verbose=0)
+    errors = np.mean((found - pixels) ** 2, axis=(1, 2, 3))
+    return float(np.mean(10 * np.log10(255**2 / np.maximum(errors, 1e-9))))
+
+
+def export(found: dict, reader, folder: Path, pairs: Pairs, smoke: bool):
+    """Writes two float32 files, one that draws and one that judges, and returns them, loaded."""
+    from keras_tfm import models, runtime
+    from keras_tfm.export import export_tflite
+
+    length = found["dalle"].get_layer("positions").max_length
+    export_tflite(
+        {"dalle": found["dalle"], "decoder": models.dvae_parts(found["dvae"])["decoder"]},
+        folder / "drawing.tflite",
+        {"dalle": ["prefill", "decode"]},
+        prompt_length=TEXT_LENGTH,
+        max_length=length,
+        batch_size=2 * CANDIDATES,
+        tokenizer={"dalle": reader},
+        overwrite=True,
+    )
+    export_tflite(
+        {"image": found["clip_image"], "text": found["clip_text"]},
+        folder / "judge.tflite",
+        source_length=TEXT_LENGTH,
+        tokenizer=reader,
+        images=runtime.ImageProcessor((SIZE, SIZE)),
+        verify_inputs={
+            "image": {"pixels": pairs.unseen[:9]},
+            "text": {"tokens": data.padded(pairs.names[:9], reader)},
+        },
+        tolerance=1e-3 if smoke else None,
+        overwrite=True,
+    )
+    return runtime.load(folder / "drawing.tflite"), runtime.load(folder / "judge.tflite")
+
+
+def report(found: dict, reader, file, judge, pairs: Pairs, folder: Path) -> None:
+    """Prints the measurements, and writes the sheet of samples."""
+    from keras_tfm import generation, runtime
+    from keras_tfm.generation import processors
+
+    for label, pixels in (
+        ("styles of training", pairs.drawn[:, 0]),
+        ("unseen style", pairs.unseen),
+    ):
+        mean = np.mean((pixels.mean(0) - pixels) ** 2, axis=(1, 2, 3))
+        baseline = np.mean(10 * np.log10(255**2 / np.maximum(mean, 1e-9)))
+        print(f"PSNR, {label}: {psnr(found['dvae'], pixels):.2f} dB; mean picture {baseline:.2f}")
+
+    chosen = np.random.default_rng(5).permutation(len(pairs.names))[:SAMPLES]
+    names = [pairs.names[i] for i in chosen]
+    names = [x for x in names if len(reader.encode(x).ids) <= TEXT_LENGTH]
+    sampler = runtime.Sampler(top_p=TOP_P, seed=0)
+    start = time.perf_counter()
+    drawn = file.draw(names, guidance=GUIDANCE, sampler=sampler)
+    seconds = (time.perf_counter() - start) / len(names)
+    pictures = np.stack([np.asarray(x[0].picture) for x in drawn])
+    sheet(pictures, folder / "sheet.png")
+    print(f"{len(names)} pictures, {1000 * seconds:.0f} ms each, in {folder / 'sheet.png'}")
+    unguided = file.draw(names, sampler=sampler)
+    best = file.draw(names, candidates=CANDIDATES, judge=judge, guidance=GUIDANCE, sampler=sampler)
+    rows = {
+        "real, unseen style": pairs.unseen[chosen][: len(names)],
+        "drawn, no guidance": np.stack([np.asarray(x[0].picture) for x in unguided]),
+        f"drawn, guidance {GUIDANCE:g}": pictures,
+        f"best of {CANDIDATES}": np.stack([np.asarray(x[0].picture) for x in best]),
+    }
+    print(f"\n{'CLIP, cosine of picture and':28}{'own words':>12}{'shuffled':>12}{'p':>10}")
+    for label, images in rows.items():
+        own, shuffled, p = permutation_test(judge, images, names)
+        print(f"{label:28}{own:12.3f}{shuffled:12.3f}{p:10.4f}", flush=True)
+
+    rows_of = captioned(reader)
+    prompts = rows_of.prompts(encode(names[:8], reader))
+    first = rows_of.first_code
+    strategy = generation.Greedy(processors=[processors.SuppressTokens(range(first))])
+    length = found["dalle"].get_layer("positions").max_length
+    tokens = generation.Generator(found["dalle"], length, strategy=strategy)(prompts).tokens
+    in_file = file.draw(names[:8], sampler=runtime.Sampler(temperature=0))
+    same = np.mean(rows_of.codes(tokens) == np.stack([x[0].codes for x in in_file]))
+    print(f"\ncodes of greedy drawings, Keras and the float32 file: {same:.1%} equal")
+    print(f"{file.path.stat().st_size / 1e6:.2f} MB")
+
+
+def permutation_test(judge, pictures: np.ndarray, names: list[str]) -> tuple[float, float, float]:
+    """Mean cosine of own and of shuffled words, and how often a shuffle does as well as own."""
+    images, words = judge.embed_image(list(pictures)), judge.embed_text(names)
+    images /= np.linalg.norm(images, axis=-1, keepdims=True)
+    words /= np.linalg.norm(words, axis=-1, keepdims=True)
+    table = images @ words.T
+    own, random, count = float(np.mean(np.diag(table))), np.random.default_rng(9), len(names)
+    means = np.array(
+        [table[np.arange(count), random.permutation(count)].mean() for _ in range(PERMUTATIONS)]
+    )
+    return own, float(means.mean()), float((1 + np.sum(means >= own)) / (1 + PERMUTATIONS))
+
+
+def sheet(pictures: np.ndarray, file: Path) -> None:
+    """Writes pictures (N, H, W, 3) as one PNG, eight in a row, twice as large."""
+    from PIL import Image
+
+    rows = -(-len(pictures) // 8)
+    whole = np.full((rows * SIZE, 8 * SIZE, 3), 255, "uint8")
+    for i, picture in enumerate(pictures):
+        y, x = (SIZE * n for n in divmod(i, 8))
+        whole[y : y + SIZE, x : x + SIZE] = picture
+    Image.fromarray(whole.repeat(2, 0).repeat(2, 1)).save(file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ask", metavar="TEXT", help="words to draw")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--smoke", action="store_true", help="a short test run on digits, a minute")
     arguments = parser.parse_args()
     folder = arguments.folder / "smoke" if arguments.smoke else arguments.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    pairs = digits() if arguments.smoke else read(data.FOLDER)
-    print(f"{len(pairs.names)} emoji in {pairs.drawn.shape[1]} styles")
-    with native_log.removed():
-        trained(folder, pairs, arguments.smoke)
+    if not (arguments.ask and (folder / "judge.tflite").exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        start = time.perf_counter()
+        pairs = data.digits() if arguments.smoke else data.read()
+        print(f"{len(pairs.names)} emoji in {pairs.drawn.shape[1]} styles")
+        with native_log.removed():
+            found, reader = trained(folder, pairs, arguments.smoke)
+            file, judge = export(found, reader, folder, pairs, arguments.smoke)
+            report(found, reader, file, judge, pairs, folder)
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
+    if arguments.ask:
+        answer(folder, arguments.ask)
+
+
+def answer(folder: Path, text: str) -> None:
+    """Draws the best of several pictures of a text, from the files alone."""
+    from keras_tfm import runtime
+
+    file = runtime.load(folder / "drawing.tflite")
+    drawings = file.draw(
+        text,
+        candidates=CANDIDATES,
+        judge=runtime.load(folder / "judge.tflite"),
+        guidance=GUIDANCE,
+        sampler=runtime.Sampler(top_p=TOP_P),
+    )
+    path = folder / f"{'_'.join(text.split())}.png"
+    drawings[0].picture.save(path)
+    print(f"{drawings[0].score:.3f}  {path}")
 
 
 if __name__ == "__main__":
