@@ -148,8 +148,8 @@ def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
                 f"underscores, the first a letter, got {name!r}"
             )
     signatures = given.get("signatures")
-    generates = isinstance(signatures, Mapping)
-    names = _SINGLE if generates else (*_SINGLE, "signatures", *_GENERATION)
+    of_one = signatures if isinstance(signatures, Mapping) else None
+    names = _SINGLE if of_one is not None else (*_SINGLE, "signatures", *_GENERATION)
     used = [name for name in names if given.get(name) not in (None, False)]
     if used:
         raise ValueError(
@@ -158,9 +158,9 @@ def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
             "a file of its own, but one may generate: name its signatures, as in "
             f"signatures={{{next(iter(models))!r}: ['generate']}}"
         )
-    if generates and (len(signatures) != 1 or not set(signatures) <= set(models)):
+    if of_one is not None and (len(of_one) != 1 or not set(of_one) <= set(models)):
         raise ValueError(
-            f"signatures must be those of one model among {list(models)}, got {dict(signatures)}"
+            f"signatures must be those of one model among {list(models)}, got {dict(of_one)}"
         )
     result = {}
     for name, model in models.items():

@@ -26,9 +26,10 @@ class CodebookEmbedding(TokenEmbedding):
 
     Call arguments:
         inputs: (...), integers, codes; or float (..., V), weights.
+        reverse: bool, as in `TokenEmbedding`: inputs are features (..., D).
 
     Returns:
-        Float tensor (..., D).
+        Float tensor (..., D), or logits (..., V) with `reverse=True`.
 
     Raises:
         ValueError: as `TokenEmbedding`; or weights of another number of codes.
@@ -47,23 +48,21 @@ class CodebookEmbedding(TokenEmbedding):
         """Calls the layer; floats are weights, never ids."""
         return keras.layers.Layer.__call__(self, inputs, *args, **kwargs)
 
-    def call(self, inputs: Tensor) -> Tensor:
+    def call(self, inputs: Tensor, reverse: bool = False) -> Tensor:
         """Codes (...) or weights (..., V) -> (..., D)."""
-        if is_integer(inputs):
-            return super().call(inputs)
+        if reverse or is_integer(inputs):
+            return super().call(inputs, reverse)
         self._check_weights(inputs)
         return ops.matmul(inputs, ops.cast(self.embeddings, inputs.dtype))
 
-    def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
-        """The padding mask of codes; weights keep the mask that they carry."""
-        return super().compute_mask(inputs, previous_mask)
+    def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
+        """That of weights, (..., V) -> (..., D); with `reverse`, (..., D) -> (..., V)."""
+        return (*inputs_shape[:-1], self.vocabulary_size if reverse else self.dim)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
-        """That of weights: (..., V) -> (..., D)."""
-        return (*inputs_shape[:-1], self.dim)
-
-    def compute_output_spec(self, inputs: Tensor) -> keras.KerasTensor:
+    def compute_output_spec(self, inputs: Tensor, reverse: bool = False) -> keras.KerasTensor:
         """Shape and dtype of the result."""
+        if reverse:
+            return super().compute_output_spec(inputs, reverse)
         if is_integer(inputs):
             return keras.KerasTensor((*inputs.shape, self.dim), dtype=self.compute_dtype)
         self._check_weights(inputs)
