@@ -4,11 +4,11 @@ import keras
 
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers import PositionEmbedding
+from keras_tfm.layers import GridPositionEmbedding, PositionEmbedding
 
 
 def table_length(model: keras.Model, target: str | None = None) -> int | None:
-    """The length of the shortest `PositionEmbedding` table in the layers that are stepped.
+    """The length of the shortest table of learned positions in the layers that are stepped.
 
     Args:
         model: functional.
@@ -25,7 +25,8 @@ def table_length(model: keras.Model, target: str | None = None) -> int | None:
     called = [call.node.operation for call in SteppedModel(model, target).stepping]
     layers = [x for x in called if isinstance(x, keras.Layer)]
     layers += [inner for layer in layers for inner in sublayers(layer)]
-    lengths = [x.max_length for x in layers if isinstance(x, PositionEmbedding)]
+    kinds = (PositionEmbedding, GridPositionEmbedding)
+    lengths = [x.max_length for x in layers if isinstance(x, kinds)]
     return min(lengths, default=None)
 
 

@@ -8,15 +8,17 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.arguments import as_initializer, check_sequence
+from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.patch_embedding import as_pair
-from keras_tfm.layers.positions.position_embedding import PositionEmbedding
+from keras_tfm.layers.positions.position_embedding import position_rows
+from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class GridPositionEmbedding(PositionEmbedding):
+class GridPositionEmbedding(RematerializedLayer):
     """Adds a learned vector for each position of a text, and those of row and column to an image.
 
     The sequence is `text_length` tokens of a text, then the cells of an image row by row: y_t = x_t
@@ -29,8 +31,17 @@ class GridPositionEmbedding(PositionEmbedding):
         initializer: initializer of the three tables. Default: normal with standard deviation 0.02.
         dropout: float, dropout rate of the sum.
 
-    Call arguments, result and errors are those of `PositionEmbedding`, with a `max_length` of
-    N + height width.
+    Call arguments:
+        inputs: float tensor (..., T, D), with T up to N + height width.
+        positions: int32, (T,) or (B, T), positions of the tokens. Default: 0 to T - 1, or the
+            scope's positions inside a `DecodingScope`.
+
+    Returns:
+        Float tensor (..., T, D).
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or more tokens than positions.
 
     Example:
 
@@ -49,11 +60,21 @@ class GridPositionEmbedding(PositionEmbedding):
         dropout: float = 0.0,
         **kwargs: Any,
     ):
+        super().__init__(**kwargs)
         check_integer("text_length", text_length, minimum=0)
-        cells = as_pair("grid", grid)
-        super().__init__(text_length + math.prod(cells), initializer, dropout, **kwargs)
         self.text_length = text_length
-        self.grid = cells
+        self.grid = as_pair("grid", grid)
+        if initializer is None:
+            initializer = keras.initializers.RandomNormal(stddev=0.02)
+        self.initializer = as_initializer("initializer", initializer)
+        self.dropout = dropout
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    @property
+    def max_length(self) -> int:
+        """The number of positions."""
+        return self.text_length + math.prod(self.grid)
 
     def build(self, inputs_shape: Any, positions_shape: Any = None) -> None:
         """Creates the tables for inputs of width D."""
@@ -72,6 +93,13 @@ class GridPositionEmbedding(PositionEmbedding):
         }
         self.built = True
 
+    def call(
+        self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """(..., T, D) -> (..., T, D)."""
+        rows = position_rows(self.name, self._table(), inputs, positions)
+        return self.dropout_layer(inputs + rows, training=training)
+
     def _table(self) -> Tensor:
         """The sums as one table (N + cells, D)."""
         rows, columns = self.tables["rows"], self.tables["columns"]
@@ -81,8 +109,16 @@ class GridPositionEmbedding(PositionEmbedding):
             return cells
         return ops.concatenate([ops.convert_to_tensor(self.tables["text"]), cells], axis=0)
 
+    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
+        """The shape of the input."""
+        return inputs_shape
+
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        config = super().get_config()
-        del config["max_length"], config["offset"]
-        return {**config, "text_length": self.text_length, "grid": self.grid}
+        return {
+            **super().get_config(),
+            "text_length": self.text_length,
+            "grid": self.grid,
+            "initializer": keras.initializers.serialize(self.initializer),
+            "dropout": self.dropout,
+        }
