@@ -72,9 +72,8 @@ def test_attention_is_that_of_the_figure(kind):
     assert not np.array_equal(pairs(kind), np.tril(np.ones((T, T), bool)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"), [("row", "eager"), ("column", "eager"), *(("convolution", x) for x in MODES)]
-)
+@every_mask
+@pytest.mark.parametrize("mode", MODES)
 def test_steps_see_the_same_mask(kind, mode):
     """Chunks that begin in the text and within a row, and steps whose position is a tensor."""
     layer = attention(kind)
@@ -90,7 +89,7 @@ def test_steps_see_the_same_mask(kind, mode):
 
     with DecodingScope(length=T) as scope:
         outputs = [to_numpy(layer(X[:, :5]))]
-    run, cache = compiled(getattr(mode, "values", [mode])[0], step), scope.cache
+    run, cache = compiled(mode, step), scope.cache
     for p in range(5, T):
         y, cache = run(cache, ops.convert_to_tensor(X[:, p : p + 1]), ops.convert_to_tensor(p))
         outputs.append(to_numpy(y))

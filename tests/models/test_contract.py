@@ -82,8 +82,8 @@ BUILDERS = {
         11, 4, text_length=2, grid=(2, 3), kernel_size=3,
         masks=["row", "convolution"], **SMALL, **x
     ),
-    "dvae": lambda **x: models.dvae((8, 12), 7, 10, 3, 1, 5, **x),
-    "dvae_encoder": lambda **x: models.dvae_encoder((16, 24), 7, 10, 4, 1, **x),
+    "dvae": lambda **x: models.dvae((8, 12), 7, 24, 3, 1, 5, **x),
+    "dvae_encoder": lambda **x: models.dvae_encoder((16, 24), 7, 24, 4, 1, **x),
     "dvae_decoder": lambda **x: models.dvae_decoder((8, 12), 7, 10, 3, 1, 5, **x),
     "image_gpt": lambda **x: models.image_gpt(VOCABULARY - 1, **SMALL, max_length=LENGTH, **x),
     "lxmert": lambda **x: models.lxmert(
@@ -165,6 +165,7 @@ EXPORTED = [
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
+    *("dvae", "image_gpt"),
 }
 DECODING = [
     *("gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus", "whisper", "dalle"),
