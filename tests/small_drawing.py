@@ -23,7 +23,7 @@ def dalle():
     return randomize(
         models.dalle(
             IDS, CODES, TEXT, GRID, dim=12, num_layers=3, num_heads=3, intermediate_dim=10,
-            masks=["row", "column", "convolution"], kernel_size=3,
+            masks=["row", "column", "convolution"], kernel_size=3, tie_output=False,
         )
     )  # fmt: skip
 

@@ -82,8 +82,8 @@ def test_it_learns_to_reconstruct_with_codes():
             values.append(float(temperature.value))
 
     annealing = training.Annealing(temperature, lambda step: max(0.2, 1.0 - 0.01 * step))
-    model.fit(pixels, epochs=25, batch_size=60, verbose=0, callbacks=[annealing, Watch()])
-    np.testing.assert_allclose(values, np.maximum(0.2, 1.0 - 0.01 * np.arange(100)), rtol=1e-6)
+    model.fit(pixels, epochs=50, batch_size=60, verbose=0, callbacks=[annealing, Watch()])
+    np.testing.assert_allclose(values, np.maximum(0.2, 1.0 - 0.01 * np.arange(200)), rtol=1e-6)
     parts = models.dvae_parts(model)
     codes = np.asarray(parts["encoder"](pixels)).argmax(-1).reshape(240, -1)
     found = np.asarray(parts["decoder"](codes.astype("int32")))
