@@ -29,6 +29,7 @@ CONTENTS = {
     "Guides": [
         "data",
         "images",
+        "drawing",
         "speech",
         "layers",
         "masks",

@@ -27,6 +27,7 @@ VOCABULARIES: dict[str, dict[str, int]] = {
     "gemma": {"": 256000, "gemma3": 262144},
     "gpt": {"": 50257, "gpt1": 40478},
     "gpt_neo": {"": 50257},
+    "image_gpt": {"": 512},
     "llama": {
         "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
         "mistral": 32768,

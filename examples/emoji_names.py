@@ -64,20 +64,20 @@ def read(codes: list[str], folder: Path = FOLDER) -> dict[str, Names]:
     }
 
 
-def tokenizer(names: dict[str, Names], dropout: float | None = None):
+def tokenizer(names: dict[str, Names], dropout: float | None = None, size: int = VOCABULARY):
     """Byte pair encoding of the texts of the training's languages, in lower case.
 
     With a dropout, a text is split into other pieces at each call (arXiv:1910.13267).
     """
     from tokenizers import Tokenizer
 
-    result = Tokenizer.from_str(_trained(tuple(_texts(names))))
+    result = Tokenizer.from_str(_trained(tuple(_texts(names)), size))
     result.model.dropout = dropout
     return result
 
 
 @functools.cache
-def _trained(texts: tuple[str, ...]) -> str:
+def _trained(texts: tuple[str, ...], size: int) -> str:
     from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
     from tokenizers.models import BPE
 
@@ -86,9 +86,7 @@ def _trained(texts: tuple[str, ...]) -> str:
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
     special = [PAD, END, "<unk>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=special, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False)
     made.train_from_iterator(texts, trainer)
     made.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", special_tokens=[(END, special.index(END))]

@@ -27,13 +27,14 @@ def randomize(layer, seed=0):
             "value_table",
             "segments",
             "tokens",
+            *("text", "rows", "columns"),
         ):
             values = rng.normal(scale=weight.shape[1] ** -0.5, size=weight.shape)
         elif kind in ("gamma", "scale", "beta", "bias"):
             values = rng.normal(loc=kind in ("gamma", "scale"), scale=0.3, size=weight.shape)
         elif kind in ("queries", "moving_mean", "logit_scale"):
             values = rng.normal(size=weight.shape)
-        elif kind == "moving_variance":
+        elif kind in ("moving_variance", "temperature"):
             values = rng.uniform(0.5, 1.5, size=weight.shape)
         else:
             raise ValueError(f"no random values for {weight.path}")

@@ -22,9 +22,11 @@ from keras_tfm.checkpoints.dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from keras_tfm.checkpoints.distilbert import DISTILBERT
 from keras_tfm.checkpoints.electra import ELECTRA
 from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.flava import FLAVA_CODEBOOK
 from keras_tfm.checkpoints.gemma import GEMMA, GEMMA2, GEMMA3
 from keras_tfm.checkpoints.gpt import GPT1, GPT2
 from keras_tfm.checkpoints.gpt_neo import GPT_NEO
+from keras_tfm.checkpoints.image_gpt import IMAGE_GPT
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
 from keras_tfm.checkpoints.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -51,7 +53,7 @@ _DECODERS = (
     *(GEMMA3, GEMMA2, GEMMA),
 )
 _ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN, WHISPER)
-_VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR)
+_VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR, FLAVA_CODEBOOK, IMAGE_GPT)
 _IMAGE_AND_TEXT = (CLIP, CLIP_IMAGE, CLIP_TEXT, LXMERT)
 FAMILIES: dict[str, Family] = {
     x.model_type: x
@@ -75,8 +77,8 @@ def load_huggingface(
             "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
             "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
             "mbart", "pegasus", "marian", "vit", "deit", "dinov2", "dinov2_with_registers",
-            "resnet", "detr", "clip", "clip_text_model", "clip_vision_model",
-            "lxmert" or "whisper".
+            "resnet", "detr", "flava_image_codebook", "imagegpt", "clip", "clip_text_model",
+            "clip_vision_model", "lxmert" or "whisper".
         architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
             one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
             "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
@@ -93,7 +95,8 @@ def load_huggingface(
             with `audio=False` for models of features. For images: "ViTModel", "DeiTModel",
             "Dinov2Model", "Dinov2WithRegistersModel", "ResNetModel", and each with
             "ForImageClassification" instead of "Model"; "DeiTForImageClassificationWithTeacher";
-            "DetrModel" and "DetrForObjectDetection". "CLIPModel", and "CLIPTextModel" and
+            "DetrModel" and "DetrForObjectDetection"; "FlavaImageCodebook"; "ImageGPTModel" and
+            "ImageGPTForCausalImageModeling". "CLIPModel", and "CLIPTextModel" and
             "CLIPVisionModel", each also with "WithProjection", whose embeddings have length 1 here.
             "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
         **options: arguments of the family's builder in `keras_tfm.models` that override the

@@ -36,10 +36,12 @@ from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 
-# What a file of several models cannot have: generation, and what belongs to a single model.
-_SINGLE = (
-    *("signatures", "detokenizer", "chat_template", "separate_adapters"),
-    *("start_id", "end_id", "max_length", "prompt_length", "target", "strategy", "whole_caches"),
+# What a file of several models cannot have, because it belongs to a single model.
+_SINGLE = ("detokenizer", "chat_template", "separate_adapters")
+# The arguments of the one model that generates, which `signatures` names.
+_GENERATION = (
+    *("start_id", "end_id", "max_length", "prompt_length", "default_prompt", "target", "strategy"),
+    "whole_caches",
 )
 
 
@@ -85,7 +87,14 @@ def export_models(
     )
     manifests.import_litert("interpreter")
     files.check_file(path, options["overwrite"])
-    found = members(models, arguments, options["tokenizer"], options["images"], options["labels"])
+    found = members(
+        models,
+        arguments,
+        options["tokenizer"],
+        options["images"],
+        options["labels"],
+        options["signatures"],
+    )
     made = [signature for x in found.values() for signature in x.signatures]
     for member in found.values():
         quantized.check_request(member.request)
@@ -98,7 +107,13 @@ def export_models(
     content = flatbuffer.add_manifest(content, manifest, tokenizers, own_names(made))
 
     def verified(new: Path, folder: Path) -> Verification:
-        return verify_file(models, new, options["verify_inputs"], options["tolerance"])
+        return verify_file(
+            models,
+            new,
+            options["verify_inputs"],
+            options["tolerance"],
+            arguments.get("strategy"),
+        )
 
     return written(
         path,
@@ -132,12 +147,20 @@ def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[st
                 "the name of a model becomes that of its signature: expected letters, digits and "
                 f"underscores, the first a letter, got {name!r}"
             )
-    used = [name for name in _SINGLE if given.get(name) not in (None, False)]
+    signatures = given.get("signatures")
+    of_one = signatures if isinstance(signatures, Mapping) else None
+    names = _SINGLE if of_one is not None else (*_SINGLE, "signatures", *_GENERATION)
+    used = [name for name in names if given.get(name) not in (None, False)]
     if used:
         raise ValueError(
             f"{used[0]} is for a file of one model, got {used[0]}={given[used[0]]!r} with the "
             f"models {list(models)}: in a file of several, each has one full pass, as 'predict' of "
-            "a file of its own; export a model that generates text into a file of its own"
+            "a file of its own, but one may generate: name its signatures, as in "
+            f"signatures={{{next(iter(models))!r}: ['generate']}}"
+        )
+    if of_one is not None and (len(of_one) != 1 or not set(of_one) <= set(models)):
+        raise ValueError(
+            f"signatures must be those of one model among {list(models)}, got {dict(of_one)}"
         )
     result = {}
     for name, model in models.items():
@@ -154,6 +177,7 @@ def members(
     tokenizer: Any,
     images: Any,
     labels: Any,
+    signatures: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Member]:
     """The models of a file with their arguments, by name.
 
@@ -161,6 +185,7 @@ def members(
         models: functional models in float32.
         arguments: as given to `export_tflite`; `source_length` may be a dictionary by model.
         tokenizer, images, labels: each for the only model that it fits, or a dictionary by model.
+        signatures: dict of the signatures of the model that generates; the others have "predict".
 
     Raises:
         TypeError, ValueError: as `export_tflite`; the error names the model.
@@ -182,11 +207,14 @@ def members(
         own = {key: x.get(name) for key, x in by_model.items()}
         try:
             own_arguments: Any = {**arguments, "source_length": own["source_length"]}
-            request = Request(model, ["predict"], **own_arguments)
-            signatures = [
+            roles = None if signatures is None else signatures.get(name)
+            if roles is None:
+                own_arguments = {k: x for k, x in own_arguments.items() if k not in _GENERATION}
+            request = Request(model, ["predict"] if roles is None else roles, **own_arguments)
+            made = [
                 replace(
                     signature,
-                    name=name + signature.name.removeprefix("predict"),
+                    name=_name_of(name, signature),
                     settings={**signature.settings, "model": name},
                 )
                 for signature in make_signatures(request)
@@ -194,7 +222,7 @@ def members(
             result[name] = Member(
                 model,
                 request,
-                signatures,
+                made,
                 carry(request, own["tokenizer"], None),
                 {
                     "model": describe(model),
@@ -212,6 +240,14 @@ def members(
             "rename a model"
         )
     return result
+
+
+def _name_of(model: str, signature: Signature) -> str:
+    """The name of a model's signature: "text", "text_16", "dalle_decode"."""
+    rest = signature.name
+    return (
+        model + rest.removeprefix("predict") if signature.role == "predict" else f"{model}_{rest}"
+    )
 
 
 def manifest_entries(found: Mapping[str, Member]) -> tuple[dict[str, Any], dict[str, bytes]]:

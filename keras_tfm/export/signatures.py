@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_tfm.export.request import Request
 from keras_tfm.generation.loop import generation_loop
 from keras_tfm.generation.model_inputs import call_model, input_names
+from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.layers.target import export_target
@@ -108,7 +109,8 @@ def make_signatures(request: Request) -> list[Signature]:
 
     if request.roles != ["predict"]:
         assert request.max_length is not None
-        check_stepping(request.model, request.target, length=request.max_length)
+        length = positions_to_check(request.model, request.target, request.max_length)
+        check_stepping(request.model, request.target, length=length)
 
     caches = stepped.Caches(request)
     makers: dict[str, Callable[[], list[Signature]]] = {

@@ -35,7 +35,7 @@ from keras_tfm.runtime.image_processor import ImageProcessor
 def export_tflite(
     model: keras.Model | Mapping[str, keras.Model],
     path: str | Path,
-    signatures: Sequence[str] | None = None,
+    signatures: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     quantization: str = "float32",
     *,
     keep_float: Sequence[str] = (),
@@ -62,8 +62,8 @@ def export_tflite(
     Args:
         model: functional `keras.Model`, or a dictionary of several by name, which become one file:
             each is a signature of its name, one full pass (with several `source_length`, one for
-            each: "text_16", "text_64"); weights that they share are stored once. A model in mixed
-            precision is exported in float32.
+            each: "text_16", "text_64"); weights that they share are stored once. One of them may
+            generate, see `signatures`. A model in mixed precision is exported in float32.
         path: str or Path, the file. It is written completely or not at all. An earlier export is
             replaced, and its mode kept; where `path` is a symbolic link, the file that it points to
             is replaced.
@@ -74,7 +74,9 @@ def export_tflite(
             except its last token, "decode" takes one token and the KV caches, and returns logits
             (B, V) and the new cache entries. "generate_text", "predict_text", next to the
             signatures above: strings in and out, with operators of tensorflow-text, whose kernels
-            the app must link. The other signatures still run in any LiteRT.
+            the app must link. The other signatures still run in any LiteRT. Of several models, a
+            dictionary with the signatures of the one that generates, whose names then begin with
+            the model's: {"dalle": ["prefill", "decode"]} gives "dalle_decode".
         quantization: str, the format of the weights of matrix products, convolutions and lookups.
             "float32"; "float16" (computed in float32); "int8" (dynamic range: int8 activations are
             scaled at run time; no calibration data); "int8_full" (int8 activations between
@@ -119,8 +121,8 @@ def export_tflite(
 
     With several models, `tokenizer`, `images`, `labels`, `source_length`, `verify_inputs` and
     `representative_data` may be dictionaries by model; a value that is not a dictionary is for each
-    model that takes it (`images` and `labels`: only one model may). Generation, adapters and chat
-    templates are for files of one model.
+    model that takes it (`images` and `labels`: only one model may). The arguments of generation are
+    those of the model in `signatures`. Adapters and chat templates are for files of one model.
 
     Returns:
         A report: size, signatures, operators, XNNPACK partitions, and for each signature its error
@@ -166,6 +168,10 @@ def export_tflite(
         passed = ("quantization", "representative_data", "custom_operators", "verify")
         chosen = {name: options[name] for name in passed}
         return export_models(model, path, **chosen, options=options, arguments=arguments)
+    if isinstance(signatures, Mapping):
+        raise ValueError(
+            f"signatures by model are for a file of several models, got {dict(signatures)}"
+        )
     model = exportable(model, merge_adapters=not separate_adapters)
     quantized = Quantization(model, quantization, keep_float, representative_data, keep_int8)
     placeholders = None

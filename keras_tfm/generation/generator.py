@@ -10,6 +10,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.generation.model_inputs import find_target
+from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
@@ -107,7 +108,7 @@ class Generator:
         assert length is not None
         self.start_id, self.end_ids = start_id, end_ids_of(end_id)
         check_ids(model, self.target, length, start_id, self.end_ids)
-        check_stepping(model, self.target, length=length)
+        check_stepping(model, self.target, length=positions_to_check(model, self.target, length))
         self.strategy = strategy or Greedy()
         self.strategy.check(model.outputs[0].shape[-1])
         for processor in self.strategy.processors:

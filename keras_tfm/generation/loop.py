@@ -12,6 +12,7 @@ from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies import Greedy, Strategy, Task
 from keras_tfm.generation.tree import Tree
+from keras_tfm.generation.twin import Twin
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache
 from keras_tfm.layers.decoding.visibility import Branches
@@ -76,6 +77,7 @@ class GenerationLoop:
         self.encoded: dict[str, Tensor] = {}
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
+        self._twin = Twin.of(self.strategy)
         batch, prompt_length = ops.shape(self.prompt)
         self._first_capacity = capacity
         self._xla = xla
@@ -113,15 +115,17 @@ class GenerationLoop:
         return state
 
     def _prefill(self) -> tuple[Any, Tensor | None]:
-        task, prompt = self.task, self.prompt
-        self.encoded = self._stepped.encode(self.inputs)
+        task, prompt, twin = self.task, self.prompt, self._twin
+        self.encoded = self._stepped.encode({key: twin.rows(x) for key, x in self.inputs.items()})
         # A prompt of one token is processed in the loop's first step. Stepping it here only gives
         # the shapes of the caches and projects the context.
         alone = task.first == 0
-        ids = prompt if alone else prompt[:, : task.first]
-        with DecodingScope(length=self._length, padding=task.padding, xla=self._xla) as scope:
+        ids = twin.prompts(prompt, task.padding)
+        ids = ids if alone else ids[:, : task.first]
+        padding = twin.rows(task.padding)
+        with DecodingScope(length=self._length, padding=padding, xla=self._xla) as scope:
             features = self._call(ids)[1]
-        features = None if self.strategy.reads_drafts else features
+        features = None if self.strategy.reads_drafts else twin.first(features)
         self._growing = scope.growing
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
@@ -150,27 +154,30 @@ class GenerationLoop:
 
     def step(self, state: State) -> State:
         """Steps the model with the next tokens, and chooses those after them."""
-        task = self.task
+        task, twin = self.task, self._twin
         before = state["strategy"]
         position = self.strategy.column(before)
         tree = state.get("tree")
         branches = None
         if tree is not None:
-            branches = Branches(ops.greater(tree.ancestors, 0.5), tree.positions, tree.filled)
+            ancestors = twin.rows(ops.greater(tree.ancestors, 0.5))
+            branches = Branches(ancestors, tree.positions, tree.filled)
         with DecodingScope(
             state["cache"],
             position=position,
             length=self._length,
-            padding=task.padding,
+            padding=twin.rows(task.padding),
             branches=branches,
             xla=self._xla,
         ) as scope:
-            logits, features = self._call(before.token)
+            logits, features = self._call(twin.tokens(before.token, task, position))
         self._growing = scope.growing
         if self.strategy.consecutive == 1:
             logits = ops.reshape(logits, (-1, logits.shape[-1]))
+        logits, unconditional = twin.divided(logits)
         if features is not None and not self.strategy.reads_drafts:
-            features = ops.reshape(features, (-1, features.shape[-1]))
+            features = ops.reshape(twin.first(features), (-1, features.shape[-1]))
+        task = task._replace(unconditional=unconditional)
         chosen, parents = self.strategy.advance(task, before, logits, features)
         after: State = {"strategy": chosen, "cache": scope.cache_after(chosen.token)}
         if tree is not None:
@@ -258,6 +265,7 @@ class GenerationLoop:
 
     def _pruned(self, state: State) -> State:
         tree, columns = state["tree"].pruned()
+        columns = self._twin.rows(columns)
 
         def chosen(part: str, x: Tensor) -> Tensor:
             here = _after(x.shape[COLUMN_AXES[part]] - self._capacity, columns)

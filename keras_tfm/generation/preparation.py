@@ -258,6 +258,8 @@ def check_ids(
         raise ValueError(
             f"the logits are over {size} ids, but the input {target!r} takes only {taken}"
         )
-    for name, value in (("start_id", start_id), *(("end_id", end_id) for end_id in end_ids)):
-        if value is not None and not 0 <= value < size:
-            raise ValueError(f"{name} must be in 0..{size - 1}, got {value}")
+    # A start token may be an input that is never generated.
+    known = [("start_id", start_id, taken), *(("end_id", end_id, size) for end_id in end_ids)]
+    for name, value, limit in known:
+        if value is not None and not 0 <= value < limit:
+            raise ValueError(f"{name} must be in 0..{limit - 1}, got {value}")

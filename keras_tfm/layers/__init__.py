@@ -3,11 +3,14 @@
 from keras_tfm.layers.activations import gelu_tanh, quick_gelu
 from keras_tfm.layers.attention import attention
 from keras_tfm.layers.attention_probe import AttentionProbe
+from keras_tfm.layers.codebook_embedding import CodebookEmbedding
 from keras_tfm.layers.concatenate_prefix import ConcatenatePrefix
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.end_token_pooling import EndTokenPooling
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.gumbel_softmax import GumbelSoftmax
+from keras_tfm.layers.image_denormalization import ImageDenormalization
 from keras_tfm.layers.image_normalization import ImageNormalization
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.log_mel_spectrogram import LogMelSpectrogram
@@ -23,9 +26,13 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
 )
+from keras_tfm.layers.positions.column_mask import ColumnMask
+from keras_tfm.layers.positions.convolution_mask import ConvolutionMask
 from keras_tfm.layers.positions.disentangled_position_embedding import (
     DisentangledPositionEmbedding,
 )
+from keras_tfm.layers.positions.grid_mask import GridMask
+from keras_tfm.layers.positions.grid_position_embedding import GridPositionEmbedding
 from keras_tfm.layers.positions.position_embedding import PositionEmbedding
 from keras_tfm.layers.positions.position_embedding_2d import PositionEmbedding2D
 from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
@@ -41,6 +48,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
     NTKScaling,
     YaRNScaling,
 )
+from keras_tfm.layers.positions.row_mask import RowMask
 from keras_tfm.layers.prefix_tokens import PrefixTokens
 from keras_tfm.layers.random_resized_crop import RandomResizedCrop
 from keras_tfm.layers.region_embedding import RegionEmbedding
@@ -58,12 +66,19 @@ __all__ = [
     "AttentionInputs",
     "AttentionPosition",
     "AttentionProbe",
+    "CodebookEmbedding",
+    "ColumnMask",
     "ConcatenatePrefix",
+    "ConvolutionMask",
     "DecodingScope",
     "DisentangledPositionEmbedding",
     "Dropout",
     "EndTokenPooling",
     "FeedForward",
+    "GridMask",
+    "GridPositionEmbedding",
+    "GumbelSoftmax",
+    "ImageDenormalization",
     "ImageNormalization",
     "LayerNormalization",
     "LinearScaling",
@@ -91,6 +106,7 @@ __all__ = [
     "Residual",
     "RotaryEmbedding",
     "RotaryEmbedding2D",
+    "RowMask",
     "SegmentEmbedding",
     "SequencePooling",
     "TokenEmbedding",

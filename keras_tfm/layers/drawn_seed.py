@@ -43,3 +43,13 @@ def replica() -> Any:
     if context is None or context.num_replicas_in_sync == 1:
         return 0
     return context.replica_id_in_sync_group
+
+
+def drawn(generator: keras.random.SeedGenerator) -> Tensor:
+    """Draws a seed, integers (2,), different for each call and each replica."""
+    seed, number = generator.next(), replica()
+    if isinstance(number, int) and number == 0:
+        return seed
+    # Keras's generators have one state: all replicas would draw the same numbers.
+    step = ops.convert_to_tensor([1_000_000_007, 0], seed.dtype)
+    return seed + step * ops.cast(number, seed.dtype)

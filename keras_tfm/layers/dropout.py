@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_rate
-from keras_tfm.layers.drawn_seed import DrawnSeed, replica
+from keras_tfm.layers.drawn_seed import DrawnSeed, drawn, replica
 
 Tensor = Any
 
@@ -54,12 +54,7 @@ class Dropout(keras.layers.Dropout):
 
     def draw(self) -> Tensor:
         """Draws a seed, integers (2,), different for each call and each replica."""
-        seed = self.seed_generator.next()
-        number = replica()
-        if _is_first(number):
-            return seed
-        step = keras.ops.convert_to_tensor([1_000_000_007, 0], seed.dtype)
-        return seed + step * keras.ops.cast(number, seed.dtype)
+        return drawn(self.seed_generator)
 
     def with_seed(self, inputs: Tensor, seed: Tensor) -> Tensor:
         """Dropout with a given seed, integers (2,): drops the same values each time."""

@@ -72,15 +72,18 @@ class ImageNormalization(keras.layers.Layer):
 
     def call(self, pixels: Tensor) -> Tensor:
         """(..., H, W, C) -> the same shape, float32."""
+        self._check_channels(pixels)
+        factor = self.scale / np.array(self.std)
+        offset = -np.array(self.mean) / np.array(self.std)
+        factor, offset = (ops.convert_to_tensor(x.astype("float32")) for x in (factor, offset))
+        return ops.cast(pixels, "float32") * factor + offset
+
+    def _check_channels(self, pixels: Tensor) -> None:
         if len(pixels.shape) < 3 or pixels.shape[-1] != len(self.mean):
             raise ValueError(
                 f"{self.name}: pixels must have shape (B, H, W, {len(self.mean)}), channels last, "
                 f"got {tuple(pixels.shape)}"
             )
-        factor = self.scale / np.array(self.std)
-        offset = -np.array(self.mean) / np.array(self.std)
-        factor, offset = (ops.convert_to_tensor(x.astype("float32")) for x in (factor, offset))
-        return ops.cast(pixels, "float32") * factor + offset
 
     def compute_output_shape(self, pixels_shape: Any) -> Any:
         """The shape of the input."""

@@ -12,11 +12,12 @@ from keras_tfm.layers.attention import joined_bias
 from keras_tfm.layers.attention_probe import current_probe
 from keras_tfm.layers.decoding.cache import key_of, value_of
 from keras_tfm.layers.decoding.scope import DecodingScope, Extended
-from keras_tfm.layers.decoding.token_positions import columns_of
+from keras_tfm.layers.decoding.token_positions import columns_of, positions_of
+from keras_tfm.layers.decoding.visibility import Visible
 from keras_tfm.layers.heads import split_heads, split_last
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.attention_position import AttentionPosition
-from keras_tfm.layers.positions.coordinates import Positions
+from keras_tfm.layers.positions.coordinates import Positions, as_tensor
 from keras_tfm.layers.stepped_attention import stepped_attention
 from keras_tfm.layers.target import current_target
 
@@ -121,7 +122,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         q, k = self._normalized(q, k)
         where = None
         if self.position is not None:
-            here = columns_of(x, positions)
+            here = (positions_of if self.position.absolute else columns_of)(x, positions)
             q, k = self.position.rotate(q, here), self.position.rotate(k, here)
             where = Positions(here, here)
         scope = DecodingScope.current()
@@ -159,7 +160,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
                 step, attention_mask, attention_bias, query.shape
             )
         if positions is not None:
-            positions = Positions(positions.query, visible.positions.key)
+            positions = Positions(positions.query, self._key_positions(positions.query, visible))
         query, scale, terms = self._terms(
             query,
             positions,
@@ -185,6 +186,14 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             if current_probe.get() is not None or training
             else None,
         )
+
+    def _key_positions(self, query: Any, visible: Visible) -> Tensor:
+        """The positions of cached and new keys, (S + N,), or (B, S + N) without left padding."""
+        keys, padding = visible.positions.key, getattr(query, "padding", None)
+        if self.position is None or not self.position.absolute or padding is None:
+            return keys
+        shifted = ops.expand_dims(as_tensor(keys), 0) - ops.expand_dims(padding, 1)
+        return ops.maximum(shifted, 0)
 
     def _over_cache(
         self, step: Extended, attention_mask: Any, attention_bias: Any, shape: Any

@@ -5,10 +5,12 @@ from keras_tfm.models.bart import bart
 from keras_tfm.models.bert import bert
 from keras_tfm.models.clip import clip, clip_towers
 from keras_tfm.models.clip_encoders import clip_image, clip_text
+from keras_tfm.models.dalle import dalle
 from keras_tfm.models.deberta import deberta
 from keras_tfm.models.detr import detr, without_auxiliary_outputs
 from keras_tfm.models.distilbert import distilbert
 from keras_tfm.models.draft_heads import with_draft_heads
+from keras_tfm.models.dvae import dvae, dvae_decoder, dvae_encoder, dvae_parts
 from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
 from keras_tfm.models.gemma import gemma
@@ -23,6 +25,7 @@ from keras_tfm.models.heads import (
     token_classifier,
 )
 from keras_tfm.models.identity import describe
+from keras_tfm.models.image_gpt import image_gpt
 from keras_tfm.models.image_head import image_classifier
 from keras_tfm.models.llama import llama
 from keras_tfm.models.lora import enable_lora
@@ -51,16 +54,22 @@ __all__ = [
     "clip_image",
     "clip_text",
     "clip_towers",
+    "dalle",
     "deberta",
     "describe",
     "detr",
     "distilbert",
+    "dvae",
+    "dvae_decoder",
+    "dvae_encoder",
+    "dvae_parts",
     "electra",
     "enable_lora",
     "encoder",
     "gemma",
     "gpt",
     "image_classifier",
+    "image_gpt",
     "image_text_pretraining",
     "llama",
     "lxmert",

@@ -31,18 +31,25 @@ def causal_decoder(
     norm: keras.layers.Layer | None = None,
     scale_embedding: bool = False,
     soft_cap: float | None = None,
+    tie_output: bool | None = None,
+    vocabulary_size: int | None = None,
+    output_size: int | None = None,
 ) -> Model:
     """Builds the language model of a family from its builder's arguments.
 
     Args:
         family: str, name of the builder.
         given: the builder's arguments by name: `vocabulary_size`, `dim`, `num_layers`, `windows`,
-            `tie_output`, `pad_id`, `name` and `dtype` are read here.
+            `tie_output`, `pad_id`, `name` and `dtype` are read here. A family may lack those
+            that are arguments here too, `windows` and `pad_id`.
         block: function of a block's number and window that returns the block.
         positions: layer that adds positions to the embedding, if any.
         norm: normalisation after the last block, if any.
         scale_embedding: bool, whether embeddings are multiplied by sqrt(D).
         soft_cap: float, c in c tanh(logits / c). Default: no cap.
+        tie_output, vocabulary_size: instead of the builder's arguments.
+        output_size: int, number of logits of an output that is not tied. Default: the number of
+            ids.
 
     Returns:
         The model: from `tokens` (B, T), int32, to logits (B, T, V).
@@ -50,13 +57,14 @@ def causal_decoder(
     dtype, num_layers = given["dtype"], given["num_layers"]
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    windows = each_window(given["windows"], num_layers)
+    windows = each_window(given.get("windows"), num_layers)
+    vocabulary_size = vocabulary_size or given["vocabulary_size"]
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     embedding = TokenEmbedding(
-        given["vocabulary_size"],
+        vocabulary_size,
         given["dim"],
         scale=scale_embedding,
-        mask_id=given["pad_id"],
+        mask_id=given.get("pad_id"),
         embeddings_initializer=initializer(),
         dtype=dtype,
         name="embedding",
@@ -78,11 +86,11 @@ def causal_decoder(
         name="features_marker",
     )(x)
     x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
-    if given["tie_output"]:
+    if given["tie_output"] if tie_output is None else tie_output:
         logits = embedding(x, reverse=True)
     else:
         logits = keras.layers.Dense(
-            given["vocabulary_size"],
+            output_size or vocabulary_size,
             use_bias=False,
             kernel_initializer=initializer(),
             dtype=dtype,

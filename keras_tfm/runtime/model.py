@@ -11,6 +11,7 @@ from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.captions import Captions
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.detection import Detection, as_pixels, detect
+from keras_tfm.runtime.drawing import Drawings
 from keras_tfm.runtime.embedding import Embeddings
 from keras_tfm.runtime.generate_signature import Generated, run_generate
 from keras_tfm.runtime.host_loop import by_length
@@ -22,7 +23,7 @@ from keras_tfm.runtime.speech import Speech
 from keras_tfm.runtime.tokenizer import Tokenizer
 
 
-class Model(Captions, Embeddings, Speech):
+class Model(Captions, Drawings, Embeddings, Speech):
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A

@@ -2,6 +2,7 @@
 
 from keras_tfm.text.batches import Batches, Padding
 from keras_tfm.text.bucketed_batches import BucketedBatches
+from keras_tfm.text.captioned_images import CaptionedImages
 from keras_tfm.text.mask_regions import MaskRegions
 from keras_tfm.text.mask_tokens import MaskTokens
 from keras_tfm.text.packed_batches import PackedBatches, segment_mask
@@ -13,6 +14,7 @@ from keras_tfm.text.word_piece import train_word_piece
 __all__ = [
     "Batches",
     "BucketedBatches",
+    "CaptionedImages",
     "MaskRegions",
     "MaskTokens",
     "PackedBatches",

@@ -1,8 +1,10 @@
 """Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
+from keras_tfm.training.annealing import Annealing
 from keras_tfm.training.contrastive import ContrastiveLoss
 from keras_tfm.training.detection import DetectionLoss
 from keras_tfm.training.dino import DINO
+from keras_tfm.training.discrete_vae import DiscreteVAELoss
 from keras_tfm.training.draft_loss import DraftLoss
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.layer_decay import layer_decay
@@ -21,8 +23,10 @@ from keras_tfm.training.weight_decay import exclude_from_weight_decay
 
 __all__ = [
     "DINO",
+    "Annealing",
     "ContrastiveLoss",
     "DetectionLoss",
+    "DiscreteVAELoss",
     "DraftLoss",
     "GenerationScores",
     "LabelSmoothedCrossEntropy",

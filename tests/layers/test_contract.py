@@ -15,11 +15,18 @@ import keras_tfm.layers
 from keras_tfm.layers import (
     ALiBi,
     AttentionPosition,
+    CodebookEmbedding,
+    ColumnMask,
     ConcatenatePrefix,
+    ConvolutionMask,
     DisentangledPositionEmbedding,
     Dropout,
     EndTokenPooling,
     FeedForward,
+    GridMask,
+    GridPositionEmbedding,
+    GumbelSoftmax,
+    ImageDenormalization,
     ImageNormalization,
     LayerNormalization,
     LogMelSpectrogram,
@@ -43,6 +50,7 @@ from keras_tfm.layers import (
     RMSNormalization,
     RotaryEmbedding,
     RotaryEmbedding2D,
+    RowMask,
     SegmentEmbedding,
     SequencePooling,
     TokenEmbedding,
@@ -136,6 +144,9 @@ POSITIONS = {
         RelativePositionEmbedding(3, initializer=GLOROT),
         ALiBi(),
         DisentangledPositionEmbedding(RelativePositionTable(D, 4, initializer=GLOROT)),
+        RowMask(1, (2, 2)),
+        ColumnMask(1, (2, 2)),
+        ConvolutionMask(0, (2, 3), 1),
     )
 }
 CASES = {
@@ -158,6 +169,24 @@ CASES = {
     ),
     "ConcatenatePrefix": Case(ConcatenatePrefix, {}, (PREFIX, X), listed=True),
     "RemovePrefix": Case(RemovePrefix, {}, (PREFIX, X), listed=True),
+    "GridPositionEmbedding": Case(
+        GridPositionEmbedding,
+        {"text_length": 1, "grid": (2, 2), "initializer": GLOROT, "dropout": 0.3},
+        (X,),
+    ),
+    "CodebookEmbedding": Case(
+        CodebookEmbedding,
+        {"vocabulary_size": D, "dim": F, "embeddings_initializer": GLOROT},
+        (X,),
+    ),
+    "GumbelSoftmax": Case(
+        GumbelSoftmax, {"temperature": 0.7, "straight_through": True, "seed": 5}, (X,)
+    ),
+    "ImageDenormalization": Case(
+        ImageDenormalization,
+        {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "scale": 1 / 256},
+        (PIXELS / 255,),
+    ),
     "PrefixTokens": Case(PrefixTokens, {"count": 2, "index": 1, "initializer": GLOROT}, (X,)),
     "PatchEmbedding": Case(
         PatchEmbedding,
@@ -316,12 +345,12 @@ LEARNING = {
     if case.layer
     not in (
         *(PositionalEncoding, PositionalEncoding2D, Dropout, SequencePooling, EndTokenPooling),
-        *(ImageNormalization, RandomResizedCrop, LogMelSpectrogram),
-        *(ConcatenatePrefix, RemovePrefix),
+        *(ImageNormalization, ImageDenormalization, RandomResizedCrop, LogMelSpectrogram),
+        *(ConcatenatePrefix, RemovePrefix, GumbelSoftmax),
     )
 }
 # Under any policy: what they read is cast after them.
-IN_FLOAT32 = (ImageNormalization, LogMelSpectrogram)
+IN_FLOAT32 = (ImageNormalization, ImageDenormalization, LogMelSpectrogram)
 INITIALIZED = {
     name: case for name, case in CASES.items() if any("initializer" in key for key in case.options)
 }
@@ -336,8 +365,9 @@ def test_every_public_layer_has_a_case():
         and issubclass(getattr(keras_tfm.layers, name), keras.layers.Layer)
     }
     covered = {case.layer.__name__ for case in CASES.values()} | set(POSITIONS)
-    # The second is a part of DisentangledPositionEmbedding.
-    assert public - {AttentionPosition.__name__, RelativePositionTable.__name__} == covered
+    # Two base classes, and a part of DisentangledPositionEmbedding.
+    others = {x.__name__ for x in (AttentionPosition, GridMask, RelativePositionTable)}
+    assert public - others == covered
 
 
 # Configuration and files
@@ -624,5 +654,5 @@ def test_names_do_not_matter(case):
     """Two layers side by side in one model keep their weights apart."""
     first, second = case.make(), randomize(case.make(), seed=1)
     assert_close(case.call(first), case.call(case.make()), 0.0)
-    if first.weights:
+    if first.trainable_weights:
         assert np.any(to_numpy(case.call(first)) != to_numpy(case.call(second)))

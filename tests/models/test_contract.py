@@ -78,6 +78,14 @@ BUILDERS = {
     "clip_text": lambda **x: models.clip_text(
         VOCABULARY, **SMALL, projection_dim=5, max_length=LENGTH, end_id=None, **x
     ),
+    "dalle": lambda **x: models.dalle(
+        11, 4, text_length=2, grid=(2, 3), kernel_size=3,
+        masks=["row", "convolution"], **SMALL, **x
+    ),
+    "dvae": lambda **x: models.dvae((8, 12), 7, 24, 3, 1, 5, **x),
+    "dvae_encoder": lambda **x: models.dvae_encoder((16, 24), 7, 24, 4, 1, **x),
+    "dvae_decoder": lambda **x: models.dvae_decoder((8, 12), 7, 10, 3, 1, 5, **x),
+    "image_gpt": lambda **x: models.image_gpt(VOCABULARY - 1, **SMALL, max_length=LENGTH, **x),
     "lxmert": lambda **x: models.lxmert(
         VOCABULARY, **{**SMALL, "num_layers": 1}, num_visual_layers=1, num_cross_layers=1,
         max_length=LENGTH, region_dim=11, num_regions=4, region_mask=True, **x
@@ -89,7 +97,7 @@ BUILDERS = {
         region_dim=11, num_regions=4, region_mask=True, **x
     ),
 }  # fmt: skip
-PICTURES = ("vit", "resnet", "detr", "clip_image")
+PICTURES = ("vit", "resnet", "detr", "clip_image", "dvae")
 HEADS = {
     "backbone": {},
     "encoder": {},
@@ -152,7 +160,7 @@ REGIONS = {
 # The default tier: what decodes is exported by the test of `generate`.
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "vit, dinov2", "vit, image_classifier", "resnet"),
-    *("detr", "clip", "lxmert", "vilbert, image_text_pretraining"),
+    *("detr", "clip", "lxmert", "vilbert, image_text_pretraining", "dvae_decoder"),
 ]
 IN_INT8 = [
     *("bert, sequence_classifier", "gpt", "t5", "vit, dinov2", "detr", "clip", "whisper"),
@@ -160,8 +168,9 @@ IN_INT8 = [
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
+    *("dvae", "image_gpt"),
 }
-DECODING = ["gemma", "gpt", "t5", "bart", "whisper"]
+DECODING = ["gemma", "gpt", "t5", "bart", "whisper", "dalle"]
 DECODING += [pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "transformer", "pegasus")]
 # Builders whose models have a padding id only if it is given.
 CAUSAL = {"gemma", "gpt", "llama"}
@@ -171,6 +180,9 @@ OURS_ALONE = {
     "transformer",
     "transformer, encoder",
     "whisper, encoder",
+    "dalle",
+    "dvae",
+    "dvae_decoder",
     "vilbert",
     "vilbert, image_text_pretraining",
 }
@@ -199,6 +211,7 @@ def inputs_of(case):
         "segments": [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]],
         "source": [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]],
         "target": [[1, 4, 5, 6, 7], [1, 9, 0, 0, 0]],
+        "codes": [[3, 4, 5, 6, 2, 1], [0, 1, 2, 4, 6, 5]],
     }
     inputs = {}
     for x in model_of(case).inputs:
@@ -248,7 +261,7 @@ def test_every_builder_and_every_head_is_here():
     functions = {name for name, x in public.items() if inspect.isfunction(x)}
     builders = {family.split(",")[0] for family in BUILDERS}
     assert functions - {
-        *("clip_towers", "describe", "enable_lora", "with_draft_heads", "with_dtype")
+        *("clip_towers", "describe", "dvae_parts", "enable_lora", "with_draft_heads", "with_dtype")
     } == {
         *builders,
         *HEADS,
@@ -292,7 +305,7 @@ def test_a_clone_answers_the_same(case):
 
 
 @saving
-@pytest.mark.parametrize("case", [x for x in CASES if not x.startswith("resnet")])
+@pytest.mark.parametrize("case", [x for x in CASES if not x.startswith(("resnet", "dvae"))])
 def test_adapters_are_saved_and_merged(case, tmp_path):
     model, rng = randomize(made(case)), np.random.default_rng(0)
     models.enable_lora(model, rank=2)

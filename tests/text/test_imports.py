@@ -19,6 +19,7 @@ USES = {
     "One().map(lambda batch, step: batch).batch(3)",
     "BucketedBatches": "x = text.BucketedBatches({'ids': [[3, 4]]}, [[5]], [2], batch_size=1)\n"
     "x.batch(0), x.padding()",
+    "CaptionedImages": "text.CaptionedImages(3, 10, 7)([[5, 2]], np.array([[0, 6]]), 0)",
     "MaskRegions": "x = np.ones((1, 4, 2))\n"
     "text.MaskRegions()({'region_features': x, 'region_classes': x}, 0)",
     "MaskTokens": "text.MaskTokens(50, mask_id=4)(np.array([[20, 21, 0]]), 0)",

@@ -6,6 +6,7 @@
 
 from keras_tfm.generation.processors.forced import ForcedBOS, ForcedEOS
 from keras_tfm.generation.processors.grammar import Grammar
+from keras_tfm.generation.processors.guidance import Guidance
 from keras_tfm.generation.processors.lengths import MinLength, MinNewTokens
 from keras_tfm.generation.processors.prefix_constrained import PrefixConstrained
 from keras_tfm.generation.processors.processor import Processor
@@ -22,6 +23,7 @@ __all__ = [
     "ForcedBOS",
     "ForcedEOS",
     "Grammar",
+    "Guidance",
     "MinLength",
     "MinNewTokens",
     "NoBadWords",

@@ -33,6 +33,14 @@ class Processor:
     # Whether it calls Python in each step. Neither XLA nor an exported file can do that.
     calls_python: ClassVar[bool] = False
 
+    @property
+    def unconditional(self) -> tuple[int, ...]:
+        """An empty prompt that the loop runs beside each prompt; () for none.
+
+        `Context.unconditional` then has the logits after it.
+        """
+        return ()
+
     def __call__(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V), float32 -> logits (B, V); -inf for a token that must not be chosen.
 

@@ -22,6 +22,8 @@ class Context(NamedTuple):
         remaining: (B, 1) or (1, 1), int32, the number of tokens that the row may still get.
         end_ids: tuple of the tokens that end a row.
         copies: int, the number of consecutive rows that belong to one row of the inputs.
+        unconditional: (B, V), float32, the logits after the empty prompt of a `Guidance` and the
+            same tokens; None without one.
 
     A strategy that never generates a token twice:
 
@@ -45,6 +47,7 @@ class Context(NamedTuple):
     remaining: Tensor = 0
     end_ids: tuple[int, ...] = ()
     copies: int = 1
+    unconditional: Tensor | None = None
 
     @property
     def length(self) -> Tensor:

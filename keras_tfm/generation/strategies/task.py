@@ -27,6 +27,8 @@ class Task(NamedTuple):
         copies: int, the number of consecutive rows that belong to one row of the inputs.
         pad_id: int, the token of the columns after the end of a row.
         sources: dict of the model's inputs by name, without the stepped one.
+        unconditional: (B * width, V), float32, in a step the logits after the empty prompt of a
+            `processors.Guidance`; otherwise None.
 
     >>> from keras_tfm.generation.strategies import Task
     >>> task = Task(1, 4, 0, (7,), None, None, False, None)
@@ -45,6 +47,7 @@ class Task(NamedTuple):
     pad_id: int = 0
     copies: int = 1
     sources: Mapping[str, Tensor] = MappingProxyType({})
+    unconditional: Tensor | None = None
 
     @property
     def can_end(self) -> bool:
@@ -83,7 +86,15 @@ class Task(NamedTuple):
             written = written if self.padding is None else ops.repeat(written, n, axis=0)
             remaining = remaining if self.limit is None else ops.repeat(remaining, n, axis=0)
         return Context(
-            tokens, written, position, seed, position - self.first, remaining, self.end_ids, copies
+            tokens,
+            written,
+            position,
+            seed,
+            position - self.first,
+            remaining,
+            self.end_ids,
+            copies,
+            self.unconditional,
         )
 
     @property

@@ -89,6 +89,9 @@ class AttentionPosition(keras.layers.Layer):
 
     # Whether `terms` calls `inputs.keys()`. Needs a value: PyTorch's modules look it up.
     reads_keys = False
+    # Whether positions count from a row's first token. False: they count left padding too, which
+    # changes no distance, and are the same in all rows.
+    absolute = False
 
     def build_for(self, num_heads: int, head_dim: int, value_dim: int) -> None:
         """Creates the weights for H heads with keys of width K and values of width V."""

@@ -89,41 +89,8 @@ class PositionEmbedding(RematerializedLayer):
         self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
-        length = inputs.shape[-2]
-        if positions is None and isinstance(length, int) and length > self.max_length:
-            raise ValueError(
-                f"{self.name}: got {length} positions, the table holds max_length={self.max_length}"
-            )
-        table = ops.cast(self.positions[self.offset :], inputs.dtype)
-        rows = self._rows(table, positions_of(inputs, positions))
+        rows = position_rows(self.name, self.positions[self.offset :], inputs, positions)
         return self.dropout_layer(inputs + rows, training=training)
-
-    def _rows(self, table: Tensor, positions: Any) -> Tensor:
-        """The vectors of positions: (..., T, D), or (..., 1, D) if all tokens share one."""
-        limit = None
-        if isinstance(positions, Span):
-            start, count, limit = positions.start, positions.count, positions.limit
-            if positions.is_static and start + count <= self.max_length:
-                return table[start : start + count]
-            fits = limit is not None and limit <= self.max_length and positions.padding is None
-            one = isinstance(count, int) and count == 1
-            if fits and one and current_target().name == "gpu-edge":
-                return lookup(table, ops.reshape(start, (1,)))  # slices of constants are refused
-            if fits and one:
-                return ops.slice(table, (start, 0), (1, table.shape[1]))
-            if fits and not isinstance(start, int):
-                # Only padding at the end of a step exceeds the table. A slice that ends behind the
-                # table would start earlier, for tokens too.
-                index = ops.minimum(as_tensor(positions), self.max_length - 1)
-                return ops.take(table, index, axis=0)
-        index = positions = as_tensor(positions)
-        if limit is not None:
-            # A finished row is stepped along with the others, even past the table: not an error.
-            index = ops.minimum(positions, self.max_length - 1)
-        # `take` reads another row for an index outside the table: return NaN instead.
-        inside = ops.logical_and(positions >= 0, positions < self.max_length)
-        beyond = ops.where(inside, 0.0, float("nan"))
-        return ops.take(table, index, axis=0) + ops.expand_dims(ops.cast(beyond, table.dtype), -1)
 
     def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
         """The shape of the input."""
@@ -138,3 +105,46 @@ class PositionEmbedding(RematerializedLayer):
             "dropout": self.dropout,
             "offset": self.offset,
         }
+
+
+def position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | None) -> Tensor:
+    """The vectors of the tokens' positions: (..., T, D), or (..., 1, D) if all tokens share one.
+
+    Args:
+        name: str, the layer's name, for errors.
+        table: (max_length, D).
+        inputs: (..., T, D), the tokens.
+        given: int32, positions that the caller gave, or None.
+
+    Raises:
+        ValueError: T is known when the graph is made and above `max_length`.
+    """
+    length, max_length = inputs.shape[-2], table.shape[0]
+    if given is None and isinstance(length, int) and length > max_length:
+        raise ValueError(f"{name}: got {length} positions, the table holds max_length={max_length}")
+    table = ops.cast(table, inputs.dtype)
+    positions = positions_of(inputs, given)
+    limit = None
+    if isinstance(positions, Span):
+        start, count, limit = positions.start, positions.count, positions.limit
+        if positions.is_static and start + count <= max_length:
+            return table[start : start + count]
+        fits = limit is not None and limit <= max_length and positions.padding is None
+        one = isinstance(count, int) and count == 1
+        if fits and one and current_target().name == "gpu-edge":
+            return lookup(table, ops.reshape(start, (1,)))  # slices of constants are refused
+        if fits and one:
+            return ops.slice(table, (start, 0), (1, table.shape[1]))
+        if fits and not isinstance(start, int):
+            # Only padding at the end of a step exceeds the table. A slice that ends behind the
+            # table would start earlier, for tokens too.
+            index = ops.minimum(as_tensor(positions), max_length - 1)
+            return ops.take(table, index, axis=0)
+    index = positions = as_tensor(positions)
+    if limit is not None:
+        # A finished row is stepped along with the others, even past the table: not an error.
+        index = ops.minimum(positions, max_length - 1)
+    # `take` reads another row for an index outside the table: return NaN instead.
+    inside = ops.logical_and(positions >= 0, positions < max_length)
+    beyond = ops.where(inside, 0.0, float("nan"))
+    return ops.take(table, index, axis=0) + ops.expand_dims(ops.cast(beyond, table.dtype), -1)

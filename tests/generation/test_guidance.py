@@ -1,0 +1,194 @@
+"""Classifier-free guidance: beside full passes in NumPy, beside transformers, and in a file."""
+
+import functools
+
+import numpy as np
+import pytest
+from compare import to_numpy
+from execution import tensorflow_only
+from keras_weights import randomize
+
+from keras_tfm import models
+from keras_tfm.generation import (
+    Beam,
+    Context,
+    Contrastive,
+    Drafted,
+    Generator,
+    Greedy,
+    PromptLookup,
+    Sample,
+    processors,
+)
+
+VOCABULARY, LENGTH, SCALE = 17, 9, 2.5
+EMPTY = (5, 9)
+PROMPTS = [[3, 4, 6], [8, 2], [7, 7, 1, 4]]
+
+
+@functools.cache
+def model():
+    sizes = {"dim": 12, "num_layers": 2, "num_heads": 3, "intermediate_dim": 10}
+    return randomize(models.gpt(VOCABULARY, **sizes, max_length=LENGTH + 4))
+
+
+def log_softmax(x):
+    x = x - x.max()
+    return x - np.log(np.exp(x).sum())
+
+
+def next_log_probabilities(row, scale):
+    """From two full passes: of the row, and of the row after the empty prompt."""
+    empty = [*EMPTY, *row[len(EMPTY) :]]
+    given, without = (
+        log_softmax(to_numpy(model()(np.array([x], "int32")))[0, -1]) for x in (row, empty)
+    )
+    return without + scale * (given - without)
+
+
+def guided(prompt, scale, length=LENGTH):
+    row = list(prompt)
+    while len(row) < length:
+        row.append(int(next_log_probabilities(row, scale).argmax()))
+    return row
+
+
+def strategy(cls, scale=SCALE, *args, **options):
+    return cls(*args, processors=[processors.Guidance(scale, EMPTY)], **options)
+
+
+def rows(found):
+    return [row.tolist() for row in found.tokens]
+
+
+def test_each_token_is_the_best_of_both_passes():
+    """With prompts of different lengths, which are padded on the left."""
+    found = rows(Generator(model(), LENGTH, strategy=strategy(Greedy))(PROMPTS))
+    assert found == [guided(x, SCALE) for x in PROMPTS]
+    assert found != [guided(x, 1.0) for x in PROMPTS]
+    plain = rows(Generator(model(), LENGTH)(PROMPTS))
+    assert plain == [guided(x, 1.0) for x in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **x: Beam(3, hypotheses=2, **x),
+        lambda **x: Sample(seed=4, hypotheses=2, **x),
+    ],
+    ids=["beam", "sample"],
+)
+def test_a_scale_of_one_changes_no_tokens(make):
+    """Nor the pruned caches of a beam search; and another scale does."""
+    outputs = [
+        Generator(model(), LENGTH, strategy=make(processors=some))(PROMPTS).tokens.tolist()
+        for some in (
+            [],
+            [processors.Guidance(1.0, EMPTY)],
+            [processors.Guidance(SCALE, EMPTY)],
+        )
+    ]
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_a_beam_of_one_is_greedy():
+    found = Generator(model(), LENGTH, strategy=strategy(Beam, SCALE, 1))(PROMPTS)
+    assert rows(found) == [guided(x, SCALE) for x in PROMPTS]
+
+
+def test_streamed_as_returned():
+    generator = Generator(model(), LENGTH, strategy=strategy(Greedy))
+    streamed = np.stack([*generator.stream([PROMPTS[0]])], axis=1)
+    assert streamed[0].tolist() == guided(PROMPTS[0], SCALE)[3:]
+
+
+@tensorflow_only
+@pytest.mark.parametrize("where", [pytest.param("xla", marks=pytest.mark.slow), "file"])
+def test_compiled_and_exported(where, tmp_path):
+    chosen, prompts = strategy(Greedy), PROMPTS
+    if where == "xla":
+        found = Generator(model(), LENGTH, strategy=chosen, jit_compile=True)(prompts).tokens
+    else:
+        from keras_tfm import runtime
+        from keras_tfm.export import export_tflite
+
+        report = export_tflite(
+            model(), tmp_path / "x.tflite", ["generate"], prompt_length=4, max_length=LENGTH,
+            strategy=chosen,
+        )  # fmt: skip
+        assert not report.custom_operators
+        found = runtime.load(report.path).generate(prompts).tokens
+    assert found.tolist() == [guided(x, SCALE) for x in prompts]
+
+
+def test_as_transformers_does(tmp_path):
+    """Whose negative prompt is as long as the prompt, so that both have the same positions."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from live_transformers import made
+
+    sizes = {
+        "vocab_size": 17, "n_embd": 12, "n_layer": 2, "n_head": 3, "n_positions": 40,
+        "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
+    theirs, ours = made("GPT2LMHeadModel", sizes, tmp_path)
+    prompt, negative = [[3, 4, 6]], (9, 5, 8)
+    found = {}
+    for scale in (3.0, 1.5):
+        expected = theirs.generate(
+            torch.tensor(prompt), max_new_tokens=9, do_sample=False, guidance_scale=scale,
+            negative_prompt_ids=torch.tensor([negative]),
+        )  # fmt: skip
+        guide = Greedy(processors=[processors.Guidance(scale, negative)])
+        found[scale] = Generator(ours, max_new_tokens=9, strategy=guide)(prompt).tokens
+        np.testing.assert_array_equal(found[scale], expected.numpy())
+    assert np.any(found[3.0] != found[1.5])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: processors.Guidance("2", EMPTY), TypeError, "scale must be a number"),
+        (lambda: processors.Guidance(2.0, []), ValueError, "prompt must be at least one id"),
+        (
+            lambda: Generator(
+                model(), 5, strategy=Greedy(processors=[processors.Guidance(2.0, [17])])
+            ),
+            ValueError,
+            r"Guidance: prompt must be in 0..16, got 17",
+        ),
+        (
+            lambda: Generator(model(), 5, strategy=strategy(Contrastive, 2.0, 3))([[3, 4]]),
+            ValueError,
+            "Guidance is for strategies that choose a token in each step, .* got Contrastive",
+        ),
+        (
+            lambda: Generator(
+                model(), LENGTH, strategy=Drafted(PromptLookup(), strategy=strategy(Greedy))
+            )([[3, 4]]),
+            ValueError,
+            "Guidance ",
+        ),
+        (
+            lambda: Generator(
+                model(),
+                5,
+                strategy=Greedy(
+                    processors=[processors.Guidance(2.0, [1]), processors.Guidance(2.0, [2])]
+                ),
+            )([[3, 4]]),
+            ValueError,
+            "all Guidance must have the same prompt",
+        ),
+        (
+            lambda: processors.Guidance(2.0, [1])(
+                np.zeros((1, 3), "float32"), Context(np.zeros((1, 2)), np.ones((1, 2)), 0, None)
+            ),
+            ValueError,
+            "Guidance needs the logits after the empty prompt",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
