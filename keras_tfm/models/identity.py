@@ -160,6 +160,16 @@ class VisualMarker(Marker):
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+class AlignmentMarker(Marker):
+    """Marks the features (B, S, N, D) of the sequences in a model of alignments."""
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class PairsMarker(Marker):
+    """Marks the features (B, N, N, E) of the pairs of residues in a model of alignments."""
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
 class HeadMarker(Marker):
     """Marks the input of a head and carries the head's kind and arguments.
 
@@ -282,6 +292,18 @@ def all_pooled_of(model: keras.Model) -> list[Tensor]:
 def visual_of(model: keras.Model) -> Tensor | None:
     """The symbolic features (B, N, C) of the regions, or None."""
     found = _markers(model, VisualMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def alignment_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, S, N, D) of an alignment, or None."""
+    found = _markers(model, AlignmentMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def pairs_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, N, N, E) of pairs of residues, or None."""
+    found = _markers(model, PairsMarker)
     return _output(model, found[-1] if found else None)
 
 
