@@ -30,6 +30,7 @@ CONTENTS = {
         "data",
         "images",
         "speech",
+        "proteins",
         "layers",
         "masks",
         "training",

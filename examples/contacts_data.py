@@ -222,3 +222,19 @@ def _without_empty_rows(ids: np.ndarray) -> np.ndarray:
     ids = ids[(ids != 22).any(axis=1)]
     _, first = np.unique(ids, axis=0, return_index=True)
     return ids[np.sort(first)]
+
+
+def made_up(count: int = 3, rows: int = 9, length: int = 30) -> list[Known]:
+    """Small random families for a test run: columns in contact hold the same letter."""
+    rng, result = np.random.default_rng(0), []
+    for i in range(count):
+        ids = rng.integers(1, 21, (rows, length)).astype("int32")
+        contacts = np.zeros((length, length), bool)
+        for a, b in rng.permutation(length)[: length // 2 * 2].reshape(-1, 2):
+            if abs(a - b) >= SEPARATION:
+                ids[:, b] = ids[:, a]
+                contacts[a, b] = contacts[b, a] = True
+        index = np.arange(length)
+        measured = np.abs(index[:, None] - index[None]) >= SEPARATION
+        result.append(Known(f"family {i}", f"made up {i}", ids, contacts, measured))
+    return result

@@ -55,6 +55,7 @@ def evoformer(
     residue_index: bool = False,
     num_sequences: int | None = None,
     num_residues: int | None = None,
+    num_extra_sequences: int | None = None,
     layer_norm_epsilon: float = 1e-5,
     name: str = "evoformer",
     dtype: Any = None,
@@ -101,6 +102,7 @@ def evoformer(
         num_sequences: int, number of sequences (S). None: any number.
         num_residues: int, number of residues (N). None: any number. If it is given, large layers
             are computed in blocks, and memory grows more slowly with N.
+        num_extra_sequences: int, number of extra sequences (R). None: any number.
         layer_norm_epsilon: float, epsilon of every normalisation.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
@@ -128,7 +130,7 @@ def evoformer(
         check_integer(argument, given[argument])
     for argument in ("num_recycles", "num_extra_layers", "feature_dim", "extra_feature_dim"):
         check_integer(argument, given[argument], minimum=0)
-    for argument in ("num_sequences", "num_residues"):
+    for argument in ("num_sequences", "num_residues", "num_extra_sequences"):
         check_integer(argument, given[argument], optional=True)
     for heads, width in (
         ("num_heads", "dim"), ("num_pair_heads", "pair_dim"), ("num_extra_heads", "extra_dim")
@@ -141,7 +143,8 @@ def evoformer(
 
     inputs = alignment_inputs(given)
     tokens = inputs["tokens"]
-    target = tokens[:, 0]
+    first = TargetSequence(name="target_sequence")
+    target = first(tokens)
     mask = ops.not_equal(tokens, 0)
     embedded = _embedding(given, "embedding", dim, tokens, inputs.get("alignment_features"))
     of_target = _table(given, "target_embedding", dim)(target)
@@ -160,20 +163,21 @@ def evoformer(
         )  # fmt: skip
     extra_blocks = [_block(given, i, extra=True) for i in range(num_extra_layers)]
     blocks = [_block(given, i) for i in range(num_layers)]
-    row_norm, pair_norm = (
-        LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=f"recycled_{x}_norm")
-        for x in ("alignment", "pairs")
+    recycled = RecycledTarget(layer_norm_epsilon, dtype=dtype, name="recycled_alignment")
+    recycled_norm = LayerNormalization(
+        epsilon=layer_norm_epsilon, dtype=dtype, name="recycled_pairs_norm"
     )
     x, z = embedded, embedded_pairs
     for run in range(num_recycles + 1):
         if num_recycles:
             # Before the first run there is nothing: zeros, of which the normalisation leaves beta.
-            row, pairs = (embedded[:, :1] * 0, embedded_pairs * 0) if run == 0 else (x[:, :1], z)
+            row, pairs = (of_target * 0, embedded_pairs * 0) if run == 0 else (first(x), z)
             if run:
-                row, pairs = _restarted(ops.stop_gradient(row), ops.stop_gradient(pairs), run, dtype)
-            first = embedded[:, :1] + row_norm(row)
-            x = ops.concatenate([first, embedded[:, 1:]], axis=1)
-            z = embedded_pairs + pair_norm(pairs)
+                kept = _restart(tokens, run, dtype)
+                row = ops.stop_gradient(row) * kept
+                pairs = ops.stop_gradient(pairs) * ops.expand_dims(kept, -1)
+            x = recycled(embedded, row)
+            z = embedded_pairs + recycled_norm(pairs)
         y = extra
         for of_rows, of_pairs in extra_blocks:
             y = of_rows(y, z, mask=extra_mask)
@@ -181,13 +185,12 @@ def evoformer(
         for of_rows, of_pairs in blocks:
             x = of_rows(x, z, mask=mask)
             z = of_pairs(z, x, mask=mask)
-    x = AlignmentMarker(dtype=dtype, name="alignment_marker")(x)
-    z = PairsMarker(dtype=dtype, name="pairs_marker")(z)
-    single = TargetFeatures(single_dim, dtype=dtype, name="target_features")(tokens, x)
     names = [layer.name for pair in blocks for layer in pair]
-    single = FeaturesMarker(
-        "evoformer", given, embedding="embedding", blocks=names, dtype=dtype, name="features_marker"
-    )(single)
+    identity = {"embedding": "embedding", "blocks": names, "dtype": dtype}
+    x = AlignmentMarker("evoformer", given, name="alignment_marker", **identity)(x)
+    z = PairsMarker("evoformer", given, name="pairs_marker", **identity)(z)
+    single = TargetFeatures(single_dim, dtype=dtype, name="target_features")(tokens, x)
+    single = FeaturesMarker("evoformer", given, name="features_marker", **identity)(single)
     return Model(inputs, {"alignment": x, "pairs": z, "features": single}, name=name)
 
 
@@ -201,11 +204,93 @@ def alignment_inputs(given: Mapping[str, Any]) -> dict[str, Tensor]:
     if given["residue_index"]:
         inputs["residue_index"] = keras.Input((length,), dtype="int32", name="residue_index")
     if given["num_extra_layers"]:
-        inputs["extra_tokens"] = keras.Input((None, length), dtype="int32", name="extra_tokens")
+        shape = (given["num_extra_sequences"], length)
+        inputs["extra_tokens"] = keras.Input(shape, dtype="int32", name="extra_tokens")
     if given["extra_feature_dim"]:
-        shape = (None, length, given["extra_feature_dim"])
+        shape = (given["num_extra_sequences"], length, given["extra_feature_dim"])
         inputs["extra_features"] = keras.Input(shape, name="extra_features")
     return inputs
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class TargetSequence(keras.layers.Layer):
+    """The first sequence of an alignment: (B, S, ...) -> (B, ...).
+
+    A layer, since Keras's `RematScope` cannot call the operator of an index.
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.evoformer import TargetSequence
+    >>> np.array(TargetSequence()(np.array([[[3, 4], [5, 6]]]))).tolist()
+    [[3, 4]]
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(autocast=False, **kwargs)
+        self.supports_masking = True
+
+    def compute_mask(self, x: Tensor, previous_mask: Any = None) -> Tensor | None:
+        """The mask of the first sequence."""
+        return None if previous_mask is None else previous_mask[:, 0]
+
+    def call(self, x: Tensor) -> Tensor:
+        """(B, S, ...) -> (B, ...)."""
+        return x[:, 0]
+
+    def compute_output_spec(self, x: Tensor) -> keras.KerasTensor:
+        """Without the second axis, in the dtype of the input."""
+        return keras.KerasTensor((x.shape[0], *x.shape[2:]), dtype=x.dtype)
+
+    def compute_output_shape(self, x_shape: Any) -> Any:
+        """Without the second axis."""
+        return (x_shape[0], *x_shape[2:])
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class RecycledTarget(RematerializedLayer):
+    """Adds the normalised features of the last run's target to the first sequence.
+
+    Args:
+        epsilon: float, epsilon of the normalisation.
+
+    Call arguments:
+        x: float tensor (B, S, N, D).
+        row: float tensor (B, N, D).
+
+    Returns:
+        Float tensor (B, S, N, D).
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.evoformer import RecycledTarget
+    >>> x, row = np.zeros((1, 2, 1, 2), "float32"), np.array([[[3.0, 5.0]]], "float32")
+    >>> np.round(RecycledTarget()(x, row), 2).tolist()
+    [[[[-1.0, 1.0]], [[0.0, 0.0]]]]
+    """
+
+    def __init__(self, epsilon: float = 1e-5, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.epsilon = epsilon
+        self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
+        self.supports_masking = True
+
+    def build(self, x_shape: Any, row_shape: Any) -> None:
+        """Creates the normalisation's weights."""
+        self.norm.build(row_shape)
+        self.built = True
+
+    def call(self, x: Tensor, row: Tensor, training: bool | None = None) -> Tensor:
+        """(B, S, N, D), (B, N, D) -> (B, S, N, D)."""
+        added = ops.expand_dims(self.norm(row, training=training), 1)
+        return ops.concatenate([x[:, :1] + added, x[:, 1:]], axis=1)
+
+    def compute_output_shape(self, x_shape: Any, row_shape: Any) -> Any:
+        """The shape of the first input."""
+        return x_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {**super().get_config(), "epsilon": self.epsilon}
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -314,12 +399,11 @@ def _block(given: Mapping[str, Any], i: int, extra: bool = False) -> tuple[MSABl
     )
 
 
-def _restarted(row: Tensor, pairs: Tensor, run: int, dtype: Any) -> tuple[Tensor, Tensor]:
-    """In training, sets both to 0 with probability 1 / (run + 1), for each example.
+def _restart(tokens: Tensor, run: int, dtype: Any) -> Tensor:
+    """In training, 0 with probability 1 / (run + 1), for each example: (B, 1, 1).
 
     The number of runs since the last 0 is then uniform. The scale of what dropout keeps does not
     matter: a normalisation follows.
     """
-    dropout = Dropout(1 / (run + 1), dtype=dtype, name=f"restart_{run}")
-    kept = dropout(ops.ones_like(pairs[:, :1, :1, :1]))
-    return row * kept, pairs * kept
+    ones = ops.cast(ops.ones_like(ops.max(tokens, axis=(1, 2), keepdims=True)), "float32")
+    return Dropout(1 / (run + 1), dtype=dtype, name=f"restart_{run}")(ones)

@@ -160,13 +160,16 @@ class VisualMarker(Marker):
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class AlignmentMarker(Marker):
-    """Marks the features (B, S, N, D) of the sequences in a model of alignments."""
+class AlignmentMarker(FeaturesMarker):
+    """Marks the features (B, S, N, D) of the sequences in a model of alignments.
+
+    It carries the identity, too: a head on it leaves the target's features out of the graph.
+    """
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class PairsMarker(Marker):
-    """Marks the features (B, N, N, E) of the pairs of residues in a model of alignments."""
+class PairsMarker(FeaturesMarker):
+    """Marks the features (B, N, N, E) of the pairs in a model of alignments, with the identity."""
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -243,6 +246,9 @@ def identity_of(model: keras.Model) -> Identity:
     """The identity of a functional model; an empty one for any other model."""
     pair = _markers(model, PairMarker)
     marker = pair[-1] if pair else features_marker(model)
+    if marker is None:
+        others = _markers(model, AlignmentMarker) or _markers(model, PairsMarker)
+        marker = others[0] if len(others) == 1 else None
     return Identity() if marker is None else marker.identity
 
 

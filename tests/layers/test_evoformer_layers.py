@@ -228,7 +228,7 @@ def test_blocks_of_memory_change_neither_values_nor_gradients(layer, monkeypatch
     monkeypatch.setattr(keras, "remat", lambda f: recomputed.append(f) or remat(f))
     monkeypatch.setattr(blockwise, "LARGE", 100)
     found = gradients(run, block.weights, *inputs)
-    assert len(recomputed) > 10
+    assert len(recomputed) >= 9
     assert_close(block(*inputs, mask=MASK), value, FLOAT32)
     for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
         assert_close(a, b, FLOAT32)
