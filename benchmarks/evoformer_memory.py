@@ -1,11 +1,11 @@
 """Peak memory of a training step of Evoformer by residues and sequences, in processes of their own.
 
     python benchmarks/evoformer_memory.py                         # the table of docs/proteins.md
-    python benchmarks/evoformer_memory.py --cases 32x8 --layers 1 2 --small   # a test run
+    python benchmarks/evoformer_memory.py --cases 32x8 --small    # a test run
 
 The model has the widths of AlphaFold 2 and few blocks: each further block adds the results that
-`keras.RematScope("full")` keeps for the backward pass, its weights, gradients and Adam's moments, so
-the memory of 48 blocks follows from that of one and of three.
+`keras.RematScope("full")` keeps for the backward pass, its weights, gradients and Adam's moments,
+so the memory of 48 blocks follows from that of one and of three.
 """
 
 import argparse
@@ -54,7 +54,9 @@ def main() -> None:
         measure(int(residues), int(sequences), int(layers), scope, arguments.small)
         return
     few, more = arguments.layers
-    print(f"residues x sequences, scope: {few} and {more} blocks, each further block, 48 blocks (GiB)")
+    print(
+        f"residues x sequences, scope: {few} and {more} blocks, each further block, 48 blocks (GiB)"
+    )
     for case in arguments.cases:
         for scope in arguments.scopes:
             peaks = []

@@ -104,7 +104,9 @@ def pretrain(trunk, alignments: list[np.ndarray], steps: int, file: Path) -> Non
         def batch(step: int):
             rng = np.random.default_rng([0, step])
             chosen = rng.choice(len(alignments), BATCH, p=shares / shares.sum())
-            crops = [crop_alignment(shuffled(alignments[i], rng), ROWS, LENGTH, rng) for i in chosen]
+            crops = [
+                crop_alignment(shuffled(alignments[i], rng), ROWS, LENGTH, rng) for i in chosen
+            ]
             return mask({"tokens": np.stack([ids for ids, _ in crops])}, step)
 
         callback = keras.callbacks.LambdaCallback(on_train_batch_end=progress(100))
@@ -313,7 +315,8 @@ def export(
         ]
         return float(np.mean(values))
 
-    print(f"\nLiteRT: crops of {family}, precision of L/5 in Keras {mean(predicted(fixed, tokens)):.1%}")
+    keras_precision = mean(predicted(fixed, tokens))
+    print(f"\nLiteRT: crops of {family}, precision of L/5 in Keras {keras_precision:.1%}")
     for kind in ("float32", "int8"):
         file = folder / f"contacts_{kind}.tflite"
         export_tflite(fixed, file, ["predict"], kind)

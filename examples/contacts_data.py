@@ -31,7 +31,7 @@ FAMILIES = {
     "lactate and malate dehydrogenases": (
         f"{THESEUS}/ldh/ldh.a2m", "fasta", f"{THESEUS}/ldh/*.pdb*"
     ),
-    "cytochromes c": (f"{THESEUS}/cytochromes/cytc.aln", "clustal", f"{THESEUS}/cytochromes/*.pdb*"),
+    "cytochromes c": (f"{THESEUS}/cytochromes/cytc.aln", "clustal", f"{THESEUS}/cytochromes/d*"),
     "TNF receptors": (f"{TCOFFEE}/sample_3Dseq1.aln", "clustal", f"{TCOFFEE}/[123]*[1234].pdb*"),
     "aspartic proteases": (f"{TCOFFEE}/struc1.aln", "clustal", f"{TCOFFEE}/struc?.pdb*"),
     "Gal80": (f"{TCOFFEE}/3V2UA.aln", "clustal", f"{TCOFFEE}/3V2U.pdb*"),

@@ -50,18 +50,14 @@ def row_attention(x, z, w, num_heads, mask):
     x = normalized(x, w, "norm")
     bias = np.moveaxis(dense(normalized(z, w, "pair_norm"), w, "pair_bias"), -1, 0)
     inner = within(w, "attention")
-    return np.stack(
-        [gated_attention(x[s], inner, num_heads, mask[s], bias) for s in range(len(x))]
-    )
+    return np.stack([gated_attention(x[s], inner, num_heads, mask[s], bias) for s in range(len(x))])
 
 
 def column_attention(x, w, num_heads, mask):
     """Algorithm 8."""
     x = normalized(x, w, "norm")
     inner = within(w, "attention")
-    columns = [
-        gated_attention(x[:, i], inner, num_heads, mask[:, i]) for i in range(x.shape[1])
-    ]
+    columns = [gated_attention(x[:, i], inner, num_heads, mask[:, i]) for i in range(x.shape[1])]
     return np.stack(columns, axis=1)
 
 
@@ -110,9 +106,7 @@ def triangle_multiplication(z, w, mask, incoming):
     for i in range(length):
         for j in range(length):
             for k in range(length):
-                y[i, j] += (
-                    first[k, i] * second[k, j] if incoming else first[i, k] * second[j, k]
-                )
+                y[i, j] += first[k, i] * second[k, j] if incoming else first[i, k] * second[j, k]
     y = dense(normalized(y, w, "output_norm"), w, "output_projection")
     return sigmoid(dense(z, w, "gate")) * y
 
@@ -127,9 +121,7 @@ def triangle_attention(z, w, num_heads, mask, ending):
         return np.stack(rows)
     # Column j: pairs (i, j) attend to (k, j), with the bias of (k, i).
     bias = np.swapaxes(bias, 1, 2)
-    columns = [
-        gated_attention(z[:, j], inner, num_heads, mask[:, j], bias) for j in range(len(z))
-    ]
+    columns = [gated_attention(z[:, j], inner, num_heads, mask[:, j], bias) for j in range(len(z))]
     return np.stack(columns, axis=1)
 
 

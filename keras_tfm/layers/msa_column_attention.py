@@ -70,9 +70,7 @@ class MSAColumnAttention(RematerializedLayer):
         self.attention.build((batch, columns, rows, dim))
         self.built = True
 
-    def call(
-        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
+    def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, S, N, D)."""
         mask = checked_mask(self.name, mask, x)
         mask = None if mask is None else swap(mask, 1, 2)

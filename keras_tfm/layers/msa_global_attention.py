@@ -7,7 +7,6 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.attention import attention
-from keras_tfm.layers.gated_attention import normal
 from keras_tfm.layers.heads import merge_heads, split_heads, swap
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.masks import from_keys
@@ -88,9 +87,7 @@ class MSAGlobalAttention(RematerializedLayer):
         self.output_projection.build((*x_shape[:-1], width))
         self.built = True
 
-    def call(
-        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
+    def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, S, N, D)."""
         mask = checked_mask(self.name, mask, x)
         x = self.norm(x, training=training)

@@ -79,9 +79,7 @@ class OuterProductMean(RematerializedLayer):
         """None: the mask of the sequences is not one of pairs."""
         return
 
-    def call(
-        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
+    def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, N, N, E)."""
         mask = checked_mask(self.name, mask, x)
         both = self.projections(self.norm(x, training=training), training=training)

@@ -162,5 +162,3 @@ def pair_mask(mask: Tensor) -> Tensor:
     """The mask of pairs of residues of the first sequence: (B, S, N) -> (B, N, N)."""
     first = mask[:, :1]  # a slice: an index would remove the axis, which LiteRT delegates cannot
     return ops.logical_and(swap(first, 1, 2), first)
-
-

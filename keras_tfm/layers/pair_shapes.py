@@ -18,9 +18,7 @@ Tensor = Any
 def check_alignment(name: str, shape: Any) -> None:
     """Raises unless `shape` is (B, S, N, D) with a known D."""
     if len(shape) != 4 or shape[-1] is None:
-        raise ValueError(
-            f"{name}: x must have shape (B, S, N, D) with D known, got {tuple(shape)}"
-        )
+        raise ValueError(f"{name}: x must have shape (B, S, N, D) with D known, got {tuple(shape)}")
 
 
 def check_pairs(name: str, shape: Any, length: Any = None) -> None:

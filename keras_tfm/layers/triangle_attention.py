@@ -91,9 +91,7 @@ class TriangleAttention(RematerializedLayer):
             z = swap(z, 1, 2)
             mask = None if mask is None else swap(mask, 1, 2)
         bias = ops.transpose(self.pair_bias(z, training=training), (0, 3, 1, 2))
-        y = self.attention(
-            z, mask=mask, attention_bias=ops.expand_dims(bias, 1), training=training
-        )
+        y = self.attention(z, mask=mask, attention_bias=ops.expand_dims(bias, 1), training=training)
         return swap(y, 1, 2) if self.ending else y
 
     def compute_output_shape(self, pairs_shape: Any) -> Any:

@@ -14,7 +14,9 @@ def test_mutual_information_finds_columns_that_change_together():
     found = scores.mutual_information(ids)
     np.testing.assert_allclose(found, found.T, atol=1e-6)  # float32 sums in another order
     best = np.argsort(-np.triu(found, 1), axis=None)[:2]
-    pairs = {tuple(map(int, pair)) for pair in zip(*np.unravel_index(best, found.shape), strict=True)}
+    pairs = {
+        tuple(map(int, pair)) for pair in zip(*np.unravel_index(best, found.shape), strict=True)
+    }
     assert pairs == {(2, 7), (4, 10)}
 
 
@@ -62,10 +64,10 @@ def test_the_profile_does_not_see_what_is_hidden():
 def test_contacts_of_a_structure_by_hand(tmp_path):
     """A hairpin: residue i stands beside residue 33 - i, 5 Å away; others 3.8 Å apart in line."""
     pytest.importorskip("Bio")
+    from Bio.SeqUtils import seq3
+
     letters = "ACDEFGHIKLMNPQRSTVWYACDEFGHIKLMNPQ"
-    names = dict(zip("ACDEFGHIKLMNPQRSTVWY", (
-        "ALA CYS ASP GLU PHE GLY HIS ILE LYS LEU MET ASN PRO GLN ARG SER THR VAL TRP TYR".split()
-    ), strict=True))  # fmt: skip
+    names = {letter: seq3(letter).upper() for letter in set(letters)}
     lines = []
     for i, letter in enumerate(letters):
         x, y = (3.8 * i, 0.0) if i < 17 else (3.8 * (33 - i), 5.0)

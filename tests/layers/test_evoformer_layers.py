@@ -36,7 +36,13 @@ MASK[0, 3, 4:] = False
 MASK[1, :, 5:], MASK[1, 4:] = False, False
 PAIRS = MASK[:, 0, :, None] & MASK[:, 0, None, :]
 BLOCK = {"num_heads": H, "head_dim": 3, "transition_factor": 2}
-PAIR_BLOCK = {"num_heads": 3, "head_dim": 5, "outer_dim": 4, "hidden_dim": 8, "transition_factor": 2}
+PAIR_BLOCK = {
+    "num_heads": 3,
+    "head_dim": 5,
+    "outer_dim": 4,
+    "hidden_dim": 8,
+    "transition_factor": 2,
+}
 
 
 def made(layer, *inputs):
@@ -92,9 +98,7 @@ def test_triangle_multiplication(incoming):
 def test_triangle_attention(ending):
     layer = made(TriangleAttention(3, head_dim=5, ending=ending), Z)
     w = weights_of(layer)
-    expected = each(
-        lambda z, mask: reference.triangle_attention(z, w, 3, mask, ending), Z, PAIRS
-    )
+    expected = each(lambda z, mask: reference.triangle_attention(z, w, 3, mask, ending), Z, PAIRS)
     assert_close(layer(Z, mask=PAIRS), expected, FLOAT32)
 
 
@@ -115,7 +119,7 @@ def test_pair_block():
 
 @pytest.mark.parametrize("kind", ["block", "extra"])
 def test_a_block_equals_openfold(kind):
-    """What openfold computes in float64 (`parity/make_openfold_fixture.py`), where nothing is padding.
+    """What `parity/make_openfold_fixture.py` found, computed in float64, where nothing is padding.
 
     The issue asks for 1e-4; float32 through ten sublayers rounds well below it.
     """
@@ -236,7 +240,7 @@ def test_blocks_of_memory_change_neither_values_nor_gradients(layer, monkeypatch
 
 @tensorflow_only
 def test_dropout_is_shared_by_rows_or_columns():
-    """Row-wise: what a column drops, it drops in all rows. Around the ending node, the other way."""
+    """Row-wise: all rows drop the same values. Around the ending node, all columns do."""
     pairs = PairBlock(**PAIR_BLOCK, dropout=0.5)
     for name, axis in (("starting", 1), ("ending", 2), ("outgoing", 1), ("incoming", 1)):
         kept = to_numpy(getattr(pairs, f"{name}_dropout")(np.ones_like(Z), training=True)) > 0

@@ -1,12 +1,12 @@
 """Writes openfold.npz: what blocks of openfold compute from random weights, masks and inputs.
 
-python tests/parity/make_openfold_fixture.py FOLDER    # a checkout of openfold (Apache-2.0), PyTorch
+python tests/parity/make_openfold_fixture.py FOLDER    # a checkout of openfold (Apache-2.0)
 
-Run outside of the tests, once, with openfold of commit ce0029e (September 2025) and PyTorch 2.13 on a
-CPU. openfold imports extensions for GPUs, which the functions run here do not call; empty modules
-take their place. Weights and inputs are random, no trained ones: float32 values, with which openfold
-computes in float64. The file holds, for an Evoformer block and a block of the extra stack, every
-weight under openfold's name, the inputs, and the results.
+Run outside of the tests, once, with openfold of commit ce0029e (September 2025) and PyTorch 2.13 on
+a CPU. openfold imports extensions for GPUs, which the functions run here do not call; empty modules
+take their place. Weights and inputs are random, no trained ones: float32 values, with which
+openfold computes in float64. The file holds, for an Evoformer block and a block of the extra stack,
+every weight under openfold's name, the inputs, and the results.
 """
 
 import sys

@@ -20,8 +20,8 @@ USES = {
     "BucketedBatches": "x = text.BucketedBatches({'ids': [[3, 4]]}, [[5]], [2], batch_size=1)\n"
     "x.batch(0), x.padding()",
     "MaskAlignments": "text.MaskAlignments()(np.ones((1, 2, 3), int), 0)",
-    "MaskRegions": "x = {'region_features': np.ones((1, 4, 2)), 'region_classes': np.ones((1, 4, 3))}\n"
-    "text.MaskRegions()(x, 0)",
+    "MaskRegions": "x = {'region_features': np.ones((1, 4, 2))}\n"
+    "text.MaskRegions()({**x, 'region_classes': np.ones((1, 4, 3))}, 0)",
     "MaskTokens": "text.MaskTokens(50, mask_id=4)(np.array([[20, 21, 0]]), 0)",
     "PackedBatches": "x = text.PackedBatches({'ids': [[3, 4]]}, length=5)\nx.batch(0), x.padding()",
     "Padding": "str(text.Padding(1, 2, 3))",
