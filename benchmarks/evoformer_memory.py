@@ -1,4 +1,4 @@
-"""Peak memory of a training step of Evoformer by residues and sequences, in processes of their own.
+"""Peak memory of a training step of Evoformer by residues and sequences, in separate processes.
 
     python benchmarks/evoformer_memory.py                         # the table of docs/proteins.md
     python benchmarks/evoformer_memory.py --cases 32x8 --small    # a test run

@@ -12,7 +12,7 @@ from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.attention import attention, joined_bias
 from keras_tfm.layers.attention_probe import AttentionProbe, current_probe
-from keras_tfm.layers.blockwise import WHOLE, Block, attend_in_blocks, blocks, cut
+from keras_tfm.layers.blockwise import WHOLE, Block, attend_in_blocks, blocks
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.heads import merge_heads, scaled, split_heads
 from keras_tfm.layers.positions.attention_position import (
@@ -27,6 +27,7 @@ from keras_tfm.layers.positions.attention_position import (
 from keras_tfm.layers.positions.coordinates import Positions
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.rms_normalization import RMSNormalization
+from keras_tfm.layers.row_blocks import attend_to_rows, row_blocks
 
 Tensor = Any
 
@@ -181,10 +182,13 @@ class MultiHeadAttention(RematerializedLayer):
         `key_mask` is (..., S), `attention_mask` (..., T, S), both already checked. `attention_bias`
         is broadcastable to (..., H, T, S).
         """
-        rows = self._row_blocks(query, key, positions, training)
-        if len(rows) > 1:
-            given = query, key, value, key_mask, attention_mask, attention_bias
-            return self._attend_to_rows(rows, *given, training)
+        # Dropout draws one seed for all rows.
+        if positions is None and current_probe.get() is None and not (self.dropout and training):
+            rows = row_blocks(query, key)
+            if len(rows) > 1:
+                attend_rows = functools.partial(self._attend, positions=None, training=training)
+                given = query, key, value, key_mask, attention_mask, attention_bias
+                return attend_to_rows(attend_rows, rows, *given)
         cuts = [WHOLE]
         if current_probe.get() is None:
             cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)
@@ -222,58 +226,6 @@ class MultiHeadAttention(RematerializedLayer):
             )
 
         return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
-
-    def _row_blocks(
-        self, query: Tensor, key: Tensor, positions: Positions | None, training: bool | None
-    ) -> list[slice]:
-        """Blocks of the last leading axis where there are several and the scores are many.
-
-        Not with dropout, whose seeds are drawn once for all rows.
-        """
-        probed = current_probe.get() is not None
-        if len(query.shape) < 5 or positions is not None or probed or (self.dropout and training):
-            return [slice(None)]
-        row, heads, length, _ = query.shape[-4:]
-        sizes = heads, length, key.shape[-2]
-        known = all(isinstance(size, int) for size in sizes)
-        return cut(row, heads * length * key.shape[-2] if known else None)
-
-    def _attend_to_rows(
-        self,
-        rows: list[slice],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        attention_mask: Tensor | None,
-        attention_bias: Tensor | None,
-        training: bool | None,
-    ) -> Tensor:
-        """`_attend`, block by block of the axis before the heads; recomputed when going back."""
-        results = []
-        for part in rows:
-            keys = None if key_mask is None else key_mask[..., part, :]
-            pairs = attention_mask
-            if pairs is not None and pairs.shape[-3] != 1:
-                pairs = pairs[..., part, :, :]
-
-            def one(
-                query: Tensor,
-                key: Tensor,
-                value: Tensor,
-                *bias: Tensor,
-                keys: Tensor | None = keys,
-                pairs: Tensor | None = pairs,
-            ) -> Tensor:
-                bias_or_none = bias[0] if bias else None
-                return self._attend(query, key, value, keys, pairs, bias_or_none, None, training)
-
-            given = [x[..., part, :, :, :] for x in (query, key, value)]
-            if attention_bias is not None:
-                shared = attention_bias.shape[-4] == 1
-                given.append(attention_bias if shared else attention_bias[..., part, :, :, :])
-            results.append(keras.remat(one)(*given))  # `remat` differentiates only its arguments
-        return ops.concatenate(results, axis=-4)
 
     def _position_seed(self, training: bool | None) -> Tensor | None:
         return self.position.draw() if self.position is not None and training else None

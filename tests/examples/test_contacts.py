@@ -54,8 +54,9 @@ def test_precision_of_the_best_fifth():
 
 def test_the_profile_does_not_see_what_is_hidden():
     ids = np.array([[1, 5, 22], [1, 6, 22], [2, 6, 3]])
-    hidden = np.array([[False, False, False], [False, True, True], [False, False, True]])
-    assert scores.from_profile(ids, hidden, False).tolist() == [1, 6, 22]
+    hidden = np.array([[False, False, False], [False, True, True], [False, True, True]])
+    assert scores.from_profile(ids, hidden, False).tolist() == [1, 5, 22]
+    assert scores.from_profile(ids, hidden & False, False).tolist() == [1, 6, 22]
     assert scores.from_profile(ids, hidden, True)[0] == 1
     mean, error = scores.mean_and_error([1.0, 2.0, 3.0])
     assert (mean, error) == (2.0, pytest.approx(1 / np.sqrt(3)))
