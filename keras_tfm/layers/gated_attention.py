@@ -18,6 +18,7 @@ from keras_tfm.layers.blockwise import cut
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.projection import Projection
 
 Tensor = Any
 
@@ -53,9 +54,16 @@ class Transition(FeedForward):
     def __init__(self, intermediate_dim: int, **kwargs: Any):
         super().__init__(intermediate_dim, kernel_initializer="he_normal", **kwargs)
 
-    def _dense(self, name: str, units: int, **kwargs: Any) -> Any:
-        kernel = "zeros" if name == "outer" else None
-        return super()._dense(name, units, kernel_initializer=kernel, **kwargs)
+    def _dense(
+        self,
+        name: str,
+        units: int,
+        use_bias: bool | None = None,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = None,
+    ) -> Projection:
+        kernel = "zeros" if name == "outer" else kernel_initializer
+        return super()._dense(name, units, use_bias, kernel, bias_initializer)
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(B, R, C, D) -> (B, R, C, D), in blocks of rows where they are many."""

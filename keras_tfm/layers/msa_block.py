@@ -73,10 +73,10 @@ class MSABlock(RematerializedLayer):
         self.global_attention = global_attention
         self.dropout, self.epsilon = dropout, epsilon
         policy = self.dtype_policy
-        heads = {"num_heads": num_heads, "head_dim": head_dim, "epsilon": epsilon}
+        heads = num_heads, head_dim, epsilon
         columns = MSAGlobalAttention if global_attention else MSAColumnAttention
-        self.row_attention = MSARowAttention(**heads, dtype=policy, name="row_attention")
-        self.column_attention = columns(**heads, dtype=policy, name="column_attention")
+        self.row_attention = MSARowAttention(*heads, dtype=policy, name="row_attention")
+        self.column_attention = columns(*heads, dtype=policy, name="column_attention")
         self.row_dropout = shared_dropout(dropout, 1, policy, "row_dropout")
         self.transition_norm = LayerNormalization(
             epsilon=epsilon, dtype=policy, name="transition_norm"

@@ -196,18 +196,18 @@ def evoformer(
 
 def alignment_inputs(given: Mapping[str, Any]) -> dict[str, Tensor]:
     """The inputs of `evoformer` by name, for the builder's arguments."""
-    rows, length = given["num_sequences"], given["num_residues"]
-    inputs = {"tokens": keras.Input((rows, length), dtype="int32", name="tokens")}
+    length = given["num_residues"]
+    rows, extra = (given["num_sequences"], length), (given["num_extra_sequences"], length)
+    inputs = {"tokens": keras.Input(rows, dtype="int32", name="tokens")}
     if given["feature_dim"]:
-        shape = (rows, length, given["feature_dim"])
+        shape = (*rows, given["feature_dim"])
         inputs["alignment_features"] = keras.Input(shape, name="alignment_features")
     if given["residue_index"]:
         inputs["residue_index"] = keras.Input((length,), dtype="int32", name="residue_index")
     if given["num_extra_layers"]:
-        shape = (given["num_extra_sequences"], length)
-        inputs["extra_tokens"] = keras.Input(shape, dtype="int32", name="extra_tokens")
+        inputs["extra_tokens"] = keras.Input(extra, dtype="int32", name="extra_tokens")
     if given["extra_feature_dim"]:
-        shape = (given["num_extra_sequences"], length, given["extra_feature_dim"])
+        shape = (*extra, given["extra_feature_dim"])
         inputs["extra_features"] = keras.Input(shape, name="extra_features")
     return inputs
 
