@@ -208,6 +208,7 @@ stage_examples() {
     .venv/bin/python examples/detection.py --smoke
     .venv/bin/python examples/drawing.py --smoke
     .venv/bin/python examples/spoken_numbers.py --smoke
+    .venv/bin/python examples/contacts.py --smoke
     .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
 }
 
@@ -239,7 +240,7 @@ PEERS=(
     tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_regions,_speech}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
     tests/generation/test_{processors,processor_contract,transformers_generate,timestamps}.py
-    tests/layers/test_{image,audio}_layers.py tests/runtime/test_image_processor.py
+    tests/layers/test_{image,audio}_layers.py tests/layers/test_esmfold.py tests/runtime/test_image_processor.py
     tests/training/test_{detection,contrastive_loss}.py
 )
 stage_peers() {

@@ -31,6 +31,7 @@ CONTENTS = {
         "images",
         "drawing",
         "speech",
+        "proteins",
         "layers",
         "masks",
         "training",

@@ -40,7 +40,9 @@ class VerificationRows:
         arrays = random_inputs(self.file.signatures[name], seed=number)
         for key, x in arrays.items():
             if inputs[key].get("vocabulary_size", 1) > 1 and x.dtype.kind in "iu":
-                ids = np.setdiff1d(np.arange(inputs[key]["vocabulary_size"]), inputs[key]["pad_id"])
+                # Ids of more than two axes, as of an alignment, have no padding id.
+                padding = inputs[key].get("pad_id", [])
+                ids = np.setdiff1d(np.arange(inputs[key]["vocabulary_size"]), padding)
                 arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
             if number % 2 and inputs[key]["padded"]:
                 quarters = (2, 1, 3)[number // 2 % 3]

@@ -15,10 +15,17 @@ from keras_tfm.layers.image_normalization import ImageNormalization
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.log_mel_spectrogram import LogMelSpectrogram
 from keras_tfm.layers.masks import segment_mask
+from keras_tfm.layers.msa_block import MSABlock
+from keras_tfm.layers.msa_column_attention import MSAColumnAttention
+from keras_tfm.layers.msa_global_attention import MSAGlobalAttention
+from keras_tfm.layers.msa_row_attention import MSARowAttention
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.ngram_encoding import NGramEncoding
+from keras_tfm.layers.outer_product_mean import OuterProductMean
 from keras_tfm.layers.output_bias import OutputBias
+from keras_tfm.layers.pair_block import PairBlock
+from keras_tfm.layers.pair_embedding import PairEmbedding
 from keras_tfm.layers.patch_embedding import PatchEmbedding
 from keras_tfm.layers.positions.alibi import ALiBi
 from keras_tfm.layers.positions.attention_position import (
@@ -60,6 +67,8 @@ from keras_tfm.layers.sequence_pooling import SequencePooling
 from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
 from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
+from keras_tfm.layers.triangle_attention import TriangleAttention
+from keras_tfm.layers.triangle_multiplication import TriangleMultiplication
 
 __all__ = [
     "ALiBi",
@@ -84,11 +93,18 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LogMelSpectrogram",
+    "MSABlock",
+    "MSAColumnAttention",
+    "MSAGlobalAttention",
+    "MSARowAttention",
     "MultiHeadCrossAttention",
     "MultiHeadSelfAttention",
     "NGramEncoding",
     "NTKScaling",
+    "OuterProductMean",
     "OutputBias",
+    "PairBlock",
+    "PairEmbedding",
     "PatchEmbedding",
     "PositionEmbedding",
     "PositionEmbedding2D",
@@ -112,6 +128,8 @@ __all__ = [
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
+    "TriangleAttention",
+    "TriangleMultiplication",
     "YaRNScaling",
     "attention",
     "gelu_tanh",

@@ -20,6 +20,9 @@ Tensor = Any
 FEW = 2048 * 1024
 # Queries per block.
 BLOCK = 512
+# Rows (the leading axes of an alignment or of pairs) are computed in blocks of at most this many
+# values for each example: 128 MiB in float32.
+LARGE = 2**25
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,22 @@ def blocks(query_length: Any, key_length: Any, causal: bool, window: int | None)
             end = max(min(end, last + window - 1), begin + 1)
         result.append(Block(slice(first, last), slice(begin, end), len(result)))
     return result
+
+
+def cut(count: Any, each: Any) -> list[slice]:
+    """Splits an axis of `count` entries with `each` values into equal blocks of at most `LARGE`.
+
+    A single slice of everything is returned if they are few, or known only at run time.
+
+    >>> from keras_tfm.layers.blockwise import LARGE, cut
+    >>> cut(5, LARGE // 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    if not (isinstance(count, int) and isinstance(each, int)) or count * each <= LARGE:
+        return [slice(None)]
+    number = -(-count // max(1, LARGE // each))
+    size = -(-count // number)
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
 
 
 def attend_in_blocks(

@@ -27,6 +27,7 @@ from keras_tfm.layers.positions.attention_position import (
 from keras_tfm.layers.positions.coordinates import Positions
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.rms_normalization import RMSNormalization
+from keras_tfm.layers.row_blocks import attend_to_rows, row_blocks
 
 Tensor = Any
 
@@ -181,6 +182,13 @@ class MultiHeadAttention(RematerializedLayer):
         `key_mask` is (..., S), `attention_mask` (..., T, S), both already checked. `attention_bias`
         is broadcastable to (..., H, T, S).
         """
+        # Dropout draws one seed for all rows.
+        if positions is None and current_probe.get() is None and not (self.dropout and training):
+            rows = row_blocks(query, key)
+            if len(rows) > 1:
+                attend_rows = functools.partial(self._attend, positions=None, training=training)
+                given = query, key, value, key_mask, attention_mask, attention_bias
+                return attend_to_rows(attend_rows, rows, *given)
         cuts = [WHOLE]
         if current_probe.get() is None:
             cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)

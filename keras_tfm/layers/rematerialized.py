@@ -63,14 +63,21 @@ class RematerializedLayer(keras.layers.Layer):
 
         return recomputed
 
-    def _dense(self, name: str, units: int, use_bias: bool | None = None) -> Projection:
-        """A projection with this layer's initializers and, by default, its `use_bias`."""
+    def _dense(
+        self,
+        name: str,
+        units: int,
+        use_bias: bool | None = None,
+        kernel_initializer: Any = None,
+        bias_initializer: Any = None,
+    ) -> Projection:
+        """A projection; by default with this layer's `use_bias` and initializers."""
         # Cloned: one initializer object would draw the same numbers for every projection.
         dense = Projection(
             units,
             use_bias=self.use_bias if use_bias is None else use_bias,
-            kernel_initializer=self.kernel_initializer.clone(),
-            bias_initializer=self.bias_initializer.clone(),
+            kernel_initializer=kernel_initializer or self.kernel_initializer.clone(),
+            bias_initializer=bias_initializer or self.bias_initializer.clone(),
             dtype=self.dtype_policy,
             name=name,
         )

@@ -1,6 +1,7 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
 from keras_tfm.models.albert import albert
+from keras_tfm.models.alignment_heads import masked_msa, pair_classifier
 from keras_tfm.models.bart import bart
 from keras_tfm.models.bert import bert
 from keras_tfm.models.clip import clip, clip_towers
@@ -13,6 +14,7 @@ from keras_tfm.models.draft_heads import with_draft_heads
 from keras_tfm.models.dvae import dvae, dvae_decoder, dvae_encoder, dvae_parts
 from keras_tfm.models.electra import electra, replaced_token_detection
 from keras_tfm.models.embedding_head import sentence_embedding
+from keras_tfm.models.evoformer import evoformer
 from keras_tfm.models.gemma import gemma
 from keras_tfm.models.gpt import gpt
 from keras_tfm.models.heads import (
@@ -66,6 +68,7 @@ __all__ = [
     "electra",
     "enable_lora",
     "encoder",
+    "evoformer",
     "gemma",
     "gpt",
     "image_classifier",
@@ -75,8 +78,10 @@ __all__ = [
     "lxmert",
     "marian",
     "masked_language_model",
+    "masked_msa",
     "mbart",
     "next_sentence",
+    "pair_classifier",
     "pegasus",
     "question_answering",
     "replaced_token_detection",

@@ -141,6 +141,7 @@ def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
             f"or a layer's name: {model.name!r} has no features of its own"
         )
     known = [x, *identity.all_pooled_of(model), identity.visual_of(model)]
+    known += [identity.alignment_of(model), identity.pairs_of(model)]
     if identity.head_of(model) is None and any(
         all(output is not one for one in known) for output in model.outputs
     ):

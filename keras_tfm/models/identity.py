@@ -160,6 +160,19 @@ class VisualMarker(Marker):
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
+class AlignmentMarker(FeaturesMarker):
+    """Marks the features (B, S, N, D) of the sequences in a model of alignments.
+
+    It carries the identity, too: a head on it leaves the target's features out of the graph.
+    """
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class PairsMarker(FeaturesMarker):
+    """Marks the features (B, N, N, E) of the pairs in a model of alignments, with the identity."""
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
 class HeadMarker(Marker):
     """Marks the input of a head and carries the head's kind and arguments.
 
@@ -233,6 +246,9 @@ def identity_of(model: keras.Model) -> Identity:
     """The identity of a functional model; an empty one for any other model."""
     pair = _markers(model, PairMarker)
     marker = pair[-1] if pair else features_marker(model)
+    if marker is None:
+        others = _markers(model, AlignmentMarker) or _markers(model, PairsMarker)
+        marker = others[0] if len(others) == 1 else None
     return Identity() if marker is None else marker.identity
 
 
@@ -282,6 +298,18 @@ def all_pooled_of(model: keras.Model) -> list[Tensor]:
 def visual_of(model: keras.Model) -> Tensor | None:
     """The symbolic features (B, N, C) of the regions, or None."""
     found = _markers(model, VisualMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def alignment_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, S, N, D) of an alignment, or None."""
+    found = _markers(model, AlignmentMarker)
+    return _output(model, found[-1] if found else None)
+
+
+def pairs_of(model: keras.Model) -> Tensor | None:
+    """The symbolic features (B, N, N, E) of pairs of residues, or None."""
+    found = _markers(model, PairsMarker)
     return _output(model, found[-1] if found else None)
 
 

@@ -30,10 +30,17 @@ from keras_tfm.layers import (
     ImageNormalization,
     LayerNormalization,
     LogMelSpectrogram,
+    MSABlock,
+    MSAColumnAttention,
+    MSAGlobalAttention,
+    MSARowAttention,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     NGramEncoding,
+    OuterProductMean,
     OutputBias,
+    PairBlock,
+    PairEmbedding,
     PatchEmbedding,
     PositionalEncoding,
     PositionalEncoding2D,
@@ -56,6 +63,8 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
+    TriangleAttention,
+    TriangleMultiplication,
     YaRNScaling,
 )
 
@@ -69,6 +78,10 @@ IDS = rng.integers(1, V, size=(B, T)).astype("int32")
 MASK = np.array([[True, True, False, True, True], [False, True, True, False, False]])
 CONTEXT_MASK = np.array([[True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
 PAIRS = rng.random((B, T, T)) < 0.7
+# An alignment of S sequences and T residues, pairs of its residues.
+ALIGNMENT = rng.normal(size=(B, S, T, D)).astype("float32")
+RESIDUES = rng.normal(size=(B, T, T, F)).astype("float32")
+PRESENT = np.broadcast_to(MASK[:, None], (B, S, T)).copy()
 GLOROT = keras.initializers.GlorotNormal(seed=3)
 BIAS = keras.initializers.Constant(0.25)
 PROJECTIONS = {"kernel_initializer": GLOROT, "bias_initializer": BIAS}
@@ -274,6 +287,58 @@ CASES = {
     },
     "SequencePooling": Case(SequencePooling, {"mode": "weighted_mean"}, (X,)),
     "EndTokenPooling": Case(EndTokenPooling, {"end_id": int(IDS[0, 2])}, (X, IDS)),
+    "MSARowAttention": Case(
+        MSARowAttention,
+        {"num_heads": 2, "head_dim": 5, "epsilon": 1e-3},
+        (ALIGNMENT, RESIDUES),
+        {"mask": PRESENT},
+    ),
+    "MSAColumnAttention": Case(
+        MSAColumnAttention, {"num_heads": 3, "epsilon": 1e-3}, (ALIGNMENT,), {"mask": PRESENT}
+    ),
+    "MSAGlobalAttention": Case(
+        MSAGlobalAttention, {"num_heads": 2, "head_dim": 5}, (ALIGNMENT,), {"mask": PRESENT}
+    ),
+    "OuterProductMean": Case(
+        OuterProductMean, {"dim": C, "hidden_dim": 3}, (ALIGNMENT,), {"mask": PRESENT}
+    ),
+    "TriangleMultiplication": Case(
+        TriangleMultiplication, {"hidden_dim": 3, "incoming": True}, (RESIDUES,), {"mask": PAIRS}
+    ),
+    "TriangleAttention": Case(
+        TriangleAttention,
+        {"num_heads": 2, "head_dim": 3, "ending": True},
+        (RESIDUES,),
+        {"mask": PAIRS},
+    ),
+    "MSABlock": Case(
+        MSABlock,
+        {"num_heads": 2, "transition_factor": 3, "dropout": 0.3, "epsilon": 1e-3},
+        (ALIGNMENT, RESIDUES),
+        {"mask": PRESENT},
+    ),
+    "MSABlock, global": Case(
+        MSABlock, {"num_heads": 3, "head_dim": 5, "global_attention": True}, (ALIGNMENT, RESIDUES)
+    ),
+    "PairBlock": Case(
+        PairBlock,
+        {
+            "num_heads": 2,
+            "head_dim": 3,
+            "outer_dim": 3,
+            "hidden_dim": 5,
+            "transition_factor": 2,
+            "dropout": 0.3,
+            "epsilon": 1e-3,
+        },
+        (RESIDUES, ALIGNMENT),
+        {"mask": PRESENT},
+    ),
+    "PairEmbedding": Case(
+        PairEmbedding,
+        {"vocabulary_size": V, "dim": D, "max_distance": 3, "initializer": GLOROT},
+        (IDS, IDS * 2),
+    ),
     "Dropout": Case(Dropout, {"rate": 0.3, "seed": 5}, (X,)),
     "PositionalEncoding": Case(PositionalEncoding, {"max_wavelength": 50.0, "dropout": 0.3}, (X,)),
     "FeedForward": Case(
@@ -451,6 +516,11 @@ def test_lengths_may_be_unknown(case):
     model = keras.Model(inputs, y)
     expected = layer(*case.positional(case.inputs), **case.functions)
     batch = 1 if case.layer is PositionalEncoding2D else None
+    if case.layer in (OuterProductMean, PairEmbedding):  # both axes of pairs are one of the input
+        wanted = tuple(layer.compute_output_shape(*(x.shape for x in inputs)))
+        assert y.shape == wanted
+        assert_close(model.predict(list(case.inputs), verbose=0), expected, 1e-5)
+        return
     fixed = case.layer in (RandomResizedCrop, LogMelSpectrogram)
     length = expected.shape[1] if fixed else None
     assert y.shape == (
@@ -525,7 +595,7 @@ def test_training_is_random_where_there_is_dropout_and_inference_is_not(case):
 @pytest.mark.parametrize("implicit", [False, True])
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES.values() if "mask" in case.keywords],
+    [case for case in CASES.values() if case.keywords.get("mask") is MASK],
     ids=lambda case: case.layer.__name__,
 )
 def test_an_explicit_mask_goes_on_to_the_next_layer(case, implicit):
@@ -627,7 +697,7 @@ def test_a_fit_step_changes_every_weight(case):
     history = model.fit(case.arrays, target, epochs=1, batch_size=B, verbose=0)
     assert np.isfinite(history.history["loss"][0])
     for weight in layer.trainable_weights:
-        if weight.path.endswith("/key/bias"):
+        if weight.path.endswith(("/key/bias", "/pair_norm/beta")):
             continue  # adds the same to all scores of a query: the softmax takes it away again
         changed = to_numpy(weight) != before[weight.path]
         # Of a table, the rows of the ids; of a fused bias, all but the keys'; and dropout.

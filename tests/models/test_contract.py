@@ -96,6 +96,17 @@ BUILDERS = {
         num_co_attention_heads=3, text_schedule=(1,), visual_schedule=(0,), max_length=LENGTH,
         region_dim=11, num_regions=4, region_mask=True, **x
     ),
+    "evoformer": lambda **x: models.evoformer(
+        VOCABULARY, SMALL["dim"], pair_dim=2 * SMALL["dim"], num_layers=1, num_heads=2,
+        num_pair_heads=4, outer_dim=3, transition_factor=2, dropout=0.0, pair_dropout=0.0,
+        single_dim=7, max_distance=3, num_recycles=1, num_extra_layers=1, extra_dim=SMALL["dim"],
+        num_extra_heads=2, num_sequences=3, num_residues=5, num_extra_sequences=2, **x
+    ),
+    "evoformer, any size": lambda **x: models.evoformer(
+        VOCABULARY, SMALL["dim"], pair_dim=2 * SMALL["dim"], num_layers=1, num_heads=2,
+        num_pair_heads=4, outer_dim=3, dropout=0.0, pair_dropout=0.0, single_dim=7,
+        feature_dim=2, residue_index=True, **x
+    ),
 }  # fmt: skip
 PICTURES = ("vit", "resnet", "detr", "clip_image", "dvae")
 HEADS = {
@@ -117,6 +128,8 @@ HEADS = {
         "region_features": True,
         "num_answers": 3,
     },
+    "masked_msa": {},
+    "pair_classifier": {"num_classes": 3},
 }
 CASES = {
     **{family: (family, None) for family in BUILDERS},
@@ -128,6 +141,7 @@ CASES = {
             *("backbone", "encoder", "image_classifier", "replaced_token_detection"),
             "without_auxiliary_outputs",
             *("visual_question_answering", "image_text_pretraining"),
+            *("masked_msa", "pair_classifier"),
         )
     },
     "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
@@ -147,6 +161,8 @@ CASES = {
     "lxmert, visual_question_answering": ("lxmert", "visual_question_answering"),
     "lxmert, image_text_pretraining": ("lxmert", "image_text_pretraining"),
     "vilbert, image_text_pretraining": ("vilbert", "image_text_pretraining"),
+    "evoformer, masked_msa": ("evoformer, any size", "masked_msa"),
+    "evoformer, pair_classifier": ("evoformer", "pair_classifier"),
     "detr, backbone": ("detr", "backbone"),
     "detr, without_auxiliary_outputs": ("detr", "without_auxiliary_outputs"),
 }
@@ -156,15 +172,28 @@ REGIONS = {
     "region_boxes": np.random.default_rng(2).uniform(size=(2, 4, 4)).astype("float32"),
     "region_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]], "int32"),
 }
+# Two alignments: one with a short sequence, one with padded residues and a padded row.
+ALIGNMENTS = {
+    "tokens": [
+        [[3, 4, 5, 6, 7], [3, 0, 0, 8, 9], [3, 4, 9, 6, 7]],
+        [[8, 9, 3, 0, 0], [8, 1, 3, 0, 0], [0, 0, 0, 0, 0]],
+    ],
+    "extra_tokens": [[[3, 4, 5, 6, 1], [2, 4, 5, 6, 7]], [[8, 9, 4, 0, 0], [0, 0, 0, 0, 0]]],
+    "residue_index": [[0, 1, 2, 3, 4], [0, 1, 5, 0, 0]],
+}
 # The others' graphs have no other operators than those of their family.
 # The default tier: what decodes is exported by the test of `generate`.
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "vit, dinov2", "vit, image_classifier", "resnet"),
     *("detr", "clip", "lxmert", "vilbert, image_text_pretraining", "dvae_decoder"),
+    "evoformer, pair_classifier",
 ]
 IN_INT8 = [
     *("bert, sequence_classifier", "gpt", "t5", "vit, dinov2", "detr", "clip", "whisper"),
+    "evoformer, pair_classifier",
 ]
+# Those with several open lengths have no file.
+WITH_FILES = [x for x in CASES if CASES[x][0] != "evoformer, any size"]
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
@@ -180,11 +209,10 @@ OURS_ALONE = {
     "transformer",
     "transformer, encoder",
     "whisper, encoder",
-    "dalle",
-    "dvae",
-    "dvae_decoder",
-    "vilbert",
-    "vilbert, image_text_pretraining",
+    *("dalle", "dvae", "dvae_decoder"),
+    *("vilbert", "vilbert, image_text_pretraining"),
+    *("evoformer", "evoformer, any size"),
+    *("evoformer, masked_msa", "evoformer, pair_classifier"),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -220,6 +248,11 @@ def inputs_of(case):
             inputs["pixels"] = pixels.astype("uint8")
         elif x.name in REGIONS:
             inputs[x.name] = REGIONS[x.name]
+        elif case.startswith("evoformer") and "float" not in x.dtype:
+            inputs[x.name] = np.array(ALIGNMENTS[x.name], "int32")
+        elif x.name == "alignment_features":
+            shape = (2, 3, 5, x.shape[-1])
+            inputs[x.name] = np.random.default_rng(0).normal(size=shape).astype("float32")
         elif "float" in x.dtype:
             shape = [2, *(1400 if size is None else size for size in x.shape[1:])]
             inputs[x.name] = np.random.default_rng(0).uniform(-1, 1, shape).astype("float32")
@@ -333,7 +366,9 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
 
 
 @pytest.mark.parametrize(
-    "case", [x for x in CASES if not x.startswith((*PICTURES, "clip", "whisper, features"))]
+    "case",
+    # For alignments, tests/models/test_evoformer.py tests it.
+    [x for x in CASES if not x.startswith((*PICTURES, "clip", "whisper, features", "evoformer"))],
 )
 def test_more_padding_changes_nothing(case):
     """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
@@ -375,7 +410,7 @@ def test_a_step_of_training_changes_every_weight(case):
 
 @tensorflow_only
 @pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in EXPORTED)) for x in CASES]
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in EXPORTED)) for x in WITH_FILES]
 )
 def test_its_file_answers_as_it_does(case, tmp_path):
     from keras_tfm import runtime
@@ -394,7 +429,7 @@ def test_its_file_answers_as_it_does(case, tmp_path):
 
 @tensorflow_only
 @pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in IN_INT8)) for x in CASES]
+    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in IN_INT8)) for x in WITH_FILES]
 )
 def test_its_file_in_int8_is_verified(case, tmp_path, monkeypatch):
     """Of a wider model: LiteRT leaves matrices of fewer than 1,024 weights in float32."""

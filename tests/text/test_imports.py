@@ -20,12 +20,16 @@ USES = {
     "BucketedBatches": "x = text.BucketedBatches({'ids': [[3, 4]]}, [[5]], [2], batch_size=1)\n"
     "x.batch(0), x.padding()",
     "CaptionedImages": "text.CaptionedImages(3, 10, 7)([[5, 2]], np.array([[0, 6]]), 0)",
+    "MaskAlignments": "text.MaskAlignments()(np.ones((1, 2, 3), int), 0)",
     "MaskRegions": "x = np.ones((1, 4, 2))\n"
     "text.MaskRegions()({'region_features': x, 'region_classes': x}, 0)",
     "MaskTokens": "text.MaskTokens(50, mask_id=4)(np.array([[20, 21, 0]]), 0)",
     "PackedBatches": "x = text.PackedBatches({'ids': [[3, 4]]}, length=5)\nx.batch(0), x.padding()",
     "Padding": "str(text.Padding(1, 2, 3))",
     "Rows": "text.Rows.of_padded(np.array([[3, 0]])).padded([0], 4)",
+    "alignment_profile": "text.alignment_profile(np.ones((2, 3), int))",
+    "crop_alignment": "text.crop_alignment(np.ones((2, 3), int), 2, 2, np.random.default_rng(0))",
+    "encode_alignment": "text.encode_alignment(['AC'])",
     "segment_mask": "text.segment_mask(np.array([[1, 1, 0]]))",
     "teacher_forcing": "text.teacher_forcing([[7, 8]], [[1, 5, 2]])",
     "train_sentence_piece": "text.train_sentence_piece(['low lower', 'new newer'], 24)",
