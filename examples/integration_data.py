@@ -256,14 +256,21 @@ def _integrated_by_sympy(text: str) -> Expression:
     return without_constant(symbolic.from_sympy(sympy.expand(found)))
 
 
+@functools.lru_cache(4096)
+def scaled(f: Expression, F: Expression, a: int) -> tuple[Expression, Expression]:
+    """f(a x) and its integral, F(a x) / a."""
+    if a == 1:
+        return f, F
+    return f.replace("x", X.times(a)), F.replace("x", X.times(a)).times(Fraction(1, a))
+
+
 def forward(chance: random.Random, pairs: list[tuple[Expression, Expression]]) -> Problem:
     question = answer = number(0)
     count = chance.choices((1, 2), (65, 35))[0]
     for _ in range(count):
         f, F = chance.choice(pairs)
         a, k = (whole(chance, 3) if chance.random() < 0.5 else 1), coefficient(chance)
-        if a > 1:
-            f, F = f.replace("x", X.times(a)), F.replace("x", X.times(a)).times(Fraction(1, a))
+        f, F = scaled(f, F, a)
         question, answer = question + f.times(k), answer + F.times(k)
     answer = without_constant(answer)
     kind = "forward, a sum" if count > 1 else "forward, one term"

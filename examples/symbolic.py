@@ -13,6 +13,7 @@ import functools
 import math
 import re
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
@@ -453,7 +454,7 @@ def parse(text: str, symbols: tuple[str, ...] = ("x",)) -> Expression:
         found = sympy_parser.parse_expr(
             text, {name: sympy.Symbol(name) for name in symbols} | known, rules, evaluate=False
         )
-    except (SyntaxError, TypeError, AttributeError, ValueError, IndexError, RecursionError):
+    except (SyntaxError, tokenize.TokenError, TypeError, AttributeError, ValueError, IndexError):
         raise ValueError(f"cannot read {text!r}: not an expression") from None
     try:
         return from_sympy(found)
