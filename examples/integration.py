@@ -115,7 +115,11 @@ def problems(arguments) -> tuple[list, list, list]:
         print(f"SymPy integrated {len(pairs)} functions in {time.perf_counter() - start:.0f} s")
         parts = [
             [(p.task, p.kind, p.source, p.target) for p in data.problems(n, part, pairs, seed=part)]
-            for part, n in ((data.TRAINING, count), (data.FUNCTIONS, tested[0]), (data.FORMS, tested[1]))
+            for part, n in (
+                (data.TRAINING, count),
+                (data.FUNCTIONS, tested[0]),
+                (data.FORMS, tested[1]),
+            )
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(pickle.dumps(parts))

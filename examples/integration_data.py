@@ -186,9 +186,7 @@ def equation(chance: random.Random) -> Problem:
         d = number(0) if chance.random() < 0.3 else some_function(chance, (85, 15, 0))
         d = without_constant(d)
         rate = a.derivative() * a**-1
-        return Problem(
-            "equation", "equation, linear", rate * Y + a * d.derivative(), a * C + a * d
-        )
+        return Problem("equation", "equation, linear", rate * Y + a * d.derivative(), a * C + a * d)
     p = without_constant(some_function(chance, (80, 20, 0)))
     slope, shifted = p.derivative(), p + C
     question, answer = chance.choice(
@@ -208,7 +206,9 @@ def equation(chance: random.Random) -> Problem:
 
 def small_functions() -> list[Expression]:
     """Functions for SymPy, by their schoolbook kinds."""
-    exp, log, sin, cos = (functools.partial(function, name) for name in ("exp", "log", "sin", "cos"))
+    exp, log, sin, cos = (
+        functools.partial(function, name) for name in ("exp", "log", "sin", "cos")
+    )
     atan, tan = functools.partial(function, "atan"), functools.partial(function, "tan")
     two, three = X.times(2), X.times(3)
     result = []
@@ -228,7 +228,9 @@ def small_functions() -> list[Expression]:
         for v in (X, two, three):
             result += [sin(u) * cos(v), sin(u) * sin(v), cos(u) * cos(v)]
             result += [exp(u) * sin(v), exp(u) * cos(v), exp(u.times(-1)) * sin(v)]
-    result += [(X + number(a)) ** -1 * (X + number(b)) ** -1 for a in range(4) for b in range(-4, a)]
+    result += [
+        (X + number(a)) ** -1 * (X + number(b)) ** -1 for a in range(4) for b in range(-4, a)
+    ]
     result += [tan(X), tan(X) ** 2, tan(X) ** 3, X * tan(X) ** 2, sin(log(X)), cos(log(X))]
     result += [exp(X) * (exp(X) + ONE) ** n for n in (-1, -2, Fraction(1, 2), 3)]
     result += [(exp(X) + ONE) ** -1, exp(X ** Fraction(1, 2)), sin(X ** Fraction(1, 2))]
@@ -286,7 +288,9 @@ def solves(problem: Problem, answer: Expression, points: int = 6) -> bool:
     Points where a side is not finite, or too large for the tolerance, are drawn again.
     """
     wanted = {"x"} if problem.task == "integral" else {"x", "c"}
-    if not answer.symbols() <= wanted or (problem.task == "equation" and "c" not in answer.symbols()):
+    if not answer.symbols() <= wanted or (
+        problem.task == "equation" and "c" not in answer.symbols()
+    ):
         return False
     difference = answer.derivative() - problem.question
     if problem.task == "integral" and not difference:

@@ -449,7 +449,9 @@ def parse(text: str, symbols: tuple[str, ...] = ("x",)) -> Expression:
         sympy_parser.convert_xor,
         sympy_parser.implicit_multiplication,
     )
-    known = {name: getattr(sympy, {"arctan": "atan"}.get(name, name)) for name in names - {*symbols}}
+    known = {
+        name: getattr(sympy, {"arctan": "atan"}.get(name, name)) for name in names - {*symbols}
+    }
     try:
         found = sympy_parser.parse_expr(
             text, {name: sympy.Symbol(name) for name in symbols} | known, rules, evaluate=False

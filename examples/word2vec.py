@@ -134,7 +134,11 @@ def train(path: Path, known: list, smoke: bool) -> None:
     )
     shown = keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(200))
     model.fit(
-        pairs.batches(batch_size, rng), steps_per_epoch=steps, verbose=0, callbacks=[shown]
+        pairs.batches(batch_size, rng),
+        steps_per_epoch=steps,
+        shuffle=False,
+        verbose=0,
+        callbacks=[shown],
     )
     table = keras.ops.convert_to_numpy(model.get_layer("centres").embeddings)
     np.savez(path, vectors=table, words=np.array(vocabulary.words), counts=vocabulary.counts)
@@ -152,9 +156,9 @@ def skip_gram(vocabulary_size: int, dim: int):
     centre = keras.Input((1,), dtype="int32", name="centre")
     context = keras.Input((None,), dtype="int32", name="context")
     uniform = keras.initializers.RandomUniform(-0.5 / dim, 0.5 / dim)
-    centres = TokenEmbedding(
-        vocabulary_size, dim, embeddings_initializer=uniform, name="centres"
-    )(centre)
+    centres = TokenEmbedding(vocabulary_size, dim, embeddings_initializer=uniform, name="centres")(
+        centre
+    )
     contexts = TokenEmbedding(
         vocabulary_size, dim, embeddings_initializer="zeros", name="contexts"
     )(context)
@@ -202,7 +206,12 @@ def describe(vectors: Vectors) -> None:
         found = [(vectors.analogy(a, b, c), d) for a, b, c, d in asked if d not in (a, b, c)]
         # What is already known without a and b: the nearest neighbour of c.
         near = [vectors.near(c, 1)[0] == d for a, b, c, d in asked if d not in (a, b, c)]
-        row = [len(found), sum(x[0] == d for x, d in found), sum(d in x for x, d in found), sum(near)]
+        row = [
+            len(found),
+            sum(x[0] == d for x, d in found),
+            sum(d in x for x, d in found),
+            sum(near),
+        ]
         totals += row
         print_shares(name, row)
     print_shares("all", totals)
@@ -251,7 +260,9 @@ def projected(points: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE
 
     perplexity = min(8.0, (len(points) - 1) / 3)
-    return TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed).fit_transform(points)
+    return TSNE(
+        2, perplexity=perplexity, metric="cosine", init="random", random_state=seed
+    ).fit_transform(points)
 
 
 # What the table gains
@@ -287,7 +298,9 @@ def labelled(known: list, packages: list[str], count: int, rng) -> list:
     return chosen
 
 
-def accuracy(vectors: Vectors, some: list, test: list, packages: list, start: str, seed: int) -> float:
+def accuracy(
+    vectors: Vectors, some: list, test: list, packages: list, start: str, seed: int
+) -> float:
     import keras
 
     keras.utils.set_random_seed(seed)
@@ -308,7 +321,7 @@ def accuracy(vectors: Vectors, some: list, test: list, packages: list, start: st
                 chosen = order[first : first + 32]
                 yield ids[chosen], labels[chosen]
 
-    model.fit(batches(), steps_per_epoch=steps, verbose=0)
+    model.fit(batches(), steps_per_epoch=steps, shuffle=False, verbose=0)
     return model.evaluate(*arrays(vectors, test, packages), batch_size=250, verbose=0)[1]
 
 

@@ -117,7 +117,9 @@ class Pairs:
     - Negatives: drawn by counts to the power of 3/4.
     """
 
-    def __init__(self, vocabulary: Vocabulary, some: list[Paragraph], window=5, negatives=5, t=1e-4):
+    def __init__(
+        self, vocabulary: Vocabulary, some: list[Paragraph], window=5, negatives=5, t=1e-4
+    ):
         self.window, self.negatives = window, negatives
         rows = [[i for i in vocabulary.encode(x.words) if i != UNKNOWN] for x in some]
         self.ids = np.array([i for row in rows for i in row], "int32")
@@ -136,7 +138,10 @@ class Pairs:
         for distance in range(1, self.window + 1):
             near = rows[:-distance] == rows[distance:]
             left, right = ids[:-distance], ids[distance:]
-            forward, back = near & (widths[:-distance] >= distance), near & (widths[distance:] >= distance)
+            forward, back = (
+                near & (widths[:-distance] >= distance),
+                near & (widths[distance:] >= distance),
+            )
             centres += [left[forward], right[back]]
             contexts += [right[forward], left[back]]
         order = rng.permutation(sum(map(len, centres)))

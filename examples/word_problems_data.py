@@ -37,7 +37,18 @@ SOURCE_LENGTH, TARGET_LENGTH = 64, 32  # tokens; the target with start and end
 WORDS = r"[a-z]+|\d|[^\sa-z\d]"
 
 THINGS = (
-    *("apples", "books", "cards", "stamps", "eggs", "pens", "coins", "flowers", "bottles", "tickets"),
+    *(
+        "apples",
+        "books",
+        "cards",
+        "stamps",
+        "eggs",
+        "pens",
+        "coins",
+        "flowers",
+        "bottles",
+        "tickets",
+    ),
     *("bricks", "cakes", "chairs", "letters", "marbles", "oranges", "photos", "plates", "shells"),
 )
 PEOPLE = (
@@ -264,7 +275,11 @@ def numbers_for(kind: str, chance: random.Random, large: bool) -> dict[str, int]
     """Numbers with which a story makes sense: quotients are whole, nothing falls below zero."""
 
     def addend() -> int:
-        return chance.randint(1000, 99_999) if large else chance.randint(1, 10 ** chance.randint(1, 3) - 1)
+        return (
+            chance.randint(1000, 99_999)
+            if large
+            else chance.randint(1, 10 ** chance.randint(1, 3) - 1)
+        )
 
     def times() -> int:
         return chance.randint(21, 99) if large else chance.randint(2, 20)
@@ -420,7 +435,9 @@ def source_tokenizer(texts: Iterable[str]):
     """A token per word, digit or sign of the texts, in lower case."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-    words = sorted({word for text in texts for word in re.findall(WORDS, text.lower())} | {*"0123456789"})
+    words = sorted(
+        {word for text in texts for word in re.findall(WORDS, text.lower())} | {*"0123456789"}
+    )
     result = Tokenizer(
         models.WordLevel({x: i for i, x in enumerate([*SPECIAL, *words])}, unk_token="<unknown>")
     )
