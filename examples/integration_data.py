@@ -321,7 +321,7 @@ def solves(problem: Problem, answer: Expression, points: int = 6) -> bool:
 
 
 def proved(problem: Problem, answer: Expression, seconds: int = 10) -> bool:
-    """Whether the difference is zero by algebra: with `Expression`, else with SymPy in this time."""
+    """Whether algebra finds the difference zero: `Expression`, else SymPy in this time."""
     question = problem.question
     if problem.task == "equation":
         try:

@@ -4,8 +4,8 @@
 
 Faster than SymPy by two orders of magnitude, because it does less: an `Expression` is a sum of
 products with rational coefficients, always expanded and collected, so most equal expressions are
-equal Python objects. It knows no trigonometric identities. Only `parse` imports SymPy; a device that
-reads, differentiates and checks the tokens of an answer needs the standard library alone.
+equal Python objects. It knows no trigonometric identities. Only `parse` imports SymPy: a device
+that reads, differentiates and checks the tokens of an answer needs the standard library alone.
 """
 
 import cmath

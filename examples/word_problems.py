@@ -2,10 +2,10 @@
 
     pip install -e ".[examples]"
     python examples/word_problems.py               # trains, exports, evaluates
-    python examples/word_problems.py --ask "A baker has 12 cakes, buys 30 more and sells 7. How many are left?"
+    python examples/word_problems.py --ask "A cook has 12 eggs and buys 30. How many is that?"
 
-Data: the generators of mathematics-dataset and composed stories (word_problems_data.py); nothing is
-downloaded. The model writes an equation; the numbers are computed from it, exactly.
+Data: the generators of mathematics-dataset and composed stories (word_problems_data.py); nothing
+is downloaded. The model writes an equation; the numbers are computed from it, exactly.
 """
 
 import argparse
@@ -150,9 +150,10 @@ def train(arguments) -> None:
 
 def score(arguments) -> None:
     """Exports in int8 and prints the share of exact answers, by test and kind."""
+    from tokenizers import Tokenizer
+
     import keras_tfm
     from keras_tfm.export import export_tflite
-    from tokenizers import Tokenizer
 
     model = keras_tfm.load_model(arguments.folder / "word_problems.keras", compile=False)
     source = Tokenizer.from_file(str(arguments.folder / "source.json"))

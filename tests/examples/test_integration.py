@@ -47,7 +47,7 @@ def drawn_problem():
 
 def test_division_by_zero_is_no_answer():
     with pytest.raises(ZeroDivisionError):
-        symbolic.expression("div x +0".split())
+        symbolic.expression(["div", "x", "+0"])
     assert integration.checked(drawn_problem(), "div x +0") is None
 
 

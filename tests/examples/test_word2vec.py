@@ -1,5 +1,7 @@
 """The data, the model and the scores of examples/word2vec.py."""
 
+import itertools
+
 import numpy as np
 import pytest
 import word2vec
@@ -12,7 +14,7 @@ TEXT = "the cat sees the dog and the dog sees a cat"
 def paragraphs():
     return [
         data.Paragraph(tuple(TEXT.split()), "one", "one/a.py"),
-        data.Paragraph(tuple("a dog sees the cat".split()), "two", "two/b.py"),
+        data.Paragraph(("a", "dog", "sees", "the", "cat"), "two", "two/b.py"),
     ]
 
 
@@ -52,7 +54,7 @@ def test_pairs_are_those_of_the_window(vocabulary, paragraphs):
     expected = []
     for paragraph in paragraphs:
         row = [i for i in vocabulary.encode(paragraph.words) if i != data.UNKNOWN]
-        expected += [*zip(row, row[1:], strict=False), *zip(row[1:], row, strict=False)]
+        expected += [*itertools.pairwise(row), *((b, a) for a, b in itertools.pairwise(row))]
     assert sorted(zip(centres.tolist(), contexts.tolist(), strict=True)) == sorted(expected)
 
 
@@ -120,7 +122,7 @@ def test_neighbours_and_analogies_by_hand(vectors, capsys):
     word2vec.describe(vectors)
     shown = capsys.readouterr().out.splitlines()
     # Two pairs make two questions, both right.
-    assert [x.split()[1:] for x in shown if x.startswith("plurals")][0][:2] == ["2", "100.0%"]
+    assert next(x.split()[1:3] for x in shown if x.startswith("plurals")) == ["2", "100.0%"]
 
 
 def test_the_picture_is_drawn(vectors, tmp_path, monkeypatch):
