@@ -30,6 +30,7 @@ CONTENTS = {
         "data",
         "images",
         "speech",
+        "mathematics",
         "layers",
         "masks",
         "training",

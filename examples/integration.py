@@ -32,6 +32,7 @@ SMOKE = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
 EXAMPLES, TESTED = 160_000, (1000, 500)
 BATCH, PEAK, WARMUP = 64, 1.5e-3, 300
 BOUNDARIES = (8, 12, 16, 20, 24, 28, 34, 40, 48, data.SOURCE_LENGTH)
+LENGTHS = [32, data.SOURCE_LENGTH]  # of sources in the files
 BEAM = 10
 
 
@@ -183,7 +184,7 @@ def score(arguments) -> None:
     """Exports both files and prints which share of each kind of problems they solve."""
     import keras_tfm
     from keras_tfm.export import export_tflite
-    from keras_tfm.generation import Beam, Greedy
+    from keras_tfm.generation import Beam, Generator, Greedy
 
     model = keras_tfm.load_model(arguments.folder / "integration.keras", compile=False)
     _, *tests = problems(arguments)
@@ -193,9 +194,9 @@ def score(arguments) -> None:
     for name, strategy in (("greedy", Greedy()), ("beam", beam)):
         report = export_tflite(
             model, arguments.folder / f"{name}.tflite", quantization="int8",
-            source_length=[32, data.SOURCE_LENGTH], max_length=data.TARGET_LENGTH,
+            source_length=LENGTHS[arguments.smoke :], max_length=data.TARGET_LENGTH,
             start_id=data.START, end_id=data.END, strategy=strategy, tokenizer=data.tokenizer(),
-            verify_inputs={"source": padded(short)},
+            verify_inputs={"source": padded(short, 16)}, verify=not arguments.smoke,
         )  # fmt: skip
         print(report)
     files = {name: runtime.load(arguments.folder / f"{name}.tflite") for name in ("greedy", "beam")}
@@ -206,9 +207,13 @@ def score(arguments) -> None:
         print(f"{name}: {1000 * (time.perf_counter() - start) / len(sources):.0f} ms an answer")
         return [[x] if isinstance(x, str) else [h.text for h in x] for x in found]
 
+    by_beam, greedily = (
+        Generator(model, data.TARGET_LENGTH, data.START, data.END, strategy=strategy)
+        for strategy in (beam, Greedy())
+    )
     contestants = {
-        f"Keras, beam {BEAM}": lambda sources: generated(model, sources, beam),
-        "Keras, greedy": lambda sources: generated(model, sources, Greedy()),
+        f"Keras, beam {BEAM}": lambda sources: generated(by_beam, sources),
+        "Keras, greedy": lambda sources: generated(greedily, sources),
         "int8, greedy": lambda sources: by_file("greedy", sources),
         f"int8, beam {BEAM}": lambda sources: by_file("beam", sources),
     }
@@ -252,26 +257,25 @@ def problem_from(task: str, kind: str, source: str, target: str) -> data.Problem
     return data.Problem(task, kind, read(source.split()[1:]), read(target.split()))
 
 
-def padded(sources: list[str]):
+def padded(sources: list[str], length: int):
     from keras_tfm.text import Rows
 
     rows = Rows.of([x.ids for x in data.tokenizer().encode_batch(sources)])
-    return rows.padded(range(len(sources)), int(rows.lengths.max()))
+    return rows.padded(range(len(sources)), length)
 
 
-def generated(model, sources: list[str], strategy, rows: int = 100) -> list[list[str]]:
-    """The hypotheses of Keras for each source, in batches of similar lengths."""
-    from keras_tfm.generation import Generator
-
-    generator = Generator(model, data.TARGET_LENGTH, data.START, data.END, strategy=strategy)
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i].split()))
-    result: list[list[str]] = [[] for _ in sources]
-    for first in range(0, len(order), rows):
-        chosen = order[first : first + rows]
-        tokens = generator(padded([sources[i] for i in chosen])).tokens
-        for i, some in zip(chosen, tokens.reshape(len(chosen), -1, tokens.shape[-1]), strict=True):
-            result[i] = data.tokenizer().decode_batch(some.tolist())
-    return result
+def generated(generator, sources: list[str], rows: int = 100) -> list[list[str]]:
+    """The hypotheses of Keras for each source, in batches of the file's lengths."""
+    tokenizer, result = data.tokenizer(), {}
+    for shortest, longest in zip((0, *LENGTHS), LENGTHS, strict=False):
+        some = [i for i, x in enumerate(sources) if shortest < len(x.split()) <= longest]
+        for first in range(0, len(some), rows):
+            chosen = some[first : first + rows]
+            tokens = generator(padded([sources[i] for i in chosen], longest)).tokens
+            found = tokens.reshape(len(chosen), -1, tokens.shape[-1])
+            for i, hypotheses in zip(chosen, found.tolist(), strict=True):
+                result[i] = tokenizer.decode_batch(hypotheses)
+    return [result[i] for i in range(len(sources))]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from keras_tfm.runtime import native_log
 FOLDER = Path("artifacts/word_problems")
 SIZE = {"dim": 128, "num_layers": 2, "num_heads": 4, "intermediate_dim": 512}
 SMOKE = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
-EXAMPLES, TESTED = 60_000, 1000
+EXAMPLES, EPOCHS, TESTED = 40_000, 3, 1000
 BATCH, PEAK, WARMUP = 64, 1.5e-3, 200
 BOUNDARIES = (8, 14, 18, 22, 26, 30, 36, data.SOURCE_LENGTH)
 TESTS = {
@@ -110,7 +110,7 @@ def train(arguments) -> None:
     batches = text.BucketedBatches(
         inputs, labels, boundaries=BOUNDARIES, batch_size=BATCH, drop_remainder=True
     )
-    epochs = 1 if arguments.smoke else 2
+    epochs = 1 if arguments.smoke else EPOCHS
     model = models.transformer(
         tokenizer.get_vocab_size(),
         len(data.EQUATION),
@@ -165,6 +165,7 @@ def score(arguments) -> None:
         model, file, quantization="int8", source_length=[32, data.SOURCE_LENGTH],
         max_length=data.TARGET_LENGTH, start_id=data.START, end_id=data.END, tokenizer=source,
         detokenizer=target, verify_inputs={"source": padded(source, short, 32)},
+        verify=not arguments.smoke,
     )  # fmt: skip
     print(report)
     loaded = runtime.load(file)

@@ -267,7 +267,7 @@ def drawn(chance: random.Random, large: bool = False) -> Problem | None:
 def _time_of_day(text: str, answer: str) -> Problem | None:
     times = re.findall(r"(\d+):(\d\d) (AM|PM)", text)
     if len(times) != 2:
-        return None  # asks for a time of day, which is no number
+        return None  # asks for a time of day
     first, last = (f"{int(h) % 12 + 12 * (half == 'PM')}*60+{int(m)}" for h, m, half in times)
     equation = f"{last}-({first})"
     return Problem("generator, time", text, equation) if str(value(equation)) == answer else None
