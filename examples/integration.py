@@ -46,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.examples < BATCH:
         parser.error(f"--examples must be at least {BATCH}, one batch, got {arguments.examples}")
-    problem = problem_of(arguments.ask) if arguments.ask else None  # bad input fails first
+    problem = None if arguments.ask is None else problem_of(arguments.ask)  # bad input fails first
     if not (problem and (arguments.folder / "beam.tflite").exists()):
         start = time.perf_counter()
         if not arguments.score:
@@ -83,10 +83,10 @@ def answer_text(problem: data.Problem, path: Path) -> str:
     for rank, hypothesis in enumerate(found, 1):
         answer = checked(problem, hypothesis.text)
         if answer is not None:
-            how = "proved" if data.proved(problem, answer) else "compared at 6 points"
+            how = "proved by algebra" if data.proved(problem, answer) else "compared at 6 points"
             left = "y" if problem.task == "equation" else f"integral of {problem.question}"
             constant = "" if problem.task == "equation" else " + C"
-            return f"{left} = {answer}{constant}   (hypothesis {rank}, its derivative {how})"
+            return f"{left} = {answer}{constant}   (hypothesis {rank}, {how})"
     return sys.exit(
         f"no answer: the derivative of none of the {len(found)} hypotheses is {problem.question}; "
         "it may have no elementary integral"

@@ -19,6 +19,7 @@ trigonometric identity, count as the same function.
 import concurrent.futures
 import functools
 import hashlib
+import multiprocessing
 import random
 import signal
 import time
@@ -241,7 +242,8 @@ def small_functions() -> list[Expression]:
 
 def integrated(some: list[Expression], seconds: int = 5, workers: int = 2) -> list[tuple]:
     """Pairs (f, F) of those that SymPy integrates in time, and of which F' = f."""
-    with concurrent.futures.ProcessPoolExecutor(workers) as pool:
+    context = multiprocessing.get_context("spawn")  # TensorFlow's threads do not survive a fork
+    with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
         found = pool.map(functools.partial(_integral, seconds=seconds), map(str, some), chunksize=8)
         pairs = list(zip(some, found, strict=True))
     return [(f, F) for f, F in pairs if F is not None and solves(Problem("integral", "", f, F), F)]
@@ -342,8 +344,11 @@ def _is_zero(text: str) -> bool:
 def in_time(call: Callable, seconds: int, *arguments):
     """What a call of SymPy returns, or None if it fails or takes longer; in the main thread.
 
-    The seconds are the process's own, so the result does not depend on what else runs.
+    The seconds are the process's own, so the result does not depend on what else runs. Windows has
+    no such clock: there the call has no limit.
     """
+    if not hasattr(signal, "setitimer"):
+        return call(*arguments)
 
     def late(*_):
         raise TimeoutError

@@ -31,7 +31,7 @@ import word2vec_data as data
 from keras_tfm.runtime import native_log
 
 FOLDER = Path("artifacts/word2vec")
-DIM, BATCH, EPOCHS, PEAK = 100, 4096, 4, 3e-3
+DIM, BATCH, EPOCHS, PEAK = 100, 4096, 3, 3e-3
 LONGEST = 40  # words of a paragraph for the classifier
 LABELS = (10, 100, 1000)  # paragraphs of each package
 SEEDS, TESTED = 3, 3000
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--score", action="store_true", help="evaluates vectors trained before")
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
     arguments = parser.parse_args()
-    asked = [*([arguments.near] if arguments.near else []), *(arguments.analogy or [])]
+    asked = [*([] if arguments.near is None else [arguments.near]), *(arguments.analogy or [])]
     path = arguments.folder / "vectors.npz"
     if not (asked and path.exists()):
         start = time.perf_counter()
