@@ -32,6 +32,7 @@ CONTENTS = {
         "drawing",
         "speech",
         "proteins",
+        "mathematics",
         "layers",
         "masks",
         "training",

@@ -20,6 +20,7 @@ GUIDES = [
     "data",
     "images",
     "speech",
+    "mathematics",
     "masks",
     "layers",
     "architecture",

@@ -1,0 +1,282 @@
+"""Integrals and first-order differential equations by a Transformer, each answer checked.
+
+    pip install -e ".[examples]"
+    python examples/integration.py                          # trains, exports, evaluates
+    python examples/integration.py --ask "x*cos(x)"         # with the exported int8 file
+    python examples/integration.py --ask "y' = 2*x*y"
+
+Data: random functions and their derivatives, SymPy's integrals, and equations with their solutions
+(integration_data.py); nothing is downloaded.
+"""
+
+import argparse
+import os
+import pickle
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
+
+import integration_data as data
+import progress
+import symbolic
+
+from keras_tfm import runtime
+from keras_tfm.runtime import native_log
+
+FOLDER = Path("artifacts/integration")
+SIZE = {"dim": 128, "num_layers": 3, "num_heads": 4, "intermediate_dim": 512}
+SMOKE = {"dim": 16, "num_layers": 1, "num_heads": 2, "intermediate_dim": 32}
+EXAMPLES, TESTED = 160_000, (1000, 500)
+BATCH, PEAK, WARMUP = 64, 1.5e-3, 300
+BOUNDARIES = (8, 12, 16, 20, 24, 28, 34, 40, 48, data.SOURCE_LENGTH)
+LENGTHS = [32, data.SOURCE_LENGTH]  # of sources in the files
+BEAM = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ask", metavar="TEXT", help="f(x), or an equation y' = f(x, y)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
+    parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of problems")
+    parser.add_argument("--score", action="store_true", help="evaluates a model trained before")
+    parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
+    arguments = parser.parse_args()
+    if arguments.examples < BATCH:
+        parser.error(f"--examples must be at least {BATCH}, one batch, got {arguments.examples}")
+    problem = None if arguments.ask is None else problem_of(arguments.ask)  # bad input fails first
+    if not (problem and (arguments.folder / "beam.tflite").exists()):
+        start = time.perf_counter()
+        if not arguments.score:
+            train(arguments)
+        score(arguments)
+        print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
+    if problem:
+        print(answer_text(problem, arguments.folder / "beam.tflite"))
+
+
+# Asking
+
+
+def problem_of(text: str) -> data.Problem:
+    """The problem that a person wrote; what it cannot be ends the program with a line."""
+    name, equals, right = text.partition("=")
+    task = "equation" if equals else "integral"
+    try:
+        if equals and name.replace(" ", "") not in ("y'", "dy/dx"):
+            raise ValueError(f"cannot read {text!r}: an equation is y' = f(x, y)")
+        question = symbolic.parse(right if equals else text, ("x", "y") if equals else ("x",))
+    except ValueError as error:
+        sys.exit(str(error))
+    problem = data.Problem(task, "", question, symbolic.ZERO)
+    length = len(problem.source.split())
+    if length > data.SOURCE_LENGTH:
+        sys.exit(f"too long: {length} tokens, at most {data.SOURCE_LENGTH}")
+    return problem
+
+
+def answer_text(problem: data.Problem, path: Path) -> str:
+    """The first hypothesis of the file that passes the check; without one the program ends."""
+    found = runtime.load(path).generate_text(problem.source)
+    for rank, hypothesis in enumerate(found, 1):
+        answer = checked(problem, hypothesis.text)
+        if answer is not None:
+            how = "proved by algebra" if data.proved(problem, answer) else "compared at 6 points"
+            left = "y" if problem.task == "equation" else f"integral of {problem.question}"
+            constant = "" if problem.task == "equation" else " + C"
+            return f"{left} = {answer}{constant}   (hypothesis {rank}, {how})"
+    return sys.exit(
+        f"no answer: the derivative of none of the {len(found)} hypotheses is {problem.question}; "
+        "it may have no elementary integral"
+    )
+
+
+def checked(problem: data.Problem, tokens: str) -> symbolic.Expression | None:
+    """The answer if the tokens are an expression and its derivative is right."""
+    try:
+        answer = symbolic.expression(tokens.split())
+        return answer if data.solves(problem, answer) else None
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+# Training
+
+
+def problems(arguments) -> tuple[list, list, list]:
+    """Problems for training and both tests, kept in the folder between runs."""
+    count, tested = (2_000, (40, 20)) if arguments.smoke else (arguments.examples, TESTED)
+    path = arguments.folder / f"problems-{count}.pickle"
+    if not path.exists():
+        start = time.perf_counter()
+        some = data.small_functions()
+        pairs = data.integrated(some[::60] if arguments.smoke else some)
+        print(f"SymPy integrated {len(pairs)} functions in {time.perf_counter() - start:.0f} s")
+        parts = [
+            [(p.task, p.kind, p.source, p.target) for p in data.problems(n, part, pairs, seed=part)]
+            for part, n in (
+                (data.TRAINING, count),
+                (data.FUNCTIONS, tested[0]),
+                (data.FORMS, tested[1]),
+            )
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(parts))
+        print(f"{count:,} problems in {time.perf_counter() - start:.0f} s", flush=True)
+    return tuple(pickle.loads(path.read_bytes()))
+
+
+def train(arguments) -> None:
+    with native_log.removed():
+        import keras
+    from keras_tfm import layers, models, text, training
+
+    keras.utils.set_random_seed(0)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    known, *_ = problems(arguments)
+    sources = data.tokenizer().encode_batch([x[2] for x in known])
+    targets = data.tokenizer(target=True).encode_batch([x[3] for x in known])
+    inputs, labels = text.teacher_forcing([x.ids for x in sources], [x.ids for x in targets])
+    del known, sources, targets
+    batches = text.BucketedBatches(
+        inputs, labels, boundaries=BOUNDARIES, batch_size=BATCH, drop_remainder=True
+    )
+    model = models.transformer(
+        len(data.TOKENS),
+        dropout=0.0,  # each example is seen once
+        normalize_first=True,
+        position=layers.RotaryEmbedding(),
+        **(SMOKE if arguments.smoke else SIZE),
+    )
+    warmup = min(WARMUP, batches.steps // 4)
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, batches.steps - warmup, alpha=0.01, warmup_target=PEAK, warmup_steps=warmup
+    )
+    model.compile(
+        keras.optimizers.Adam(rate, beta_2=0.98, epsilon=1e-9, global_clipnorm=1.0),
+        training.LabelSmoothedCrossEntropy(0.0),
+        metrics=[training.MaskedAccuracy(name="accuracy")],
+    )
+    print(f"training {model.count_params():,} parameters for {batches.steps:,} steps", flush=True)
+    model.fit(
+        batches.dataset(epochs=1),
+        steps_per_epoch=batches.steps,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            training.Resume(
+                arguments.folder / ("smoke" if arguments.smoke else "checkpoints"),
+                every_minutes=3,
+                configuration={"examples": arguments.examples},
+            ),
+            keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100)),
+        ],
+    )
+    model.save(arguments.folder / "integration.keras")
+
+
+# Scores
+
+
+def score(arguments) -> None:
+    """Exports both files and prints which share of each kind of problems they solve."""
+    import keras_tfm
+    from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Beam, Generator, Greedy
+
+    model = keras_tfm.load_model(arguments.folder / "integration.keras", compile=False)
+    _, *tests = problems(arguments)
+    tests = [[problem_from(*x) for x in test] for test in tests]
+    short = [p.source for p in tests[0] if len(p.source.split()) <= 16][:4]
+    beam = Beam(BEAM, hypotheses=BEAM)
+    for name, strategy in (("greedy", Greedy()), ("beam", beam)):
+        report = export_tflite(
+            model, arguments.folder / f"{name}.tflite", quantization="int8",
+            source_length=LENGTHS[arguments.smoke :], max_length=data.TARGET_LENGTH,
+            start_id=data.START, end_id=data.END, strategy=strategy, tokenizer=data.tokenizer(),
+            verify_inputs={"source": padded(short, 16)}, verify=not arguments.smoke,
+        )  # fmt: skip
+        print(report)
+    files = {name: runtime.load(arguments.folder / f"{name}.tflite") for name in ("greedy", "beam")}
+
+    def by_file(name, sources):
+        start = time.perf_counter()
+        found = [files[name].generate_text(source) for source in sources]
+        print(f"{name}: {1000 * (time.perf_counter() - start) / len(sources):.0f} ms an answer")
+        return [[x] if isinstance(x, str) else [h.text for h in x] for x in found]
+
+    by_beam, greedily = (
+        Generator(model, data.TARGET_LENGTH, data.START, data.END, strategy=strategy)
+        for strategy in (beam, Greedy())
+    )
+    contestants = {
+        f"Keras, beam {BEAM}": lambda sources: generated(by_beam, sources),
+        "Keras, greedy": lambda sources: generated(greedily, sources),
+        "int8, greedy": lambda sources: by_file("greedy", sources),
+        f"int8, beam {BEAM}": lambda sources: by_file("beam", sources),
+    }
+    for title, test in zip(("new functions", "new forms"), tests, strict=True):
+        print_table(title, test, contestants)
+
+
+def print_table(title: str, test: list[data.Problem], contestants: dict) -> None:
+    """The share of problems with an answer that passes the check, by kind."""
+    solved: dict[str, Counter] = {}
+    first: list = []
+    for name, ask in contestants.items():
+        found = ask([p.source for p in test])
+        answers = [
+            next((a for a in (checked(p, text) for text in texts) if a is not None), None)
+            for p, texts in zip(test, found, strict=True)
+        ]
+        solved[name] = Counter(
+            kind
+            for p, a in zip(test, answers, strict=True)
+            if a is not None
+            for kind in (p.kind, "all")
+        )
+        first = first or answers
+    counts = Counter(p.kind for p in test)
+    print(f"\n{f'{title} ({len(test):,})':32}" + "".join(f"{name:>16}" for name in solved))
+    for kind in [*sorted(counts), "all"]:
+        total = counts[kind] or len(test)
+        cells = "".join(f"{found[kind] / total:>16.1%}" for found in solved.values())
+        print(f"{kind:24}{counts[kind] or len(test):>8}{cells}")
+    right = [(p, a) for p, a in zip(test, first, strict=True) if a is not None]
+    algebra = sum(data.proved(p, a, seconds=3) for p, a in right)
+    print(f"of {len(right)} answers of the first column, algebra proves {algebra}")
+    print("not solved, in the first column, such as")
+    for p in [p for p, a in zip(test, first, strict=True) if a is None][:8]:
+        print(f"  {p.kind}: {p.question}   (expected {p.answer})")
+
+
+def problem_from(task: str, kind: str, source: str, target: str) -> data.Problem:
+    read = symbolic.expression
+    return data.Problem(task, kind, read(source.split()[1:]), read(target.split()))
+
+
+def padded(sources: list[str], length: int):
+    from keras_tfm.text import Rows
+
+    rows = Rows.of([x.ids for x in data.tokenizer().encode_batch(sources)])
+    return rows.padded(range(len(sources)), length)
+
+
+def generated(generator, sources: list[str], rows: int = 100) -> list[list[str]]:
+    """The hypotheses of Keras for each source, in batches of the file's lengths."""
+    tokenizer, result = data.tokenizer(), {}
+    for shortest, longest in zip((0, *LENGTHS), LENGTHS, strict=False):
+        some = [i for i, x in enumerate(sources) if shortest < len(x.split()) <= longest]
+        for first in range(0, len(some), rows):
+            chosen = some[first : first + rows]
+            tokens = generator(padded([sources[i] for i in chosen], longest)).tokens
+            found = tokens.reshape(len(chosen), -1, tokens.shape[-1])
+            for i, hypotheses in zip(chosen, found.tolist(), strict=True):
+                result[i] = tokenizer.decode_batch(hypotheses)
+    return [result[i] for i in range(len(sources))]
+
+
+if __name__ == "__main__":
+    main()

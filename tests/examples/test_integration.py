@@ -1,0 +1,217 @@
+"""Expressions, data and checks of examples/integration.py."""
+
+import random
+from fractions import Fraction
+
+import integration
+import integration_data as data
+import numpy as np
+import pytest
+import symbolic
+from symbolic import ONE, C, X, Y, function, number
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    pairs = [(X * function("exp", X), X * function("exp", X) - function("exp", X))]
+    return data.problems(150, data.TRAINING, pairs, seed=3)
+
+
+def test_prefix_notation_by_hand():
+    found = function("sin", X.times(12)).times(Fraction(-37, 2)) * X**2 + number(5)
+    tokens = "add +5 mul div -3 7 +2 mul pow x +2 sin mul +1 2 x"
+    assert " ".join(found.tokens()) == tokens
+    assert symbolic.expression(tokens.split()) == found
+    assert str(found) == "5 - 37/2*x**2*sin(12*x)"
+
+
+def test_tokens_are_read_back(drawn):
+    for problem in drawn:
+        for some in (problem.question, problem.answer):
+            assert symbolic.expression(some.tokens()) == some
+        assert {*problem.source.split(), *problem.target.split()} <= {*data.TOKENS}
+
+
+@pytest.mark.parametrize(
+    "tokens", ["", "add x", "x x", "mul +2", "y +", "pow x x", "sin", "pow x +1 0 0", "7", "foo x"]
+)
+def test_what_is_no_expression(tokens):
+    with pytest.raises(ValueError, match=r"expected|unknown token"):
+        symbolic.expression(tokens.split())
+    assert integration.checked(drawn_problem(), tokens) is None
+
+
+def drawn_problem():
+    return data.Problem("integral", "", X * function("cos", X), number(0))
+
+
+def test_division_by_zero_is_no_answer():
+    with pytest.raises(ZeroDivisionError):
+        symbolic.expression(["div", "x", "+0"])
+    assert integration.checked(drawn_problem(), "div x +0") is None
+
+
+def test_equal_expressions_are_equal_objects():
+    exp = function("exp", X)
+    assert (X + ONE) * (X - ONE) == X**2 - ONE
+    assert exp * exp**-1 == ONE
+    assert (X * exp) ** 3 == X**3 * function("exp", X.times(3))
+    assert function("sin", number(3) - X) == function("sin", X - number(3)).times(-1)
+    assert (X.times(4) + number(6)) ** -1 == (X.times(2) + number(3)) ** -1 * number(Fraction(1, 2))
+    assert X ** Fraction(1, 2) * X ** Fraction(1, 2) == X
+    assert function("exp", function("log", X).times(2) + X) == X**2 * exp
+
+
+def test_derivatives_against_differences(drawn):
+    """Central differences of step h in double precision: errors of h**2 and 1e-16 / h."""
+    z, h, compared = 0.7 + 0.4j, 1e-4, 0
+    for problem in drawn:
+        answer = problem.answer
+        high, low = (answer.value(x=z + s, c=1.3 - 0.2j) for s in (h, -h))
+        found = answer.derivative().value(x=z, c=1.3 - 0.2j)
+        # The third derivative, at most some thousand times the values, is what the step leaves.
+        size = max(1.0, abs(high), abs(found))
+        if np.isfinite(size) and size < 1e3:
+            assert abs((high - low) / (2 * h) - found) < 1e-4 * size, problem
+            compared += 1
+    assert compared > 120
+
+
+def test_derivatives_are_those_of_sympy(drawn):
+    sympy = pytest.importorskip("sympy")
+    x, z = sympy.Symbol("x"), 0.6 + 0.3j
+    for problem in [p for p in drawn if p.task == "integral"][:12]:
+        expected = complex(sympy.diff(sympy.sympify(str(problem.answer)), x).evalf(subs={x: z}))
+        # 15 digits on both sides, of which sums may lose some.
+        assert problem.question.value(x=z) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_every_problem_is_solved_by_its_answer(drawn):
+    kinds = {problem.kind for problem in drawn}
+    assert len(kinds) == 7
+    for problem in drawn:
+        assert data.solves(problem, problem.answer), problem
+
+
+def test_another_answer_is_refused(drawn):
+    """A little beside the right answer, in every kind of problem."""
+    for problem in drawn:
+        beside = function("atan", X.times(Fraction(1, 7))).times(Fraction(1, 100))
+        assert not data.solves(problem, problem.answer + beside), problem
+        if problem.task == "integral":  # y' = p(x) y has each multiple of a solution
+            assert data.solves(problem, problem.answer + number(7))
+            assert not data.solves(problem, problem.answer + C)
+            assert not data.solves(problem, problem.answer.times(Fraction(1001, 1000))), problem
+        assert not data.solves(problem, number(0)), problem
+
+
+def test_a_solution_has_to_be_a_family():
+    problem = data.Problem("equation", "", X.times(2) * Y, C * function("exp", X**2))
+    assert data.solves(problem, problem.answer)
+    assert data.solves(problem, problem.answer.times(3))
+    assert not data.solves(problem, function("exp", X**2))
+    assert not data.solves(problem, C + function("exp", X**2))
+
+
+def test_a_trigonometric_identity_is_compared_at_points():
+    problem = data.Problem("integral", "", function("sin", X.times(2)), number(0))
+    answer = function("sin", X) ** 2
+    assert answer.derivative() != problem.question
+    assert data.solves(problem, answer)
+    assert not data.solves(problem, answer.times(2))
+    pytest.importorskip("sympy")
+    assert data.proved(problem, answer)
+    assert not data.proved(problem, answer.times(2))
+
+
+def test_parts_are_disjoint_and_ignore_factors():
+    pairs = [(X**2, X**3 * number(Fraction(1, 3)))]
+    functions = data.problems(12, data.FUNCTIONS, pairs, seed=1)
+    forms = data.problems(8, data.FORMS, pairs, seed=1)
+    for part, some in ((data.FUNCTIONS, functions), (data.FORMS, forms)):
+        for problem in some:
+            for factor in (1, -3, Fraction(2, 7)):
+                assert data.part_of(problem.question.times(factor)) == part
+    # A form is held out with any other numbers in it.
+    question = forms[0].question
+    assert data.part_of(question + question.times(Fraction(1, 2))) == data.FORMS
+
+
+def test_constants_are_left_out():
+    found = function("log", X.times(3) + number(3)).times(2) + number(9) + X * function("log", X)
+    expected = function("log", X + ONE).times(2) + X * function("log", X)
+    assert data.without_constant(found) == expected
+
+
+def test_integrals_of_sympy():
+    pytest.importorskip("sympy")
+    found = data._integral("x*cos(x)", seconds=20)
+    assert found == X * function("sin", X) + function("cos", X)
+    assert data._integral("x**x", seconds=20) is None
+    chance = random.Random(0)
+    for _ in range(20):
+        problem = data.forward(chance, [(X * function("cos", X), found)])
+        assert data.solves(problem, problem.answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x^2 cos(3x)", X**2 * function("cos", X.times(3))),
+        ("ln(x)/x", function("log", X) * X**-1),
+        ("0.5*sqrt(x + 1)", (X + ONE) ** Fraction(1, 2) * number(Fraction(1, 2))),
+        ("arctan(x) - 1/x", function("atan", X) - X**-1),
+    ],
+)
+def test_what_people_write(text, expected):
+    pytest.importorskip("sympy")
+    assert symbolic.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x*cos(x", "cannot read 'x.cos.x': not an expression"),
+        ("", "cannot read '': not an expression"),
+        ("1/0", "division by zero"),
+        ("1/(x - x)", "division by zero"),
+        ("x + foo(x)", "unknown 'foo'"),
+        ("().__class__", "unknown"),
+        ("x^x", "unsupported exponent x"),
+        ("x^(9^9^9)", "unsupported exponent"),
+        ("sqrt(2)*x", "not rational"),
+        ("y' = 2*z", "unknown 'z'"),
+        ("z = 2*x", "an equation is y' = f"),
+        ("+".join(f"cos({n}*x)^2*x^{n}" for n in range(2, 9)), "too long"),
+    ],
+)
+def test_bad_input_is_one_line(text, message):
+    pytest.importorskip("sympy")
+    with pytest.raises(SystemExit, match=message) as error:
+        integration.problem_of(text)
+    assert "\n" not in str(error.value)
+
+
+def test_an_answer_without_a_check_is_none(monkeypatch, tmp_path):
+    pytest.importorskip("sympy")
+
+    class Hypothesis:
+        def __init__(self, text):
+            self.text = text
+
+    class File:
+        texts = ("sin x", "add cos x mul x sin x")
+
+        def generate_text(self, source):
+            assert source == "integrate mul x cos x"
+            return [Hypothesis(text) for text in self.texts]
+
+    monkeypatch.setattr(integration.runtime, "load", lambda path: File())
+    problem = integration.problem_of("x*cos(x)")
+    found = integration.answer_text(problem, tmp_path)
+    assert (
+        found == "integral of x*cos(x) = cos(x) + x*sin(x) + C   (hypothesis 2, proved by algebra)"
+    )
+    File.texts = ("sin x", "mul x")
+    with pytest.raises(SystemExit, match=r"no answer: .* none of the 2 hypotheses is x\*cos"):
+        integration.answer_text(problem, tmp_path)
