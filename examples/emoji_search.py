@@ -52,7 +52,7 @@ CHANNELS = (32, 64)  # of the image tower's convolutions
 # embeddings and a dense layer, and learns more names in a minute than with attention.
 TEXT_DIM = 128
 # Of the training of pictures and of texts: batch size, steps, and peak learning rate.
-PICTURES, TEXTS, TEMPERATURE = (236, 1000, 3e-3), (944, 8000, 1e-2), 0.07
+PICTURES, TEXTS, TEMPERATURE = (236, 700, 3e-3), (944, 2400, 1e-2), 0.07
 TRAINED_LENGTH = 12  # tokens of a text in training
 SHIFT = 3  # pixels by which a picture is moved, at most
 NAME_SHARE = 0.8  # of the texts; the others are further words
