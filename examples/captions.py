@@ -1,14 +1,16 @@
 """Trains a small model that names emoji in two languages: an image encoder and a text decoder.
 
     pip install -e ".[examples]"
+    python examples/emoji_search.py                    # before: trains the image encoder
     python examples/captions.py                        # image features by cross-attention
     python examples/captions.py --by prefix            # image features before the text
     python examples/captions.py --ask picture.png      # from the file alone
 
 Data: the emoji of five styles (emoji_data.py) and their Unicode names in English and German
-(emoji_names.py); both need npm. Trained from random weights on four styles and tested on the fifth,
-Twitter's. The first token chooses the language. Beside it the name of the nearest training picture,
-which every emoji has: compared are thumbnails of 8 x 8 pixels.
+(emoji_names.py); both need npm. Trained on four styles and tested on the fifth, Twitter's. As in
+ClipCap (arXiv:2111.09734) the image encoder is that of a CLIP, frozen, and a dense layer makes a
+few vectors of its one; the decoder is trained from random weights. The first token chooses the
+language. Beside it the name of the nearest training picture, by thumbnails of 8 x 8 pixels.
 
 Results: RESULTS
 """
@@ -24,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only it
 import emoji_data as data
 import numpy as np
 from emoji import schedule
-from emoji_search import SHIFT, Pairs, digits, read, shifted
+from emoji_search import SHIFT, Pairs, digits, image_tower, read, shifted
 
 from keras_tfm.runtime import native_log
 
@@ -32,6 +34,7 @@ FOLDER = data.FOLDER
 PAD, END, UNKNOWN = 0, 1, 2
 LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
+FEATURES = 4  # vectors of a picture
 DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
 EPOCHS, BATCH, PEAK = 40, 128, 3e-3
 
@@ -72,44 +75,54 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     pairs = digits() if arguments.smoke else read(arguments.folder)
     names = {language: pairs.names[language].names for language in LANGUAGES}
     reader = tokenizer(names)
-    model = captioner(arguments.by)
+    model = captioner(arguments.by, image_encoder(arguments.folder, arguments.smoke))
     epochs = 1 if arguments.smoke else arguments.epochs
-    examples = batches(pairs, names, reader)
+    examples, steps = batches(pairs, names, reader)
     model.compile(
         keras.optimizers.AdamW(
-            schedule(PEAK, epochs * len(examples)), weight_decay=0.05, global_clipnorm=1.0
+            schedule(PEAK, epochs * steps), weight_decay=0.05, global_clipnorm=1.0
         ),
-        LabelSmoothedCrossEntropy(0.1, ignore_class=PAD),
+        LabelSmoothedCrossEntropy(0.0, ignore_class=PAD),
     )
     print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
-    model.fit(examples, epochs=epochs, verbose=2)
+    model.fit(examples, epochs=epochs, steps_per_epoch=steps, verbose=2)
     model.save(file.with_suffix(".keras"))
     report(model, file, pairs, names, reader, arguments.smoke)
 
 
-def captioner(by: str):
+def image_encoder(folder: Path, smoke: bool):
+    """The image tower of emoji_search.py: from pixels (B, 48, 48, 3) to vectors of length 1."""
+    import keras
+
+    from keras_tfm import models  # noqa: F401, its classes are in the file
+
+    if smoke:
+        return image_tower()
+    file = folder / "image.keras"
+    if not file.exists():
+        raise SystemExit(f"{file} is missing: run examples/emoji_search.py before")
+    return keras.saving.load_model(file)
+
+
+def captioner(by: str, image):
     """From `pixels` (B, 48, 48, 3) and `target` (B, T) to logits of the next token.
 
-    Convolutions make nine vectors of a picture. The decoder either attends to them in each block,
+    The vector of a picture becomes a few vectors. The decoder either attends to them in each block,
     or continues them: then they stand before the embedded tokens, and no block has cross-attention.
     """
     import keras
 
     from keras_tfm import layers, models
 
-    pixels = keras.Input((data.SIZE, data.SIZE, 3), name="pixels")
-    x = layers.ImageNormalization((0.5,) * 3, (0.5,) * 3)(pixels)
-    x = keras.layers.AveragePooling2D(2)(x)
-    for width in (32, 64, 128):
-        x = keras.layers.Conv2D(width, 3, strides=2, padding="same", use_bias=False)(x)
-        x = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(x))
-    x = layers.PatchEmbedding(DIM, 1)(x)
-    features = keras.layers.Reshape((9, DIM))(x)
-    features = layers.PositionEmbedding(9, dropout=DROPOUT)(features)
+    image.trainable = False
+    pixels = image.input
+    features = keras.layers.Dense(FEATURES * DIM, name="projector")(image.output)
+    features = keras.layers.Reshape((FEATURES, DIM))(features)
+    features = layers.LayerNormalization(name="features_norm")(features)
 
     target = keras.Input((None,), dtype="int32", name="target")
     embedding = layers.TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True)
-    y = layers.Dropout(DROPOUT)(embedding(target))
+    y = layers.Dropout(DROPOUT, name="target_dropout")(embedding(target))
     if by == "prefix":
         y = layers.ConcatenatePrefix()([features, y])
     for i in range(LAYERS):
@@ -148,45 +161,40 @@ def tokenizer(names: dict[str, list[str]]):
 
 
 def batches(pairs: Pairs, names: dict[str, list[str]], reader):
-    """Batches of similar lengths: each named emoji in each language and style once an epoch."""
-    import keras
+    """Endless batches, and their number in an epoch: each name in each language and each style.
 
-    known = [(i, k) for k, of in enumerate(names.values()) for i, name in enumerate(of) if name]
-    captions = {
-        (i, k): [first, *reader.encode(of[i]).ids[: LONGEST - 2], END]
-        for k, (of, first) in enumerate(zip(names.values(), LANGUAGES.values(), strict=True))
-        for i in range(len(of))
-        if of[i]
-    }
-    examples = [(*pair, style) for pair in known for style in range(pairs.drawn.shape[1])]
+    A batch has captions of nearly one length, and another selection of them in each epoch.
+    """
+    import tensorflow as tf
 
-    class Batches(keras.utils.PyDataset):
-        def __init__(self):
-            super().__init__()
-            self.random = np.random.default_rng(0)
-            self.on_epoch_end()
+    random = np.random.default_rng(0)
+    examples = [
+        (emoji, style, [first, *reader.encode(name).ids[: LONGEST - 2], END])
+        for of, first in zip(names.values(), LANGUAGES.values(), strict=True)
+        for emoji, name in enumerate(of)
+        for style in range(pairs.drawn.shape[1])
+        if name
+    ]
+    lengths = np.array([len(caption) for *_, caption in examples])
 
-        def __len__(self):
-            return -(-len(examples) // BATCH)
-
-        def on_epoch_end(self):
-            lengths = np.array([len(captions[i, k]) for i, k, _ in examples])
-            # Sorted with noise, and cut: batches of one length, other ones in each epoch.
-            order = np.argsort(lengths + self.random.random(len(examples)))
+    def draw():
+        while True:
+            order = np.argsort(lengths + random.random(len(examples)))
             cuts = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
-            self.order = [cuts[i] for i in self.random.permutation(len(cuts))]
+            for k in random.permutation(len(cuts)):
+                chosen = [examples[i] for i in cuts[k]]
+                pixels = np.stack([pairs.drawn[emoji, style] for emoji, style, _ in chosen])
+                tokens = np.full((len(chosen), lengths[cuts[k]].max()), PAD, "int32")
+                for row, (*_, caption) in zip(tokens, chosen, strict=True):
+                    row[: len(caption)] = caption
+                inputs = {"pixels": shifted(pixels, random, SHIFT), "target": tokens[:, :-1]}
+                yield inputs, tokens[:, 1:]
 
-        def __getitem__(self, index):
-            chosen = [examples[i] for i in self.order[index]]
-            pixels = np.stack([pairs.drawn[i, style] for i, _, style in chosen])
-            pixels = shifted(pixels, self.random, SHIFT)
-            tokens = np.full((len(chosen), LONGEST), PAD, "int32")
-            for row, (i, k, _) in zip(tokens, chosen, strict=True):
-                row[: len(captions[i, k])] = captions[i, k]
-            tokens = tokens[:, : (tokens != PAD).sum(1).max()]
-            return {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
-
-    return Batches()
+    ids = tf.TensorSpec((None, None), "int32")
+    pixels = tf.TensorSpec((None, *pairs.unseen.shape[1:]), "uint8")
+    signature = ({"pixels": pixels, "target": ids}, ids)
+    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    return dataset.prefetch(2), -(-len(examples) // BATCH)
 
 
 def report(model, file: Path, pairs: Pairs, names, reader, smoke: bool) -> None:

@@ -51,8 +51,8 @@ CHANNELS = (32, 64)  # of the image tower's convolutions
 # Names are short and their words in any order say the same: the text tower is the mean of the
 # embeddings and a dense layer, and learns more names in a minute than with attention.
 TEXT_DIM = 128
-# 8 batches are all emoji once, each with the texts of several languages.
-BATCH, TEXTS, STEPS, PEAK, TEMPERATURE = 236, 4, 3000, 3e-3, 0.07
+# Of the training of pictures and of texts: batch size, steps, and peak learning rate.
+PICTURES, TEXTS, TEMPERATURE = (236, 700, 3e-3), (944, 2400, 1e-2), 0.07
 TRAINED_LENGTH = 12  # tokens of a text in training
 SHIFT = 3  # pixels by which a picture is moved, at most
 NAME_SHARE = 0.8  # of the texts; the others are further words
@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a word to search, or a picture to name")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of the training")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the training's steps")
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
     )
@@ -104,29 +104,20 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
 
     keras.utils.set_random_seed(0)
     pairs = digits() if arguments.smoke else read(arguments.folder)
-    steps = 40 if arguments.smoke else arguments.steps
+    share = 0.01 if arguments.smoke else arguments.share
     count, languages = len(pairs.codes), len(pairs.names)
     print(f"{count:,} emoji in {pairs.drawn.shape[1]} styles, names in {languages} languages")
-    trained, image, text = build(count, steps)
-    trained.fit(batches(pairs), epochs=10, steps_per_epoch=steps // 10, verbose=2)
+    image, text = image_tower(), text_tower()
+    learn_pictures(image, pairs, share)
+    learn_texts(text, vectors_of(image, pairs), pairs, share)
     image.save(file.with_name("image.keras"))
     text.save(file.with_name("text.keras"))
     report(file, export(image, text, file, pairs, arguments.smoke), image, text, pairs)
 
 
-def build(count: int, steps: int):
-    """The model that is trained, and its two towers alone, which share its weights.
-
-    Each emoji has a learned vector of length 1. Pictures and texts are taught to point at that of
-    their emoji, among all: p(emoji | v) = softmax(v . e / temperature). CLIP's loss, for
-    comparison, has only the emoji of a batch as negatives; with it both towers learned much slower.
-
-    Returns three functional models: from a dict of pixels (B, H, W, 3) and tokens (B, N, T), N
-    texts a picture, to the logits of all emoji of both, from pixels to vectors, and from tokens to
-    vectors of length 1.
-    """
+def image_tower():
+    """From pixels (B, 48, 48, 3) to vectors (B, WIDTH) of length 1."""
     import keras
-    from keras import ops
 
     from keras_tfm import layers, models
 
@@ -137,10 +128,17 @@ def build(count: int, steps: int):
         x = keras.layers.Conv2D(width, 3, strides=2, padding="same", use_bias=False)(x)
         x = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(x))
     # Flattened, not averaged: where a colour stands tells most about an emoji, in any style.
-    x = keras.layers.Dropout(0.2)(keras.layers.Flatten()(x))
+    x = keras.layers.Dropout(0.2, name="image_dropout")(keras.layers.Flatten()(x))
     x = keras.layers.Dense(WIDTH, use_bias=False, name="image_projection")(x)
     x = keras.layers.UnitNormalization(dtype="float32", name="image_vector")(x)
-    image = models.Model(pixels, x, name="image")
+    return models.Model(pixels, x, name="image")
+
+
+def text_tower():
+    """From tokens (B, T), padded with 0, to vectors (B, WIDTH) of length 1."""
+    import keras
+
+    from keras_tfm import layers, models
 
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     y = layers.TokenEmbedding(texts.VOCABULARY, TEXT_DIM, mask_zero=True)(tokens)
@@ -148,32 +146,102 @@ def build(count: int, steps: int):
     y = keras.layers.Dense(4 * TEXT_DIM, activation="gelu", name="text_hidden")(y)
     y = keras.layers.Dense(WIDTH, use_bias=False, name="text_projection")(y)
     y = keras.layers.UnitNormalization(dtype="float32", name="text_vector")(y)
-    text = models.Model(tokens, y, name="text")
+    return models.Model(tokens, y, name="text")
 
-    several = keras.Input((TEXTS, TRAINED_LENGTH), dtype="int32", name="tokens")
+
+def learn_pictures(image, pairs: Pairs, share: float) -> None:
+    """Pictures point at a learned vector of their emoji, in any style.
+
+    p(emoji | v) = softmax(v . e / temperature) over all emoji, where CLIP's loss has those of a
+    batch.
+    """
+    import keras
+
     emoji = keras.layers.Dense(
-        count,
+        len(pairs.codes),
         use_bias=False,
         kernel_initializer=keras.initializers.RandomNormal(stddev=WIDTH**-0.5),
         kernel_constraint=keras.constraints.UnitNorm(axis=0),
         name="emoji",
     )
+    size, steps, peak = PICTURES
+    size, random = min(size, len(pairs.codes)), np.random.default_rng(1)
 
-    def logits(vectors, name):
-        return keras.layers.Rescaling(1 / TEMPERATURE, dtype="float32", name=name)(emoji(vectors))
+    def draw():
+        while True:
+            order = random.permutation(len(pairs.codes))
+            for start in range(0, len(order) - size + 1, size):
+                rows = order[start : start + size]
+                style = random.integers(pairs.drawn.shape[1], size=size)
+                # Moved, and neither cut nor recoloured: a flag is its colours.
+                yield shifted(pairs.drawn[rows, style], random, SHIFT), rows
 
-    of_texts = text(ops.reshape(several, (-1, TRAINED_LENGTH)))
-    outputs = {
-        "pictures": logits(x, "pictures"),
-        "texts": ops.reshape(logits(of_texts, "texts"), (-1, TEXTS, count)),
-    }
-    trained = models.Model({"pixels": pixels, "tokens": several}, outputs)
-    trained.compile(
-        keras.optimizers.AdamW(schedule(PEAK, steps), weight_decay=0.05, clipnorm=1.0),
-        {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True) for name in outputs},
+    fit(image, emoji, draw(), steps, peak, share, "pictures")
+
+
+def learn_texts(text, vectors: np.ndarray, pairs: Pairs, share: float) -> None:
+    """Texts point at the vectors of their emoji's pictures, which stay as they are.
+
+    Locked-image tuning (arXiv:2111.07991): most of the time goes to the texts, of which there are
+    a hundred times more, and a step on them costs little.
+    """
+    import keras
+
+    emoji = keras.layers.Dense(len(vectors), use_bias=False, trainable=False, name="emoji")
+    emoji.build((None, WIDTH))
+    emoji.kernel.assign(vectors.T)
+    size, steps, peak = TEXTS
+    random, reader = np.random.default_rng(2), texts.tokenizer(pairs.names)
+    trained = [x for x in pairs.names if x not in texts.UNSEEN]
+    kinds = []  # the ids and the emoji of all names, and of all further words
+    for chosen in range(2):
+        known = [
+            (written, i)
+            for language, kept in zip(trained, pairs.kept, strict=True)
+            for i, found in enumerate(pairs.names[language][chosen])
+            for written in ([found] if chosen == 0 else found)
+            if kept[i] and written
+        ]
+        ids = texts.encode([x for x, _ in known], reader, TRAINED_LENGTH)
+        kinds.append((ids, np.array([x for _, x in known], "int64")))
+
+    def draw():
+        while True:
+            ids, rows = kinds[random.random() >= NAME_SHARE and len(kinds[1][1]) > 0]
+            places = random.integers(len(rows), size=size)
+            yield ids[places], rows[places]
+
+    fit(text, emoji, draw(), steps, peak, share, "texts")
+
+
+def fit(tower, emoji, batches, steps: int, peak: float, share: float, what: str) -> None:
+    """Trains a tower on endless batches of inputs and the numbers of their emoji."""
+    import keras
+    import tensorflow as tf
+
+    from keras_tfm import models
+
+    steps = max(10, int(steps * share) // 10 * 10)
+    logits = keras.layers.Rescaling(1 / TEMPERATURE, dtype="float32")(emoji(tower.output))
+    model = models.Model(tower.input, logits)
+    model.compile(
+        keras.optimizers.AdamW(schedule(peak, steps), weight_decay=0.05, clipnorm=1.0),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=False,  # XLA is slower here: it compiles for one core
     )
-    return trained, image, text
+    inputs, rows = next(batches)
+    signature = tuple(tf.TensorSpec(x.shape, x.dtype) for x in (inputs, rows))
+    drawn = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature)
+    history = model.fit(drawn.prefetch(2), epochs=10, steps_per_epoch=steps // 10, verbose=0)
+    losses = history.history["loss"]
+    print(f"{what}: loss {losses[0]:.2f} to {losses[-1]:.2f} in {steps:,} steps", flush=True)
+
+
+def vectors_of(image, pairs: Pairs) -> np.ndarray:
+    """The mean vector of each emoji's pictures in the training's styles, of length 1."""
+    found = [image.predict(x, batch_size=236, verbose=0) for x in pairs.drawn.swapaxes(0, 1)]
+    mean = np.mean(found, axis=0)
+    return mean / np.linalg.norm(mean, axis=1, keepdims=True)
 
 
 def read(folder: Path) -> Pairs:
@@ -206,50 +274,6 @@ def digits() -> Pairs:
         {language: texts.Names(names, [[]] * 10) for language, names in words.items()},
         np.ones((2, 10), bool),
     )
-
-
-def batches(pairs: Pairs):
-    """Endless batches of different emoji in random styles, with names in random languages."""
-    import tensorflow as tf
-
-    random = np.random.default_rng(1)
-    reader = texts.tokenizer(pairs.names, dropout=0.1)
-    trained = [x for x in pairs.names if x not in texts.UNSEEN]
-    count, size = len(pairs.codes), min(BATCH, len(pairs.codes))
-    named = np.array([[bool(x) for x in pairs.names[language].names] for language in trained])
-    known = [np.flatnonzero(x) for x in (pairs.kept & named).T]  # languages of each emoji
-
-    def text_of(emoji: int) -> str:
-        language = random.choice(known[emoji])
-        names, words = pairs.names[trained[language]]
-        if words[emoji] and random.random() >= NAME_SHARE:
-            return " ".join(random.permutation(words[emoji])[: random.integers(1, 4)])
-        return names[emoji]
-
-    def draw():
-        while True:
-            order = random.permutation(count)
-            for start in range(0, count - size + 1, size):
-                rows = order[start : start + size]
-                style = random.integers(pairs.drawn.shape[1], size=size)
-                # Moved, and neither cut nor recoloured: a flag is its colours.
-                moved = shifted(pairs.drawn[rows, style], random, SHIFT)
-                written = [text_of(i) for i in rows for _ in range(TEXTS)]
-                tokens = texts.encode(written, reader, TRAINED_LENGTH)
-                yield moved, tokens.reshape(size, TEXTS, TRAINED_LENGTH), rows
-
-    signature = (
-        tf.TensorSpec((size, *pairs.unseen.shape[1:]), "uint8"),
-        tf.TensorSpec((size, TEXTS, TRAINED_LENGTH), "int32"),
-        tf.TensorSpec((size,), "int64"),
-    )
-
-    def example(pixels, tokens, rows):
-        labels = {"pictures": rows, "texts": tf.repeat(rows[:, None], TEXTS, axis=1)}
-        return {"pixels": pixels, "tokens": tokens}, labels
-
-    drawn = tf.data.Dataset.from_generator(draw, output_signature=signature)
-    return drawn.map(example).prefetch(2)
 
 
 def shifted(pixels: np.ndarray, random, most: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from keras_tfm.export.signatures import Request, Signature
 from keras_tfm.generation.loop import cache_capacities
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry, longer
 from keras_tfm.layers.target import export_target
 
 Tensor = Any
@@ -66,11 +66,9 @@ class Caches:
         """The number of columns of the growing entries before the first token."""
         prefixes = {self._first_step[0].prefixes.get(entry, 0) for entry in self.growing}
         if len(prefixes) > 1 or (prefixes - {0} and len(self.request.source_lengths) > 1):
-            raise ValueError(
-                f"{self.request.model.name} cannot be stepped on a host: its caches must have a "
-                f"prefix of one length, got {sorted(prefixes)} and the source lengths "
-                f"{list(self.request.source_lengths)}"
-            )
+            lengths = f"{sorted(prefixes)} and the source lengths {[*self.request.source_lengths]}"
+            name = self.request.model.name
+            raise ValueError(f"{name}: caches must have a prefix of one length, got {lengths}")
         return max(prefixes, default=0)
 
     @cached_property
@@ -395,15 +393,7 @@ def _step(
 
 def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:
     """Entries padded with `missing` columns of zeros."""
-    if not missing:
-        return entries
-
-    def longer(part: str, x: Tensor) -> Tensor:
-        paddings = np.zeros((len(x.shape), 2), "int32")
-        paddings[COLUMN_AXES[part], 1] = missing
-        return tf.pad(x, paddings)
-
     return {
-        entry: {part: longer(part, x) for part, x in parts.items()}
+        entry: {part: longer(part, x, missing) for part, x in parts.items()}
         for entry, parts in entries.items()
     }

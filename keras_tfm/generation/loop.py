@@ -14,7 +14,7 @@ from keras_tfm.generation.strategies import Greedy, Strategy, Task
 from keras_tfm.generation.tree import Tree
 from keras_tfm.generation.twin import Twin
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache, longer
 from keras_tfm.layers.decoding.visibility import Branches
 
 Tensor = Any
@@ -290,13 +290,7 @@ class GenerationLoop:
 
     def _longer(self, cache: Cache, more: int) -> Cache:
         """The cache with `more` additional columns."""
-
-        def longer(part: str, x: Tensor) -> Tensor:
-            paddings = [(0, 0)] * len(x.shape)
-            paddings[COLUMN_AXES[part]] = (0, more)
-            return ops.pad(x, paddings)
-
-        return self._changed(cache, longer) if more else cache
+        return self._changed(cache, lambda part, x: longer(part, x, more)) if more else cache
 
     def growing_entries(self, cache: Cache) -> Cache:
         """The entries of self-attention, which grow with each step."""

@@ -11,9 +11,9 @@ from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
 from keras_tfm.layers.attention_probe import current_probe
 from keras_tfm.layers.decoding.cache import key_of, value_of
-from keras_tfm.layers.decoding.scope import DecodingScope, Extended
+from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.decoding.token_positions import columns_of, positions_of
-from keras_tfm.layers.decoding.visibility import Visible
+from keras_tfm.layers.decoding.visibility import Extended, Visible
 from keras_tfm.layers.heads import split_heads, split_last
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.attention_position import AttentionPosition

@@ -70,6 +70,15 @@ def written(entry: Entry, new: Entry, column: Any) -> Entry:
     }
 
 
+def longer(part: str, x: Tensor, more: int) -> Tensor:
+    """A part of an entry with `more` additional columns of zeros."""
+    if not more:
+        return x
+    paddings = [(0, 0)] * len(x.shape)
+    paddings[COLUMN_AXES[part]] = (0, more)
+    return ops.pad(x, paddings)
+
+
 def columns_of_entry(entry: Entry, start: int, end: int) -> Entry:
     """The columns `start` to `end` - 1 of an entry."""
     result = {}

@@ -1,10 +1,9 @@
 """The scope of a decoding step: a few new tokens against a KV cache."""
 
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras import ops
 
@@ -17,8 +16,15 @@ from keras_tfm.layers.decoding.cache import (
     make_entry,
     written,
 )
-from keras_tfm.layers.decoding.visibility import Branches, Visible, real_tokens, visible
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.decoding.prefix import PrefixScope
+from keras_tfm.layers.decoding.visibility import (
+    Branches,
+    Extended,
+    Visible,
+    real_tokens,
+    visible,
+)
+from keras_tfm.layers.positions.coordinates import Span, known_integer
 from keras_tfm.layers.target import current_target
 
 Tensor = Any
@@ -26,22 +32,7 @@ Tensor = Any
 _current: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
 
 
-class Extended(NamedTuple):
-    """What the queries of a causal self-attention attend to in one step.
-
-    Attributes:
-        entry: the layer's cache entry before the step, or after it with `write_first`; None if it
-            is known to be empty.
-        visible: which cached and new keys the queries see; None if the cache is empty.
-        mask: (B, T), boolean, True = token, False = padding; None if all new keys are tokens.
-    """
-
-    entry: Entry | None
-    visible: Visible | None
-    mask: Tensor | None
-
-
-class DecodingScope:
+class DecodingScope(PrefixScope):
     """Turns every model call inside it into one decoding step.
 
     Causal self-attention attends to the KV cache and to the new tokens, and writes their keys and
@@ -99,7 +90,8 @@ class DecodingScope:
         xla: bool = False,
         write_first: bool = False,
     ):
-        position = _integer(position)
+        super().__init__(is_first=cache is None)
+        position = known_integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
             raise ValueError(f"without a cache, position must be 0, got {position}")
         if isinstance(position, int) and position < 0:
@@ -122,9 +114,6 @@ class DecodingScope:
         self._new: Cache = {}
         self._after: Cache = {}  # with `write_first`
         self._growing: list[str] = []
-        # The length of the prefix before the tokens, at this place of the model and by entry.
-        self._prefix = 0
-        self._prefixes: dict[str, int] = {}
         self._written: Cache | None = None
         self._visible: dict[Any, Visible] = {}
         self._spans: dict[Any, Span] = {}
@@ -200,33 +189,6 @@ class DecodingScope:
         return cache
 
     @property
-    def prefixes(self) -> dict[str, int]:
-        """The number of columns before the first token, by name of the entries that have some."""
-        return {name: prefix for name, prefix in self._prefixes.items() if prefix}
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the first step, which gets no cache."""
-        return self._given is None
-
-    def begin_prefix(self, count: int) -> None:
-        """Layers called from here on have `count` positions more before the first token.
-
-        Their first step computes these positions along with those of the tokens, and their cache
-        entries have `count` more columns.
-        """
-        self._prefix += count
-
-    def end_prefix(self, count: int) -> None:
-        """Layers called from here on have `count` positions less before the first token."""
-        if count > self._prefix:
-            raise ValueError(
-                f"a prefix of {count} positions cannot be removed: the sequence has one of "
-                f"{self._prefix}"
-            )
-        self._prefix -= count
-
-    @property
     def new(self) -> Cache:
         """The entries that this step adds to the cache, with T columns, one per new token.
 
@@ -299,7 +261,7 @@ class DecodingScope:
         """The first column that this step writes in caches with a prefix."""
         if self._given is None:
             return self.position
-        column = self.position if self.branches is None else _integer(self.branches.column)
+        column = self.position if self.branches is None else known_integer(self.branches.column)
         return column + prefix
 
     def _see(self, length: Any, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
@@ -436,11 +398,3 @@ class DecodingScope:
 
     def _entry_name(self, name: str) -> str:
         return f"{len(self._before):03d}_{name}"
-
-
-def _integer(position: Any) -> Any:
-    """`position` as a Python integer if its value is known (NumPy, an eager tensor)."""
-    try:
-        return operator.index(position)
-    except TypeError:
-        return position

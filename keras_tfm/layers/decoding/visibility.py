@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_tfm.layers import masks
+from keras_tfm.layers.decoding.cache import Entry
 from keras_tfm.layers.positions.coordinates import Positions, Span, as_tensor
 
 Tensor = Any
@@ -75,6 +76,21 @@ class Visible(NamedTuple):
         seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
         some = None if sees_itself else ops.max(seen, axis=-1, keepdims=True)
         return self._replace(penalty=(seen - 1.0) * -self.masked_score, some=some)
+
+
+class Extended(NamedTuple):
+    """What the queries of a causal self-attention attend to in one step.
+
+    Attributes:
+        entry: the layer's cache entry before the step, or after it with `write_first`; None if it
+            is known to be empty.
+        visible: which cached and new keys the queries see; None if the cache is empty.
+        mask: (B, T), boolean, True = token, False = padding; None if all new keys are tokens.
+    """
+
+    entry: Entry | None
+    visible: Visible | None
+    mask: Tensor | None
 
 
 def visible(
