@@ -36,8 +36,9 @@ def masked_msa(model: keras.Model, kernel_initializer: Any = None, dtype: Any = 
     (None, None, None, 24)
     """
     base = HeadBase(model, None, kernel_initializer, dtype)
-    x = _required(model, identity.alignment_of(model), "masked_msa")
-    x = base.mark("masked_msa", locals(), x)
+    alignment = _required(model, identity.alignment_of(model), "masked_msa")
+    given = {"kernel_initializer": kernel_initializer}
+    x = base.mark("masked_msa", given, alignment)
     vocabulary_size = base.argument("vocabulary_size", None, None)
     logits = base.dense(vocabulary_size, "masked_msa")(x)
     return Model(model.input, logits, name=model.name)
@@ -77,8 +78,9 @@ def pair_classifier(
     check_integer("num_classes", num_classes)
     labels = checked_labels(labels, num_classes)
     base = HeadBase(model, None, kernel_initializer, dtype)
-    z = _required(model, identity.pairs_of(model), "pair_classifier")
-    z = base.mark("pair_classifier", locals(), z)
+    pairs = _required(model, identity.pairs_of(model), "pair_classifier")
+    given = {"num_classes": num_classes, "labels": labels, "kernel_initializer": kernel_initializer}
+    z = base.mark("pair_classifier", given, pairs)
     logits = base.dense(num_classes, "pair_classifier")(z)
     logits = logits + ops.transpose(logits, (0, 2, 1, 3))
     return Model(model.input, logits, name=model.name)

@@ -191,7 +191,9 @@ def test_padding_of_residues_and_of_sequences_changes_nothing(extra):
     assert_close(to_numpy(pairs(wide_pairs, padded, mask=mask))[:, :N, :N], z, FLOAT32)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_bfloat16_stays_within_its_own_noise(policy):
     """Rounding inputs and weights to bfloat16 alone moves a float32 block about as far."""
 

@@ -198,6 +198,7 @@ def test_the_scope_of_rematerialization_keeps_values_and_gradients():
         assert_close(b, a, FLOAT32)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_it_learns_to_fill_in_an_alignment():
     """Column i of each alignment has the letter of its number: the profile knows it, too."""
