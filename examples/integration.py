@@ -182,7 +182,8 @@ def train(arguments) -> None:
 
 def score(arguments) -> None:
     """Exports both files and prints which share of each kind of problems they solve."""
-    import keras_tfm
+    with native_log.removed():
+        import keras_tfm
     from keras_tfm.export import export_tflite
     from keras_tfm.generation import Beam, Generator, Greedy
 

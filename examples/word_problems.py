@@ -152,7 +152,8 @@ def score(arguments) -> None:
     """Exports in int8 and prints the share of exact answers, by test and kind."""
     from tokenizers import Tokenizer
 
-    import keras_tfm
+    with native_log.removed():
+        import keras_tfm
     from keras_tfm.export import export_tflite
 
     model = keras_tfm.load_model(arguments.folder / "word_problems.keras", compile=False)
