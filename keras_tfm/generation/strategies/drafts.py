@@ -209,7 +209,9 @@ class DraftHeads(Draft):
                 f"heads, got {(*heads.shape[:1], 'T', *heads.shape[1:])}: give Drafted a length of "
                 "at most the number of heads"
             )
-        logits = ops.reshape(heads[:, :count], (-1, heads.shape[-1]))
+        if heads.shape[1] > count:  # a slice of all heads would copy their logits
+            heads = heads[:, :count]
+        logits = ops.reshape(heads, (-1, heads.shape[-1]))
         return ops.reshape(best_tokens(logits), (-1, count))
 
 
