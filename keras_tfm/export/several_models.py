@@ -40,6 +40,7 @@ from keras_tfm.runtime import manifest as manifests
 _SINGLE = (
     *("signatures", "detokenizer", "chat_template", "separate_adapters"),
     *("start_id", "end_id", "max_length", "prompt_length", "target", "strategy", "whole_caches"),
+    "draft_length",
 )
 
 

@@ -3,6 +3,7 @@
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.constraints import JsonSchema, Regex
 from keras_tfm.runtime.detection import Detection
+from keras_tfm.runtime.drafts import PromptLookup
 from keras_tfm.runtime.generate_signature import Generated
 from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.model import Model, load
@@ -20,6 +21,7 @@ __all__ = [
     "ImageProcessor",
     "JsonSchema",
     "Model",
+    "PromptLookup",
     "Regex",
     "Reply",
     "Sampler",
