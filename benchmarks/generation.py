@@ -3,6 +3,7 @@
     pip install -e ".[benchmarks]"
     python benchmarks/generation.py                      # four minutes
     python benchmarks/generation.py --markdown           # the table for benchmarks/README.md
+    python benchmarks/generation.py --record             # also appends to processors.jsonl
 
 4+4 layers, D=256, H=8, F=1024, V=8000 (tied embeddings), 32 source ids, 64 tokens, batch 1. Both
 sides have the same random weights: float32 tokens must be equal, or the run fails. The loops of
@@ -26,6 +27,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+import processors
 
 from keras_tfm import runtime
 from keras_tfm.runtime import native_log
@@ -38,11 +40,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument(
+        "--record", action="store_true", help="appends the ratios to benchmarks/processors.jsonl"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         contestants = make_contestants(Path(folder))
         seconds = race(contestants, arguments.rounds)
     print_results(seconds, arguments.markdown)
+    if arguments.record:
+        processors.record(processors.FILE, arguments.rounds, ratios(seconds))
+
+
+def ratios(seconds: dict) -> dict[str, float]:
+    """How many times as fast as CTranslate2 we are, by search and precision."""
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    return {
+        f"{search}, {precision}": medians[search, precision, "CTranslate2"] / ours
+        for (search, precision, contestant), ours in medians.items()
+        if contestant == "keras_tfm"
+    }
 
 
 def make_contestants(folder: Path) -> dict:

@@ -237,8 +237,13 @@ class Comparison:
         return self._check_steps(name, self._run_steps(encode=name, steps=2))
 
     def _prefill(self, name: str) -> Check:
-        """Compares the logits of the steps after two chunks and half a chunk of the prefill."""
+        """Compares the logits of the steps after two chunks and half a chunk of the prefill.
+
+        For a prefill that returns logits, those of steps with right drafts.
+        """
         signature = self.file.signatures[name]
+        if "logits" in signature["outputs"]:
+            return self._check_steps(name, self._run_steps(drafted=True))
         length = signature["inputs"][self._settings["target"]]["shape"][1]
         most = signature.get("capacity", length) // length * length
         count = min(2 * length + (length + 1) // 2, most)
@@ -276,6 +281,7 @@ class Comparison:
         prefill: str | None = None,
         before: int = 0,
         steps: int | None = None,
+        drafted: bool = False,
     ) -> list["_SteppedLogits"]:
         """Runs the same tokens step by step and in one full pass.
 
@@ -284,6 +290,7 @@ class Comparison:
             prefill: the name of the "prefill" signature that reads the prompt.
             before: the number of tokens before the first step.
             steps: the number of steps; default: up to max_length.
+            drafted: whether steps read several tokens, drafts that are right.
         """
         settings, decode = self._settings, by_length(self.file.signatures, "decode")[-1]
         target, length = settings["target"], settings["max_length"]
@@ -305,9 +312,15 @@ class Comparison:
                 found.append(logits)
                 return tokens[:, first + len(found) - 1]
 
+            def right(
+                known: np.ndarray, count: int, _: Any, tokens: np.ndarray = tokens
+            ) -> np.ndarray:
+                longer = np.pad(tokens, [(0, 0), (0, count)])
+                return longer[:, known.shape[1] :][:, :count]
+
             times, begun = [], time.perf_counter()
             stream = (
-                self.file.stream(inputs, forced)
+                self.file.stream(inputs, forced, right if drafted else None)
                 if prefill is None
                 else self.file.stream_by(prefill, inputs, forced)
             )

@@ -41,7 +41,7 @@ _SINGLE = ("detokenizer", "chat_template", "separate_adapters")
 # The arguments of the one model that generates, which `signatures` names.
 _GENERATION = (
     *("start_id", "end_id", "max_length", "prompt_length", "default_prompt", "target", "strategy"),
-    "whole_caches",
+    *("whole_caches", "draft_length"),
 )
 
 

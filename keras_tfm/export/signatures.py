@@ -118,7 +118,7 @@ def make_signatures(request: Request) -> list[Signature]:
         "generate": lambda: generate(request),
         "encode": lambda: stepped.encode(caches),
         "prefill": lambda: stepped.prefill(caches),
-        "decode": lambda: stepped.decode(caches),
+        "decode": lambda: [*stepped.decode(caches), *stepped.verify(caches)],
     }
     made = [signature for role in request.roles for signature in makers[role]()]
     padded_audio = {name for name, layer in request.audio.items() if layer.length is not None}

@@ -300,15 +300,26 @@ def prefill(caches: Caches) -> list[Signature]:
     capacity. Fewer tokens are padded on the right: later steps mask the entries of the padding, and
     overwrite them. There is a signature for each N and each capacity of at least N.
     """
+    return _chunks(caches, "prefill", caches.request.prompt_lengths, logits=False)
+
+
+def verify(caches: Caches) -> list[Signature]:
+    """A prefill of `draft_length` + 1 tokens that also returns the logits after each, (B, N, V)."""
+    drafted = caches.request.draft_length
+    return [] if drafted is None else _chunks(caches, "verify", [drafted + 1], logits=True)
+
+
+def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -> list[Signature]:
     request = caches.request
     position = request.own_name("position")
     result = []
     capacities = _capacities(request)
-    for length in request.prompt_lengths:
+    for length in lengths:
         for capacity in (x for x in capacities if x >= length):
 
             def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
-                return _step(caches, given, given[position], capacity)[1]
+                found, entries = _step(caches, given, given[position], capacity)
+                return {"logits": found, **entries} if logits else entries
 
             specs = {
                 request.target: tf.TensorSpec((request.batch_size, length), "int32"),
@@ -316,7 +327,7 @@ def prefill(caches: Caches) -> list[Signature]:
             }
             result.append(
                 Signature(
-                    f"prefill_{length}" + (f"_{capacity}" if len(capacities) > 1 else ""),
+                    f"{prefix}_{length}" + (f"_{capacity}" if len(capacities) > 1 else ""),
                     "prefill",
                     function,
                     specs,

@@ -117,7 +117,8 @@ def export_tflite(
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
-            `end_id`, `batch_size`, `target`, `strategy`, `accelerator`, `whole_caches`.
+            `end_id`, `batch_size`, `target`, `strategy`, `accelerator`, `whole_caches`,
+            `draft_length`.
 
     With several models, `tokenizer`, `images`, `labels`, `source_length`, `verify_inputs` and
     `representative_data` may be dictionaries by model; a value that is not a dictionary is for each

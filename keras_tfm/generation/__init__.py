@@ -14,6 +14,7 @@ from keras_tfm.generation.strategies import (
     Sample,
     Strategy,
 )
+from keras_tfm.generation.strategies.draft_model import DraftModel
 from keras_tfm.generation.strategies.drafts import Draft, DraftHeads, PromptLookup
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Contrastive",
     "Draft",
     "DraftHeads",
+    "DraftModel",
     "Drafted",
     "Generated",
     "Generator",

@@ -307,7 +307,7 @@ class Generator:
 
     def _drop_outdated_loops(self) -> None:
         """Drops the compiled loops if LoRA or `quantize` replaced the variables that they read."""
-        variables = tuple(self.model.variables)
+        variables = (*self.model.variables, *self.strategy.variables)
         if [*map(id, variables)] != [*map(id, self._variables)]:
             self._compiled.clear()
             self._variables = variables

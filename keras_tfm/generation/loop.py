@@ -16,6 +16,7 @@ from keras_tfm.generation.twin import Twin
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache, longer
 from keras_tfm.layers.decoding.visibility import Branches
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 # Keys: "strategy" (its state), "cache", "tree" (if width > 1), "failed" (with `score`).
@@ -23,6 +24,9 @@ State = dict[str, Any]
 
 # Caches with more columns are not pruned: the memory for pruning is quadratic in the columns.
 LONGEST_PRUNED = 1024
+
+# XNNPACK computes scores for so many keys at once, on processors with AVX-512.
+BLOCK = 32
 
 
 class GenerationLoop:
@@ -81,6 +85,9 @@ class GenerationLoop:
         batch, prompt_length = ops.shape(self.prompt)
         self._first_capacity = capacity
         self._xla = xla
+        # In LiteRT, products of several tokens with their own keys take longer than it saves to
+        # read the cache before it is written; see benchmarks/NOTES.md.
+        self._write_first = self.strategy.consecutive > 1 and current_target().is_edge
         self.task = Task(
             batch,
             length,
@@ -95,9 +102,12 @@ class GenerationLoop:
             inputs,
         )
         # The capacity that is enough for every row, the current one, and the entries that have it.
-        self._largest_capacity = (
-            prompt_length - 1 + self.strategy.width * (length - prompt_length + 1)
-        )
+        # The last token is never an input and needs no column: 65 tokens take 64. But 64 take 64,
+        # too, since XNNPACK multiplies whole blocks of columns faster.
+        width = self.strategy.width
+        needed = prompt_length - 1 + width * (length - prompt_length + self.strategy.lookahead)
+        spare = -needed % BLOCK if isinstance(needed, int) else 0
+        self._largest_capacity = needed + spare if spare <= width else needed
         self._capacity = self._largest_capacity
         self._growing: list[str] = []
 
@@ -169,6 +179,7 @@ class GenerationLoop:
             padding=twin.rows(task.padding),
             branches=branches,
             xla=self._xla,
+            write_first=self._write_first,
         ) as scope:
             logits, features = self._call(twin.tokens(before.token, task, position))
         self._growing = scope.growing

@@ -3,6 +3,7 @@
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.constraints import JsonSchema, Regex
 from keras_tfm.runtime.detection import Detection
+from keras_tfm.runtime.drafts import PromptLookup
 from keras_tfm.runtime.drawing import Drawing
 from keras_tfm.runtime.generate_signature import Generated
 from keras_tfm.runtime.image_processor import ImageProcessor
@@ -22,6 +23,7 @@ __all__ = [
     "ImageProcessor",
     "JsonSchema",
     "Model",
+    "PromptLookup",
     "Regex",
     "Reply",
     "Sampler",

@@ -23,6 +23,9 @@ import numpy as np
 from keras_tfm.runtime.manifest_fields import column_axes, of_kind
 from keras_tfm.runtime.sampling import Choose
 
+# From the tokens so far (B, n), and a number, to that many guesses of the next tokens (B, number).
+Guess = Callable[[np.ndarray, int], np.ndarray]
+
 
 class CopiedBuffers:
     """The interface of `litert_internals.Buffers` for a runner that copies its arguments."""
@@ -89,6 +92,7 @@ class Steps:
         self._capacities = [(signatures[x]["capacity"], x) for x in self._decoders]
         self._prefix: int = settings.get("prefix", 0)
         self._decoder = _Loaded("", None, 0)
+        self._verifying: dict[str, _Loaded] = {}
         self._shared = False
         self._columns_kept = self._capacities[0][0]  # of the arrays in `entries`
         self.position = 0
@@ -101,6 +105,16 @@ class Steps:
         self.known = {key: x for key, x in known.items() if key not in self.entries}
         for key in self.entries.keys() & known.keys():
             self._columns(key, self.entries[key], -self._prefix, 0)[...] = known[key][:rows]
+
+    @property
+    def drafted(self) -> int:
+        """The number of drafted tokens that `verify` reads."""
+        lengths = (
+            self._signatures[name]["inputs"][self._target]["shape"][1]
+            for name in self._prefills
+            if "logits" in self._signatures[name]["outputs"]
+        )
+        return int(next(lengths)) - 1
 
     def read(self, tokens: np.ndarray, end: int) -> None:
         """Reads the columns `position` to `end` - 1 of tokens (B, T), in chunks where possible."""
@@ -128,14 +142,40 @@ class Steps:
         # A copy: a caller may keep the logits, or run another signature, which reuses the memory.
         return np.array(results["logits"][: len(token)]).reshape(len(token), -1)
 
+    def verify(self, tokens: np.ndarray) -> np.ndarray:
+        """Reads several columns of tokens (B, T), from `position` on, in one step.
+
+        The number of columns is that of the export, fewer at the end of a row.
+
+        Returns:
+            The logits after each of them, (B, n, V).
+        """
+        for name in self._prefills:
+            signature = self._signatures[name]
+            length = signature["inputs"][self._target]["shape"][1]
+            start = min(self.position, self._max_length - length)
+            if "logits" in signature["outputs"] and start + length <= signature["capacity"]:
+                break
+        if name not in self._verifying:
+            self._verifying[name] = self._loaded(name)
+        buffers = self._load(self._verifying[name])
+        buffers.inputs[self._target][...] = tokens[:, start : start + length]
+        buffers.inputs[self._position_name][...] = start
+        results = buffers.run()
+        logits = np.array(results["logits"][: len(tokens), self.position - start :])
+        self._keep(results, start, start + length)
+        return logits
+
     def rewind(self, position: int) -> None:
         """Forgets what was read from `position` on."""
         self.position = position
-        self._decoder.columns = min(self._decoder.columns, position)
+        for loaded in (self._decoder, *self._verifying.values()):
+            loaded.columns = min(loaded.columns, position)
 
     def release(self) -> None:
         """Forgets LiteRT's buffers, which another user has overwritten."""
         self._decoder = _Loaded("", None, 0)
+        self._verifying = {}
 
     def restore(self, entries: dict[str, np.ndarray]) -> None:
         """Continues after the columns of entries, the result of `kept`."""
@@ -277,6 +317,7 @@ def step(
     known: dict[str, np.ndarray],
     prompt: np.ndarray,
     choose: Choose,
+    guess: Guess | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
@@ -284,12 +325,17 @@ def step(
         signatures, buffers, known: as in `Steps`.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).
+        guess: a draft; a step reads what it guesses, and each row advances by the tokens that are
+            right in all rows.
     """
     settings = signatures[by_length(signatures, "decode")[-1]]
     ends = np.array(end_ids_of(settings), "int64")
     steps = Steps(signatures, buffers, known, len(prompt))
     steps.read(prompt, prompt.shape[1] - 1)
     ended = np.zeros(len(prompt), bool)
+    if guess is not None:
+        yield from _verified(steps, settings, prompt, choose, guess)
+        return
     token = prompt[:, -1:]
     while steps.position + 1 < settings["max_length"]:
         logits = steps.decode(token)
@@ -299,6 +345,37 @@ def step(
         if ended.all():
             return
         token = chosen[:, np.newaxis]
+
+
+def _verified(
+    steps: Steps, settings: dict[str, Any], prompt: np.ndarray, choose: Choose, guess: Guess
+) -> Iterator[np.ndarray]:
+    """`step` with a draft, after the prompt but its last token has been read."""
+    ends, length = np.array(end_ids_of(settings), "int64"), settings["max_length"]
+    ended = np.zeros(len(prompt), bool)
+    tokens = np.full((len(prompt), length), settings["pad_id"], "int32")
+    last = prompt.shape[1] - 1  # the column of the last certain token
+    tokens[:, : last + 1] = prompt
+    count = steps.drafted
+    while last + 1 < length:
+        room = min(count, length - 1 - last)
+        tokens[:, last + 1 : last + 1 + room] = guess(tokens[:, : last + 1], count)[:, :room]
+        logits = steps.verify(tokens)
+        for i in range(min(logits.shape[1], length - 1 - last)):
+            chosen = checked_tokens(
+                choose(logits[:, i]), ended, logits.shape[-1], settings["pad_id"]
+            )
+            last += 1
+            # After the last of a step's tokens there is no draft.
+            wrong = i + 1 == logits.shape[1] or np.any((chosen != tokens[:, last]) & ~ended)
+            tokens[:, last] = chosen
+            yield chosen.astype("int32")
+            ended |= (chosen[:, np.newaxis] == ends).any(axis=1)
+            if ended.all():
+                return
+            if wrong:
+                break
+        steps.rewind(last)
 
 
 def end_ids_of(settings: dict[str, Any]) -> list[int]:

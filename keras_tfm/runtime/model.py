@@ -11,6 +11,7 @@ from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.captions import Captions
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.detection import Detection, as_pixels, detect
+from keras_tfm.runtime.drafts import Draft
 from keras_tfm.runtime.drawing import Drawings
 from keras_tfm.runtime.embedding import Embeddings
 from keras_tfm.runtime.generate_signature import Generated, run_generate
@@ -111,7 +112,12 @@ class Model(Captions, Drawings, Embeddings, Speech):
         """`generate` with the signature `name`, even if a shorter one fits."""
         return run_generate(self._runner, name, inputs)
 
-    def stream(self, inputs: Any, choose: Choose | Sampler | None = None) -> Iterator[np.ndarray]:
+    def stream(
+        self,
+        inputs: Any,
+        choose: Choose | Sampler | None = None,
+        draft: Draft | None = None,
+    ) -> Iterator[np.ndarray]:
         """Yields the tokens (B,), int32, of each step as soon as they are chosen.
 
         A row that has ended gets the pad id of the stepped input. The file needs a "decode"
@@ -123,13 +129,20 @@ class Model(Captions, Drawings, Embeddings, Speech):
             choose: `Sampler`, or a function from logits (B, V), float32, to integer tokens (B,),
                 where B is the exported batch size; default: the most probable token. The logits are
                 a copy that it may keep. It may run signatures of this model other than "decode".
+            draft: `PromptLookup()`, or a function of the tokens so far (B, n), a number of tokens,
+                and the inputs by name as lists of rows, that returns guesses of the next tokens
+                (B, number). A step then reads several tokens, those that `choose` would not have
+                chosen are dropped, and the tokens are those without a draft. The file must have
+                been exported with a `draft_length`.
 
         Raises:
-            ValueError: as in `generate`; or `choose` returned a token outside the vocabulary.
-            TypeError: as in `generate`; or `choose` did not return integer tokens (B,).
+            ValueError: as in `generate`; or `choose` or `draft` returned a token outside the
+                vocabulary; a draft for a file without a `draft_length`.
+            TypeError: as in `generate`; or `choose` did not return integer tokens (B,), or `draft`
+                not (B, number).
             RuntimeError: another stream has begun, or "decode" has run, and overwrote the caches.
         """
-        return stepped.stream(self._runner, inputs, choose)
+        return stepped.stream(self._runner, inputs, choose, draft=draft)
 
     def stream_by(
         self, prefill: str, inputs: Any, choose: Choose | Sampler | None = None
@@ -287,7 +300,12 @@ class Model(Captions, Drawings, Embeddings, Speech):
         system = stored["system"]
         return ChatTemplate(**{**stored, "system": system and (system[0], system[1])})
 
-    def stream_text(self, texts: Any, choose: Choose | Sampler | None = None) -> Iterator[str]:
+    def stream_text(
+        self,
+        texts: Any,
+        choose: Choose | Sampler | None = None,
+        draft: Draft | None = None,
+    ) -> Iterator[str]:
         """Yields the generated text piece by piece: `stream` with the tokenizers of the file.
 
         The pieces, joined, are what `generate_text` returns after the prompt. A piece ends at the
@@ -295,12 +313,12 @@ class Model(Captions, Drawings, Embeddings, Speech):
 
         Args:
             texts: str; or dict with one text for each input.
-            choose: as in `stream`.
+            choose, draft: as in `stream`.
 
         Raises:
             TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
         """
-        return text.stream_text(self, texts, choose)
+        return text.stream_text(self, texts, choose, draft)
 
     def session(self, inputs: Any = None, *, restore: str | Path | None = None) -> Session:
         """A text that is continued call by call; its tokens and KV caches are kept.

@@ -135,7 +135,7 @@ class SignatureRunner:
             chunk = {key: arrays[key][start : start + batch] for key in lengths}
             full = {**arrays, **{key: filled_batch(array, batch) for key, array in chunk.items()}}
             with self.lock:
-                if self.signatures[name]["role"] == "decode":
+                if "logits" in self.signatures[name]["outputs"] and shared:
                     self.cache_user += 1  # this run overwrites the caches of a stream
                 results.append(self._call(name, full))
         return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}

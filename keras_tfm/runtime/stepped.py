@@ -13,7 +13,8 @@ from keras_tfm.runtime.checked_inputs import (
     prompt_spec,
     separate_rows,
 )
-from keras_tfm.runtime.host_loop import by_length, prompt_of, step
+from keras_tfm.runtime.drafts import Draft, checked_drafts
+from keras_tfm.runtime.host_loop import Guess, by_length, prompt_of, step
 from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.signature_runner import SignatureRunner
@@ -24,6 +25,7 @@ def stream(
     inputs: Any,
     choose: Choose | Sampler | None,
     prefill: str | None = None,
+    draft: Draft | None = None,
 ) -> Iterator[np.ndarray]:
     """Yields the tokens (B,) of each step; see `Model.stream` and `Model.stream_by`."""
     decode = runner.signatures[runner.names("decode")[-1]]
@@ -33,7 +35,7 @@ def stream(
         inputs[target] = prompt_rows(
             target, inputs[target], prompt_spec(decode), decode["start_id"]
         )
-    yield from _stream(runner, inputs, choose, prefill)
+    yield from _stream(runner, inputs, choose, prefill, draft)
 
 
 def _stream(
@@ -41,6 +43,7 @@ def _stream(
     inputs: dict[str, Any],
     choose: Choose | Sampler | None,
     prefill: str | None = None,
+    draft: Draft | None = None,
 ) -> Iterator[np.ndarray]:
     """`stream` of inputs by name, with prompts that are checked."""
     decode = runner.signatures[runner.names("decode")[-1]]
@@ -62,6 +65,7 @@ def _stream(
     if not 0 < rows <= batch:
         raise ValueError(f"{runner.path} decodes at most {batch} rows at once, got {rows}")
     check_prompt_length(prompt.shape[1], decode["max_length"])
+    guess = None if draft is None else _guess(runner, draft, inputs, rows, batch)
     known = {key: filled_batch(x, batch) for key, x in known.items()}
     steps = step(
         {
@@ -73,6 +77,7 @@ def _stream(
         known,
         filled_batch(prompt, batch),
         chooser(choose, filled_batch(prompt, batch)),
+        guess,
     )
     with runner.lock:
         number = runner.cache_user = runner.cache_user + 1
@@ -88,6 +93,29 @@ def _stream(
         if tokens is None:
             return
         yield tokens[:rows]
+
+
+def _guess(
+    runner: SignatureRunner, draft: Draft, inputs: dict[str, Any], rows: int, batch: int
+) -> Guess:
+    """The draft as a function of the tokens (batch, n) and a number of tokens."""
+    if not any("logits" in x["outputs"] for x in runner.signatures.values() if _is_prefill(x)):
+        raise ValueError(
+            f"{runner.path} has no step that verifies several tokens: export it with a draft_length"
+        )
+    specs = {k: x for s in runner.signatures.values() for k, x in s["inputs"].items()}
+    given = {key: separate_rows(key, x, specs.get(key)) for key, x in inputs.items()}
+    size = runner.signatures[runner.names("decode")[-1]]["vocabulary_size"]
+
+    def guess(tokens: np.ndarray, count: int) -> np.ndarray:
+        found = checked_drafts(draft(tokens[:rows].copy(), count, given), (rows, count), size)
+        return filled_batch(found, batch)
+
+    return guess
+
+
+def _is_prefill(signature: dict[str, Any]) -> bool:
+    return bool(signature["role"] == "prefill")
 
 
 def generate(runner: SignatureRunner, inputs: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import is_ids
+from keras_tfm.runtime.drafts import Draft
 from keras_tfm.runtime.host_loop import by_length, end_ids_of
 from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.signature_runner import check_one
@@ -102,12 +103,17 @@ def rows_of_texts(model: Model, role: str, texts: list[str]) -> tuple[str, list[
     return name, _rows(name, texts, tokenizer_of(model, name).encode, lengths)
 
 
-def stream_text(model: Model, text: Any, choose: Choose | Sampler | None = None) -> Iterator[str]:
+def stream_text(
+    model: Model,
+    text: Any,
+    choose: Choose | Sampler | None = None,
+    draft: Draft | None = None,
+) -> Iterator[str]:
     """See `Model.stream_text`."""
     request = _Generation(model, text, stepped=True)
     if request.rows != 1:
         raise ValueError(f"one text is streamed at a time, got {request.rows}")
-    stream = model.stream(request.inputs, choose)
+    stream = model.stream(request.inputs, choose, draft)
     tokens = (int(token[0]) for token in stream)
     return pieces(tokens, request.tokenizer, request.written(0), request.end_ids)
 

@@ -6,7 +6,15 @@ from keras_weights import randomize
 
 from keras_tfm import models, runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.generation import Drafted, DraftHeads, Greedy, PromptLookup, Sample, processors
+from keras_tfm.generation import (
+    Drafted,
+    DraftHeads,
+    DraftModel,
+    Greedy,
+    PromptLookup,
+    Sample,
+    processors,
+)
 
 VOCABULARY, LENGTH, END = 13, 20, 6
 SIZE = {"dim": 16, "num_layers": 2, "num_heads": 2, "intermediate_dim": 16}
@@ -56,6 +64,18 @@ def test_draft_heads_in_a_file(decoder, tmp_path):
         np.testing.assert_array_equal(x, y)
     strategy = drafted.manifest["signatures"]["generate"]["strategy"]
     assert strategy["name"] == "Drafted" and strategy["strategy"]["name"] == "Greedy"
+
+
+@pytest.mark.parametrize("positions", [LENGTH, 9])
+def test_a_draft_model_in_a_file(decoder, positions, tmp_path):
+    """Also one with fewer positions than the text: LiteRT refuses a lookup past the table."""
+    size = {"dim": 6, "num_layers": 1, "num_heads": 3, "intermediate_dim": 5}
+    small = randomize(models.gpt(VOCABULARY, max_length=positions, **size), seed=3)
+    wanted = [loaded(decoder, tmp_path, None).generate([x]).tokens for x in PROMPTS]
+    drafted = loaded(decoder, tmp_path, Drafted(DraftModel(small), 3))
+    found = [drafted.generate([x]).tokens for x in PROMPTS]
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_random_numbers_are_not_in_a_file(decoder, tmp_path):

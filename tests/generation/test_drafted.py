@@ -14,6 +14,7 @@ from keras_tfm.generation import (
     Draft,
     Drafted,
     DraftHeads,
+    DraftModel,
     Generator,
     Greedy,
     PromptLookup,
@@ -37,6 +38,12 @@ def decoder():
 @pytest.fixture(scope="module")
 def with_heads(decoder):
     return randomize(models.with_draft_heads(decoder, 4))
+
+
+@pytest.fixture(scope="module")
+def small():
+    size = {"dim": 6, "num_layers": 1, "num_heads": 3, "intermediate_dim": 5}
+    return randomize(models.gpt(VOCABULARY, max_length=LENGTH, **size), seed=3)
 
 
 class Oracle(Draft):
@@ -82,8 +89,9 @@ def test_draft_heads_find_what_greedy_search_finds(decoder, with_heads, length):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="jit_compile is TensorFlow's")
-@pytest.mark.parametrize("draft", [PromptLookup(2), DraftHeads()])
-def test_xla(with_heads, draft):
+@pytest.mark.parametrize("draft", [PromptLookup(2), DraftHeads(), DraftModel])
+def test_xla(with_heads, small, draft):
+    draft = DraftModel(small) if draft is DraftModel else draft
     wanted = Generator(with_heads, LENGTH, end_id=END)(PROMPTS)
     compiled = Generator(
         with_heads, LENGTH, end_id=END, strategy=Drafted(draft, 3), jit_compile=True
@@ -119,6 +127,111 @@ def test_other_strategies_inside(decoder, strategy):
     found = Generator(decoder, strategy=drafted, **arguments)(PROMPTS)
     np.testing.assert_array_equal(found.tokens, wanted.tokens)
     np.testing.assert_allclose(found.scores, wanted.scores, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("length", "end_id", "rows"), [(1, None, 3), (3, END, 1), (4, [END, 2], 3)]
+)
+def test_a_draft_model_finds_what_greedy_search_finds(decoder, small, length, end_id, rows):
+    arguments = {"max_length": LENGTH, "end_id": end_id}
+    wanted = Generator(decoder, **arguments)(PROMPTS[:rows])
+    drafted = Drafted(DraftModel(small), length)
+    found = Generator(decoder, strategy=drafted, **arguments)(PROMPTS[:rows])
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    # Sums of 24 log-probabilities in float32, of steps of one and of several tokens.
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=2e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize("strategy", [Greedy(), Sample(temperature=1.5, seed=4)])
+def test_a_draft_model_that_is_the_model_is_always_right(decoder, length, strategy):
+    """Its caches hold the right keys, also after steps in which all drafts were right."""
+    wanted = generate(decoder, [PROMPTS[0]], LENGTH, strategy=strategy).tokens
+    drafted = Drafted(DraftModel(decoder), length, strategy)
+    loop = GenerationLoop(
+        decoder,
+        {},
+        "tokens",
+        np.array([PROMPTS[0]], "int32"),
+        LENGTH,
+        (),
+        drafted,
+        seed=None if strategy.seed is None else np.array([0, strategy.seed], "int32"),
+    )
+    found = loop.run()
+    if strategy.seed is None:
+        np.testing.assert_array_equal(ops.convert_to_numpy(found["tokens"]), wanted)
+    assert int(found["passes"]) == -(-(LENGTH - len(PROMPTS[0])) // (length + 1))
+
+
+def test_a_draft_model_with_the_source_and_one_without(small):
+    model, draft = encoder_decoder(), encoder_decoder()
+    draft.set_weights([x + np.float32(0.05) * np.sign(x) for x in model.get_weights()])
+    arguments = {"max_length": 19, "start_id": START, "end_id": 2}
+    wanted = Generator(model, **arguments)(SOURCES)
+    found = Generator(model, strategy=Drafted(DraftModel(draft), 3), **arguments)(SOURCES)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+    size = model.outputs[0].shape[-1]
+    alone = randomize(models.gpt(size, dim=6, num_layers=1, num_heads=2, intermediate_dim=5))
+    found = Generator(model, strategy=Drafted(DraftModel(alone), 3), **arguments)(SOURCES)
+    np.testing.assert_array_equal(found.tokens, wanted.tokens)
+
+
+def test_samples_have_the_distribution_of_the_model(decoder, small):
+    """Chi-square of the second new token over many seeds, against the model's probabilities."""
+    prompt = np.array([PROMPTS[1]], "int32")
+    generator = Generator(decoder, 6, strategy=Drafted(DraftModel(small), 2, Sample()))
+    keras.utils.set_random_seed(5)
+    found = np.array([generator(prompt).tokens[0, 4] for _ in range(800)])
+
+    def probabilities(rows):
+        logits = decoder.predict(rows, verbose=0)[:, -1].astype("float64")
+        exps = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return exps / exps.sum(axis=1, keepdims=True)
+
+    first = probabilities(prompt)[0]
+    longer = np.column_stack([np.repeat(prompt, VOCABULARY, axis=0), np.arange(VOCABULARY)])
+    expected = 800 * first @ probabilities(longer)
+    counts = np.bincount(found, minlength=VOCABULARY)
+    chi_square = np.sum((counts - expected) ** 2 / expected)
+    # 12 degrees of freedom: above 39.1 once in 10,000 runs, and the seed is fixed.
+    assert chi_square < 39.1
+    # The smaller model's own distribution would be noticed.
+    assert np.sum((counts - 800 / VOCABULARY) ** 2 / (800 / VOCABULARY)) > 39.1
+
+
+def test_nan_in_a_draft_alone_changes_nothing(decoder, small, with_heads):
+    broken = keras.models.clone_model(small)
+    broken.set_weights([np.full_like(x, np.nan) for x in small.get_weights()])
+    wanted = generate(decoder, PROMPTS, LENGTH).tokens
+    found = generate(decoder, PROMPTS, LENGTH, strategy=Drafted(DraftModel(broken), 3)).tokens
+    np.testing.assert_array_equal(found, wanted)
+    heads = keras.models.clone_model(with_heads)
+    heads.set_weights(with_heads.get_weights())
+    generator = Generator(heads, LENGTH, strategy=Drafted(DraftHeads(), 3))
+    layer = next(x for x in heads.layers if x.name.startswith("draft_heads"))
+    layer.set_weights([np.full_like(x, np.nan) for x in layer.get_weights()])
+    np.testing.assert_array_equal(generator(PROMPTS).tokens, wanted)
+
+
+def test_a_draft_model_that_does_not_fit_is_named(decoder, small):
+    other = models.gpt(VOCABULARY + 1, dim=6, num_layers=1, num_heads=2, intermediate_dim=5)
+    with pytest.raises(ValueError, match=r"has logits over 14 ids, but the model .* has 13"):
+        generate(decoder, PROMPTS, LENGTH, strategy=Drafted(DraftModel(other)))
+    with pytest.raises(ValueError, match="the draft model reads the input 'source'"):
+        strategy = Drafted(DraftModel(encoder_decoder()))
+        object.__setattr__(strategy.draft, "check", lambda size: None)
+        generate(decoder, PROMPTS, LENGTH, strategy=strategy)
+    with pytest.raises(ValueError, match=r"a draft model has one output, logits \(B, T, V\)"):
+        DraftModel(models.with_draft_heads(small, 2))
+
+
+def test_a_draft_model_with_fewer_positions(decoder):
+    size = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 5}
+    short = randomize(models.gpt(VOCABULARY, max_length=9, **size))
+    wanted = generate(decoder, PROMPTS, LENGTH).tokens
+    found = generate(decoder, PROMPTS, LENGTH, strategy=Drafted(DraftModel(short), 3)).tokens
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_the_longest_draft_that_fits(decoder):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +24,16 @@ class DraftedState(NamedTuple):
 
     Attributes:
         position: () int32, the column of the last token that is certain.
-        tokens: (B, T), int32, the tokens that are certain.
+        tokens: (B, T + n), int32, the tokens that are certain up to `position`, then drafts; n is
+            the number of tokens in a step, so that no draft is past the end.
         token: (B, n), int32, the next step's tokens: certain ones up to `position`, then drafts.
         start: () int32, the column of the first of these.
         running: (B, 1), int32, 1 for rows that have not ended; None if no row can end early.
         scores: (B,), float32, the sum of the log-probabilities; None without `Task.score`.
         followed: (B, n), boolean, which logits of the last step chose a token of the result; None
             without `Task.score`.
-        passes: () int32, the number of steps so far.
+        passes: () int32, the number of steps so far; None without `Task.score`.
+        draft: the state of the draft, nested tensors; None for a draft without state.
     """
 
     position: Tensor
@@ -40,7 +43,8 @@ class DraftedState(NamedTuple):
     running: Tensor | None
     scores: Tensor | None
     followed: Tensor | None
-    passes: Tensor
+    passes: Tensor | None
+    draft: Any
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,15 @@ class Drafted(Strategy):
     With `Sample` inside, the tokens are those that it samples without drafts, with the same seed:
     the token after each prefix is drawn from the model's distribution with the seed of its column,
     and a draft is kept if it equals the drawn token. For a draft without probabilities of its own
-    that is speculative sampling (arXiv:2302.01318).
+    that is speculative sampling (arXiv:2302.01318). `DraftModel` draws its tokens with the same
+    random numbers, so close distributions draw equal tokens.
 
     In a batch, every row advances by the number of tokens that are right in all rows: drafts are
     most useful for one row at a time.
 
     Args:
-        draft: `Draft` that proposes tokens, such as `PromptLookup()`.
+        draft: `Draft` that proposes tokens, such as `PromptLookup()`, `DraftHeads()` or
+            `DraftModel(model)`.
         length: int, number of tokens that are drafted for each step (n), at most `max_length` - 2.
         strategy: `Greedy` or `Sample`, or another strategy with a `choose` of its own and one
             hypothesis per row. Default: `Greedy()`.
@@ -134,12 +140,18 @@ class Drafted(Strategy):
         """The processors of the strategy inside."""
         return self.strategy.processors
 
+    @property
+    def variables(self) -> Sequence[Any]:  # type: ignore[override]
+        """The variables of the draft."""
+        return self.draft.variables
+
     # A step writes several columns, and a stream yields one column per step.
     streams = False
 
     def check(self, vocabulary_size: int) -> None:
-        """Raises as the strategy inside does."""
+        """Raises as the strategy inside does, or if the draft has another vocabulary."""
         self.strategy.check(vocabulary_size)
+        self.draft.check(vocabulary_size)
 
     def check_length(self, length: int) -> None:
         """Raises ValueError if a step has more columns than a row of this many tokens reads."""
@@ -158,7 +170,10 @@ class Drafted(Strategy):
         self.check_length(task.length)
         position = ops.convert_to_tensor(task.first, dtype="int32")
         running = ops.ones((task.batch, 1), dtype="int32") if task.can_end else None
-        start, token = self._next(task, tokens, position, running)
+        draft = self.draft.start(task, tokens)
+        spare = ops.full((task.batch, self.consecutive), task.pad_id, dtype="int32")
+        tokens = ops.concatenate([tokens, spare], axis=1)
+        start, tokens, token, draft = self._next(task, tokens, position, running, draft)
         return DraftedState(
             position=position,
             tokens=tokens,
@@ -167,7 +182,8 @@ class Drafted(Strategy):
             running=running,
             scores=ops.zeros((task.batch,), dtype="float32") if task.score else None,
             followed=ops.zeros((task.batch, self.consecutive), "bool") if task.score else None,
-            passes=ops.convert_to_tensor(0, dtype="int32"),
+            passes=ops.convert_to_tensor(0, dtype="int32") if task.score else None,
+            draft=draft,
         )
 
     def advance(
@@ -186,58 +202,99 @@ class Drafted(Strategy):
         chosen, processed = self._chosen(task, state, logits)
         # Columns start + 1 .. start + n: certain up to `position`, chosen after it.
         known = ops.slice(state.tokens, (0, start + 1), (task.batch, steps))
-        columns = ops.expand_dims(start + ops.arange(steps, dtype="int32"), 0)
-        new = ops.cast(columns >= state.position, "int32")
-        tokens = chosen * new + known * (1 - new)
-        alive = None  # (B, n + 1), 1 in the columns of rows that have not ended before
-        if state.running is not None:
-            going = task.still_running(ops.ones_like(tokens), tokens, columns + 2)
-            ended = ops.cumsum((1 - going) * new, axis=1)
-            alive = state.running * ops.cast(ops.equal(ended, 0), "int32")
-            alive = ops.concatenate([state.running, alive], axis=1)
-            tokens = task.padded(tokens, ops.maximum(alive[:, :-1], 1 - new))
-        # The drafts before the first one that is wrong in a row that has not ended.
-        wrong = ops.cast(ops.not_equal(state.token[:, 1:], tokens[:, :-1]), "int32")
-        if alive is not None:
-            wrong = wrong * alive[:, 1:-1]
-        right = ops.equal(ops.cumsum(ops.max(wrong, axis=0)), 0)
-        count = 1 + ops.sum(ops.cast(right, "int32"))
+        columns = start + np.arange(steps, dtype="int32")[np.newaxis]
+        new = ops.greater_equal(columns, state.position)
+        tokens = ops.where(new, chosen, known)
+        tokens, count, going, counted = self._kept(task, state, tokens, known, new, columns)
         last = start + count
-        certain = ops.cast(columns < last, "int32")
-        tokens = tokens * certain + task.pad_id * (1 - certain)
-        result = ops.slice_update(state.tokens, (0, start + 1), tokens)
-        scores, followed = state.scores, None
-        if scores is not None:
-            followed = new * certain if alive is None else new * certain * alive[:, :-1]
-            followed = ops.broadcast_to(followed, (task.batch, steps)) > 0
-            scores = scores + self._gained(logits, processed, tokens, followed)
-        after = None if alive is None else ops.slice(alive, (0, count), (task.batch, 1))
+        scores = followed = passes = None
+        if state.scores is not None:
+            followed = ops.logical_and(new, ops.less(columns, last))
+            if counted is not None:
+                followed = ops.logical_and(followed, ops.greater(counted, 0))
+            followed = ops.broadcast_to(followed, (task.batch, steps))
+            scores = state.scores + self._gained(logits, processed, tokens, followed)
+            passes = state.passes + 1
+        running = None if going is None else ops.slice(going, (0, count - 1), (task.batch, 1))
         heads = None
         if self.reads_drafts:
             (heads,) = features(count - 1)
             heads = ops.squeeze(heads, 1)
-        next_start, token = self._next(task, result, last, after, heads)
+        result = ops.slice_update(state.tokens, (0, start + 1), tokens)
+        next_start, result, token, draft = self._next(
+            task, result, last, running, state.draft, heads
+        )
         return DraftedState(
-            last, result, token, next_start, after, scores, followed, state.passes + 1
+            last, result, token, next_start, running, scores, followed, passes, draft
         ), None
+
+    def _kept(
+        self,
+        task: Task,
+        state: DraftedState,
+        tokens: Tensor,
+        known: Tensor,
+        new: Tensor,
+        columns: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """How many of a step's tokens are kept.
+
+        Args:
+            tokens: (B, n), the tokens after each of the step's tokens.
+            known: (B, n), the certain tokens and the drafts there.
+            new: (1, n), boolean, which of `tokens` the strategy chose.
+            columns: (1, n), the columns of the step's tokens.
+
+        Returns:
+            The tokens, with padding after the end of a row; the number that is kept, () int32; the
+            rows that go on after each of them, (B, n), int32, None if no row can end; and the
+            tokens that count for the scores, (B, n), int32, None if all that are kept do.
+        """
+        wrong = ops.cast(ops.not_equal(tokens, known), "int32")
+        going = counted = None
+        if state.running is not None:
+            going = task.still_running(ops.ones_like(tokens), tokens, columns + 2)
+            going = ops.where(new, going, 1)
+            if task.batch == 1:  # the step ends with the row: there is nothing to pad
+                wrong = ops.maximum(wrong, 1 - going)
+            else:
+                ended = ops.cumsum(1 - going, axis=1)
+                going = state.running * ops.cast(ops.equal(ended, 0), "int32")
+                counted = ops.concatenate([state.running, going[:, :-1]], axis=1)
+                tokens = ops.where(new, task.padded(tokens, counted), tokens)
+                # A draft is wrong if it differs in a row that has not ended.
+                wrong = ops.cast(ops.not_equal(tokens, known), "int32") * going
+        if task.batch != 1:
+            wrong = ops.max(wrong, axis=0, keepdims=True)
+        # No draft follows the last token.
+        end = np.eye(1, self.consecutive, self.length, dtype="int32")
+        first = ops.argmax(ops.maximum(wrong, end), axis=1)
+        return tokens, 1 + ops.squeeze(ops.cast(first, "int32"), 0), going, counted
 
     def _chosen(self, task: Task, state: DraftedState, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The strategy's tokens (B, n) after each of the step's tokens, and its logits."""
-        inner, steps = self.strategy, self.consecutive
-        if isinstance(inner, Greedy) and not inner.processors:
+        steps = self.consecutive
+        if self._is_greedy:
             flat = ops.reshape(logits, (-1, logits.shape[-1]))
-            return ops.reshape(inner.choose(flat, None), (-1, steps)), logits  # type: ignore[arg-type]
-        # The drafts, in the columns after the certain tokens: if they are wrong, what follows is
-        # not used.
-        tokens = ops.slice_update(state.tokens, (0, state.start), state.token)
-        chosen, processed = [], []
-        for i in range(steps):
-            column = state.start + i
-            seed = None if task.seed is None else task.seed + ops.stack([0, column])
-            context = task.context(tokens, column, seed)
-            processed.append(inner.process(logits[:, i], context))
-            chosen.append(inner.choose(processed[-1], context))
+            return ops.reshape(self.strategy.choose(flat, None), (-1, steps)), logits  # type: ignore[arg-type]
+        # If a draft is wrong, what follows is not used.
+        tokens = state.tokens[:, : task.length]
+        both = [self._choice(task, logits[:, i], state.start + i, tokens) for i in range(steps)]
+        chosen, processed = zip(*both, strict=True)
         return ops.stack(chosen, axis=1), ops.stack(processed, axis=1)
+
+    @property
+    def _is_greedy(self) -> bool:
+        return isinstance(self.strategy, Greedy) and not self.strategy.processors
+
+    def _choice(
+        self, task: Task, logits: Tensor, column: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The strategy's tokens (B,) after a column, and the logits (B, V) that it reads."""
+        seed = None if task.seed is None else task.seed + ops.stack([0, column])
+        context = task.context(tokens, column, seed)
+        processed = self.strategy.process(logits, context)
+        return self.strategy.choose(processed, context), processed
 
     def _gained(
         self, logits: Tensor, processed: Tensor, tokens: Tensor, followed: Tensor
@@ -259,9 +316,10 @@ class Drafted(Strategy):
         tokens: Tensor,
         position: Tensor,
         running: Tensor | None,
+        draft: Any,
         heads: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The first column of the next step, and its tokens (B, n).
+    ) -> tuple[Tensor, Tensor, Tensor, Any]:
+        """The first column of the next step, all tokens with its drafts, its own, and the draft.
 
         Near the end the step starts earlier, with tokens that are certain, so that its columns are
         within the limit of each row that has not ended: a table of positions may have no others.
@@ -274,14 +332,27 @@ class Drafted(Strategy):
         # Not the maximum of this minimum and 0: the converter reads max(min(x, 6), 0) of integers
         # as the activation ReLU6, for which LiteRT has no integer kernel.
         start = ops.minimum(position, latest)
-        drafts = self.draft.propose(task, tokens, position, self.length, heads)
-        padding = ops.full((task.batch, steps), task.pad_id, dtype="int32")
-        longer = ops.concatenate([tokens, padding], axis=1)
-        longer = ops.slice_update(longer, (0, position + 1), drafts)
-        return start, ops.slice(longer, (0, start), (task.batch, steps))
+        drafts, draft = self.draft.step(
+            task,
+            tokens[:, : task.length],
+            position,
+            self.length,
+            heads,
+            draft,
+            None if self._is_greedy else partial(self._drafted_choice, task),
+        )
+        tokens = ops.slice_update(tokens, (0, position + 1), drafts)
+        return start, tokens, ops.slice(tokens, (0, start), (task.batch, steps)), draft
+
+    def _drafted_choice(self, task: Task, logits: Tensor, column: Tensor, tokens: Tensor) -> Tensor:
+        """The strategy's tokens (B,) after a column, for a draft's logits (B, V)."""
+        return self._choice(task, logits, column, tokens)[0]
 
     def result(self, task: Task, state: DraftedState) -> dict[str, Tensor]:
         """The tokens, and with `Task.score` their log-probabilities and the number of steps."""
+        columns = ops.arange(task.length, dtype="int32")
+        certain = ops.expand_dims(ops.less_equal(columns, state.position), 0)
+        tokens = ops.where(certain, state.tokens[:, : task.length], task.pad_id)
         if state.scores is None:
-            return {"tokens": state.tokens}
-        return {"tokens": state.tokens, "scores": state.scores, "passes": state.passes}
+            return {"tokens": tokens}
+        return {"tokens": tokens, "scores": state.scores, "passes": state.passes}

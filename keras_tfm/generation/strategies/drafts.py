@@ -1,6 +1,6 @@
 """Drafts: cheap guesses of the next tokens, which `generation.Drafted` verifies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +12,9 @@ from keras_tfm.generation.logits import top_k
 from keras_tfm.generation.strategies.task import Task
 
 Tensor = Any
+# A function of logits (B, V), their column, () int32, and the tokens (B, T) up to that column, that
+# returns tokens (B,), int32.
+Choose = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Draft:
@@ -26,6 +29,42 @@ class Draft:
 
     # Whether the draft reads the model's second output.
     reads_heads: ClassVar[bool] = False
+
+    # The variables that the draft reads.
+    variables: Sequence[Any] = ()
+
+    def check(self, vocabulary_size: int) -> None:
+        """Raises ValueError if the draft is for a vocabulary of another size."""
+
+    def start(self, task: Task, tokens: Tensor) -> Any:
+        """The draft's state before the first step, nested tensors: None for a draft without one.
+
+        Args:
+            task: `Task`, the constants of the loop.
+            tokens: (B, T), int32, the prompt, then padding.
+        """
+        return None
+
+    def step(
+        self,
+        task: Task,
+        tokens: Tensor,
+        position: Tensor,
+        count: int,
+        heads: Tensor | None,
+        state: Any,
+        choose: Choose | None = None,
+    ) -> tuple[Tensor, Any]:
+        """The guessed tokens, and the next state. A draft with a state defines `start` and `step`.
+
+        Args:
+            task, tokens, position, count, heads: as in `propose`.
+            state: the state, of `start` or of the step before.
+            choose: function of the logits (B, V) after a column, the column, and the tokens (B, T)
+                up to it, that returns the tokens (B,) that the strategy would choose: it samples
+                with the random numbers of the column. None: the most probable tokens.
+        """
+        return self.propose(task, tokens, position, count, heads), state
 
     def propose(
         self,
@@ -42,7 +81,7 @@ class Draft:
 
         Args:
             task: `Task`, the constants of the loop.
-            tokens: (B, T), int32, the tokens so far.
+            tokens: (B, T), int32, the tokens so far. Columns after `position` are not valid.
             position: () int32, the column of the last one, the same in all rows.
             count: int, number of tokens to guess.
             heads: (B, ...), the model's second output at column `position` - 1, if `reads_heads`;
@@ -170,5 +209,19 @@ class DraftHeads(Draft):
                 f"heads, got {(*heads.shape[:1], 'T', *heads.shape[1:])}: give Drafted a length of "
                 "at most the number of heads"
             )
-        logits = ops.reshape(heads[:, :count], (-1, heads.shape[-1]))
-        return ops.reshape(top_k(logits, 1)[1], (-1, count))
+        if heads.shape[1] > count:  # a slice of all heads would copy their logits
+            heads = heads[:, :count]
+        logits = ops.reshape(heads, (-1, heads.shape[-1]))
+        return ops.reshape(best_tokens(logits), (-1, count))
+
+
+def best_tokens(logits: Tensor) -> Tensor:
+    """The most probable tokens (B,), int32, for logits (B, V); for NaN, any token.
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation.strategies.drafts import best_tokens
+    >>> best_tokens(np.array([[0.1, 0.7, 0.2]], "float32")).numpy().tolist()
+    [1]
+    """
+    # The largest of NaN logits may be in the padding of the last block.
+    return ops.minimum(ops.squeeze(top_k(logits, 1)[1], -1), logits.shape[-1] - 1)

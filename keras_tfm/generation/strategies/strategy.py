@@ -103,6 +103,8 @@ class Strategy:
     seed: int | None = None
     # Functions that change the logits before the strategy reads them, in this order.
     processors: Sequence[LogitsProcessor] = ()
+    # The variables that the strategy reads, besides the model's.
+    variables: Sequence[Any] = ()
 
     @property
     def copies(self) -> int:
