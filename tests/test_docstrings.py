@@ -77,6 +77,7 @@ REASONS = {
     "keras_tfm.export.four_bits": _FILE,
     "keras_tfm.export.smoothing": "`calibrate` has the example",
     "keras_tfm.export.invisible_padding": _FILE,
+    "keras_tfm.export.host_caches": _FILE,
     "keras_tfm.export.litertlm_signatures": _FILE,
     "keras_tfm.export.litertlm_verification": _FILE,
     "keras_tfm.export.loop_logits": _FILE,

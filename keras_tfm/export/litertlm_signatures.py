@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_tfm.export.host_caches import Caches
 from keras_tfm.export.request import Request
 from keras_tfm.export.signatures import Signature, for_edge
-from keras_tfm.export.stepped_signatures import Caches
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.layers import DecodingScope
 
