@@ -19,9 +19,14 @@ class PrefixScope:
     """
 
     def __init__(self, is_first: bool):
-        self.is_first = is_first
+        self._is_first = is_first
         self._prefix = 0
         self._prefixes: dict[str, int] = {}  # by cache entry
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first step, which gets no cache."""
+        return self._is_first
 
     @property
     def prefixes(self) -> dict[str, int]:
