@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_tfm.export.draft_length import checked_draft_length
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
     audio_inputs,
@@ -78,9 +79,8 @@ class ExportArguments(GenerationArguments, total=False):
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
             hosts that pass results on as arguments. By default they return only the new entries,
             which the host writes into its caches, so no cache is copied.
-        draft_length: int (n), with "decode": the file also gets a "prefill" of n + 1 tokens that
-            returns the logits after each of them, "verify_<n + 1>", with which the host verifies n
-            drafted tokens in one step. See `runtime.Model.stream`.
+        draft_length: int (n), with "decode": the file also gets "verify_<n + 1>", a prefill that
+            returns the logits of n + 1 tokens, for n drafted ones: see `runtime.Model.stream`.
 
     >>> from keras_tfm.export import ExportArguments
     >>> sizes: ExportArguments = {"source_length": 6, "max_length": 5, "start_id": 1, "end_id": 2}
@@ -176,7 +176,7 @@ class Request:
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
-        self.draft_length = self._checked_draft_length(arguments.get("draft_length"))
+        self.draft_length = checked_draft_length(arguments, self.roles)
         self.accelerator = arguments.get("accelerator", "cpu")
         if self.accelerator not in ("cpu", "gpu"):
             raise ValueError(f"accelerator must be 'cpu' or 'gpu', got {self.accelerator!r}")
@@ -293,23 +293,6 @@ class Request:
                         "or export 'decode', and choose tokens on the host"
                     )
         self.specs(self.others)  # raises if a length is missing
-
-    def _checked_draft_length(self, given: int | None) -> int | None:
-        """The number of drafted tokens of "verify"; None without it."""
-        length = _index("draft_length", given)
-        if length is None:
-            return None
-        if "decode" not in self.roles or self.whole_caches:
-            raise ValueError(
-                "draft_length is for the signature 'decode' without whole_caches, got "
-                f"{self.roles}, whole_caches={self.whole_caches}"
-            )
-        if self.max_length is not None and length > self.max_length - 2:
-            raise ValueError(
-                f"draft_length={length} does not fit max_length={self.max_length}: give at most "
-                f"{max(1, self.max_length - 2)}"
-            )
-        return length
 
     def _checked_prompt(self, ids: Sequence[int] | None) -> list[int]:
         """The default prompt; empty for None."""

@@ -25,7 +25,7 @@ State = dict[str, Any]
 # Caches with more columns are not pruned: the memory for pruning is quadratic in the columns.
 LONGEST_PRUNED = 1024
 
-# XNNPACK computes scores for so many keys at once, on processors with AVX-512.
+# The number of keys for which XNNPACK computes scores at once, on processors with AVX-512.
 BLOCK = 32
 
 

@@ -358,8 +358,8 @@ def _verified(
     tokens[:, : last + 1] = prompt
     count = steps.drafted
     while last + 1 < length:
-        room = min(count, length - 1 - last)
-        tokens[:, last + 1 : last + 1 + room] = guess(tokens[:, : last + 1], count)[:, :room]
+        guesses = guess(tokens[:, : last + 1], count)[:, : length - 1 - last]
+        tokens[:, last + 1 :][:, : guesses.shape[1]] = guesses
         logits = steps.verify(tokens)
         for i in range(min(logits.shape[1], length - 1 - last)):
             chosen = checked_tokens(

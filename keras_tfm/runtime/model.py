@@ -1,7 +1,7 @@
 """A loaded file: `Model`, and `load`, which creates one."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,20 +11,19 @@ from keras_tfm.runtime import stepped, text
 from keras_tfm.runtime.captions import Captions
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.detection import Detection, as_pixels, detect
-from keras_tfm.runtime.drafts import Draft
 from keras_tfm.runtime.drawing import Drawings
 from keras_tfm.runtime.embedding import Embeddings
 from keras_tfm.runtime.generate_signature import Generated, run_generate
 from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.image_processor import ImageProcessor
-from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.session import Session
 from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.speech import Speech
+from keras_tfm.runtime.streams import Streams
 from keras_tfm.runtime.tokenizer import Tokenizer
 
 
-class Model(Captions, Drawings, Embeddings, Speech):
+class Model(Captions, Drawings, Embeddings, Speech, Streams):
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A
@@ -111,44 +110,6 @@ class Model(Captions, Drawings, Embeddings, Speech):
     def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
         """`generate` with the signature `name`, even if a shorter one fits."""
         return run_generate(self._runner, name, inputs)
-
-    def stream(
-        self,
-        inputs: Any,
-        choose: Choose | Sampler | None = None,
-        draft: Draft | None = None,
-    ) -> Iterator[np.ndarray]:
-        """Yields the tokens (B,), int32, of each step as soon as they are chosen.
-
-        A row that has ended gets the pad id of the stepped input. The file needs a "decode"
-        signature, and "encode" if the model has a source.
-
-        Args:
-            inputs: as in `generate`, up to the exported batch size. Prompts must have the same
-                length.
-            choose: `Sampler`, or a function from logits (B, V), float32, to integer tokens (B,),
-                where B is the exported batch size; default: the most probable token. The logits are
-                a copy that it may keep. It may run signatures of this model other than "decode".
-            draft: `PromptLookup()`, or a function of the tokens so far (B, n), a number of tokens,
-                and the inputs by name as lists of rows, that returns guesses of the next tokens
-                (B, number). A step then reads several tokens, those that `choose` would not have
-                chosen are dropped, and the tokens are those without a draft. The file must have
-                been exported with a `draft_length`.
-
-        Raises:
-            ValueError: as in `generate`; or `choose` or `draft` returned a token outside the
-                vocabulary; a draft for a file without a `draft_length`.
-            TypeError: as in `generate`; or `choose` did not return integer tokens (B,), or `draft`
-                not (B, number).
-            RuntimeError: another stream has begun, or "decode" has run, and overwrote the caches.
-        """
-        return stepped.stream(self._runner, inputs, choose, draft=draft)
-
-    def stream_by(
-        self, prefill: str, inputs: Any, choose: Choose | Sampler | None = None
-    ) -> Iterator[np.ndarray]:
-        """`stream` that reads prompts with the signature `prefill`, even if another is faster."""
-        return stepped.stream(self._runner, inputs, choose, prefill)
 
     def predict(self, inputs: Any) -> dict[str, np.ndarray]:
         """The outputs of one full pass, by name.
@@ -299,26 +260,6 @@ class Model(Captions, Drawings, Embeddings, Speech):
             return None
         system = stored["system"]
         return ChatTemplate(**{**stored, "system": system and (system[0], system[1])})
-
-    def stream_text(
-        self,
-        texts: Any,
-        choose: Choose | Sampler | None = None,
-        draft: Draft | None = None,
-    ) -> Iterator[str]:
-        """Yields the generated text piece by piece: `stream` with the tokenizers of the file.
-
-        The pieces, joined, are what `generate_text` returns after the prompt. A piece ends at the
-        end of a character: bytes of an incomplete character are held back.
-
-        Args:
-            texts: str; or dict with one text for each input.
-            choose, draft: as in `stream`.
-
-        Raises:
-            TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
-        """
-        return text.stream_text(self, texts, choose, draft)
 
     def session(self, inputs: Any = None, *, restore: str | Path | None = None) -> Session:
         """A text that is continued call by call; its tokens and KV caches are kept.

@@ -143,7 +143,7 @@ class DraftModel(Draft):
     def _last_column(self, task: Task) -> Tensor:
         """The last column that is within the limit of each row and within a table of positions.
 
-        Drafts after it are fed there: they are of no use.
+        Drafts after it are of no use, and have this column, too.
         """
         last: Tensor = task.length - 1
         if task.limit is not None:

@@ -214,7 +214,7 @@ class Drafted(Strategy):
                 followed = ops.logical_and(followed, ops.greater(counted, 0))
             followed = ops.broadcast_to(followed, (task.batch, steps))
             scores = state.scores + self._gained(logits, processed, tokens, followed)
-            passes = state.passes + 1
+            passes = ops.add(state.passes, 1)
         running = None if going is None else ops.slice(going, (0, count - 1), (task.batch, 1))
         heads = None
         if self.reads_drafts:
