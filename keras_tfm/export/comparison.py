@@ -17,8 +17,7 @@ from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
 from keras_tfm.generation.strategies import Drafted, Greedy, Strategy
 from keras_tfm.runtime.checked_inputs import left_padded
-from keras_tfm.runtime.host_loop import by_length
-from keras_tfm.runtime.manifest_fields import of_kind
+from keras_tfm.runtime.manifest_fields import by_length, of_kind
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.trailing_padding import unpadded_length
 

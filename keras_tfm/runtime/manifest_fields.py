@@ -10,6 +10,7 @@ Example:
 """
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -340,3 +341,23 @@ def column_axes(decode: dict[str, Any]) -> dict[str, int]:
         for name, spec in decode["outputs"].items()
         if name != "logits"
     }
+
+
+def by_length(signatures: dict[str, dict[str, Any]], role: str) -> list[str]:
+    """The signatures of a role, shortest first.
+
+    >>> from keras_tfm.runtime.manifest_fields import by_length
+    >>> signatures = {
+    ...     f"decode_{n}": {"role": "decode", "inputs": {"cache": {"shape": [1, 2, n, 4]}}}
+    ...     for n in (512, 128)
+    ... }
+    >>> by_length(signatures, "decode")
+    ['decode_128', 'decode_512']
+    """
+
+    def size(name: str) -> int:
+        inputs = signatures[name]["inputs"].values()
+        return sum(math.prod(spec["shape"]) for spec in inputs)
+
+    names = (name for name, signature in signatures.items() if signature["role"] == role)
+    return sorted(names, key=size)

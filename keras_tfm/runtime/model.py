@@ -14,8 +14,8 @@ from keras_tfm.runtime.detection import Detection, as_pixels, detect
 from keras_tfm.runtime.drawing import Drawings
 from keras_tfm.runtime.embedding import Embeddings
 from keras_tfm.runtime.generate_signature import Generated, run_generate
-from keras_tfm.runtime.host_loop import by_length
 from keras_tfm.runtime.image_processor import ImageProcessor
+from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.session import Session
 from keras_tfm.runtime.signature_runner import SignatureRunner
 from keras_tfm.runtime.speech import Speech

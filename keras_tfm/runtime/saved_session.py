@@ -10,7 +10,7 @@ import numpy as np
 from keras_tfm.runtime.manifest_fields import column_axes, of_kind
 
 if TYPE_CHECKING:
-    from keras_tfm.runtime.host_loop import Steps
+    from keras_tfm.runtime.steps import Steps
 
 _VERSION = 1
 # The prefixes of the arrays' names.

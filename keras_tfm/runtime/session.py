@@ -14,8 +14,9 @@ import numpy as np
 from keras_tfm.runtime import saved_session, stepped
 from keras_tfm.runtime.checked_inputs import integer_rows, prompt_spec
 from keras_tfm.runtime.constraints import Constraint, begin
-from keras_tfm.runtime.host_loop import Steps, checked_tokens, end_ids_of
+from keras_tfm.runtime.host_loop import checked_tokens, end_ids_of
 from keras_tfm.runtime.sampling import Choose, Sampler, chooser
+from keras_tfm.runtime.steps import Steps
 from keras_tfm.runtime.text import before_stop, pieces, tokenizer_of
 from keras_tfm.runtime.tokenizer import Tokenizer, prompt_ids
 

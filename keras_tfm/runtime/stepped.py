@@ -14,8 +14,8 @@ from keras_tfm.runtime.checked_inputs import (
     separate_rows,
 )
 from keras_tfm.runtime.drafts import Draft, checked_drafts
-from keras_tfm.runtime.host_loop import Guess, by_length, prompt_of, step
-from keras_tfm.runtime.manifest_fields import of_kind
+from keras_tfm.runtime.host_loop import Guess, prompt_of, step
+from keras_tfm.runtime.manifest_fields import by_length, of_kind
 from keras_tfm.runtime.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.signature_runner import SignatureRunner
 

@@ -15,7 +15,8 @@ import numpy as np
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import is_ids
 from keras_tfm.runtime.drafts import Draft
-from keras_tfm.runtime.host_loop import by_length, end_ids_of
+from keras_tfm.runtime.host_loop import end_ids_of
+from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.signature_runner import check_one
 from keras_tfm.runtime.tokenizer import (
