@@ -36,7 +36,7 @@ LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
 FEATURES = 4  # vectors of a picture
 DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 40, 128, 3e-3
+EPOCHS, BATCH, PEAK = 16, 128, 4e-3
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
         LabelSmoothedCrossEntropy(0.0, ignore_class=PAD),
     )
     print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
-    model.fit(examples, epochs=epochs, steps_per_epoch=steps, verbose=2)
+    model.fit(examples, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
     model.save(file.with_suffix(".keras"))
     report(model, file, pairs, names, reader, arguments.smoke)
 

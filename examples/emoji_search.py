@@ -232,7 +232,9 @@ def fit(tower, emoji, batches, steps: int, peak: float, share: float, what: str)
     inputs, rows = next(batches)
     signature = tuple(tf.TensorSpec(x.shape, x.dtype) for x in (inputs, rows))
     drawn = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature)
-    history = model.fit(drawn.prefetch(2), epochs=10, steps_per_epoch=steps // 10, verbose=0)
+    history = model.fit(
+        drawn.prefetch(2), epochs=10, steps_per_epoch=steps // 10, shuffle=False, verbose=0
+    )
     losses = history.history["loss"]
     print(f"{what}: loss {losses[0]:.2f} to {losses[-1]:.2f} in {steps:,} steps", flush=True)
 
@@ -326,8 +328,8 @@ def report(file: Path, loaded, image, text, pairs: Pairs) -> None:
         }
         for language, names in pairs.names.items()
     }
-    print(f"\n{'':34}{'name of a picture':>22}{'picture of a name':>22}")
-    print(f"{'':34}" + f"{'@1':>11}{'@5':>11}" * 2)
+    print(f"\n{'':40}{'name of a picture':>22}{'picture of a name':>22}")
+    print(f"{'':40}" + f"{'@1':>11}{'@5':>11}" * 2)
     show("chance", [[k / len(pairs.codes) for k in (1, 5)]] * 2)
     show("colour histograms", [colour_ranks(pairs).recalls()] * 2)
     show("thumbnails of 8 x 8 pixels", [thumbnail_ranks(pairs).recalls()] * 2)
@@ -410,7 +412,7 @@ def ranks_of(distances: np.ndarray) -> Ranks:
 
 
 def show(label: str, recalls: list[list[float]]) -> None:
-    print(f"{label:34}" + "".join(f"{x:11.1%}" for pair in recalls for x in pair), flush=True)
+    print(f"{label:40}" + "".join(f"{x:11.1%}" for pair in recalls for x in pair), flush=True)
 
 
 def page_data(file: Path, vectors: np.ndarray, pairs: Pairs) -> None:
