@@ -38,8 +38,8 @@ the text tower finds the pictures of the training at 48 %. So the texts need mor
 trains twice as long.
 
 Measured on the way there, @1 of languages and pairs of training: a ViT on cropped and recoloured
-pictures with CLIP's loss 3.9 % after 29 minutes; these towers on moved pictures with CLIP's loss
-10.8 % after 880 steps; both towers at once with learned vectors of the emoji 10.1 % after 900.
+pictures with CLIP's loss 3.9 % after 29 minutes; towers like these on moved pictures with CLIP's
+loss 10.8 % after 880 steps; both towers at once with learned vectors of the emoji 10.1 % after 900.
 """
 
 import argparse
