@@ -204,6 +204,7 @@ stage_examples() {
     .venv/bin/python examples/search.py --smoke --ask "stop a task that takes too long"
     .venv/bin/python examples/digits.py --smoke
     .venv/bin/python examples/emoji.py --smoke
+    .venv/bin/python examples/emoji_search.py --smoke
     .venv/bin/python examples/captions.py --smoke --by prefix
     .venv/bin/python examples/detection.py --smoke
     .venv/bin/python examples/drawing.py --smoke

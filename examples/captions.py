@@ -12,7 +12,19 @@ ClipCap (arXiv:2111.09734) the image encoder is that of a CLIP, frozen, and a de
 few vectors of its one; the decoder is trained from random weights. The first token chooses the
 language. Beside it the name of the nearest training picture, by thumbnails of 8 x 8 pixels.
 
-Results: RESULTS
+Minutes: 2 CPU minutes of training a way (8 on 2 cores with many other jobs). Expected, exact names
+and the F1 score of their words, 1,888 emoji of the unseen style:
+
+unseen style                    en exact  en words  de exact  de words
+name of the nearest picture        41.3%     45.3%     41.3%     44.1%
+by cross-attention, Keras          18.7%     28.3%     17.8%     25.7%
+by cross-attention, int8           19.1%     28.7%     17.7%     25.5%
+by prefix, Keras                   15.6%     25.7%     14.7%     23.0%
+by prefix, int8                    15.6%     25.5%     14.6%     23.1%
+
+The float32 files write Keras's tokens for all 3,776 captions, by either way. 0.7 MB in int8, 3 ms a
+caption on one thread. At this training time the nearest picture, whose name is looked up, is far
+better; the loss is still falling, and --epochs trains longer.
 """
 
 import argparse
@@ -36,7 +48,7 @@ LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
 FEATURES = 4  # vectors of a picture
 DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 40, 128, 3e-3
+EPOCHS, BATCH, PEAK = 16, 128, 4e-3
 
 
 def main() -> None:
@@ -85,7 +97,7 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
         LabelSmoothedCrossEntropy(0.0, ignore_class=PAD),
     )
     print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
-    model.fit(examples, epochs=epochs, steps_per_epoch=steps, verbose=2)
+    model.fit(examples, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
     model.save(file.with_suffix(".keras"))
     report(model, file, pairs, names, reader, arguments.smoke)
 

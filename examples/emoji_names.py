@@ -64,16 +64,11 @@ def read(codes: list[str], folder: Path = FOLDER) -> dict[str, Names]:
     }
 
 
-def tokenizer(names: dict[str, Names], dropout: float | None = None, size: int = VOCABULARY):
-    """Byte pair encoding of the texts of the training's languages, in lower case.
-
-    With a dropout, a text is split into other pieces at each call (arXiv:1910.13267).
-    """
+def tokenizer(names: dict[str, Names], size: int = VOCABULARY):
+    """Byte pair encoding of the texts of the training's languages, in lower case."""
     from tokenizers import Tokenizer
 
-    result = Tokenizer.from_str(_trained(tuple(_texts(names)), size))
-    result.model.dropout = dropout
-    return result
+    return Tokenizer.from_str(_trained(tuple(_texts(names)), size))
 
 
 @functools.cache

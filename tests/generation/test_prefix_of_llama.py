@@ -55,7 +55,11 @@ def test_logits(pair):
     assert_close(model({"pixels": PIXELS, "target": IDS}), expected, 2e-5)
 
 
-@pytest.mark.parametrize("strategy", [Greedy(), Beam(3)], ids=["greedy", "beam"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(Greedy(), marks=pytest.mark.slow), Beam(3)],  # the search steps likewise
+    ids=["greedy", "beam"],
+)
 def test_tokens(pair, strategy):
     theirs, features, model = pair
     inputs = embedded(theirs, features)

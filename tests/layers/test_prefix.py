@@ -78,8 +78,9 @@ def test_masks_are_concatenated(masked):
     np.testing.assert_array_equal(to_numpy(z._keras_mask), expected[1])
 
 
-@pytest.mark.parametrize("cuts", [(1, 2, 3, 4, 5, 6, 7), (3, 4, 7)], ids=["tokens", "chunks"])
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    ("position", "cuts"), [*((name, (1, 2, 4, 5, 7)) for name in POSITIONS), ("rotary", (3, 4, 7))]
+)
 def test_steps_equal_the_full_pass(position, cuts):
     model = decoder(POSITIONS[position], table=position == "none")
     whole = model({"prefix": PREFIX, "target": IDS})
@@ -185,3 +186,20 @@ def test_a_row_without_a_caption_adds_nothing():
     assert np.isfinite(value([0, 1, 2]))
     # Sums of 14 tokens in float32.
     assert abs(value([0, 1, 2]) - value([0, 2])) < 1e-5
+
+
+@pytest.mark.parametrize("copy", ["file", "clone"])
+def test_a_copy_has_the_masks_too(copy, tmp_path):
+    """The operations of the masks are a part of the model's graph."""
+    model = decoder(layers.RotaryEmbedding)
+    if copy == "file":
+        model.save(tmp_path / "model.keras")
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    else:
+        again = keras.models.clone_model(model)
+        again.set_weights(model.get_weights())
+    ids = np.where(np.arange(T) < np.array([[0], [2], [1]]), 0, IDS)
+    whole = to_numpy(model({"prefix": PREFIX, "target": ids}))
+    assert_close(again({"prefix": PREFIX, "target": ids}), whole, 0.0)
+    steps, _ = stepped(again, PREFIX, ids, (1, 3, 7))
+    assert_close(steps, whole, 1e-5)

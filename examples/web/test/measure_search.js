@@ -11,6 +11,7 @@ import { start } from "./browser.js";
 const [models, name = "emoji_search"] = process.argv.slice(2);
 const browser = await start(models);
 const page = await browser.open(`/emoji.html?model=${name}`);
+await page.waitForSelector("#examples button");
 const texts = await page.$$eval("#examples button", (found) => found.map((x) => x.textContent));
 const milliseconds = [];
 for (const [round, text] of [...texts, ...texts].entries()) {
