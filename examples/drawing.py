@@ -182,7 +182,7 @@ def trained(folder: Path, pairs: Pairs, smoke: bool):
             for model, file in zip(found, files, strict=True):
                 model.save(file)
         for name, file in zip(names[part], files, strict=True):
-            result[name] = keras.saving.load_model(file)
+            result[name] = keras.saving.load_model(file, compile=False)
         if part == "dvae":
             parts = models.dvae_parts(result["dvae"])
     return result, reader

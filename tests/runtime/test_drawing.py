@@ -13,8 +13,8 @@ from keras_tfm.runtime import Sampler, load
 
 pytestmark = tensorflow_only
 
-TEXTS = ["two four", "nine"]
-IDS = [[2, 4], [9]]
+TEXTS = ["two four", "nine", "ten six six", "three", "twelve two"]
+IDS = [[2, 4], [9], [10, 6, 6], [3], [12, 2]]
 BEST = Sampler(temperature=0)
 
 
