@@ -27,7 +27,7 @@ def dalle():
         )
     )  # fmt: skip
     for weight in model.get_layer("positions").weights:
-        weight.assign(4 * weight)  # so that not all cells get the same code
+        weight.assign(2 * weight)  # so that not all cells get the same code
     return model
 
 
