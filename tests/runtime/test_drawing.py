@@ -31,7 +31,7 @@ def test_the_codes_and_the_picture_are_those_of_keras(guidance):
     # Rounded after products in another order: a value near a half may differ by one.
     pixels = np.stack([np.asarray(group[0].picture) for group in found]).astype(int)
     assert np.abs(pixels - small_drawing.pixels(expected)).max() <= 1
-    assert len(np.unique(expected)) > 1 < len(np.unique(expected, axis=0))  # not all alike
+    assert len(np.unique(expected)) > 1
     assert pixels.std() > 1
     if guidance != 1:
         assert np.any(expected != small_drawing.drawn(IDS, 1.0))
