@@ -1,8 +1,32 @@
 """Trains a small DALL-E to draw emoji from words, and draws with one .tflite file.
 
-pip install -e ".[examples]"
-python examples/drawing.py                        # trains, measures, exports, draws
-python examples/drawing.py --ask "red apple"      # draws a PNG
+    pip install -e ".[examples]"
+    python examples/drawing.py                        # trains, measures, exports, draws
+    python examples/drawing.py --ask "red apple"      # draws a PNG, the best of 8
+
+Data: 421 emoji of faces, animals, plants, food and sky in five styles, 32 x 32 pixels, with their
+English names (drawing_data.py; needs npm). Three models are trained from random weights on four
+styles: a discrete VAE (16 codes a picture), DALL-E (4 blocks of 128), and a CLIP that judges. The
+fifth style, Twitter's, is unseen. A picture's score is the cosine of its vector and that of its
+words, by the CLIP of this script, for 64 emoji; shuffled: with the words of others. p is the share
+of 10,000 shuffles whose mean is at least that of the own words.
+
+Minutes: 14 of training (4.4, 3.4 and 6.3) and 7 of export and measuring, on 2 very busy CPU cores.
+Expected:
+
+PSNR, styles of training   15.1 dB (12.9 dB: the mean picture)
+PSNR, unseen style         14.2 dB (12.5 dB)
+
+CLIP, cosine of picture and    own words    shuffled         p
+real, unseen style                 0.484       0.165    0.0001
+drawn, no guidance                 0.420       0.182    0.0001
+drawn, guidance 2                  0.444       0.176    0.0001
+best of 8                          0.499       0.169    0.0001
+
+5.08 MB in float32; a picture takes 33 ms. Codes of 8 greedy drawings in Keras and in the file:
+100 % equal. The sheet of 64 samples shows what so few codes and steps can: outline and colours of
+a face, a fruit or a night sky, in blocks of 8 pixels; eyes and mouths are not drawn. "best of 8" is
+chosen by the same CLIP that scores it, and CLIP and DALL-E were trained on the same words.
 """
 
 import argparse
@@ -182,7 +206,7 @@ def trained(folder: Path, pairs: Pairs, smoke: bool):
             for model, file in zip(found, files, strict=True):
                 model.save(file)
         for name, file in zip(names[part], files, strict=True):
-            result[name] = keras.saving.load_model(file)
+            result[name] = keras.saving.load_model(file, compile=False)
         if part == "dvae":
             parts = models.dvae_parts(result["dvae"])
     return result, reader

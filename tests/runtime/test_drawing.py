@@ -13,8 +13,8 @@ from keras_tfm.runtime import Sampler, load
 
 pytestmark = tensorflow_only
 
-TEXTS = ["two four", "nine"]
-IDS = [[2, 4], [9]]
+TEXTS = ["two four", "nine", "ten six six", "three", "twelve two"]
+IDS = [[2, 4], [9], [10, 6, 6], [3], [12, 2]]
 BEST = Sampler(temperature=0)
 
 
@@ -31,7 +31,8 @@ def test_the_codes_and_the_picture_are_those_of_keras(guidance):
     # Rounded after products in another order: a value near a half may differ by one.
     pixels = np.stack([np.asarray(group[0].picture) for group in found]).astype(int)
     assert np.abs(pixels - small_drawing.pixels(expected)).max() <= 1
-    assert len(np.unique(expected)) > 2 and pixels.std() > 1
+    assert len(np.unique(expected)) > 1
+    assert pixels.std() > 1
     if guidance != 1:
         assert np.any(expected != small_drawing.drawn(IDS, 1.0))
 
