@@ -8,6 +8,9 @@ masked residues of 20 alignments without a structure, then contacts from the str
 families but one, and is tested on that one: seven families, seven times. Beside it stand what needs
 no training: the profile of a column, and mutual information of columns with the average product
 correction (APC).
+
+Not measured yet: a whole run. Without training, on these families: the profile finds 62.1% of the
+masked residues (mean of seven families).
 """
 
 import argparse

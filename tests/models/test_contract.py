@@ -182,7 +182,7 @@ EXPORTED = [
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
-    "evoformer, masked_msa",
+    *("evoformer", "evoformer, masked_msa"),
 }
 DECODING = ["gemma", "gpt", "llama", "t5", "transformer", "bart", "pegasus", "whisper"]
 # Builders whose models have a padding id only if it is given.
