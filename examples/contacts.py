@@ -10,7 +10,7 @@ no training: the profile of a column, and mutual information of columns with the
 correction (APC).
 
 Not measured yet: a whole run, its minutes and its scores. What it has to exceed, as means of the
-seven families: the profile finds 62.1% of the masked residues, and 13.6% of APC's best L/5 pairs are
+seven families: the profile finds 62.1% of the masked residues, and 13.6% of APC's best L/5 are
 contacts (standard error 6.3%; with fewer than ten sequences, next to none).
 """
 
