@@ -4,7 +4,7 @@
     python benchmarks/evoformer_memory.py --cases 32x8 --small    # a test run
 
 The model has the widths of AlphaFold 2 and few blocks: each further block adds the results that
-`keras.RematScope("full")` keeps for the backward pass, its weights, gradients and Adam's moments,
+`rematerialize=True` keeps for the backward pass, its weights, gradients and Adam's moments,
 so the memory of 48 blocks follows from that of one and of three.
 """
 
@@ -21,18 +21,15 @@ SMALL = {"dim": 16, "pair_dim": 8, "num_heads": 2, "num_pair_heads": 2, "outer_d
 def measure(residues: int, sequences: int, layers: int, scope: str, small: bool) -> None:
     """Prints the peak of this process in GiB after a step, as JSON."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import contextlib
-
     import keras
     import numpy as np
 
     from keras_tfm import models
 
-    with keras.RematScope("full") if scope == "remat" else contextlib.nullcontext():
-        model = models.evoformer(
-            **(SMALL if small else {}), num_layers=layers, num_sequences=sequences,
-            num_residues=residues,
-        )  # fmt: skip
+    model = models.evoformer(
+        **(SMALL if small else {}), num_layers=layers, num_sequences=sequences,
+        num_residues=residues, rematerialize=scope == "remat",
+    )  # fmt: skip
     model.compile(keras.optimizers.Adam(), "mse", jit_compile=False)
     tokens = np.random.default_rng(0).integers(1, 23, (1, sequences, residues)).astype("int32")
     answers = {name: np.zeros((1, *x.shape[1:]), "float32") for name, x in model.output.items()}

@@ -8,6 +8,10 @@ masked residues of 20 alignments without a structure, then contacts from the str
 families but one, and is tested on that one: seven families, seven times. Beside it stand what needs
 no training: the profile of a column, and mutual information of columns with the average product
 correction (APC).
+
+Not measured yet: a whole run, its minutes and its scores. What it has to exceed, as means of the
+seven families: the profile finds 62.1% of the masked residues, and 13.6% of APC's best L/5 are
+contacts (standard error 6.3%; with fewer than ten sequences, next to none).
 """
 
 import argparse

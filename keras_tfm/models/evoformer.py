@@ -1,6 +1,7 @@
 """Evoformer: "Highly accurate protein structure prediction with AlphaFold" (Jumper et al. 2021)."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -56,6 +57,7 @@ def evoformer(
     num_sequences: int | None = None,
     num_residues: int | None = None,
     num_extra_sequences: int | None = None,
+    rematerialize: bool = False,
     layer_norm_epsilon: float = 1e-5,
     name: str = "evoformer",
     dtype: Any = None,
@@ -70,8 +72,7 @@ def evoformer(
     With `num_recycles`, the trunk runs again on its own results, with the same weights and no
     gradient through the earlier runs (algorithms 30 and 31). In training, the number of runs is
     drawn for each example from 1 to `num_recycles` + 1. There is no structure module, so no
-    distances are recycled; templates are left out. `keras.RematScope("full")` around the builder
-    keeps only the results of blocks for the backward pass.
+    distances are recycled; templates are left out.
 
     Add a head with `masked_msa` (pretraining) or `pair_classifier` (contacts, distogram). Heads of
     texts, such as `token_classifier`, take the target's features.
@@ -103,6 +104,8 @@ def evoformer(
         num_residues: int, number of residues (N). None: any number. If it is given, large layers
             are computed in blocks, and memory grows more slowly with N.
         num_extra_sequences: int, number of extra sequences (R). None: any number.
+        rematerialize: bool, whether the backward pass recomputes each half of a block, of which
+            only the result is kept (`keras.RematScope`). A model that is loaded keeps everything.
         layer_norm_epsilon: float, epsilon of every normalisation.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
@@ -161,8 +164,9 @@ def evoformer(
             given, "extra_embedding", extra_dim, inputs["extra_tokens"],
             inputs.get("extra_features"),
         )  # fmt: skip
-    extra_blocks = [_block(given, i, extra=True) for i in range(num_extra_layers)]
-    blocks = [_block(given, i) for i in range(num_layers)]
+    with keras.RematScope("full") if rematerialize else nullcontext():
+        extra_blocks = [_block(given, i, extra=True) for i in range(num_extra_layers)]
+        blocks = [_block(given, i) for i in range(num_layers)]
     recycled = RecycledTarget(layer_norm_epsilon, dtype=dtype, name="recycled_alignment")
     recycled_norm = LayerNormalization(
         epsilon=layer_norm_epsilon, dtype=dtype, name="recycled_pairs_norm"

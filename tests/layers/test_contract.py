@@ -317,9 +317,6 @@ CASES = {
         (ALIGNMENT, RESIDUES),
         {"mask": PRESENT},
     ),
-    "MSABlock, global": Case(
-        MSABlock, {"num_heads": 3, "head_dim": 5, "global_attention": True}, (ALIGNMENT, RESIDUES)
-    ),
     "PairBlock": Case(
         PairBlock,
         {
