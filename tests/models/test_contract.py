@@ -195,11 +195,7 @@ IN_INT8 = [
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
-<<<<<<< HEAD
-    *("dvae", "image_gpt", "evoformer, masked_msa"),
-=======
-    *("evoformer", "evoformer, masked_msa"),
->>>>>>> evoformer
+    *("dvae", "image_gpt", "evoformer", "evoformer, masked_msa"),
 }
 DECODING = ["gemma", "gpt", "t5", "bart", "whisper", "dalle"]
 DECODING += [pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "transformer", "pegasus")]
