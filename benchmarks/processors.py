@@ -26,7 +26,10 @@ PACKAGES = ("ai-edge-litert", "ctranslate2")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--file", type=Path, default=FILE)
-    print(table(read(parser.parse_args().file)))
+    file = parser.parse_args().file
+    if not file.exists():
+        parser.error(f"no {file}: run benchmarks/generation.py --record first")
+    print(table(read(file)))
 
 
 def record(path: Path, rounds: int, ratios: dict[str, float]) -> None:

@@ -202,7 +202,7 @@ class Drafted(Strategy):
         chosen, processed = self._chosen(task, state, logits)
         # Columns start + 1 .. start + n: certain up to `position`, chosen after it.
         known = ops.slice(state.tokens, (0, start + 1), (task.batch, steps))
-        columns = start + np.arange(steps, dtype="int32")[np.newaxis]
+        columns = ops.add(start, np.arange(steps, dtype="int32")[np.newaxis])
         new = ops.greater_equal(columns, state.position)
         tokens = ops.where(new, chosen, known)
         tokens, count, going, counted = self._kept(task, state, tokens, known, new, columns)
