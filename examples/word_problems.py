@@ -14,8 +14,8 @@ unseen phrasings                     22.5%      22.5%
 larger numbers                       24.6%      24.3%
 
 In new problems what is wrong are mostly times of day (59.5 % of 37 are right). With an unseen
-phrasing the numbers are right and the operations are those of a known one. Of larger numbers,
-digits get lost: training has none of five. The file has 1.2 MB and takes 2 to 4 ms an answer.
+phrasing the equation is often one of another kind. Of larger numbers, digits get lost: training
+has none of five. The file has 1.2 MB and takes 2 to 4 ms an answer.
 """
 
 import argparse
