@@ -7,6 +7,9 @@
 
 Data: random functions and their derivatives, SymPy's integrals, and equations with their solutions
 (integration_data.py); nothing is downloaded.
+Expected: not measured yet. A full run is 2,497 steps; the longest so far had 242, and no scores.
+The aim is 95 % of new functions with beam 10 and 90 % greedily in int8. An interrupted run
+continues with the same command.
 """
 
 import argparse

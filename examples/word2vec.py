@@ -10,8 +10,17 @@ Words and Phrases and their Compositionality" (arXiv:1310.4546). The table is th
 `TokenEmbedding`, and starts the embedding of a classifier, which tells from which package a
 paragraph is.
 
-Data: docstrings of the standard library and of installed packages (word2vec_data.py); nothing is
-downloaded.
+Data: docstrings of the standard library and of installed packages (word2vec_data.py), 2.6 million
+words; nothing is downloaded.
+Minutes: 5 of one core's time (training 2, the comparison 2.4). Expected: of 842 analogies 36.1 %
+right, and 51.8 % among the first five. The nearest neighbour of the third word alone is right in
+33.5 %: most opposites are neighbours (73.7 %, analogies 63.7 %), and without these analogies are
+right in 17 % and neighbours in 6 %. Accuracy of the classifier on 3,000 paragraphs of held-out
+modules, of which 31.9 % are of the most frequent package, mean and deviation of 3 seeds:
+
+labels of each                random            word2vec    word2vec, frozen
+10                     22.3% +- 2.0%       46.0% +- 2.1%       47.9% +- 2.3%
+100                    42.5% +- 1.8%       59.5% +- 0.7%       61.0% +- 0.5%
 """
 
 import argparse
@@ -33,7 +42,7 @@ from keras_tfm.runtime import native_log
 FOLDER = Path("artifacts/word2vec")
 DIM, BATCH, EPOCHS, PEAK = 100, 4096, 3, 3e-3
 LONGEST = 40  # words of a paragraph for the classifier
-LABELS = (10, 100, 1000)  # paragraphs of each package
+LABELS = (10, 100)  # paragraphs of each package
 SEEDS, TESTED = 3, 3000
 
 # Words by group; a question takes two pairs of a group: row is to rows as column is to ?

@@ -6,6 +6,16 @@
 
 Data: the generators of mathematics-dataset and composed stories (word_problems_data.py); nothing
 is downloaded. The model writes an equation; the numbers are computed from it, exactly.
+Minutes: 14, on two CPU cores that other jobs used too. Expected, exact answers of 1,000 problems:
+
+                                     Keras  int8 file
+new problems                         98.0%      98.0%
+unseen phrasings                     22.5%      22.5%
+larger numbers                       24.6%      24.3%
+
+In new problems what is wrong are mostly times of day (59.5 % of 37 are right). With an unseen
+phrasing the equation is often one of another kind. Of larger numbers, digits get lost: training
+has none of five. The file has 1.2 MB and takes 2 to 4 ms an answer.
 """
 
 import argparse
