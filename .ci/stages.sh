@@ -212,7 +212,7 @@ stage_examples() {
     .venv/bin/python examples/contacts.py --smoke
     .venv/bin/python examples/integration.py --smoke
     .venv/bin/python examples/word_problems.py --smoke
-    .venv/bin/python examples/word2vec.py --smoke --near array
+    .venv/bin/python examples/word2vec.py --smoke --near input
     .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
 }
 
