@@ -9,9 +9,9 @@ families but one, and is tested on that one: seven families, seven times. Beside
 no training: the profile of a column, and mutual information of columns with the average product
 correction (APC).
 
-Not measured yet: a whole run, its minutes and its scores. What it has to exceed, as means of the
-seven families: the profile finds 62.1% of the masked residues, and 13.6% of APC's best L/5 are
-contacts (standard error 6.3%; with fewer than ten sequences, next to none).
+After 1,500 steps of pretraining (11 minutes on 2 cores beside other jobs) it finds 61.1% of masked
+residues, the profile 62.1% (means of seven families; difference -1.0%, standard error 0.4%): not
+yet better. APC's precision of L/5 is 13.6%, standard error 6.3%; contacts were not measured yet.
 """
 
 import argparse
