@@ -195,25 +195,17 @@ stage_lint() {
     .venv/bin/mypy
 }
 
+# An example of each kind in a smoke size: an encoder-decoder, a language model, pictures, sound, alignments.
+example() {
+    .venv/bin/python "examples/$1.py" --smoke "${@:2}"
+}
 stage_examples() {
     with_extras
-    .venv/bin/python examples/dates.py --smoke --ask "3 de marzo de 2026"
-    .venv/bin/python examples/names.py --smoke --write de
-    .venv/bin/python examples/translation.py --smoke --ask "Norwegian"
-    .venv/bin/python examples/bert_pretraining.py --smoke
-    .venv/bin/python examples/search.py --smoke --ask "stop a task that takes too long"
-    .venv/bin/python examples/digits.py --smoke
-    .venv/bin/python examples/emoji.py --smoke
-    .venv/bin/python examples/emoji_search.py --smoke
-    .venv/bin/python examples/captions.py --smoke --by prefix
-    .venv/bin/python examples/detection.py --smoke
-    .venv/bin/python examples/drawing.py --smoke
-    .venv/bin/python examples/spoken_numbers.py --smoke
-    .venv/bin/python examples/contacts.py --smoke
-    .venv/bin/python examples/integration.py --smoke
-    .venv/bin/python examples/word_problems.py --smoke
-    .venv/bin/python examples/word2vec.py --smoke --near input
-    .venv/bin/python examples/text_classification.py --smoke --ask "The run method of the TestCase class."
+    example dates --ask "3 de marzo de 2026"
+    example names --write de
+    example digits
+    example spoken_numbers
+    example contacts
 }
 
 # What every layer promises, RematScope, LoRA and quantization, norms, projections, the backend's fused
