@@ -233,9 +233,10 @@ stage_docs() {
 # Beside transformers and PyTorch as they are today: a head of each family, tokens, tokenizers, and what
 # `generate` of transformers gives.
 PEERS=(
-    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_regions,_speech}.py
+    tests/checkpoints/test_transformers{,_encoders,_decoders,_encoder_decoders,_vision,_detection,_clip,_regions,_speech,_pixels}.py
     tests/checkpoints/test_{chat_templates,encoder_decoder_tokenizers,rxnmapper}.py
-    tests/generation/test_{processors,processor_contract,transformers_generate,timestamps}.py
+    tests/generation/test_{processors,processor_contract,transformers_generate,timestamps,guidance}.py
+    tests/generation/test_prefix_of_llama.py
     tests/layers/test_{image,audio}_layers.py tests/layers/test_esmfold.py tests/runtime/test_image_processor.py
     tests/training/test_{detection,contrastive_loss}.py
 )
@@ -244,11 +245,12 @@ stage_peers() {
 }
 
 # The tests that the README's extra leaves out: keras-hub, tensorflow-text, scikit-learn, a notebook,
-# LiteRT-LM, and a real Hugging Face model.
+# LiteRT-LM, a real Hugging Face model, and what only examples need.
 WITH_HUB=(
     tests/text/test_vocabularies.py tests/text/test_imports.py tests/export/test_carried_tokenizers.py
     tests/export/test_text_operators.py tests/examples/test_bert_pretraining.py
-    tests/examples/test_quickstart.py tests/test_readme.py tests/checkpoints/test_keras_hub.py
+    tests/examples/test_{quickstart,contacts,integration,word_problems,spoken_numbers}.py
+    tests/test_readme.py tests/checkpoints/test_keras_hub.py
     tests/export/test_litertlm.py
     "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[from-kerashub]"
     "tests/test_docs.py::test_a_guide_runs_and_prints_what_it_says[litertlm]"
