@@ -9,9 +9,18 @@ families but one, and is tested on that one: seven families, seven times. Beside
 no training: the profile of a column, and mutual information of columns with the average product
 correction (APC).
 
-After 1,500 steps of pretraining (11 minutes on 2 cores beside other jobs) it finds 61.1% of masked
-residues, the profile 62.1% (means of seven families; difference -1.0%, standard error 0.4%): not
-yet better. APC's precision of L/5 is 13.6%, standard error 6.3%; contacts were not measured yet.
+Minutes: 21 on 2 cores beside other jobs, 11 of them pretraining (1,500 steps). Expected, means of
+seven families that neither training has seen, with the standard error of the difference:
+
+                                     Evoformer   without training        difference
+masked residues, accuracy                61.1%    62.1% (profile)    -1.0% +- 0.4%
+the same with gaps                       62.4%    61.7% (profile)    +0.7% +- 0.7%
+contacts, precision of L/5               13.2%        13.6% (APC)    -0.4% +- 4.9%
+
+So this small model, from 20 alignments, is level with what needs no training, and not better: with
+many sequences APC is far ahead (35.6% and 10.4% of serine proteases), with few Evoformer is (10.7%
+and 0.0% of cytochromes c). The file has 0.74 MB in float32 and 0.61 MB in int8; a crop of 16
+sequences and 64 residues takes 17 ms.
 """
 
 import argparse
