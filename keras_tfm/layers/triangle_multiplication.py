@@ -94,6 +94,9 @@ class TriangleMultiplication(RematerializedLayer):
         if mask is not None:
             edges = edges * ops.cast(ops.expand_dims(mask, -1), edges.dtype)
         edges = ops.transpose(edges, (0, 3, 1, 2))  # (B, 2 C, N, N)
+        if keras.backend.standardize_dtype(edges.dtype) == "float16":
+            # Sums over all residues: in float16 they lose digits, and overflow.
+            edges = ops.cast(edges, "float32")
         first, second = ops.split(edges, 2, axis=1)
         if self.incoming:
             products = ops.matmul(swap(first, -1, -2), second)
