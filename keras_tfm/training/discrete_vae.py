@@ -35,7 +35,7 @@ class DiscreteVAELoss(keras.losses.Loss):
         name, dtype: as in `keras.losses.Loss`.
 
     Call arguments:
-        y_true: None, or anything, which is ignored: the pixels are among the outputs.
+        y_true: object, ignored: the pixels are among the outputs.
         y_pred: dict of "logits" (B, H', W', V), "distribution" (B, H, W, 2 C), locations, then
             logarithms of the scales, and "normalized" (B, H, W, C), within 0 and 1.
         sample_weight: (B,), weight of each image. Default: 1.

@@ -59,7 +59,7 @@ class Draft:
 
         Args:
             task, tokens, position, count, heads: as in `propose`.
-            state: the state, of `start` or of the step before.
+            state: object, nested tensors, the result of `start` or of the step before.
             choose: function of the logits (B, V) after a column, the column, and the tokens (B, T)
                 up to it, that returns the tokens (B,) that the strategy would choose: it samples
                 with the random numbers of the column. None: the most probable tokens.
