@@ -13,8 +13,8 @@ continues with the same command.
 """
 
 import argparse
+import json
 import os
-import pickle
 import sys
 import time
 from collections import Counter
@@ -111,7 +111,7 @@ def checked(problem: data.Problem, tokens: str) -> symbolic.Expression | None:
 def problems(arguments) -> tuple[list, list, list]:
     """Problems for training and both tests, kept in the folder between runs."""
     count, tested = (2_000, (40, 20)) if arguments.smoke else (arguments.examples, TESTED)
-    path = arguments.folder / f"problems-{count}.pickle"
+    path = arguments.folder / f"problems-{count}.json"
     if not path.exists():
         start = time.perf_counter()
         some = data.small_functions()
@@ -126,9 +126,9 @@ def problems(arguments) -> tuple[list, list, list]:
             )
         ]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(parts))
+        path.write_text(json.dumps(parts))
         print(f"{count:,} problems in {time.perf_counter() - start:.0f} s", flush=True)
-    return tuple(pickle.loads(path.read_bytes()))
+    return tuple(json.loads(path.read_text()))
 
 
 def train(arguments) -> None:

@@ -25,8 +25,8 @@ labels of each                random            word2vec    word2vec, frozen
 
 import argparse
 import itertools
+import json
 import os
-import pickle
 import sys
 import time
 from pathlib import Path
@@ -111,11 +111,11 @@ def main() -> None:
 
 def corpus(arguments) -> tuple[list, list]:
     """Paragraphs for training and for the test, kept in the folder between runs."""
-    path = arguments.folder / ("smoke.pickle" if arguments.smoke else "paragraphs.pickle")
+    path = arguments.folder / ("smoke.json" if arguments.smoke else "paragraphs.json")
     if not path.exists():
         packages = ("keras",) if arguments.smoke else data.PACKAGES
-        path.write_bytes(pickle.dumps([tuple(x) for x in data.paragraphs(packages)]))
-    some = [data.Paragraph(*x) for x in pickle.loads(path.read_bytes())]
+        path.write_text(json.dumps([tuple(x) for x in data.paragraphs(packages)]))
+    some = [data.Paragraph(*x) for x in json.loads(path.read_text())]
     return data.split(some[::20] if arguments.smoke else some)
 
 

@@ -19,8 +19,8 @@ has none of five. The file has 1.2 MB and takes 2 to 4 ms an answer.
 """
 
 import argparse
+import json
 import os
-import pickle
 import sys
 import time
 from collections import Counter
@@ -87,7 +87,7 @@ def answer_text(text: str, file: Path) -> str:
 def problems(arguments) -> tuple[list, dict[str, list]]:
     """Problems for training and the tests, kept in the folder between runs."""
     count, tested = (2_000, 60) if arguments.smoke else (arguments.examples, TESTED)
-    path = arguments.folder / f"problems-{count}.pickle"
+    path = arguments.folder / f"problems-{count}.json"
     if not path.exists():
         start = time.perf_counter()
         known = data.problems(count, data.TRAINING)
@@ -95,9 +95,9 @@ def problems(arguments) -> tuple[list, dict[str, list]]:
         tests = {title: data.problems(tested, part, 0, texts) for title, part in TESTS.items()}
         rows = [[tuple(x) for x in known], {k: [tuple(x) for x in v] for k, v in tests.items()}]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps(rows))
+        path.write_text(json.dumps(rows))
         print(f"{count:,} problems in {time.perf_counter() - start:.0f} s", flush=True)
-    known, tests = pickle.loads(path.read_bytes())
+    known, tests = json.loads(path.read_text())
     return (
         [data.Problem(*x) for x in known],
         {title: [data.Problem(*x) for x in test] for title, test in tests.items()},

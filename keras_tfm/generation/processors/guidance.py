@@ -27,7 +27,7 @@ class Guidance(Processor):
 
     Args:
         scale: float, s. 1: no guidance; 0: the prompt has no effect.
-        prompt: list of int, the empty prompt. It replaces as many tokens at the begin of each
+        prompt: list of int, the empty prompt. It replaces the first tokens of each
             prompt. For `models.dalle`: `text.CaptionedImages(...).unconditional`.
 
     Raises:

@@ -107,11 +107,11 @@ class DraftModel(Draft):
         """Steps the smaller model once for each of `count` tokens after column `position`."""
         encoded, cache = state["encoded"], state["cache"]
         last = self._last_column(task)
-        # If all drafts were right, the last one has not been fed: the first step feeds two tokens.
-        # At the very first token, the second one is padding, and fed again later.
+        # If all drafts were right, the model has not read the last one: the first step reads two
+        # tokens. At the very first token the second one is padding, and is read again later.
         newest = ops.minimum(position, last)
         column = ops.maximum(newest - 1, 0)
-        fed = ops.slice(tokens, (0, column), (task.batch, 2))
+        inputs = ops.slice(tokens, (0, column), (task.batch, 2))
         drafts: list[Tensor] = []
         for i in range(count):
             if i:
@@ -123,7 +123,7 @@ class DraftModel(Draft):
                 padding=task.padding,
                 write_first=current_target().is_edge,
             ) as scope:
-                logits = self._stepped.step(encoded, fed)
+                logits = self._stepped.step(encoded, inputs)
             if not i:
                 size = (task.batch, 1, logits.shape[-1])
                 logits = ops.slice(logits, (0, newest - column, 0), size)
@@ -132,12 +132,12 @@ class DraftModel(Draft):
                 token = best_tokens(logits)
             else:
                 token = ops.minimum(choose(logits, position + i, tokens), logits.shape[-1] - 1)
-            fed = ops.expand_dims(token, 1)
-            drafts.append(fed)
+            inputs = ops.expand_dims(token, 1)
+            drafts.append(inputs)
             cache = scope.cache_after(token)
             if choose is not None:  # processors read the drafts so far
                 following = ops.minimum(position + i + 1, task.length - 1)
-                tokens = ops.slice_update(tokens, (0, following), fed)
+                tokens = ops.slice_update(tokens, (0, following), inputs)
         return ops.concatenate(drafts, axis=1), {"encoded": encoded, "cache": cache}
 
     def _last_column(self, task: Task) -> Tensor:
