@@ -312,10 +312,12 @@ def model_path(tmp_path_factory):
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        ("32x32", ImageProcessor((32, 32))),
-        ("32x32:fit", ImageProcessor((32, 32), "fit")),
-        ("32x32:40:bicubic", ImageProcessor((32, 32), 40, "bicubic")),
+        pytest.param("32x32", ImageProcessor((32, 32)), marks=pytest.mark.slow),
+        pytest.param("32x32:fit", ImageProcessor((32, 32), "fit"), marks=pytest.mark.slow),
         ("32x32:nearest:36x40", ImageProcessor((32, 32), (36, 40), "nearest")),
+        pytest.param(
+            "32x32:40:bicubic", ImageProcessor((32, 32), 40, "bicubic"), marks=pytest.mark.slow
+        ),
         ("FOLDER", ImageProcessor((32, 32), 36, "bicubic")),
     ],
 )

@@ -38,7 +38,7 @@ GUIDES = [
     "on-device",
     "troubleshooting",
 ]
-SLOW = ["first-model", "training", "export", "cookbook"]
+SLOW = ["first-model", "training", "export", "cookbook", "huggingface", "images"]
 # In a test's time: what is replaced.
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {

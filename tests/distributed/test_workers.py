@@ -36,7 +36,8 @@ def test_fit_evaluate_and_predict_of_two_workers_equal_one(alone, two):
         assert len(other["predictions"]) == small_training.ROWS * 5 * small_training.SIZE
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
 def test_a_worker_is_killed_and_all_go_on_from_the_checkpoint(tmp_path, request, alone, workers):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     if workers == 2:

@@ -48,7 +48,10 @@ def buffers(content):
     return sum(x.DataLength() > 0 for x in found), sum(x.Offset() > 1 for x in found)
 
 
-@pytest.mark.parametrize("quantization", ["float32", "float16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "quantization",
+    ["int8", *(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "float16", "int4"))],
+)
 def test_weights_behind_the_flatbuffer(monkeypatch, converter_with_offsets, tmp_path, quantization):
     monkeypatch.setattr(flatbuffer, "_LARGEST", 0)
     report = export_tflite(model(), new_path(), ["generate", "predict"], quantization, **SIZES)

@@ -263,8 +263,9 @@ def test_prompts_are_padded_with_the_id(trained_translator):
     np.testing.assert_array_equal(load(report.path).generate(inputs).tokens, expected)
 
 
-# Needs a pad id in `generation.loop` (Task.pad_id), which is added elsewhere.
-@pytest.mark.parametrize("strategy", [None, Beam(2)], ids=["greedy", "beam"])
+@pytest.mark.parametrize(
+    "strategy", [None, pytest.param(Beam(2), marks=pytest.mark.slow)], ids=["greedy", "beam"]
+)
 def test_after_the_end_rows_hold_the_id(trained_translator, strategy):
     end_id = telling_end(tokens_of(trained_translator, strategy=strategy))
     options = {"max_length": MAX_LENGTH, "start_id": START, "end_id": end_id}

@@ -148,6 +148,7 @@ def test_a_classifier(tmp_path):
     np.testing.assert_array_equal(scores, list(plain_predict(path, NAMES)))
 
 
+@pytest.mark.slow
 def test_a_translator(tmp_path):
     report = ran(tmp_path, "translator", "--ask", "3 de marzo de 2026")
     assert len(re.findall(r"^[\d-]+ -\d+\.\d{3}$", report, re.MULTILINE)) == 3
@@ -167,6 +168,7 @@ def test_a_language_model(tmp_path):
             assert written + "".join(pieces) == plain_write(path, text, choose())
 
 
+@pytest.mark.slow
 def test_a_server(tmp_path):
     """It asks itself over HTTP, in a process without Keras."""
     report = ran(tmp_path, "saved_model_server")

@@ -233,8 +233,8 @@ def test_the_manifest_has_what_the_model_knows_of_itself(tmp_path):
 @pytest.mark.parametrize(
     ("everywhere", "dtype"),
     [
-        (False, "mixed_bfloat16"),
         (True, "mixed_float16"),
+        pytest.param(False, "mixed_bfloat16", marks=pytest.mark.slow),
         pytest.param(False, "mixed_float16", marks=pytest.mark.slow),
         pytest.param(True, "mixed_bfloat16", marks=pytest.mark.slow),
     ],

@@ -89,7 +89,14 @@ def test_draft_heads_find_what_greedy_search_finds(decoder, with_heads, length):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="jit_compile is TensorFlow's")
-@pytest.mark.parametrize("draft", [PromptLookup(2), DraftHeads(), DraftModel])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        DraftModel,
+        pytest.param(PromptLookup(2), marks=pytest.mark.slow),
+        pytest.param(DraftHeads(), marks=pytest.mark.slow),
+    ],
+)
 def test_xla(with_heads, small, draft):
     draft = DraftModel(small) if draft is DraftModel else draft
     wanted = Generator(with_heads, LENGTH, end_id=END)(PROMPTS)

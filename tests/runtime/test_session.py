@@ -65,7 +65,9 @@ def test_tokens_in_chunks_equal_one_pass(sizes, window):
     check(session, story(window))
 
 
-@pytest.mark.parametrize("prompt_length", [None, 1, 128, 160])
+@pytest.mark.parametrize(
+    "prompt_length", [None, 160, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 128))]
+)
 def test_other_lengths_of_prompts(prompt_length):
     """None: token by token. The longest read some tokens again at the end."""
     session = load(written(prompt_length=prompt_length)).session()
@@ -101,7 +103,11 @@ class Counted:
         return self.buffers.run()
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 2}, {"whole_caches": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"whole_caches": True}, pytest.param({"batch_size": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_other_files(options):
     session = load(written(**options)).session()
     for count in (3, 80, 100):

@@ -242,6 +242,7 @@ def test_accumulation_is_the_whole_batch(rng, auxiliary):
         assert_close(a, b, FLOAT32)
 
 
+@pytest.mark.slow
 @tensorflow_only
 def test_two_replicas_are_one_device():
     """Of 18 objects, 17 are on the first replica; divisors are those of both."""

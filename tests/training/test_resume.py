@@ -41,6 +41,9 @@ pytestmark = [
 ]
 
 
+SIMILAR = ("unknown length", "repeated")  # to a dataset: on request
+
+
 def files(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
@@ -61,8 +64,12 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
-        *(("arrays", step) for step in (1, STEPS, STEPS + 1, 2 * STEPS + 5)),
-        *((kind, STEPS + 5) for kind in KINDS[1:]),
+        *(("arrays", step) for step in (1, STEPS, 2 * STEPS + 5)),
+        pytest.param("arrays", STEPS + 1, marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, STEPS + 5, marks=[pytest.mark.slow] * (kind in SIMILAR))
+            for kind in KINDS[1:]
+        ),
     ],
 )
 def test_killed_at_any_step(tmp_path, uninterrupted, kind, step):
@@ -190,15 +197,21 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("what", ["data", "index"])
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        pytest.param(damage, what, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, damage in enumerate(DAMAGE)
+        for j, what in enumerate(["data", "index"])
+    ],
+)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     tmp_path, uninterrupted, interrupted, capsys, damage, what
 ):
     data = interrupted[8]
-    damage(data if what == "data" else data.with_name("ckpt-8.index"))
+    DAMAGE[damage](data if what == "data" else data.with_name("ckpt-8.index"))
     assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
-    gone = damage is DAMAGE["missing"] and what == "index"
+    gone = damage == "missing" and what == "index"
     assert ("ckpt-8 is damaged and is skipped" in capsys.readouterr().err) != gone
 
 
@@ -225,9 +238,12 @@ def test_no_flipped_bit_is_trained_on(tmp_path, interrupted):
     assert seen > 150
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x in ("truncated", "empty"))) for x in DAMAGE],
+)
 def test_the_list_of_checkpoints_may_be_damaged(tmp_path, uninterrupted, interrupted, damage):
-    damage(tmp_path / "checkpoint")
+    DAMAGE[damage](tmp_path / "checkpoint")
     assert bits(program(tmp_path, every_steps=4)) == bits(uninterrupted("arrays"))
 
 

@@ -132,7 +132,10 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "count"), POINTS)
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [pytest.param(*point, marks=[pytest.mark.slow] * (i % 2)) for i, point in enumerate(POINTS)],
+)
 def test_interrupted_anywhere(tmp_path, uninterrupted, method, count):
     with pytest.raises(Interrupted):
         trained(tmp_path, Interrupt(method, count), every_steps=3)
@@ -156,7 +159,15 @@ def test_a_training_that_early_stopping_ended_is_not_continued(tmp_path, uninter
         assert outcome(*trained(tmp_path, every_steps=3)) == uninterrupted
 
 
-def test_moving_averages(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        ("on_test_begin", 2),
+        pytest.param("on_train_batch_end", 8, marks=pytest.mark.slow),
+        pytest.param("on_epoch_begin", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_moving_averages(tmp_path, method, count):
     """Swapped for validation, and at the end of `fit` the weights."""
 
     def run(folder, *others):
@@ -165,13 +176,12 @@ def test_moving_averages(tmp_path):
         return program(folder, "arrays", swap, *others, rate=optimizer, every_steps=3)
 
     whole = run(tmp_path / "whole")
-    for method, count in (("on_train_batch_end", 8), ("on_test_begin", 2), ("on_epoch_begin", 3)):
-        folder = tmp_path / method
-        with pytest.raises(Interrupted):
-            run(folder, Interrupt(method, count))
-        model = run(folder)
-        assert bits(model) == bits(whole)
-        assert model.history.history == whole.history.history
+    folder = tmp_path / "interrupted"
+    with pytest.raises(Interrupted):
+        run(folder, Interrupt(method, count))
+    model = run(folder)
+    assert bits(model) == bits(whole)
+    assert model.history.history == whole.history.history
 
 
 class Handle(keras.callbacks.Callback):
@@ -264,7 +274,11 @@ print("OUTCOME", json.dumps(t.outcome(*t.trained({folder!r}, *others, every_step
 
 
 @pytest.mark.parametrize(
-    ("method", "count"), [("on_test_batch_begin", 3 * STEPS + 3), ("on_epoch_end", 4)]
+    ("method", "count"),
+    [
+        ("on_test_batch_begin", 3 * STEPS + 3),
+        pytest.param("on_epoch_end", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_kill_9_in_validation_and_between_callbacks(tmp_path, uninterrupted, method, count):
     """Processes of their own: killed, and started again."""
