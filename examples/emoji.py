@@ -39,8 +39,8 @@ FOLDER = data.FOLDER
 PATCH, DIM, LAYERS, HEADS, DROP_PATH = 8, 128, 4, 4, 0.1
 # Epochs, batch size and peak learning rate, with labels and without.
 SUPERVISED = (40, 64, 1.5e-3)
-DINO = (20, 64, 5e-4)
-LOCAL = 24  # pixels of a local crop
+DINO = (16, 64, 1.5e-3)
+DINO_LAYERS = 2
 NEIGHBOURS = 5
 
 
@@ -83,7 +83,7 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     show("logistic regression on pixels", regression(seen, unseen))
     if arguments.dino:
         backbone = self_distilled(seen, epochs[1])
-        found, asked = (backbone.predict(x.pixels, verbose=0)[:, 0] for x in (seen, unseen))
+        found, asked = (backbone.predict(x.pixels, verbose=0) for x in (seen, unseen))
         show("nearest neighbours of DINO's features", neighbours(found, asked, seen, unseen))
         draw_attention(backbone, unseen, file.with_name("attention_dino.png"))
     model = supervised(seen, epochs[0])
@@ -147,28 +147,51 @@ def supervised(seen: Pictures, epochs: int):
 
 
 def self_distilled(seen: Pictures, epochs: int):
-    """The backbone of DINO's teacher, trained on the same pictures without their labels."""
+    """The backbone of DINO's teacher, trained on the same pictures without their labels.
+
+    Its features are those of all tokens side by side, (B, (1 + N) DIM): an emoji is known by what
+    is where. So the crops are large, and there are no local ones; what differs are the colours.
+    """
     import keras
 
-    from keras_tfm import training
+    from keras_tfm import models, training
 
     _, batch, peak = DINO
     steps = epochs * (len(seen.pixels) // batch)
-    rising = keras.optimizers.schedules.CosineDecay(0.99, steps, alpha=1 / 0.99)  # to 1
+    tokens = vision_transformer(data.SIZE, DINO_LAYERS)
     dino = training.DINO(
-        vision_transformer(),
-        augmentation(0.4),
-        augmentation(0.1, 0.4, LOCAL),
-        num_local_crops=4,
+        models.Model(tokens.input, keras.layers.Flatten(name="features")(tokens.output)),
+        new_colors(),
+        num_local_crops=0,
         num_prototypes=512,
         hidden_dim=512,
         bottleneck_dim=128,
-        teacher_momentum=rising,
-        frozen_steps=steps // epochs,
+        teacher_temperature=0.01,
+        teacher_momentum=keras.optimizers.schedules.CosineDecay(0.98, steps, alpha=1 / 0.98),
+        centering="sinkhorn_knopp",
+        head_batch_norm=True,
     )
     dino.compile(keras.optimizers.AdamW(schedule(peak, steps), weight_decay=0.05, clipnorm=3.0))
-    dino.fit(seen.pixels, batch_size=batch, epochs=epochs, verbose=2)
+    pixels = seen.pixels[np.random.default_rng(0).permutation(len(seen.pixels))]
+    dino.fit(pixels[: len(pixels) // batch * batch], batch_size=batch, epochs=epochs, verbose=2)
     return dino.backbone
+
+
+def new_colors():
+    """Large random crops in other colours, some of them grey or blurred."""
+    import keras
+    from random_ink import RandomInk
+
+    from keras_tfm import layers
+
+    return keras.Sequential(
+        [
+            layers.RandomResizedCrop(data.SIZE, (0.6, 1.0), (0.8, 1.25)),
+            keras.layers.RandomGrayscale(0.2),
+            RandomInk(),
+            keras.layers.RandomGaussianBlur(0.3, 5, sigma=1.0, value_range=(0, 255)),
+        ]
+    )
 
 
 def augmentation(least: float, most: float = 1.0, size: int = data.SIZE):

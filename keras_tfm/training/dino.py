@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive, check_rate
+from keras_tfm.distributed.gathered_rows import gathered
 from keras_tfm.models import Model
 
 Tensor = Any
@@ -46,6 +47,13 @@ class DINO(Model):
         teacher_momentum: float, momentum of the teacher's average, or a schedule; in the paper from
             0.996 to 1 along a cosine.
         center_momentum: float, momentum of the centre's average.
+        centering: "mean", the paper's, or "sinkhorn_knopp", DINOv2's (arXiv:2304.07193): instead of
+            a centre, three iterations of the Sinkhorn-Knopp algorithm make the teacher's
+            distributions of a batch use all prototypes alike. It needs no tuning to prevent that
+            all pictures get the same target, or a uniform one.
+        head_batch_norm: bool, whether the hidden layers of the head are batch-normalised. With it
+            fewer steps suffice: the vectors of an untrained backbone are nearly parallel, and then
+            the targets of different pictures hardly differ.
         frozen_steps: int, number of steps in which the prototypes do not learn; in the paper those
             of the first epoch.
 
@@ -88,9 +96,13 @@ class DINO(Model):
         teacher_momentum: Schedule = 0.996,
         center_momentum: float = 0.9,
         frozen_steps: int = 0,
+        centering: str = "mean",
+        head_batch_norm: bool = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        if centering not in ("mean", "sinkhorn_knopp"):
+            raise ValueError(f"centering must be 'mean' or 'sinkhorn_knopp', got {centering!r}")
         check_integer("num_local_crops", num_local_crops, minimum=0)
         check_integer("frozen_steps", frozen_steps, minimum=0)
         check_positive("student_temperature", student_temperature)
@@ -113,6 +125,8 @@ class DINO(Model):
         self.teacher_momentum = teacher_momentum
         self.center_momentum = center_momentum
         self.frozen_steps = frozen_steps
+        self.centering = centering
+        self.head_batch_norm = head_batch_norm
         self.global_crop = global_crop
         self.local_crop: Any = local_crop
         self.student_backbone = backbone
@@ -197,6 +211,8 @@ class DINO(Model):
         y = self.teacher(ops.concatenate(crops), training=False)
         y = ops.stop_gradient(self._logits(y, self.teacher_prototypes))
         temperature = ops.cast(_at(self.teacher_temperature, self.step), "float32")
+        if self.centering == "sinkhorn_knopp":
+            return list(ops.split(_sinkhorn_knopp(y / temperature), 2))
         p = ops.softmax((y - self.center) / temperature, axis=-1)
         momentum = self.center_momentum
         self.center.assign(momentum * self.center + (1 - momentum) * ops.mean(y, axis=0))
@@ -223,13 +239,15 @@ class DINO(Model):
         x = _features(backbone(pixels))
         dims = (self.hidden_dim, self.hidden_dim, self.bottleneck_dim)
         for i, dim in enumerate(dims):
-            dense = keras.layers.Dense(
-                dim,
-                activation="gelu" if i < 2 else None,
-                kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.02),
-                name=f"head_{i}",
-            )
-            x = dense(x)
+            normal = keras.initializers.TruncatedNormal(stddev=0.02)
+            x = keras.layers.Dense(dim, kernel_initializer=normal, name=f"head_{i}")(x)
+            if i == 2:
+                break
+            if self.head_batch_norm:  # PyTorch's defaults; the rows of all replicas
+                norm = {"momentum": 0.9, "epsilon": 1e-5, "name": f"head_norm_{i}"}
+                norm["synchronized"] = keras.backend.backend() == "tensorflow"
+                x = keras.layers.BatchNormalization(**norm)(x)
+            x = keras.layers.Activation("gelu", name=f"head_activation_{i}")(x)
         x = keras.layers.UnitNormalization(dtype="float32", name="normalize")(x)
         return keras.Model(pixels, x, name=name)
 
@@ -245,6 +263,7 @@ class DINO(Model):
         names = (
             *("num_local_crops", "num_prototypes", "hidden_dim", "bottleneck_dim"),
             *("student_temperature", "center_momentum", "frozen_steps"),
+            *("centering", "head_batch_norm"),
         )
         return {
             "name": self.name,
@@ -272,6 +291,19 @@ def _features(y: Any) -> Tensor:
             f"expected a backbone with features (B, T, D) or a vector (B, D), got {tuple(y.shape)}"
         )
     return y[:, 0] if len(y.shape) == 3 else y
+
+
+def _sinkhorn_knopp(logits: Tensor, iterations: int = 3) -> Tensor:
+    """Distributions (B, K) in which each prototype has the same share of the batch.
+
+    The rows of all replicas count as one batch. In logarithms: exp(1 / temperature) may overflow.
+    """
+    x, before = gathered(logits)
+    for _ in range(iterations):
+        x = x - ops.logsumexp(x, axis=0, keepdims=True)
+        x = x - ops.logsumexp(x, axis=1, keepdims=True)
+    rows = ops.shape(logits)[0]
+    return ops.exp(ops.slice(x, (before, 0), (rows, logits.shape[1])))
 
 
 def _at(value: Schedule, step: Any) -> Any:

@@ -112,7 +112,7 @@ def generated(strategy):
     return model.fit(LABELS, LABELS, batch_size=4, verbose=0, callbacks=[scores]).history
 
 
-def dino(strategy):
+def dino(strategy, **options):
     """Centre and prototypes after two steps, with crops that are not random."""
     keras.utils.set_random_seed(3)
     sizes = {"dim": 12, "num_layers": 1, "num_heads": 3, "intermediate_dim": 16}
@@ -125,6 +125,7 @@ def dino(strategy):
             num_prototypes=6,
             hidden_dim=8,
             bottleneck_dim=5,
+            **options,
         )
         model.compile(keras.optimizers.SGD(0.5))
     pixels = np.random.default_rng(4).integers(0, 256, (4, 20, 24, 3)).astype("uint8")
@@ -143,5 +144,6 @@ if __name__ == "__main__":
             "not_finite": not_finite(strategy),
             "generated": generated(strategy),
             "dino": dino(strategy),
+            "sinkhorn": dino(strategy, centering="sinkhorn_knopp", head_batch_norm=True),
         }
     json.dump(results, sys.stdout)

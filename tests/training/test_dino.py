@@ -55,6 +55,44 @@ def test_targets_are_centred_and_sharpened_and_the_centre_moves():
     assert_close(model.center, 0.8 * centre + 0.2 * logits.mean(0), 1e-5)
 
 
+def test_sinkhorn_knopp_gives_each_prototype_its_share():
+    """Against the reference's form of it: exp, sums over rows and over columns, three times."""
+    model = dino(teacher_temperature=0.03, centering="sinkhorn_knopp")
+    crops = [PIXELS[:3, :16, :16].astype("float32"), PIXELS[3:, :16, :16].astype("float32")]
+    vectors = to_numpy(model.teacher(np.concatenate(crops), training=False)).astype("float64")
+    kernel = to_numpy(model.teacher_prototypes).astype("float64")
+    q = np.exp((vectors @ (kernel / np.linalg.norm(kernel, axis=0))) / 0.03)
+    for _ in range(3):
+        q /= q.sum(0, keepdims=True) * q.shape[1]
+        q /= q.sum(1, keepdims=True) * q.shape[0]
+    found = np.concatenate([to_numpy(x) for x in model._targets(crops)])
+    # Logits of some 30 in float32, and the exponential of their error.
+    assert_close(found, q * len(q), 1e-4)
+    assert_close(found.sum(1), np.ones(len(q)), 1e-5)
+    assert np.abs(found.sum(0) - len(q) / 20).max() < 0.5 * np.abs(found - 1 / 20).sum(0).max()
+    np.testing.assert_array_equal(to_numpy(model.center), np.zeros(20))
+
+
+def test_a_very_sharp_teacher_stays_finite():
+    """exp(1 / 0.005) is beyond float32."""
+    model = dino(teacher_temperature=0.005, centering="sinkhorn_knopp")
+    crops = [PIXELS[:3, :16, :16].astype("float32"), PIXELS[3:, :16, :16].astype("float32")]
+    found = np.concatenate([to_numpy(x) for x in model._targets(crops)])
+    assert_close(found.sum(1), np.ones(len(found)), 1e-5)
+
+
+@tensorflow_only
+def test_a_head_with_batch_normalisation_learns_and_its_teacher_has_averages():
+    model = dino(head_batch_norm=True, centering="sinkhorn_knopp")
+    norms = [x for x in model.teacher.layers if isinstance(x, keras.layers.BatchNormalization)]
+    assert [x.name for x in norms] == ["head_norm_0", "head_norm_1"]
+    before = [to_numpy(x.moving_variance) for x in norms]
+    model.compile(keras.optimizers.AdamW(1e-2))
+    loss = model.fit(PIXELS, epochs=12, verbose=0).history["loss"]
+    assert np.mean(loss[-3:]) < np.mean(loss[:3])
+    assert all(np.any(to_numpy(x.moving_variance) != y) for x, y in zip(norms, before, strict=True))
+
+
 @tensorflow_only
 def test_the_teacher_is_the_average_of_the_student():
     """Of the weights after each step: the last one's is added when the next begins."""
@@ -128,6 +166,7 @@ def test_it_goes_into_a_file_and_goes_on(tmp_path):
         ({"student_temperature": 0}, ValueError, "student_temperature must be positive, got 0"),
         ({"teacher_momentum": 2}, ValueError, "teacher_momentum must be within 0 and 1, got 2"),
         ({"frozen_steps": 1.5}, TypeError, "frozen_steps must be an integer, got 1.5"),
+        ({"centering": "none"}, ValueError, "centering must be 'mean' or 'sinkhorn_knopp', got"),
     ],
 )
 def test_bad_arguments(options, error, message):
