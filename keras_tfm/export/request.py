@@ -25,7 +25,7 @@ from keras_tfm.generation.model_inputs import (
 from keras_tfm.generation.pad_ids import masked_ids, pad_ids
 from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.runtime.manifest_fields import ROLES
+from keras_tfm.runtime.manifest_fields import CACHES, ROLES
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -79,6 +79,9 @@ class ExportArguments(GenerationArguments, total=False):
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
             hosts that pass results on as arguments. By default they return only the new entries,
             which the host writes into its caches, so no cache is copied.
+        cache: str, the format of the KV caches, "float32" (default) or "int8": a scale for each
+            token and head, a quarter of the memory; worth it for long texts and long sources. For
+            "generate", "encode", "prefill" and "decode" on a CPU, with any `quantization`.
         draft_length: int (n), with "decode": the file also gets "verify_<n + 1>", a prefill that
             returns the logits of n + 1 tokens, for n drafted ones: see `runtime.Model.stream`.
 
@@ -92,6 +95,7 @@ class ExportArguments(GenerationArguments, total=False):
     default_prompt: Sequence[int] | None
     accelerator: str
     whole_caches: bool
+    cache: str
     draft_length: int | None
 
 
@@ -185,6 +189,7 @@ class Request:
                 "accelerator='gpu' is for the signatures 'predict', 'encode', 'prefill' and "
                 f"'decode': a GPU delegate refuses the loop of 'generate', got {self.roles}"
             )
+        self.cache = self._checked_cache(arguments.get("cache", "float32"))
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
         self.end_tokens = end_tokens(model)
@@ -293,6 +298,24 @@ class Request:
                         "or export 'decode', and choose tokens on the host"
                     )
         self.specs(self.others)  # raises if a length is missing
+
+    def _checked_cache(self, cache: str) -> str:
+        """The format of the KV caches."""
+        if cache not in CACHES:
+            raise ValueError(f"cache must be one of {list(CACHES)}, got {cache!r}")
+        if cache == "float32":
+            return cache
+        if self.roles == ["predict"]:
+            raise ValueError(
+                f"cache={cache!r} is for the KV caches of 'generate' and 'decode': 'predict' has "
+                "none; leave it out, or export one of these signatures"
+            )
+        if self.accelerator == "gpu":
+            raise ValueError(
+                f"cache={cache!r} is for accelerator='cpu': GPU delegates compute in float16 and "
+                "refuse int8 caches; leave it out"
+            )
+        return cache
 
     def _checked_prompt(self, ids: Sequence[int] | None) -> list[int]:
         """The default prompt; empty for None."""

@@ -27,6 +27,8 @@ ROLES = ("predict", "generate", "encode", "prefill", "decode")
 # The kinds of arguments of signatures. Only those of kind "input", the model's inputs, have names
 # from the user.
 KINDS = ("input", "padding", "position", "cache", "encoded")
+# The formats of KV caches; of a file without the field, float32.
+CACHES = ("float32", "int8")
 QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
 
 
@@ -160,6 +162,7 @@ _OF_MODEL = {
 _MANIFEST = {
     "keras_tfm": _NAME,
     "quantization": _among(QUANTIZATIONS),
+    "cache": _among(CACHES)._replace(optional=True),
     "signatures": Field("an object of signatures", lambda x: isinstance(x, dict) and bool(x)),
     "layers": Field(
         "an object of sizes",

@@ -13,6 +13,7 @@ from keras_tfm.layers.decoding.cache import (
     check_part,
     columns_of_entry,
     empty,
+    is_int8,
     make_entry,
     written,
 )
@@ -61,6 +62,9 @@ class DecodingScope(PrefixScope):
             graph that returns whole caches, each is then copied once and read once, while it is in
             the processor's cache. The first step stores transposed values, which XNNPACK multiplies
             faster. Not with `branches`.
+        int8: bool, whether the first step stores keys and values in int8, with a scale for each
+            token and head: a quarter of the memory, with an error of at most 1/254 of a head's
+            largest value. Later steps follow the cache.
 
     Example:
 
@@ -89,6 +93,7 @@ class DecodingScope(PrefixScope):
         branches: Branches | None = None,
         xla: bool = False,
         write_first: bool = False,
+        int8: bool = False,
     ):
         super().__init__(is_first=cache is None)
         position = known_integer(position)
@@ -108,6 +113,7 @@ class DecodingScope(PrefixScope):
         self.branches = branches
         self.xla = xla
         self._transposed = xla or current_target().name == "gpu-edge"
+        self._int8 = int8
         self._masked_score = current_target().masked_score
         self._given = cache
         self._before: Cache = {}
@@ -222,7 +228,8 @@ class DecodingScope(PrefixScope):
         is_first = entry is None
         transposed = self._transposed if entry is None else "transposed_key" in entry
         values = self._write_first if entry is None else "transposed_value" in entry
-        added = make_entry(key, value, transposed, values)
+        int8 = self._int8 if entry is None else is_int8(entry)
+        added = make_entry(key, value, transposed, values, int8)
         if entry is None:
             entry = {part: empty(part, x, capacity) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
@@ -314,7 +321,9 @@ class DecodingScope(PrefixScope):
         """
         entry = self._take(name)
         if entry is None:
-            entry = make_entry(*project(), self._transposed)
+            key, value = project()
+            int8 = self._int8 and len(key.shape) == 4
+            entry = make_entry(key, value, self._transposed, int8=int8)
             if mask is not None and id(mask) not in self._context_masks:
                 entry["mask"] = mask
         if self._owns_mask(name, entry, mask, self._context_masks):
