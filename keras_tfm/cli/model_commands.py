@@ -33,6 +33,13 @@ class Quantization(StrEnum):
     int4 = "int4"
 
 
+class Cache(StrEnum):
+    """The formats of KV caches."""
+
+    float32 = "float32"
+    int8 = "int8"
+
+
 class Format(StrEnum):
     """The file formats that `export` writes."""
 
@@ -78,6 +85,7 @@ EXPORT_OPTIONS = {
     "batch_size": "--batch-size",
     "target": "--target",
     "accelerator": "--accelerator",
+    "cache": "--cache",
     "length_penalty": "--length-penalty",
     "keep_float": "--keep-float",
     "keep_int8": "--keep-int8",
@@ -136,6 +144,10 @@ def export(
         Accelerator,
         typer.Option(help="gpu: a graph for LiteRT's GPU delegate, without generate."),
     ] = Accelerator.cpu,
+    cache: Annotated[
+        Cache,
+        typer.Option(help="int8: KV caches in int8, for long texts and long sources."),
+    ] = Cache.float32,
     keep_float: Annotated[
         list[str] | None, typer.Option(help="A layer whose weights stay float32; repeatable.")
     ] = None,
@@ -207,6 +219,7 @@ def export(
         others |= {"--images": images, "--labels": labels}
         given = [option for option, value in others.items() if value is not None]
         given += ["--accelerator"] * (accelerator is Accelerator.gpu)
+        given += ["--cache"] * (cache is Cache.int8)
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
         if given:
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
@@ -249,6 +262,7 @@ def export(
                 batch_size=batch_size,
                 target=target,
                 accelerator=accelerator.value,
+                cache=cache.value,
                 strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
                 representative_data=rows,
                 detokenizer=detokenizer,

@@ -71,7 +71,5 @@ def _become(model: Any, operator: Any, builtin: int, version: int) -> None:
 def _has_scale(tensor: Any) -> bool:
     quantization = tensor.quantization
     return (
-        quantization is not None
-        and quantization.scale is not None
-        and len(quantization.scale) > 0
+        quantization is not None and quantization.scale is not None and len(quantization.scale) > 0
     )

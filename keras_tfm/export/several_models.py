@@ -23,8 +23,8 @@ from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
-from keras_tfm.export.model_group import ModelGroup
 from keras_tfm.export.int8_caches import with_int8_operators
+from keras_tfm.export.model_group import ModelGroup
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request

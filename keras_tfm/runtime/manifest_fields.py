@@ -298,6 +298,11 @@ def _shown(x: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
+def is_rounded(manifest: dict[str, Any]) -> bool:
+    """Whether a file's weights or KV caches are rounded."""
+    return bool(manifest["quantization"] != "float32" or manifest.get("cache") == "int8")
+
+
 def of_kind(signature: dict[str, Any], kind: str) -> list[str]:
     """The names of a signature's arguments of a kind of `KINDS`."""
     return [name for name, spec in signature["inputs"].items() if spec["kind"] == kind]
