@@ -1,6 +1,5 @@
 """Part of benchmarks/generation.py: KV caches in float32 and in int8, by the length of the text."""
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -99,9 +98,9 @@ def print_peak(path: str) -> None:
     """Prints by how many MB the memory of this process grew at most."""
     for name in ("interpreter", "schema_py_generated"):
         import_litert(name)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = generation.memory("VmRSS")
     runtime.load(path).generate(np.arange(1, 1 + generation.SOURCE))
-    print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3:.0f}")
+    print(f"{generation.memory('VmHWM') - before:.0f}")
 
 
 if __name__ == "__main__":

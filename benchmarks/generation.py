@@ -208,6 +208,12 @@ def print_results(seconds: dict, markdown: bool) -> None:
     print_rows(rows, markdown)
 
 
+def memory(field: str) -> float:
+    """MB of this process: "VmRSS" now, "VmHWM" at most. getrusage has the parent's, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1e3
+
+
 def print_rows(rows: list, markdown: bool, unit: str = "tokens/s (median)") -> None:
     print(f"{platform.processor() or platform.machine()}, one thread, {unit}")
     widths = [max(12, *(len(row[i].strip()) for row in rows)) for i in range(len(rows[0]))]

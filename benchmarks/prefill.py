@@ -4,18 +4,17 @@
     python benchmarks/prefill.py                          # 512 and 2,048 tokens
     python benchmarks/prefill.py --rounds 1 --lengths 64  # whether it runs
 
-`benchmarks/generation.py`'s sizes: 4 (+ 4) layers, D=256, H=8, F=1024, V=8000, random weights, batch
-1. "source": an encoder-decoder reads a source and generates one token. "prompt": a decoder-only
-model reads a prompt and generates one token. Ours reads it with "prefill", in chunks of 128 or 512
-tokens, and then with "decode"; CTranslate2 reads it at once. The contestants take turns, each round
-with other tokens; both sides have the same weights. Times are medians of a whole call; a ratio is
-that of medians within the run. Memory is the peak of a process that loads the model and reads one
-text, beyond its imports.
+The sizes of `benchmarks/generation.py`: 4 (+ 4) layers, D=256, H=8, F=1024, V=8000, random weights,
+batch 1. "source": an encoder-decoder reads a source and generates one token. "prompt": a
+decoder-only model reads a prompt and generates one token. Ours reads it with "prefill", in chunks
+of 128 or 512 tokens, and then with "decode"; CTranslate2 reads it at once. The contestants take
+turns, each round with other tokens; both sides have the same weights. Times are medians of a whole
+call; a ratio is that of medians within the run. Memory is the peak of a process that loads the
+model and reads one text, beyond its imports.
 """
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -61,8 +60,8 @@ def main() -> None:
                     for name, times in seconds.items():
                         middle, theirs = map(statistics.median, (times, seconds[PEER]))
                         peak = measured_peak(kind, precision, paths[name], length)
-                        rows.append((f"{kind} of {length}, {precision}", name,
-                                     f"{1e3 * middle:.1f}", f"{middle / theirs:.2f}", peak))  # fmt: skip
+                        cells = f"{1e3 * middle:.1f}", f"{middle / theirs:.2f}", peak
+                        rows.append((f"{kind} of {length}, {precision}", name, *cells))
     generation.print_rows(rows, arguments.markdown, "milliseconds until the first token (median)")
 
 
@@ -165,9 +164,9 @@ def print_peak(kind: str, precision: str, path: str, length: str) -> None:
             import_litert(name)
     else:
         import ctranslate2_peer  # noqa: F401
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = generation.memory("VmRSS")
     contestant(kind, precision, Path(path))(np.arange(1, 1 + int(length)))
-    print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3:.0f}")
+    print(f"{generation.memory('VmHWM') - before:.0f}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
     AsJson,
+    Cache,
     FilePath,
     app,
     numbers,
@@ -31,13 +32,6 @@ class Quantization(StrEnum):
     int8 = "int8"
     int8_full = "int8_full"
     int4 = "int4"
-
-
-class Cache(StrEnum):
-    """The formats of KV caches."""
-
-    float32 = "float32"
-    int8 = "int8"
 
 
 class Format(StrEnum):
@@ -145,8 +139,7 @@ def export(
         typer.Option(help="gpu: a graph for LiteRT's GPU delegate, without generate."),
     ] = Accelerator.cpu,
     cache: Annotated[
-        Cache,
-        typer.Option(help="int8: KV caches in int8, for long texts and long sources."),
+        Cache, typer.Option(help="int8: KV caches in int8, for long texts and long sources.")
     ] = Cache.float32,
     keep_float: Annotated[
         list[str] | None, typer.Option(help="A layer whose weights stay float32; repeatable.")

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_tfm.export.cache_format import checked_cache
+from keras_tfm.export.default_prompt import checked_prompt
 from keras_tfm.export.draft_length import checked_draft_length
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
@@ -25,7 +27,7 @@ from keras_tfm.generation.model_inputs import (
 from keras_tfm.generation.pad_ids import masked_ids, pad_ids
 from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.runtime.manifest_fields import CACHES, ROLES
+from keras_tfm.runtime.manifest_fields import ROLES
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -176,7 +178,9 @@ class Request:
                 "processors are a part of the signature 'generate'; 'decode' returns logits, which "
                 f"the host has to process, got the signatures {self.roles}"
             )
-        self.default_prompt = self._checked_prompt(arguments.get("default_prompt"))
+        self.default_prompt = checked_prompt(
+            arguments.get("default_prompt"), model, self.roles, max(self.prompt_lengths, default=0)
+        )
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
@@ -189,7 +193,7 @@ class Request:
                 "accelerator='gpu' is for the signatures 'predict', 'encode', 'prefill' and "
                 f"'decode': a GPU delegate refuses the loop of 'generate', got {self.roles}"
             )
-        self.cache = self._checked_cache(arguments.get("cache", "float32"))
+        self.cache = checked_cache(arguments, self.roles)
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
         self.end_tokens = end_tokens(model)
@@ -298,39 +302,6 @@ class Request:
                         "or export 'decode', and choose tokens on the host"
                     )
         self.specs(self.others)  # raises if a length is missing
-
-    def _checked_cache(self, cache: str) -> str:
-        """The format of the KV caches."""
-        if cache not in CACHES:
-            raise ValueError(f"cache must be one of {list(CACHES)}, got {cache!r}")
-        if cache == "float32":
-            return cache
-        if self.roles == ["predict"]:
-            raise ValueError(
-                f"cache={cache!r} is for the KV caches of 'generate' and 'decode': 'predict' has "
-                "none; leave it out, or export one of these signatures"
-            )
-        if self.accelerator == "gpu":
-            raise ValueError(
-                f"cache={cache!r} is for accelerator='cpu': GPU delegates compute in float16 and "
-                "refuse int8 caches; leave it out"
-            )
-        return cache
-
-    def _checked_prompt(self, ids: Sequence[int] | None) -> list[int]:
-        """The default prompt; empty for None."""
-        if ids is None:
-            return []
-        prompt = [_integer("default_prompt", x) for x in ids]
-        size, longest = self.model.outputs[0].shape[-1], max(self.prompt_lengths, default=0)
-        if "generate" not in self.roles or not 1 <= len(prompt) <= longest:
-            raise ValueError(
-                "default_prompt is for 'generate' with a prompt_length of at least its length, "
-                f"got {len(prompt)} ids, prompt_length {longest or None} and {self.roles}"
-            )
-        if min(prompt) < 0 or max(prompt) >= size:
-            raise ValueError(f"default_prompt must be ids in 0..{size - 1}, got {prompt}")
-        return prompt
 
     def _check_outputs(self) -> None:
         outputs = self.model.output

@@ -22,6 +22,7 @@ Example:
 [0.0, 0.0, 1.0, 0.0]
 """
 
+from collections.abc import Container
 from typing import Any
 
 import keras
@@ -178,6 +179,24 @@ def check_part(name: str, part: str, cached: Any, new: Any, capacity: int) -> No
             f"{name}: the cache has {part} of shape {tuple(cached)}, expected {expected}: "
             "it was made by another model or for another length"
         )
+
+
+def owns_mask(name: str, entry: Entry, mask: Tensor | None, known: Container[int]) -> bool:
+    """Whether a call stores its mask; raises unless the first step did the same.
+
+    Args:
+        name: str, the layer's name.
+        entry: the call's entry.
+        mask: its padding mask, or None.
+        known: the ids of the masks that other calls of this step have stored.
+    """
+    owns = mask is not None and id(mask) not in known
+    if owns != ("mask" in entry):
+        raise ValueError(
+            f"{name}: a mask must come with every step or with none; the first step "
+            + ("had one, this step has none" if "mask" in entry else "had none, this step has")
+        )
+    return owns
 
 
 def _start(part: str, column: Any, x: Tensor) -> list[Any]:

@@ -15,6 +15,7 @@ from keras_tfm.layers.decoding.cache import (
     empty,
     is_int8,
     make_entry,
+    owns_mask,
     written,
 )
 from keras_tfm.layers.decoding.prefix import PrefixScope
@@ -237,15 +238,15 @@ class DecodingScope(PrefixScope):
         else:
             for part, x in added.items():
                 check_part(name, part, entry[part].shape, x.shape, capacity)
-        owns_mask = self._owns_mask(name, entry, mask, self._masks)
-        if owns_mask:
+        owner = owns_mask(name, entry, mask, self._masks)
+        if owner:
             added["mask"] = mask
         stored = self._store(name, entry, added)
         self._growing.append(stored)
         self._prefixes[stored] = self._prefix
         if self._write_first:
             self._after[stored] = entry = written(entry, added, self._column(self._prefix))
-        if owns_mask:
+        if owner:
             self._masks[id(mask)] = (mask, entry["mask"])
         at_start = isinstance(self.position, int) and self.position == 0
         nothing_cached = is_first or (at_start and not self._prefix)
@@ -326,7 +327,7 @@ class DecodingScope(PrefixScope):
             entry = make_entry(key, value, self._transposed, int8=int8)
             if mask is not None and id(mask) not in self._context_masks:
                 entry["mask"] = mask
-        if self._owns_mask(name, entry, mask, self._context_masks):
+        if owns_mask(name, entry, mask, self._context_masks):
             self._context_masks[id(mask)] = (mask, entry["mask"])
         self._store(name, entry, {} if self._given is not None else entry)
         cached = None if mask is None else self._context_masks[id(mask)][1]
@@ -375,16 +376,6 @@ class DecodingScope(PrefixScope):
         if grows:
             self._growing.append(stored)
             self._prefixes[stored] = self._prefix
-
-    def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
-        """Whether this call stores its mask; raises unless the first step did the same."""
-        owns = mask is not None and id(mask) not in masks
-        if owns != ("mask" in entry):
-            raise ValueError(
-                f"{name}: a mask must come with every step or with none; the first step "
-                + ("had one, this step has none" if "mask" in entry else "had none, this step has")
-            )
-        return owns
 
     def _take(self, name: str) -> dict[str, Tensor] | None:
         if self._given is None:
