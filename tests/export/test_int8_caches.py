@@ -1,6 +1,7 @@
 """KV caches in int8 in exported files: the numbers, the operators, and what is refused."""
 
 import functools
+import sys
 from pathlib import Path
 
 import keras
@@ -9,6 +10,7 @@ import pytest
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small, small_tokens
 from small_models import SOURCES, START, decoder_only, logits_of
 
+from keras_tfm import cli
 from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.generation import Beam, Drafted, PromptLookup
 from keras_tfm.generation.loop import GenerationLoop
@@ -289,3 +291,35 @@ def test_a_model_without_caches():
     model = keras.Model(tokens, logits, name="bigram")
     with pytest.raises(ValueError, match="bigram has no attention whose keys and values"):
         exported(model, signatures=["generate"], prompt_length=3)
+
+
+@pytest.mark.slow
+def test_of_several_models_the_one_that_generates_has_them():
+    x = keras.Input((3,), name="x")
+    other = keras.Model(x, keras.layers.Dense(2)(x), name="other")
+    path = new_path()
+    report = export_tflite(
+        {"writer": decoder_only(), "other": other}, path, {"writer": ["prefill", "decode"]},
+        prompt_length=3, max_length=17, start_id=START, cache="int8",
+    )  # fmt: skip
+    assert not report.verification.failures
+    dtypes = {x["dtype"] for x in load(path).signatures["writer_decode"]["inputs"].values()}
+    assert "int8" in dtypes and load(path).manifest["cache"] == "int8"
+
+
+@pytest.mark.slow
+def test_command_line(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, capsys.readouterr()
+
+    small().save(tmp_path / "small.keras")
+    sizes = ["--lengths", SOURCE_LENGTH, "--max-length", MAX_LENGTH, "--start", START]
+    arguments = ["export", tmp_path / "small.keras", tmp_path / "small.tflite", *sizes]
+    assert not run(*arguments, "--cache", "int8")[0]
+    code, printed = run("inspect", tmp_path / "small.tflite")
+    assert not code and "cache: int8" in printed.out
+    code, printed = run(*arguments, "--cache", "int8", "--signatures", "predict", "--force")
+    assert code and "--cache" in printed.err
