@@ -1,6 +1,6 @@
-"""CTranslate2 as a peer: the same encoder-decoder weights, decoded by another engine.
+"""CTranslate2 as a peer: the same weights, decoded by another engine.
 
-A contestant of benchmarks/generation.py.
+A contestant of benchmarks/generation.py, and of benchmarks/prefill.py with decoder-only models.
 
 The model is the Transformer of Vaswani et al. 2017 (arXiv:1706.03762): embeddings times sqrt(D),
 plus PE(p,2i) = sin(p / 10000^(2i/D)), PE(p,2i+1) = cos of the same angle, p from 0; relu; layer
@@ -170,6 +170,47 @@ def write_model(weights, path, *, num_heads, normalize_first, quantization=None,
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(path))
+
+
+def write_decoder(weights, path, *, num_heads):
+    """Writes a decoder-only model, post-norm, to the new folder `path`."""
+    decoder = transformer_spec.TransformerDecoderSpec(
+        len(weights["decoder"]),
+        num_heads,
+        pre_norm=False,
+        no_final_norm=True,
+        with_encoder_attention=False,
+    )
+    table = weights["target_embedding"]
+    _set_stack(decoder, decoder.embeddings, table, weights["decoder"], None)
+    _set_linear(decoder.projection, weights, "output")
+    spec = transformer_spec.TransformerDecoderModelSpec(decoder)
+    spec.register_vocabulary([str(i) for i in range(len(table))])
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    spec.config.unk_token = "0"
+    spec.validate()
+    spec.optimize()
+    Path(path).mkdir(parents=True)
+    spec.save(str(path))
+
+
+class CTranslate2Generator:
+    """Reads a prompt with a model of `write_decoder`, and chooses the first token greedily."""
+
+    def __init__(self, path, compute_type: str, threads: int = 1):
+        self.generator = ctranslate2.Generator(
+            str(path), compute_type=compute_type, inter_threads=1, intra_threads=threads
+        )
+
+    def __call__(self, prompt: list[int]) -> int:
+        (result,) = self.generator.generate_batch(
+            [[str(i) for i in prompt]],
+            max_length=1,
+            sampling_topk=1,
+            end_token=[],
+            include_prompt_in_result=False,
+        )
+        return int(result.sequences[0][0])
 
 
 class CTranslate2Decoder:

@@ -4,6 +4,7 @@
     python benchmarks/generation.py                      # four minutes
     python benchmarks/generation.py --markdown           # the table for benchmarks/README.md
     python benchmarks/generation.py --record             # also appends to processors.jsonl
+    python benchmarks/generation.py --caches             # KV caches in float32 and in int8
 
 4+4 layers, D=256, H=8, F=1024, V=8000 (tied embeddings), 32 source ids, 64 tokens, batch 1. Both
 sides have the same random weights: float32 tokens must be equal, or the run fails. The loops of
@@ -12,6 +13,12 @@ the loop in Python, over the file's "encode" and "decode". The contestants take 
 with another source, so that other work on the machine affects all of them. Results are medians, and
 ratios of medians within one run. A time is that of a whole call, from ids to ids, including the
 encoder. In int8 CTranslate2 quantises embeddings and output too, as we do.
+
+`--caches` compares files whose KV caches are in float32 and in int8, at several lengths: tokens a
+second; the ratio of both in each round, its median and quartiles; the mean number of tokens until
+the first that differs; the caches of the host's loop; and the peak memory of a process that
+generates once, beyond its imports. Random weights have many nearly equal logits, so their tokens
+differ sooner than those of a trained model.
 """
 
 import argparse
@@ -43,8 +50,17 @@ def main() -> None:
     parser.add_argument(
         "--record", action="store_true", help="appends the ratios to benchmarks/processors.jsonl"
     )
+    parser.add_argument("--caches", action="store_true", help="caches in float32 and in int8")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[64, 256, 1024], help="tokens, for --caches"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.caches:
+            import caches
+
+            caches.compare(Path(folder), arguments.lengths, arguments.rounds, arguments.markdown)
+            return
         contestants = make_contestants(Path(folder))
         seconds = race(contestants, arguments.rounds)
     print_results(seconds, arguments.markdown)
@@ -62,39 +78,63 @@ def ratios(seconds: dict) -> dict[str, float]:
     }
 
 
-def make_contestants(folder: Path) -> dict:
+def made_model():
+    """A model with random weights."""
     with native_log.removed():
         import keras
 
         keras.utils.set_random_seed(0)
-    import ctranslate2_peer as peer
-
-    from keras_tfm.export import export_tflite
-    from keras_tfm.generation import Beam
     from keras_tfm.models import transformer
 
     model = transformer(VOCABULARY, **SIZE)
     randomise(model)
-    peer.write_model(
-        peer.weights_of(model), folder / "ct2", num_heads=8, normalize_first=False, start_id=START
+    return model
+
+
+def exported(model, path, precision: str, beam: int, tokens: int = TOKENS, **options) -> Path:
+    """The path of the model's file."""
+    from keras_tfm.export import export_tflite
+    from keras_tfm.generation import Beam
+
+    export_tflite(
+        model,
+        path,
+        ["generate"] if beam > 1 else ["generate", "encode", "decode"],
+        quantization=precision,
+        source_length=SOURCE,
+        max_length=tokens + 1,
+        start_id=START,
+        strategy=Beam(BEAM, length_penalty=0.0) if beam > 1 else None,
+        verify=False,
+        **options,
     )
+    return path
+
+
+def write_peer(model, folder: Path) -> None:
+    """Writes the model's weights for CTranslate2."""
+    import ctranslate2_peer as peer
+
+    weights = peer.weights_of(model)
+    peer.write_model(weights, folder, num_heads=8, normalize_first=False, start_id=START)
+
+
+def peer_decoder(folder: Path, precision: str, beam: int):
+    """CTranslate2 with those weights."""
+    import ctranslate2_peer as peer
+
+    return peer.CTranslate2Decoder(folder, precision, beam=beam)
+
+
+def make_contestants(folder: Path) -> dict:
+    model = made_model()
+    write_peer(model, folder / "ct2")
     contestants = {}
     for precision in ("float32", "int8"):
         for beam in (1, BEAM):
-            path = folder / f"{precision}-{beam}.tflite"
-            export_tflite(
-                model,
-                path,
-                ["generate"] if beam > 1 else ["generate", "encode", "decode"],
-                quantization=precision,
-                source_length=SOURCE,
-                max_length=TOKENS + 1,
-                start_id=START,
-                strategy=Beam(BEAM, length_penalty=0.0) if beam > 1 else None,
-                verify=False,
-            )
+            path = exported(model, folder / f"{precision}-{beam}.tflite", precision, beam)
             ours = runtime.load(path)
-            theirs = peer.CTranslate2Decoder(folder / "ct2", precision, beam=beam)
+            theirs = peer_decoder(folder / "ct2", precision, beam)
             search = "greedy" if beam == 1 else f"beam {beam}"
             contestants |= {
                 (search, precision, "keras_tfm"): partial(in_the_file, ours),
@@ -113,8 +153,8 @@ def by_host(model, ids) -> list[int]:
     return [int(tokens[0]) for tokens in model.stream(ids)]
 
 
-def by_peer(decoder, ids) -> list[int]:
-    return decoder(ids.tolist(), TOKENS)
+def by_peer(decoder, ids, tokens: int = TOKENS) -> list[int]:
+    return decoder(ids.tolist(), tokens)
 
 
 def randomise(model) -> None:
@@ -165,9 +205,21 @@ def print_results(seconds: dict, markdown: bool) -> None:
         row = [f"{search}, {precision}"]
         row += [f"{TOKENS / ours:.0f}", f"{TOKENS / theirs:.0f}", f"{theirs / ours:.2f}"]
         rows.append((*row, *([f"{TOKENS / host:.0f}", f"{host / ours:.2f}"] if host else "  ")))
-    print(f"{platform.processor() or platform.machine()}, one thread, tokens/s (median)")
+    print_rows(rows, markdown)
+
+
+def memory(field: str) -> float:
+    """MB of this process: "VmRSS" now, "VmHWM" at most. getrusage has the parent's, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1e3
+
+
+def print_rows(rows: list, markdown: bool, unit: str = "tokens/s (median)") -> None:
+    print(f"{platform.processor() or platform.machine()}, one thread, {unit}")
+    widths = [max(12, *(len(row[i].strip()) for row in rows)) for i in range(len(rows[0]))]
     for number, row in enumerate(rows):
-        cells = [f"{row[0]:16}", *(f"{cell.strip():>12}" for cell in row[1:])]
+        cells = [f"{row[0]:{max(16, widths[0])}}"]
+        cells += [f"{x.strip():>{width}}" for x, width in zip(row[1:], widths[1:], strict=True)]
         print(f"| {' | '.join(cells)} |" if markdown else " ".join(cells))
         if markdown and not number:
             print("|---|" + "---:|" * (len(row) - 1))

@@ -46,6 +46,13 @@ class Accelerator(StrEnum):
     gpu = "gpu"
 
 
+class Cache(StrEnum):
+    """The formats of KV caches."""
+
+    float32 = "float32"
+    int8 = "int8"
+
+
 Adapter = Annotated[
     Path | None, typer.Option(help="A LoRA adapter for the file, written by save_adapter.")
 ]

@@ -13,6 +13,7 @@ from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
     AsJson,
+    Cache,
     FilePath,
     app,
     numbers,
@@ -78,6 +79,7 @@ EXPORT_OPTIONS = {
     "batch_size": "--batch-size",
     "target": "--target",
     "accelerator": "--accelerator",
+    "cache": "--cache",
     "length_penalty": "--length-penalty",
     "keep_float": "--keep-float",
     "keep_int8": "--keep-int8",
@@ -136,6 +138,9 @@ def export(
         Accelerator,
         typer.Option(help="gpu: a graph for LiteRT's GPU delegate, without generate."),
     ] = Accelerator.cpu,
+    cache: Annotated[
+        Cache, typer.Option(help="int8: KV caches in int8, for long texts and long sources.")
+    ] = Cache.float32,
     keep_float: Annotated[
         list[str] | None, typer.Option(help="A layer whose weights stay float32; repeatable.")
     ] = None,
@@ -207,6 +212,7 @@ def export(
         others |= {"--images": images, "--labels": labels}
         given = [option for option, value in others.items() if value is not None]
         given += ["--accelerator"] * (accelerator is Accelerator.gpu)
+        given += ["--cache"] * (cache is Cache.int8)
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
         if given:
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
@@ -249,6 +255,7 @@ def export(
                 batch_size=batch_size,
                 target=target,
                 accelerator=accelerator.value,
+                cache=cache.value,
                 strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
                 representative_data=rows,
                 detokenizer=detokenizer,

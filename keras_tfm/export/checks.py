@@ -33,7 +33,7 @@ class Check:
             thread.
         tolerance: float, the largest allowed `relative_error`.
         graph_error: float, the `worst_error` of the file's graph with the model's own, unrounded
-            weights.
+            weights, and caches in float32.
         graph_tolerance: float, the largest allowed `graph_error`.
     """
 

@@ -17,7 +17,7 @@ from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.model_inputs import call_model, input_specs
 from keras_tfm.generation.strategies import Drafted, Greedy, Strategy
 from keras_tfm.runtime.checked_inputs import left_padded
-from keras_tfm.runtime.manifest_fields import by_length, of_kind
+from keras_tfm.runtime.manifest_fields import by_length, is_rounded, of_kind
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.trailing_padding import unpadded_length
 
@@ -226,7 +226,7 @@ class Comparison:
         expected = self._generator(inputs)
         same = (found.tokens == expected.tokens).all(axis=-1).ravel()
         if found.scores is None:
-            exact = self.file.manifest["quantization"] == "float32"
+            exact = not is_rounded(self.file.manifest)
             return (~same & exact).astype("float64"), np.ones(len(same)), same
         wanted = np.asarray(expected.scores, "float64")
         return difference(np.asarray(found.scores), wanted), wanted.ravel(), same

@@ -42,7 +42,11 @@ def exportable(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
 
 
 def manifest_of(
-    model: keras.Model, content: bytes, signatures: Sequence[Signature], quantization: str
+    model: keras.Model,
+    content: bytes,
+    signatures: Sequence[Signature],
+    quantization: str,
+    cache: str = "float32",
 ) -> dict[str, Any]:
     """The manifest of a converted file, without tokenizers and checksum."""
     return {
@@ -51,6 +55,7 @@ def manifest_of(
         "keras": keras.__version__,
         "tensorflow": tf.__version__,
         "quantization": quantization,
+        **({} if cache == "float32" else {"cache": cache}),
         "signatures": _described(content, signatures),
         "layers": _layer_sizes(content, model),
         # Family, arguments and head; null for a model that no builder made.

@@ -19,17 +19,21 @@ class Stored(NamedTuple):
 class FloatFile:
     """The graph of a file without the rounding of weights and activations.
 
-    Constants are dequantised, quantised activations become float32, and the QUANTIZE and DEQUANTIZE
-    operators are removed.
+    Constants are dequantised, quantised activations and KV caches become float32, and the QUANTIZE
+    and DEQUANTIZE operators are removed.
 
     Args:
         content: the bytes of the file.
+        dither: generator, for int8 caches: values are then rounded at random places, but in the
+            steps of the file. x becomes floor(x + c) - c + 1/2 with a constant c between 0 and 1
+            for each place, so its error is distributed as that of rounding. Default: no rounding.
 
     Attributes:
         stored: the rounded weights, by the index of their buffer.
     """
 
-    def __init__(self, content: bytes):
+    def __init__(self, content: bytes, dither: np.random.Generator | None = None):
+        self._dither = dither
         self._schema = manifests.import_litert("schema_py_generated")
         self._model = flatbuffer.read(content)
         self._model.metadata = []
@@ -44,6 +48,10 @@ class FloatFile:
             raw = np.ascontiguousarray(values[buffer], "float32").tobytes()
             self._model.buffers[buffer].data = np.frombuffer(raw, "uint8")
         described = {key: x for key, x in manifest.items() if key != "sha256"}
+        if "cache" in manifest:
+            described["signatures"] = _in_float(manifest["signatures"])
+            if self._dither is None:
+                del described["cache"]
         return flatbuffer.add_manifest(flatbuffer.write(self._model), described)
 
     def _read(self) -> None:
@@ -143,7 +151,11 @@ class FloatFile:
             code = self._model.operatorCodes[operator.opcodeIndex]
             number = max(code.builtinCode, code.deprecatedBuiltinCode)
             if number in (operators.QUANTIZE, operators.DEQUANTIZE):
-                same[int(operator.outputs[0])] = operator.inputs[0]
+                source = operator.inputs[0]
+                if number == operators.QUANTIZE and self._dither is not None:
+                    source, added = self._rounded(graph, source)
+                    kept += added
+                same[int(operator.outputs[0])] = source
                 continue
             if hasattr(operator.builtinOptions, "asymmetricQuantizeInputs"):
                 operator.builtinOptions.asymmetricQuantizeInputs = False
@@ -154,6 +166,52 @@ class FloatFile:
         for signature in self._model.signatureDefs or ():
             for output in signature.outputs if signature.subgraphIndex == number else ():
                 output.tensorIndex = same.get(output.tensorIndex, output.tensorIndex)
+
+    def _rounded(self, graph: Any, source: int) -> tuple[int, list[Any]]:
+        """The tensor `source` rounded at random places, and the operators that compute it."""
+        assert self._dither is not None
+        names, shape = self._schema.BuiltinOperator, _shape(graph.tensors[source])
+        places = self._dither.uniform(0.0, 1.0, shape)
+        operators = []
+        for name, constant in (("ADD", places), ("FLOOR", None), ("SUB", places - 0.5)):
+            operator = self._schema.OperatorT()
+            operator.opcodeIndex = flatbuffer.operator_code(self._model, getattr(names, name), 1)
+            operator.inputs = [source]
+            if constant is not None:
+                options = f"{name.capitalize()}Options"
+                operator.inputs.append(self._tensor(graph, shape, constant))
+                operator.builtinOptions = getattr(self._schema, f"{options}T")()
+                operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, options)
+            source = self._tensor(graph, shape)
+            operator.outputs = [source]
+            operators.append(operator)
+        return source, operators
+
+    def _tensor(self, graph: Any, shape: tuple[int, ...], values: np.ndarray | None = None) -> int:
+        """The index of a new float32 tensor."""
+        tensor, buffer = self._schema.TensorT(), self._schema.BufferT()
+        if values is not None:
+            buffer.data = np.frombuffer(np.ascontiguousarray(values, "float32").tobytes(), "uint8")
+        tensor.name, tensor.shape = f"dither_{len(graph.tensors)}", list(shape)
+        tensor.type, tensor.buffer = self._schema.TensorType.FLOAT32, len(self._model.buffers)
+        self._model.buffers.append(buffer)
+        graph.tensors.append(tensor)
+        return len(graph.tensors) - 1
+
+
+def _in_float(signatures: dict[str, Any]) -> dict[str, Any]:
+    """The manifest's signatures, with int8 arguments and results in float32."""
+
+    def changed(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: {**x, "dtype": "float32" if x["dtype"] == "int8" else x["dtype"]}
+            for name, x in tensors.items()
+        }
+
+    return {
+        name: {**x, "inputs": changed(x["inputs"]), "outputs": changed(x["outputs"])}
+        for name, x in signatures.items()
+    }
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_tfm.export.signatures import Request
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import COLUMN_AXES
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
 from keras_tfm.layers.target import export_target
 
 Tensor = Any
@@ -41,10 +41,25 @@ class Caches:
         encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
         with (
             export_target(f"{self.request.accelerator}-edge"),
-            DecodingScope(length=2, write_first=self.write_first) as scope,
+            self.first_scope() as scope,
         ):
             self.model.step(encoded, token)
         return scope, encoded
+
+    def first_scope(self) -> DecodingScope:
+        """The scope of a first step, which decides how caches are stored."""
+        int8 = self.request.cache == "int8"
+        return DecodingScope(length=2, write_first=self.write_first, int8=int8)
+
+    def check_format(self) -> None:
+        """Raises ValueError if int8 caches were requested, but there is nothing to store so."""
+        if self.request.cache != "int8":
+            return
+        if not any(map(is_int8, self._first_step[0].cache.values())):
+            raise ValueError(
+                f"cache='int8': {self.request.model.name} has no attention whose keys and values "
+                "are cached; leave it out"
+            )
 
     @cached_property
     def growing(self) -> list[str]:
@@ -202,12 +217,12 @@ class Caches:
 
     @property
     def transposed(self) -> list[str]:
-        """The flat names of transposed keys (B, G, K, S) and values (B, G, V, S)."""
+        """The flat names of entries whose last axis is S, as transposed keys (B, G, K, S)."""
         return [
             self.flat_name(entry, part)
             for entry in self.growing
             for part in self._first_step[0].cache[entry]
-            if part.startswith("transposed_")
+            if COLUMN_AXES[part] == 3
         ]
 
     def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -58,6 +58,7 @@ class LiteRTLMArguments(TypedDict, total=False):
         tolerance: float, the largest allowed relative error of the logits, as in `verify`.
         accelerator: str, "cpu". "gpu" is an error, because LiteRT-LM's GPU backend does not run the
             graphs that `export_tflite` writes for a GPU; docs/litertlm.md has what was tried.
+        cache: str, "float32". "int8" is an error, because LiteRT-LM passes no scales between steps.
 
     >>> from keras_tfm.export import LiteRTLMArguments
     >>> chat: LiteRTLMArguments = {"max_length": 1024, "start_id": 1, "end_id": [2, 107]}
@@ -72,6 +73,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     keep_int8: Sequence[str]
     tolerance: float | None
     accelerator: str
+    cache: str
 
 
 def export_litertlm(
@@ -113,7 +115,8 @@ def export_litertlm(
         overwrite: bool, whether to replace a file at `path` that is not an earlier export.
         generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
             `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`, `keep_float`,
-            `keep_int8`, `tolerance`, `accelerator`. `max_length` and `end_id` are required.
+            `keep_int8`, `tolerance`, `accelerator`, `cache`. `max_length` and `end_id` are
+            required.
 
     Returns:
         A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
@@ -160,6 +163,12 @@ def export_litertlm(
         raise ValueError(
             "accelerator must be 'cpu' for a .litertlm file, whose graphs LiteRT-LM's GPU backend "
             f"refuses, got {accelerator!r}"
+        )
+    if generation.get("cache", "float32") != "float32":
+        raise ValueError(
+            "cache must be 'float32' for a .litertlm file, got "
+            f"{generation['cache']!r}: LiteRT-LM's runtime keeps keys and values, but no scales; "
+            "use export_tflite"
         )
     path = Path(path)
     if path.suffix != ".litertlm":  # LiteRT-LM tells formats by their endings

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_tfm.export.cache_format import checked_cache
+from keras_tfm.export.default_prompt import checked_prompt
 from keras_tfm.export.draft_length import checked_draft_length
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
 from keras_tfm.generation.model_inputs import (
@@ -79,6 +81,9 @@ class ExportArguments(GenerationArguments, total=False):
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
             hosts that pass results on as arguments. By default they return only the new entries,
             which the host writes into its caches, so no cache is copied.
+        cache: str, the format of the KV caches, "float32" (default) or "int8": a scale for each
+            token and head, a quarter of the memory; worth it for long texts and long sources. For
+            "generate", "encode", "prefill" and "decode" on a CPU, with any `quantization`.
         draft_length: int (n), with "decode": the file also gets "verify_<n + 1>", a prefill that
             returns the logits of n + 1 tokens, for n drafted ones: see `runtime.Model.stream`.
 
@@ -92,6 +97,7 @@ class ExportArguments(GenerationArguments, total=False):
     default_prompt: Sequence[int] | None
     accelerator: str
     whole_caches: bool
+    cache: str
     draft_length: int | None
 
 
@@ -172,7 +178,9 @@ class Request:
                 "processors are a part of the signature 'generate'; 'decode' returns logits, which "
                 f"the host has to process, got the signatures {self.roles}"
             )
-        self.default_prompt = self._checked_prompt(arguments.get("default_prompt"))
+        self.default_prompt = checked_prompt(
+            arguments.get("default_prompt"), model, self.roles, max(self.prompt_lengths, default=0)
+        )
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
@@ -185,6 +193,7 @@ class Request:
                 "accelerator='gpu' is for the signatures 'predict', 'encode', 'prefill' and "
                 f"'decode': a GPU delegate refuses the loop of 'generate', got {self.roles}"
             )
+        self.cache = checked_cache(arguments, self.roles)
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
         self.end_tokens = end_tokens(model)
@@ -293,21 +302,6 @@ class Request:
                         "or export 'decode', and choose tokens on the host"
                     )
         self.specs(self.others)  # raises if a length is missing
-
-    def _checked_prompt(self, ids: Sequence[int] | None) -> list[int]:
-        """The default prompt; empty for None."""
-        if ids is None:
-            return []
-        prompt = [_integer("default_prompt", x) for x in ids]
-        size, longest = self.model.outputs[0].shape[-1], max(self.prompt_lengths, default=0)
-        if "generate" not in self.roles or not 1 <= len(prompt) <= longest:
-            raise ValueError(
-                "default_prompt is for 'generate' with a prompt_length of at least its length, "
-                f"got {len(prompt)} ids, prompt_length {longest or None} and {self.roles}"
-            )
-        if min(prompt) < 0 or max(prompt) >= size:
-            raise ValueError(f"default_prompt must be ids in 0..{size - 1}, got {prompt}")
-        return prompt
 
     def _check_outputs(self) -> None:
         outputs = self.model.output

@@ -23,6 +23,7 @@ from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
+from keras_tfm.export.int8_caches import with_int8_operators
 from keras_tfm.export.model_group import ModelGroup
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
@@ -41,7 +42,7 @@ _SINGLE = ("detokenizer", "chat_template", "separate_adapters")
 # The arguments of the one model that generates, which `signatures` names.
 _GENERATION = (
     *("start_id", "end_id", "max_length", "prompt_length", "default_prompt", "target", "strategy"),
-    *("whole_caches", "draft_length"),
+    *("whole_caches", "cache", "draft_length"),
 )
 
 
@@ -102,8 +103,11 @@ def export_models(
     content = convert(group, made, quantized, custom_operators)
     if arguments.get("accelerator") == "gpu":
         content = for_gpu(content)
+    cache = arguments.get("cache", "float32")
+    if cache == "int8":
+        content = with_int8_operators(content)
     described, tokenizers = manifest_entries(found)
-    manifest = {**manifest_of(group, content, made, quantization), **described}
+    manifest = {**manifest_of(group, content, made, quantization, cache), **described}
     content = flatbuffer.add_manifest(content, manifest, tokenizers, own_names(made))
 
     def verified(new: Path, folder: Path) -> Verification:

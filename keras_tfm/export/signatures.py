@@ -113,6 +113,7 @@ def make_signatures(request: Request) -> list[Signature]:
         check_stepping(request.model, request.target, length=length)
 
     caches = stepped.Caches(request)
+    caches.check_format()
     makers: dict[str, Callable[[], list[Signature]]] = {
         "predict": lambda: predict(request),
         "generate": lambda: generate(request),
@@ -256,6 +257,7 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
             # LiteRT copies the caches at every step, so a separate loop over small caches pays off;
             # for the capacities see benchmarks/NOTES.md.
             capacity=32 if request.strategy is None or request.strategy.width == 1 else 96,
+            int8_caches=request.cache == "int8",
         )
 
     return generate

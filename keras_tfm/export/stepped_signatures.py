@@ -40,7 +40,7 @@ def encode(caches: Caches) -> list[Signature]:
         ) -> Any:
             token = tf.zeros((request.batch_size, 1), "int32")
             encoded = caches.model.encode(inputs)
-            with DecodingScope(length=2) as scope:
+            with caches.first_scope() as scope:
                 caches.model.step(encoded, token)
             contexts = {
                 entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing

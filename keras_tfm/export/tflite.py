@@ -13,6 +13,7 @@ from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
+from keras_tfm.export.int8_caches import with_int8_operators
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
@@ -118,7 +119,7 @@ def export_tflite(
         arguments: lengths, special tokens and strategy, documented in `ExportArguments` and
             `GenerationArguments`: `source_length`, `prompt_length`, `max_length`, `start_id`,
             `end_id`, `batch_size`, `target`, `strategy`, `accelerator`, `whole_caches`,
-            `draft_length`.
+            `cache`, `draft_length`.
 
     With several models, `tokenizer`, `images`, `labels`, `source_length`, `verify_inputs` and
     `representative_data` may be dictionaries by model; a value that is not a dictionary is for each
@@ -212,8 +213,10 @@ def export_tflite(
         content = convert(model, with_text, quantized, custom_operators)
     if request.accelerator == "gpu":
         content = for_gpu(content)
+    if request.cache == "int8":
+        content = with_int8_operators(content)
     manifest = {
-        **manifest_of(model, content, made, quantization),
+        **manifest_of(model, content, made, quantization, request.cache),
         **carried.manifest,
         **pictures,
         **names_of_classes,

@@ -21,6 +21,7 @@ from keras_tfm.export.verification_rows import check_given
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest_fields import is_rounded
 from keras_tfm.runtime.model import Model, load
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,11 @@ _LAST_BITS = 8.0
 _INEXACT = 1e-3
 # A file rounds activations, too. The allowed error, as a multiple of that of rounding the weights:
 # LiteRT scales activations for each row ("int8", "int4"), or once for all inputs ("int8_full").
-_ACTIVATIONS = {"float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
+# Of "float32", only int8 caches are rounded, and the run with random rounding has all their errors.
+_ACTIVATIONS = {"float32": 1.0, "float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
+# The allowed error of int8 caches, as a multiple of that of random rounding: a search has one error
+# for each row, and of two times four random errors, the mean of one is often twice the other's.
+_CACHES = 5.0
 # The error of rounding the activations of one product to 8 bits, relative to their size: a hundred
 # normally distributed values span 6 standard deviations, a step is 1/255 of that, and the error of
 # rounding 1/sqrt(12) of a step. It exceeds the error of rounding the weights where outputs hardly
@@ -105,9 +110,9 @@ def verify(
       generated tokens. With another strategy, tokens and scores are compared with those of the same
       loop in Keras.
 
-    A file with rounded weights is run three times: as it is; with the model's unrounded weights and
-    float32 activations, where only float32 errors remain; and with random rounding of the same step
-    size, whose error sets the tolerance.
+    A file with rounded weights or int8 caches is run three times: as it is; with the model's
+    unrounded weights and float32 activations and caches, where only float32 errors remain; and with
+    random rounding of the same step size, whose error sets the tolerance.
 
     Args:
         model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
@@ -151,7 +156,7 @@ def verify(
         _log.info("comparing %s with %s", name, own_names)
         checks.append(comparison.of(name))
     quantization = file.manifest["quantization"]
-    if quantization == "float32":
+    if not is_rounded(file.manifest):
         for check in checks:
             check.tolerance = EXACT if tolerance is None else tolerance
             check.graph_error, check.graph_tolerance = check.worst_error, check.tolerance
@@ -210,6 +215,7 @@ def _pairs(
 def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: float | None) -> None:
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
     file, quantization = found.file, found.file.manifest["quantization"]
+    has_int8_caches = file.manifest.get("cache") == "int8"
     weights = ModelWeights(
         [
             array
@@ -223,14 +229,17 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
     graph = FloatFile(file.content())
     unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
     generator = np.random.default_rng(0)
+    noisy = FloatFile(file.content(), generator) if has_int8_caches else graph
 
     def comparison(
         of: dict[str, ModelOutputs], values: dict[int, np.ndarray], exact: bool
     ) -> Comparisons:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "float.tflite"
-            manifest = {**file.manifest, "quantization": "float32" if exact else quantization}
-            path.write_bytes(graph.write(manifest, values))
+            manifest = file.manifest
+            if exact:
+                manifest = {**manifest, "quantization": "float32"}
+            path.write_bytes((graph if exact else noisy).write(manifest, values))
             result = Comparisons(of, load(path), found.inputs, found.strategy)
             result.checks = [result.of(check.signature) for check in checks]
             return result
@@ -254,15 +263,19 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
         if any(np.any(x.spread) for x in unrounded.values()):
             samples = {buffer: x.sample(generator) for buffer, x in unrounded.items()}
             sampled = comparison(of, samples, exact=True)
-    for check, without in zip(checks, exact.checks, strict=True):
+    count = sum(bool(np.any(x.values)) for x in graph.stored.values())  # initial caches are zeros
+    for check, without, random in zip(checks, exact.checks, rounded.checks, strict=True):
         name = check.signature
         _, unknown = _distances(sampled.differences[name], exact.differences[name])
         rounding, _ = _distances(rounded.differences[name], exact.differences[name])
         check.graph_error = without.worst_error
         check.graph_tolerance = EXACT + _CHANCE * unknown / without.scale
         noise = _ACTIVATIONS[quantization] * rounding / check.scale
+        if has_int8_caches:
+            # `rounding` is that of the first step, when caches are nearly empty.
+            noise = max(noise, _CACHES * random.relative_error)
         # The errors of the activations of several products add up as squares.
-        check.tolerance = EXACT + max(noise, STEP[quantization] * len(graph.stored) ** 0.5)
+        check.tolerance = EXACT + max(noise, STEP[quantization] * count**0.5)
         check.tolerance = min(check.tolerance, _LARGEST) if tolerance is None else tolerance
     if any(check.graph_error > check.graph_tolerance for check in checks):
         values = {buffer: x.values for buffer, x in unrounded.items()}

@@ -51,6 +51,7 @@ class GenerationLoop:
             hypothesis. Caches grow when they are full; see `cache_capacities`.
         xla: bool, whether XLA compiles the loop.
         pad_id: int, the token of the columns after the end of a row.
+        int8_caches: bool, whether KV caches are stored in int8; see `DecodingScope`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class GenerationLoop:
         capacity: int = 128,
         xla: bool = False,
         pad_id: int = 0,
+        int8_caches: bool = False,
     ):
         self._stepped = SteppedModel(model, target)
         if strategy is not None and strategy.reads_drafts and len(model.outputs) != 2:
@@ -85,6 +87,7 @@ class GenerationLoop:
         batch, prompt_length = ops.shape(self.prompt)
         self._first_capacity = capacity
         self._xla = xla
+        self._int8 = int8_caches
         # In LiteRT, products of several tokens with their own keys take longer than it saves to
         # read the cache before it is written; see benchmarks/NOTES.md.
         self._write_first = self.strategy.consecutive > 1 and current_target().is_edge
@@ -133,7 +136,9 @@ class GenerationLoop:
         ids = twin.prompts(prompt, task.padding)
         ids = ids if alone else ids[:, : task.first]
         padding = twin.rows(task.padding)
-        with DecodingScope(length=self._length, padding=padding, xla=self._xla) as scope:
+        with DecodingScope(
+            length=self._length, padding=padding, xla=self._xla, int8=self._int8
+        ) as scope:
             features = self._call(ids)[1]
         features = None if self.strategy.reads_drafts else twin.first(features)
         self._growing = scope.growing
@@ -282,7 +287,7 @@ class GenerationLoop:
             here = _after(x.shape[COLUMN_AXES[part]] - self._capacity, columns)
             if part == "mask":
                 return gather(x, here)
-            if not part.startswith("transposed_"):
+            if COLUMN_AXES[part] == 2:
                 return gather_columns(x, here)
             x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), here)
             return ops.transpose(x, (0, 1, 3, 2))

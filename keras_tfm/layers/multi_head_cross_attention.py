@@ -7,12 +7,17 @@ from keras import ops
 
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.cache import key_of, value_of
+from keras_tfm.layers.attention import joined_bias
+from keras_tfm.layers.attention_probe import current_probe
+from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, is_int8, key_of, value_of
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.decoding.token_positions import columns_of
+from keras_tfm.layers.decoding.visibility import visible_context
 from keras_tfm.layers.heads import split_heads
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
+from keras_tfm.layers.stepped_attention import stepped_attention
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
@@ -106,9 +111,47 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             k, v = project()
         else:
             entry, mask = scope.recall(self.name, mask, project)
+            if is_int8(entry):
+                columns = heads_and_columns(entry)[1]
+                pairs = self._check_pairs(attention_mask, attention_bias, x, columns)
+                where = where or Positions(columns_of(x, positions), Span(0, columns))
+                return self._output(self._step(q, entry, mask, *pairs, where, training), x)
             k, v = key_of(entry), value_of(entry)
         pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
         return self._output(self._attend(q, k, v, mask, *pairs, where, training), x)
+
+    def _step(
+        self,
+        query: Tensor,
+        entry: Entry,
+        mask: Tensor | None,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        positions: Positions,
+        training: bool | None,
+    ) -> Tensor:
+        """Attention to a cache entry in int8: (B, H, T, K) -> (B, H, T, V)."""
+        seen = masks.combine(None if mask is None else ops.expand_dims(mask, 1), attention_mask)
+        visible = visible_context(seen, positions, current_target().masked_score)
+        scaled, scale, terms = self._terms(
+            query, positions, lambda: key_of(entry), self._position_seed(training)
+        )
+        if attention_bias is not None:
+            terms = terms._replace(bias=joined_bias(attention_bias, terms.bias))
+        probed = current_probe.get() is not None or training
+        pairs = None if seen is None else ops.expand_dims(seen, 1)
+        y = stepped_attention(
+            scaled,
+            None,
+            None,
+            entry,
+            visible,
+            scale=scale,
+            soft_cap=self.soft_cap,
+            terms=terms,
+            weights=self._weights(training)(pairs, 0) if probed else None,
+        )
+        return ops.cast(y, query.dtype)
 
 
 def _of_context(context: Tensor, positions: Tensor | None) -> Any:

@@ -10,7 +10,7 @@ from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
 from keras_tfm.layers.attention_probe import current_probe
-from keras_tfm.layers.decoding.cache import key_of, value_of
+from keras_tfm.layers.decoding.cache import heads_and_columns, key_of
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.decoding.token_positions import columns_of, positions_of
 from keras_tfm.layers.decoding.visibility import Extended, Visible
@@ -200,7 +200,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> tuple[Any, Any]:
         """`Visible` restricted by the mask, and the bias, both for the columns of the scores."""
         assert step.entry is not None and step.visible is not None
-        capacity = value_of(step.entry).shape[2]
+        capacity = heads_and_columns(step.entry)[1]
         x = keras.KerasTensor((shape[0], shape[2], 1))
         attention_mask, attention_bias = self._check_pairs(
             attention_mask, attention_bias, x, capacity

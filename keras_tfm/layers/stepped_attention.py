@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_tfm.layers.decoding.cache import Entry, transposed_key_of, value_of
+from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, products, weighted_values
 from keras_tfm.layers.decoding.visibility import Visible
 from keras_tfm.layers.heads import grouped, regrouped, scaled, swap
 from keras_tfm.layers.positions.attention_position import PositionTerms
@@ -15,8 +15,8 @@ Tensor = Any
 
 def stepped_attention(
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
     entry: Entry,
     visible: Visible,
     scale: float | None = None,
@@ -31,8 +31,8 @@ def stepped_attention(
 
     Args:
         query: (B, H, T, K), queries of the step's tokens.
-        key: (B, G, T, K), their keys.
-        value: (B, G, T, V), their values.
+        key: (B, G, T, K), their keys; None in cross-attention, which has `visible.write_first`.
+        value: (B, G, T, V), their values, or None likewise.
         entry: cache entry of S columns, before the step unless `visible.write_first`.
         visible: `Visible`, which cached and new keys the queries see. With `visible.own` the last
             column holds each query's score with its own new key (N = 1). With
@@ -43,17 +43,17 @@ def stepped_attention(
         weights: function applied to the attention weights (B, H, T, S + N): dropout, a probe.
 
     Returns:
-        (B, H, T, V) in the dtype of `value`.
+        (B, H, T, V) in the dtype of `value`, without values in that of `query`.
     """
-    cached_key, cached_value = transposed_key_of(entry), value_of(entry)
     own, terms = visible.own, terms or PositionTerms()
-    dtype, heads, groups = value.dtype, query.shape[1], key.shape[1]
+    dtype, heads = query.dtype if value is None else value.dtype, query.shape[1]
+    groups, columns = heads_and_columns(entry)
     query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)
     # The rows of a group: all queries of its first head, then all of the second, and so on.
     rows = grouped(query, groups)
     if own and query.shape[2] != 1 and heads != groups:
         key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
-    scores = ops.cast(ops.matmul(rows, ops.cast(cached_key, rows.dtype)), "float32")
+    scores = products(rows, entry)
     if not visible.write_first:
         if own:
             product = ops.cast(rows, "float32") * ops.cast(key, "float32")
@@ -67,7 +67,8 @@ def stepped_attention(
     penalty = visible.penalty
     if by_head:
         scores = regrouped(scores, heads, query)
-    elif query.shape[2] != 1 and heads != groups:  # the same operator in all layers
+    elif penalty is not None and penalty.shape[2] != 1 and heads != groups:
+        # The same operator in all layers.
         penalty = ops.tile(penalty, (1, 1, heads // groups, 1))
     if terms.scores is not None:
         scores = scores + ops.cast(terms.scores, "float32")
@@ -75,7 +76,8 @@ def stepped_attention(
         scores = soft_cap * ops.tanh(scores / soft_cap)
     if terms.bias is not None:
         scores = scores + ops.cast(terms.bias, "float32")
-    chosen = ops.cast(ops.softmax(scores + penalty, axis=-1), dtype)
+    scores = scores if penalty is None else scores + penalty
+    chosen = ops.cast(ops.softmax(scores, axis=-1), dtype)
     if weights is not None:
         chosen = weights(chosen)
     extra = None if terms.values is None else terms.values(chosen)
@@ -83,12 +85,9 @@ def stepped_attention(
         chosen = grouped(chosen, groups)
 
     if visible.write_first:
-        output = ops.matmul(chosen, cached_value)
+        output = weighted_values(chosen, entry)
     else:
-        columns = cached_value.shape[2]
-        if columns is None:
-            columns = ops.shape(cached_value)[2]
-        output = ops.matmul(chosen[..., :columns], cached_value)
+        output = weighted_values(chosen[..., :columns], entry)
         last = chosen[..., columns:]
         output = output + (last * value if own else ops.matmul(last, value))
     output = regrouped(output, heads, query)

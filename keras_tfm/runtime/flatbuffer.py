@@ -266,7 +266,7 @@ def store_half(model: Any, buffers: Collection[int]) -> None:
     for buffer in buffers:
         data = np.frombuffer(bytes(model.buffers[buffer].data), "float32").astype("float16")
         model.buffers[buffer].data = _raw(data)
-    code = _operator_code(model, schema.BuiltinOperator.DEQUANTIZE, version=3)
+    code = operator_code(model, schema.BuiltinOperator.DEQUANTIZE, version=3)
     for graph in model.subgraphs:
         dequantizers = []
         for index, tensor in enumerate(list(graph.tensors)):
@@ -298,7 +298,7 @@ def round_after_lookup(model: Any) -> None:
         if use.name == "EMBEDDING_LOOKUP"
         and use.graph.tensors[use.operator.outputs[0]].type == schema.TensorType.INT8
     }
-    code = _operator_code(model, schema.BuiltinOperator.QUANTIZE, version=1) if lookups else 0
+    code = operator_code(model, schema.BuiltinOperator.QUANTIZE, version=1) if lookups else 0
     for graph in model.subgraphs:
         operators = []
         for operator in graph.operators:
@@ -339,7 +339,7 @@ def _operator(schema: Any, code: int, source: int, target: int) -> Any:
     return operator
 
 
-def _operator_code(model: Any, builtin: int, version: int) -> int:
+def operator_code(model: Any, builtin: int, version: int) -> int:
     """The index of an operator code of this kind and version, added if it is missing."""
     schema = import_litert("schema_py_generated")
     for index, code in enumerate(model.operatorCodes):

@@ -84,7 +84,8 @@ class Inspection:
 
     def lines(self) -> list[str]:
         """Size, signatures and graphs, one per line."""
-        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}"]
+        caches = ", int8 caches" if self.manifest.get("cache") == "int8" else ""
+        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}{caches}"]
         steps = [x for x in self.signatures.values() if x["role"] in ("prefill", "decode")]
         cached = {name for signature in steps for name in of_kind(signature, "cache")}
         for name, signature in self.signatures.items():

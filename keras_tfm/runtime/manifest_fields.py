@@ -27,6 +27,8 @@ ROLES = ("predict", "generate", "encode", "prefill", "decode")
 # The kinds of arguments of signatures. Only those of kind "input", the model's inputs, have names
 # from the user.
 KINDS = ("input", "padding", "position", "cache", "encoded")
+# The formats of KV caches; of a file without the field, float32.
+CACHES = ("float32", "int8")
 QUANTIZATIONS = ("float32", "float16", "int8", "int8_full", "int4")
 
 
@@ -160,6 +162,7 @@ _OF_MODEL = {
 _MANIFEST = {
     "keras_tfm": _NAME,
     "quantization": _among(QUANTIZATIONS),
+    "cache": _among(CACHES)._replace(optional=True),
     "signatures": Field("an object of signatures", lambda x: isinstance(x, dict) and bool(x)),
     "layers": Field(
         "an object of sizes",
@@ -293,6 +296,11 @@ def _tensor(x: tuple[list[int], str] | None) -> str:
 def _shown(x: Any) -> str:
     text = json.dumps(x)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def is_rounded(manifest: dict[str, Any]) -> bool:
+    """Whether a file's weights or KV caches are rounded."""
+    return bool(manifest["quantization"] != "float32" or manifest.get("cache") == "int8")
 
 
 def of_kind(signature: dict[str, Any], kind: str) -> list[str]:

@@ -281,6 +281,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path, monkeypatch):
     refused(TypeError, "has no argument 'chat'; it has model, path, tokenizer", chat=None)
     refused(ValueError, "float32, float16, int8 or int4", quantization="int8_full")
     refused(ValueError, "accelerator must be 'cpu'.*got 'gpu'", accelerator="gpu")
+    refused(ValueError, "cache must be 'float32'.*use export_tflite", cache="int8")
     refused(TypeError, "must be a runtime.ChatTemplate", chat_template="{{ messages }}")
     template = ChatTemplate("{{ bos_token }}", "", "")
     refused(

@@ -155,3 +155,11 @@ def test_prefixes_of_several_lengths_are_refused():
     )
     with pytest.raises(ValueError, match=r"a prefix of one length, got \[5\] and the source"):
         make_signatures(request)
+
+
+@pytest.mark.slow
+def test_int8_caches_begin_with_the_columns_of_the_prefix():
+    report = exported(prompt_length=3, cache="int8")
+    assert not report.verification.failures
+    inputs = load(report.path).signatures["decode"]["inputs"].values()
+    assert "int8" in {x["dtype"] for x in inputs if x["kind"] == "cache"}

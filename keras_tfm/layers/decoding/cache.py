@@ -7,6 +7,11 @@ and "value" (B, G, S, V) or "transposed_value" (B, G, V, S). If several calls sh
 mask, the entry of the first also holds "mask" (B, S), boolean. Along S there is one column per
 position.
 
+An entry in int8 holds "transposed_key" and "value" as integers q from -127 to 127, and beside each
+its scales, "key_scale" and "value_scale" (B, G, 1, S), float32: one for each position and head. The
+key k is scale q. Scales are multiplied with scores and weights, so no product reads a cache in
+float32; see `products` and `weighted_values`.
+
 Example:
 
 >>> import numpy as np
@@ -17,8 +22,10 @@ Example:
 [0.0, 0.0, 1.0, 0.0]
 """
 
+from collections.abc import Container
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_tfm.layers.heads import swap
@@ -28,32 +35,99 @@ Entry = dict[str, Tensor]
 Cache = dict[str, Entry]
 
 # The axis S of each part.
-COLUMN_AXES = {"key": 2, "transposed_key": 3, "value": 2, "transposed_value": 3, "mask": 1}
+COLUMN_AXES = {
+    "key": 2,
+    "transposed_key": 3,
+    "key_scale": 3,
+    "value": 2,
+    "transposed_value": 3,
+    "value_scale": 3,
+    "mask": 1,
+}
+# The largest integer of an entry in int8. -128 is not used, so that scales have no offset.
+_LARGEST = 127.0
+# The smallest scale, for keys and values that are all zero.
+_SMALLEST = 1e-30
 
 
 def make_entry(
-    key: Tensor, value: Tensor, transposed: bool, transposed_values: bool = False
+    key: Tensor,
+    value: Tensor,
+    transposed: bool,
+    transposed_values: bool = False,
+    int8: bool = False,
 ) -> Entry:
-    """A cache entry of keys and values, either of them transposed."""
+    """A cache entry of keys and values, either of them transposed, or in int8."""
+    if int8:
+        (key, key_scale), (value, value_scale) = _rounded(key), _rounded(value)
+        return {
+            "transposed_key": swap(key, -1, -2),
+            "key_scale": swap(key_scale, -1, -2),
+            "value": value,
+            "value_scale": swap(value_scale, -1, -2),
+        }
     keys = {"transposed_key": swap(key, -1, -2)} if transposed else {"key": key}
     if transposed_values:
         return {**keys, "transposed_value": swap(value, -1, -2)}
     return {**keys, "value": value}
 
 
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, G, S, K) in int8, and the scales (B, G, S, 1)."""
+    x = ops.cast(x, "float32")
+    largest = ops.max(ops.abs(x), axis=-1, keepdims=True)
+    scale = ops.maximum(largest * (1.0 / _LARGEST), _SMALLEST)
+    # In a file, rounding and cast are one operator; see `export.int8_caches`.
+    return ops.cast(ops.round(x / scale), "int8"), scale
+
+
+def is_int8(entry: Entry) -> bool:
+    """Whether keys and values of an entry are stored in int8."""
+    return "key_scale" in entry
+
+
 def key_of(entry: Entry) -> Tensor:
-    """The keys of an entry, (B, G, S, K)."""
-    return entry["key"] if "key" in entry else swap(entry["transposed_key"], -1, -2)
+    """The keys of an entry, (B, G, S, K), in float."""
+    return entry["key"] if "key" in entry else swap(transposed_key_of(entry), -1, -2)
 
 
 def transposed_key_of(entry: Entry) -> Tensor:
-    """The keys of an entry, transposed: (B, G, K, S)."""
+    """The keys of an entry, transposed: (B, G, K, S), in float."""
+    if is_int8(entry):
+        return ops.cast(entry["transposed_key"], "float32") * entry["key_scale"]
     return entry["transposed_key"] if "transposed_key" in entry else swap(entry["key"], -1, -2)
 
 
+def products(query: Tensor, entry: Entry) -> Tensor:
+    """(B, G, N, K) q k^T with the keys of an entry: (B, G, N, S), float32."""
+    if is_int8(entry):
+        keys = ops.cast(entry["transposed_key"], "float32")
+        return ops.matmul(ops.cast(query, "float32"), keys) * entry["key_scale"]
+    keys = ops.cast(transposed_key_of(entry), query.dtype)
+    return ops.cast(ops.matmul(query, keys), "float32")
+
+
+def weighted_values(weights: Tensor, entry: Entry) -> Tensor:
+    """Sums of the values of an entry: (B, G, N, S) -> (B, G, N, V), in the dtype of `weights`."""
+    if is_int8(entry):
+        scaled = ops.cast(weights, "float32") * entry["value_scale"]
+        sums = ops.matmul(scaled, ops.cast(entry["value"], "float32"))
+        return ops.cast(sums, weights.dtype)
+    return ops.matmul(weights, value_of(entry))
+
+
 def value_of(entry: Entry) -> Tensor:
-    """The values of an entry, (B, G, S, V)."""
+    """The values of an entry, (B, G, S, V), in float."""
+    if is_int8(entry):
+        return ops.cast(entry["value"], "float32") * swap(entry["value_scale"], -1, -2)
     return entry["value"] if "value" in entry else swap(entry["transposed_value"], -1, -2)
+
+
+def heads_and_columns(entry: Entry) -> tuple[int, Any]:
+    """The numbers of heads (G) and of columns (S) of an entry."""
+    part = "value" if "value" in entry else "transposed_value"
+    shape, axis = entry[part].shape, COLUMN_AXES[part]
+    return shape[1], ops.shape(entry[part])[axis] if shape[axis] is None else shape[axis]
 
 
 def empty(part: str, x: Tensor, capacity: int) -> Tensor:
@@ -71,9 +145,16 @@ def written(entry: Entry, new: Entry, column: Any) -> Entry:
 
 
 def longer(part: str, x: Tensor, more: int) -> Tensor:
-    """A part of an entry with `more` additional columns of zeros."""
+    """A part of an entry with `more` additional columns: zeros, of integers stale ones."""
     if not more:
         return x
+    if keras.backend.standardize_dtype(x.dtype) == "int8":
+        # TensorFlow Lite's converter has no PAD of int8, and zeros would be stored in the file.
+        axis = COLUMN_AXES[part]
+        count = x.shape[axis]
+        rest = [slice(None)] * axis + [slice(0, more % count)]
+        copies = [x] * (1 + more // count) + [x[tuple(rest)]] * (more % count > 0)
+        return ops.concatenate(copies, axis=axis)
     paddings = [(0, 0)] * len(x.shape)
     paddings[COLUMN_AXES[part]] = (0, more)
     return ops.pad(x, paddings)
@@ -98,6 +179,24 @@ def check_part(name: str, part: str, cached: Any, new: Any, capacity: int) -> No
             f"{name}: the cache has {part} of shape {tuple(cached)}, expected {expected}: "
             "it was made by another model or for another length"
         )
+
+
+def owns_mask(name: str, entry: Entry, mask: Tensor | None, known: Container[int]) -> bool:
+    """Whether a call stores its mask; raises unless the first step did the same.
+
+    Args:
+        name: str, the layer's name.
+        entry: the call's entry.
+        mask: its padding mask, or None.
+        known: the ids of the masks that other calls of this step have stored.
+    """
+    owns = mask is not None and id(mask) not in known
+    if owns != ("mask" in entry):
+        raise ValueError(
+            f"{name}: a mask must come with every step or with none; the first step "
+            + ("had one, this step has none" if "mask" in entry else "had none, this step has")
+        )
+    return owns
 
 
 def _start(part: str, column: Any, x: Tensor) -> list[Any]:

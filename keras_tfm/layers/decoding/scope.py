@@ -13,7 +13,9 @@ from keras_tfm.layers.decoding.cache import (
     check_part,
     columns_of_entry,
     empty,
+    is_int8,
     make_entry,
+    owns_mask,
     written,
 )
 from keras_tfm.layers.decoding.prefix import PrefixScope
@@ -61,6 +63,9 @@ class DecodingScope(PrefixScope):
             graph that returns whole caches, each is then copied once and read once, while it is in
             the processor's cache. The first step stores transposed values, which XNNPACK multiplies
             faster. Not with `branches`.
+        int8: bool, whether the first step stores keys and values in int8, with a scale for each
+            token and head: a quarter of the memory, with an error of at most 1/254 of a head's
+            largest value. Later steps follow the cache.
 
     Example:
 
@@ -89,6 +94,7 @@ class DecodingScope(PrefixScope):
         branches: Branches | None = None,
         xla: bool = False,
         write_first: bool = False,
+        int8: bool = False,
     ):
         super().__init__(is_first=cache is None)
         position = known_integer(position)
@@ -108,6 +114,7 @@ class DecodingScope(PrefixScope):
         self.branches = branches
         self.xla = xla
         self._transposed = xla or current_target().name == "gpu-edge"
+        self._int8 = int8
         self._masked_score = current_target().masked_score
         self._given = cache
         self._before: Cache = {}
@@ -222,7 +229,8 @@ class DecodingScope(PrefixScope):
         is_first = entry is None
         transposed = self._transposed if entry is None else "transposed_key" in entry
         values = self._write_first if entry is None else "transposed_value" in entry
-        added = make_entry(key, value, transposed, values)
+        int8 = self._int8 if entry is None else is_int8(entry)
+        added = make_entry(key, value, transposed, values, int8)
         if entry is None:
             entry = {part: empty(part, x, capacity) for part, x in added.items()}
             if mask is not None and id(mask) not in self._masks:
@@ -230,15 +238,15 @@ class DecodingScope(PrefixScope):
         else:
             for part, x in added.items():
                 check_part(name, part, entry[part].shape, x.shape, capacity)
-        owns_mask = self._owns_mask(name, entry, mask, self._masks)
-        if owns_mask:
+        owner = owns_mask(name, entry, mask, self._masks)
+        if owner:
             added["mask"] = mask
         stored = self._store(name, entry, added)
         self._growing.append(stored)
         self._prefixes[stored] = self._prefix
         if self._write_first:
             self._after[stored] = entry = written(entry, added, self._column(self._prefix))
-        if owns_mask:
+        if owner:
             self._masks[id(mask)] = (mask, entry["mask"])
         at_start = isinstance(self.position, int) and self.position == 0
         nothing_cached = is_first or (at_start and not self._prefix)
@@ -314,10 +322,12 @@ class DecodingScope(PrefixScope):
         """
         entry = self._take(name)
         if entry is None:
-            entry = make_entry(*project(), self._transposed)
+            key, value = project()
+            int8 = self._int8 and len(key.shape) == 4
+            entry = make_entry(key, value, self._transposed, int8=int8)
             if mask is not None and id(mask) not in self._context_masks:
                 entry["mask"] = mask
-        if self._owns_mask(name, entry, mask, self._context_masks):
+        if owns_mask(name, entry, mask, self._context_masks):
             self._context_masks[id(mask)] = (mask, entry["mask"])
         self._store(name, entry, {} if self._given is not None else entry)
         cached = None if mask is None else self._context_masks[id(mask)][1]
@@ -366,16 +376,6 @@ class DecodingScope(PrefixScope):
         if grows:
             self._growing.append(stored)
             self._prefixes[stored] = self._prefix
-
-    def _owns_mask(self, name: str, entry: Any, mask: Tensor | None, masks: Any) -> bool:
-        """Whether this call stores its mask; raises unless the first step did the same."""
-        owns = mask is not None and id(mask) not in masks
-        if owns != ("mask" in entry):
-            raise ValueError(
-                f"{name}: a mask must come with every step or with none; the first step "
-                + ("had one, this step has none" if "mask" in entry else "had none, this step has")
-            )
-        return owns
 
     def _take(self, name: str) -> dict[str, Tensor] | None:
         if self._given is None:

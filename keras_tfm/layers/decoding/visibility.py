@@ -47,9 +47,9 @@ class Visible(NamedTuple):
         own: bool. True: of the new keys, query t scores only key t, in one extra column (N = 1).
             False: query t scores all new keys (N = T) and sees those up to its own.
         write_first: bool, whether the cache has the new keys already: no extra columns (N = 0).
-        mask: (1 | B, T, S + N), boolean, True = attend.
+        mask: (1 | B, T, S + N), boolean, True = attend; None if all keys are seen.
         penalty: (1 | B, 1, T, S + N), float32, the mask as a tensor that is added to the scores,
-            made once for all layers of a step.
+            made once for all layers of a step; None if all keys are seen.
         some: (B, 1, T, 1), float32, 0 for queries that see no key, else 1; None if every query
             sees its own key.
         positions: `Positions` of queries and keys, counting the padding.
@@ -58,8 +58,8 @@ class Visible(NamedTuple):
 
     own: bool
     write_first: bool
-    mask: Tensor
-    penalty: Tensor
+    mask: Tensor | None
+    penalty: Tensor | None
     some: Tensor | None
     positions: Positions
     masked_score: float
@@ -163,6 +163,18 @@ def visible(
     # the heads out of a loop and fails ("operand does not dominate this use").
     always = mask is None and padding is None and tokens.length == 1
     return result.made(sees_itself=isinstance(always, bool) and always)
+
+
+def visible_context(mask: Tensor | None, positions: Positions, masked_score: float) -> Visible:
+    """What the tokens of a step see of a context in the cache, whose columns are all written.
+
+    Args:
+        mask: (1 | B, 1 | T, S), boolean, True = attend, or None: every token sees every key.
+        positions: `Positions` of tokens and context.
+        masked_score: float, added to the scores of masked keys.
+    """
+    seen = Visible(False, True, mask, None, None, positions, masked_score)
+    return seen if mask is None else seen.made(sees_itself=False)
 
 
 def _written(
