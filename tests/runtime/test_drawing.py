@@ -121,7 +121,7 @@ def test_what_cannot_be_drawn_is_refused(texts, options, error, message):
 
 def test_guidance_needs_two_rows():
     path = small_drawing.file(("decode",), 1)
-    with pytest.raises(ValueError, match=r"guidance needs two rows .* batch_size=1"):
+    with pytest.raises(ValueError, match=r"guidance needs two rows .* exported for one row"):
         load(path).draw("two", guidance=2.0)
     assert load(path).draw("two", sampler=BEST)[0].codes.shape == (6,)
 
