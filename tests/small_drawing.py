@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from keras_weights import randomize
+from small_clip import PROCESSOR, small_clip, tokenizer
 from small_exports import new_path
 from small_tokenizers import words
 
@@ -64,6 +65,32 @@ def file(signatures=SAMPLED, batch_size=4, strategy=None) -> Path:
         tokenizer={"dalle": words(IDS)},
     )
     return report.path
+
+
+@functools.cache
+def judge_file() -> Path:
+    """The encoders of a small CLIP that reads the same words."""
+    return export_tflite(
+        models.clip_towers(small_clip()), new_path(), tokenizer=tokenizer(), images=PROCESSOR,
+        source_length=TEXT + 1, verify=False,
+    ).path  # fmt: skip
+
+
+@functools.cache
+def judged_file() -> Path:
+    """All four models."""
+    return export_tflite(
+        {"dalle": dalle(), "decoder": decoder(), **models.clip_towers(small_clip())},
+        new_path(),
+        {"dalle": list(SAMPLED)},
+        prompt_length=TEXT,
+        source_length=TEXT + 1,
+        max_length=LENGTH,
+        batch_size=4,
+        tokenizer={"dalle": words(IDS), "text": tokenizer()},
+        images={"image": PROCESSOR},
+        verify=False,
+    ).path
 
 
 def pixels(codes):
