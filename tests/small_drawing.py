@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from keras_weights import randomize
 from small_clip import PROCESSOR, small_clip, tokenizer
-from small_exports import new_path
+from small_exports import once_a_run
 from small_tokenizers import words
 
 from keras_tfm import models, text
@@ -51,37 +51,35 @@ def drawn(captions, guidance=1.0):
     return ROWS.codes(generator(ROWS.prompts(captions)).tokens)
 
 
-@functools.cache
-def file(signatures=SAMPLED, batch_size=4, strategy=None) -> Path:
-    """Both models in one float32 file, verified."""
-    report = export_tflite(
+def file(signatures=SAMPLED, batch_size=4, guidance=None) -> Path:
+    """Both models in one float32 file, verified; `guidance` is for `GREEDY`."""
+    return _drawing(signatures, batch_size, guidance).path
+
+
+@once_a_run
+def _drawing(path, signatures, batch_size, guidance):
+    return export_tflite(
         {"dalle": dalle(), "decoder": decoder()},
-        new_path(),
+        path,
         {"dalle": list(signatures)},
         prompt_length=TEXT,
         max_length=LENGTH,
-        strategy=strategy,
+        strategy=None if guidance is None else greedy(guidance),
         batch_size=batch_size,
         tokenizer={"dalle": words(IDS)},
     )
-    return report.path
 
 
-@functools.cache
-def judge_file() -> Path:
-    """The encoders of a small CLIP that reads the same words."""
-    return export_tflite(
-        models.clip_towers(small_clip()), new_path(), tokenizer=tokenizer(), images=PROCESSOR,
-        source_length=TEXT + 1, verify=False,
-    ).path  # fmt: skip
-
-
-@functools.cache
 def judged_file() -> Path:
-    """All four models."""
+    """Both, and the encoders of a small CLIP that reads the same words."""
+    return _judged_drawing().path
+
+
+@once_a_run
+def _judged_drawing(path):
     return export_tflite(
         {"dalle": dalle(), "decoder": decoder(), **models.clip_towers(small_clip())},
-        new_path(),
+        path,
         {"dalle": list(SAMPLED)},
         prompt_length=TEXT,
         source_length=TEXT + 1,
@@ -90,7 +88,7 @@ def judged_file() -> Path:
         tokenizer={"dalle": words(IDS), "text": tokenizer()},
         images={"image": PROCESSOR},
         verify=False,
-    ).path
+    )
 
 
 def pixels(codes):

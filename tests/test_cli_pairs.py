@@ -186,8 +186,8 @@ def test_a_seed_repeats_the_candidates(run, tmp_path):
 
 @pytest.mark.parametrize("within", [True, False])
 def test_clip_sorts_the_candidates(run, tmp_path, within):
-    """The encoders of CLIP are in the file that draws, or in one of their own."""
-    judge = small_drawing.judged_file() if within else small_drawing.judge_file()
+    """The encoders of CLIP are in the file that draws, or in another."""
+    judge = small_drawing.judged_file()
     file = judge if within else small_drawing.file()
     drawn = runtime.load(small_drawing.file()).draw(
         "two", candidates=5, judge=runtime.load(judge), sampler=runtime.Sampler(seed=2)

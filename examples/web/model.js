@@ -611,7 +611,7 @@ export class Model {
   /** How the file writes text: by its own search, or step by step. */
   #writing() {
     const [name] = this.abilities.filter((ability) => ["generate", "stream"].includes(ability));
-    return this.#ability(name ?? "generate");
+    return this.#ability(name ?? (this.#abilities.stream ? "stream" : "generate"));
   }
 
   /** The tokens of the loop in the file: the prompt, what follows, and padding. */

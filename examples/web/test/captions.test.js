@@ -26,7 +26,11 @@ before(async () => {
   await page.evaluate(async () => {
     const { loadModel, sampler } = await import("/model.js");
     globalThis.sampler = sampler;
-    globalThis.opened = (name) => loadModel(`models/${name}.tflite`);
+    const models = new Map();
+    globalThis.opened = (name) => {
+      if (!models.has(name)) models.set(name, loadModel(`models/${name}.tflite`));
+      return models.get(name);
+    };
     globalThis.blobOf = async (name) => {
       const response = await fetch(`models/${name}`);
       return new Blob([await response.arrayBuffer()]);
@@ -46,7 +50,6 @@ for (const [name, { stepped, answers }] of Object.entries(files)) {
           const found = [];
           for (const picture of pictures) found.push(await model.caption(await blobOf(picture), options));
           const { abilities } = model;
-          model.delete();
           return { abilities, answers: found.map((x) => ({ ...x, tokens: [...x.tokens] })) };
         },
         [name, prompt, pictures],
@@ -70,9 +73,7 @@ for (const [name, { stepped, answers }] of Object.entries(files)) {
         };
         const choose = sampler({ temperature: 0 });
         const results = [pieces(), model.caption(blob, { choose }).then(({ text }) => text)];
-        const answers = await Promise.all(results.map((x) => x.catch(String)));
-        model.delete();
-        return answers;
+        return Promise.all(results.map((x) => x.catch(String)));
       },
       [name, pictures[0]],
     );

@@ -4,8 +4,8 @@
  *     MODELS=FOLDER EXPECTED=EXPECTED.json npm run test:drawing
  *
  * FOLDER has sampled.tflite (a batch of 4), row.tflite (of 1), whole.tflite (the loop in the file),
- * judged.tflite (with CLIP's encoders) and judge.tflite (these alone); EXPECTED has the most probable
- * codes of texts and their pixels, and the scores of pictures.
+ * and judged.tflite (with CLIP's encoders); EXPECTED has the most probable codes of texts and their
+ * pixels, and the scores of pictures.
  * tests/examples/test_web_drawing.py makes both.
  */
 
@@ -86,7 +86,7 @@ test("a seed repeats candidates, and more than the batch holds are drawn", async
 test("CLIP sorts the candidates, of the file or of one beside it", async () => {
   const options = { candidates: 6, temperature: 1, seed: 5 };
   const own = await draw("judged", "two", options);
-  const beside = await draw("sampled", "two", { ...options, judge: "judge" });
+  const beside = await draw("sampled", "two", { ...options, judge: "judged" });
   const plain = await draw("sampled", "two", options);
   assert.deepEqual(own, beside);
   const codes = (found) => found.map((one) => String(one.codes)).sort();
@@ -129,7 +129,7 @@ test("steps are told, and codes come one by one", async () => {
 
 test("what cannot be drawn is refused in words", async () => {
   const errors = await page.evaluate(async () => {
-    const [sampled, row, judge] = [await opened("sampled"), await opened("row"), await opened("judge")];
+    const [sampled, row] = [await opened("sampled"), await opened("row")];
     const { dalle, decoder } = sampled.models;
     const attempts = [
       sampled.draw(" "),
@@ -138,7 +138,6 @@ test("what cannot be drawn is refused in words", async () => {
       sampled.draw("two", { guidance: NaN }),
       sampled.draw("two", { choose: () => 7 }),
       row.draw("two", { guidance: 2 }),
-      judge.draw("two"),
       dalle.generate("two"),
       dalle.streamCodes("two", { rows: 5 }).next(),
       decoder.paint([[0, 1, 2, 3, 4]]),
@@ -154,7 +153,6 @@ test("what cannot be drawn is refused in words", async () => {
     /^RangeError: guidance must be a number: NaN$/,
     /^RangeError: choose must return a token, 0 to 6: 7$/,
     /^ModelError: Guidance takes two rows per picture, and the file was exported for one row\.$/,
-    /^ModelError: 0 of the file's models draw: choose one of models, image, text\.$/,
     /^ModelError: The model draws: call draw of the file, or drawCodes\.$/,
     /^RangeError: the number of pictures must be 1 to 4: 5$/,
     /^ModelError: A picture must have 6 codes, 0 to 6: 0,1,2,3,4$/,
@@ -173,7 +171,7 @@ const pixelsOf = (page) =>
   );
 
 test("the page draws on canvases", async (t) => {
-  const page = await browser.open("/drawing.html?model=sampled&judge=judge");
+  const page = await browser.open("/drawing.html?model=sampled&judge=judged");
   const { text, guidance, pixels } = drawn.at(-1);
   await page.getByLabel("A few words").fill(text);
   await page.getByLabel("Guidance").fill(String(guidance));
