@@ -28,7 +28,7 @@ def answerer(
     output = None if draw is None else OutputPaths("--draw", draw, several)
 
     def answer(path: str) -> str:
-        drawing = output and output.of_picture(path)
+        drawing = None if output is None else output.of_picture(path)
         caption = model.caption(path, prompt)
         shown = " ".join(caption.split())  # a caption is a line
         if drawing is not None:

@@ -52,7 +52,7 @@ def answerer(
         refuse({"threshold": options.threshold}, reason)
 
     def answer(text: str) -> str | None:
-        drawing = output and output.of_picture(text)
+        drawing = None if output is None else output.of_picture(text)
         if detects:
             threshold = THRESHOLD if options.threshold is None else options.threshold
             lines, values = _objects(model, text, threshold, drawing)
