@@ -126,7 +126,9 @@ def compiled_rows(name, jit_compile):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("name", ["greedy", "beam", "sample"])
+@pytest.mark.parametrize(
+    "name", ["greedy", pytest.param("beam", marks=slow), pytest.param("sample", marks=slow)]
+)
 def test_eager_as_a_graph(name, eagerly):
     """A generator without a graph: each step runs operation by operation."""
     eager = Generator(model(), LENGTH, strategy=strategy(STRATEGIES[name]))(PROMPTS)
@@ -140,11 +142,9 @@ def test_eager_as_a_graph(name, eagerly):
 
 
 @tensorflow_only
-@pytest.mark.parametrize(
-    "name", ["greedy", pytest.param("beam", marks=slow), pytest.param("sample", marks=slow)]
-)
+@pytest.mark.parametrize("name", ["greedy", pytest.param("beam", marks=slow)])
 def test_under_xla_as_a_graph(name):
-    """The tokens and, of a beam search, the scores; what is drawn at random too."""
+    """The tokens and, of a beam search, the scores."""
     expected, found = compiled_rows(name, False), compiled_rows(name, True)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     if name == "greedy":
@@ -152,6 +152,24 @@ def test_under_xla_as_a_graph(name):
     if name == "beam":
         # float32 sums of up to seven log-probabilities, of order 10, times SCALE.
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+
+@tensorflow_only
+@pytest.mark.slow
+def test_sampling_under_xla_draws_what_guidance_allows():
+    """Other random numbers than in a graph, but only of the three most probable tokens."""
+    chosen = strategy(Sample, seed=4, top_k=3, hypotheses=5)
+    generator = Generator(model(), LENGTH, strategy=chosen, jit_compile=True)
+    found = generator(PROMPTS).tokens
+    np.testing.assert_array_equal(generator(PROMPTS).tokens, found)
+    ranks = []
+    for prompt, hypotheses in zip(PROMPTS, found.tolist(), strict=True):
+        for row in hypotheses:
+            assert row[: len(prompt)] == prompt
+            for i in range(len(prompt), LENGTH):
+                order = np.argsort(-next_log_probabilities(row[:i], SCALE))
+                ranks.append(int(np.flatnonzero(order == row[i])[0]))
+    assert set(ranks) == {0, 1, 2}
 
 
 @tensorflow_only
@@ -174,7 +192,8 @@ def test_the_loop_in_a_file(name, tmp_path):
 
 
 @tensorflow_only
-@pytest.mark.parametrize("scale", [3.0, pytest.param(-3.0, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [3.0, -3.0])
 def test_a_drawing_under_xla(scale):
     """Masks by absolute position, and suppressed text after the guidance."""
     from small_drawing import LENGTH, ROWS, dalle, drawn, greedy
