@@ -266,7 +266,7 @@ browser() {
 
 stage_chromium() {
     browser
-    pytest -n 0 --fail-on-skip tests/examples/test_web{,_pictures,_pairs}.py
+    pytest -n 0 --fail-on-skip tests/examples/test_web{,_pictures,_pairs,_captions,_drawing}.py
 }
 
 # sdist, a wheel built from it, and that wheel on the newest Python: the README's program, the command,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 from keras_weights import randomize
-from small_exports import new_path
+from small_clip import PROCESSOR, small_clip, tokenizer
+from small_exports import once_a_run
 from small_tokenizers import words
 
 from keras_tfm import models, text
@@ -50,20 +51,44 @@ def drawn(captions, guidance=1.0):
     return ROWS.codes(generator(ROWS.prompts(captions)).tokens)
 
 
-@functools.cache
-def file(signatures=SAMPLED, batch_size=4, strategy=None) -> Path:
-    """Both models in one float32 file, verified."""
-    report = export_tflite(
+def file(signatures=SAMPLED, batch_size=4, guidance=None) -> Path:
+    """Both models in one float32 file, verified; `guidance` is for `GREEDY`."""
+    return _drawing(signatures, batch_size, guidance).path
+
+
+@once_a_run
+def _drawing(path, signatures, batch_size, guidance):
+    return export_tflite(
         {"dalle": dalle(), "decoder": decoder()},
-        new_path(),
+        path,
         {"dalle": list(signatures)},
         prompt_length=TEXT,
         max_length=LENGTH,
-        strategy=strategy,
+        strategy=None if guidance is None else greedy(guidance),
         batch_size=batch_size,
         tokenizer={"dalle": words(IDS)},
     )
-    return report.path
+
+
+def judged_file() -> Path:
+    """Both, and the encoders of a small CLIP that reads the same words."""
+    return _judged_drawing().path
+
+
+@once_a_run
+def _judged_drawing(path):
+    return export_tflite(
+        {"dalle": dalle(), "decoder": decoder(), **models.clip_towers(small_clip())},
+        path,
+        {"dalle": list(SAMPLED)},
+        prompt_length=TEXT,
+        source_length=TEXT + 1,
+        max_length=LENGTH,
+        batch_size=4,
+        tokenizer={"dalle": words(IDS), "text": tokenizer()},
+        images={"image": PROCESSOR},
+        verify=False,
+    )
 
 
 def pixels(codes):

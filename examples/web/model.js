@@ -15,8 +15,15 @@
  *     const detector = await loadModel("models/detector.tflite");
  *     const found = await detector.detect(file); // objects in a picture, with their boxes
  *
+ *     const captioner = await loadModel("models/captions.tflite");
+ *     const { text: caption } = await captioner.caption(file);
+ *
  *     const clip = await loadModel("models/clip.tflite"); // several models in one file
  *     const vector = await clip.embedText("a red bicycle"); // by clip.models.text
+ *
+ *     const artist = await loadModel("models/drawing.tflite"); // DALL-E and the decoder of its VAE
+ *     const [{ image }] = await artist.draw("a red bicycle");
+ *     canvas.getContext("2d").putImageData(image, 0, 0);
  *
  * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
  * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
@@ -65,7 +72,8 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   const metadata = readMetadata(bytes);
   const manifest = await readManifest(bytes, metadata);
   const parts = modelsIn(manifest).map(([name, own]) => [name, own, readAbilities(own, metadata)]);
-  if (parts.some(([, , abilities]) => abilities.predictImages)) await importImages();
+  const readsPictures = ({ predictImages, caption }) => predictImages ?? caption;
+  if (parts.some(([, , abilities]) => readsPictures(abilities))) await importImages();
   await runtime;
   try {
     const cpuOptions = { numThreads: threads };
@@ -104,6 +112,11 @@ async function runOnce(model) {
   }
   if (model.abilities.includes("predict")) await model.predictTokens([1]);
   if (model.abilities.includes("predictImages")) await model.predictImages(new ImageData(1, 1));
+  if (model.abilities.includes("caption")) await model.caption(new ImageData(1, 1));
+  if (model.abilities.includes("draw")) {
+    for await (const codes of model.streamCodes([1])) if (codes.length) break;
+  }
+  if (model.abilities.includes("paint")) await model.paint([new Int32Array(model.length)]);
 }
 
 /** A loaded model; made by `loadModel`. */
@@ -115,14 +128,17 @@ export class Model {
   constructor(compiled, manifest, size, abilities) {
     this.#compiled = compiled;
     this.#abilities = abilities;
-    /** The supported calls: some of "generate", "stream", "predict", "predictImages", "detect". */
+    /**
+     * The supported calls: some of "generate", "stream", "predict", "predictImages", "detect",
+     * "caption", "draw" (`streamCodes` and `drawCodes`) and "paint".
+     */
     this.abilities = Object.keys(abilities).filter((name) => !abilities[name].refusal);
     this.#main = abilities[this.abilities[0]];
     /** What the file says of itself. */
     this.manifest = manifest;
     /** The size of the file, in bytes. */
     this.size = size;
-    /** The maximum number of tokens of a text; 0 if the model reads pictures. */
+    /** The maximum number of tokens of a text, or of codes of `paint`; 0 if it reads pictures. */
     this.length = this.#main.length ?? 0;
     /** The source's special tokens, such as "[de]", which a text may contain. */
     this.specialTokens = [...(this.#main.source?.special_tokens ?? [])];
@@ -175,10 +191,8 @@ export class Model {
    */
   decode(tokens, given = 1) {
     const { target, startId, endIds, padId } = this.#writing();
-    const ids = Array.from(tokens);
-    const stop = ids.findIndex((id, i) => i >= given && endIds.includes(id));
-    if (stop >= 0) ids.length = stop;
-    while (ids.length && ids.at(-1) === padId) ids.pop();
+    const written = until({ endIds, padId }, tokens.slice(given));
+    const ids = [...Array.from(tokens).slice(0, given), ...written];
     return textOf(ids[0] === startId ? ids.slice(1) : ids, target);
   }
 
@@ -225,15 +239,19 @@ export class Model {
    */
   async *streamTokens(ids, { choose = mostProbable } = {}) {
     const ability = this.#ability("stream");
-    const { input, encoders, endIds, maxLength } = ability;
-    const prompt = promptOf(ids, ability);
+    const { input, encoders } = ability;
+    const encode = () => this.#run(fitting(encoders, ids.length), input, ids);
+    yield* this.#continue(ability, encoders.length ? encode : null, promptOf(ids, ability), choose);
+  }
+
+  /** Yields the tokens after a prompt, as soon as they are chosen, the end among them. */
+  async *#continue(ability, encode, prompt, choose) {
+    const { endIds, maxLength } = ability;
     const tokens = [...prompt];
     const steps = new Steps(this.#compiled, ability);
     try {
-      if (encoders.length) {
-        steps.encoded = await this.#run(fitting(encoders, ids.length), input, ids);
-      }
-      await steps.read(prompt, prompt.length - 1);
+      if (encode) steps.begin(await encode());
+      await steps.read([prompt], prompt.length - 1);
       let token = prompt.at(-1);
       while (steps.position + 1 < maxLength) {
         const logits = await steps.decode(token);
@@ -335,20 +353,195 @@ export class Model {
    */
   async predictPixels(pixels) {
     const { input, signature } = this.#ability("predictImages");
-    const { batch, name, inputs } = signature;
-    const { shape } = inputs[input];
-    const size = product(shape.slice(1));
-    if (pixels.length !== size) {
-      throw new ModelError(`The model reads ${size} values of pixels, not ${pixels.length}.`);
+    return firstRow(await this.#runPixels(signature, input, pixels), signature);
+  }
+
+  /**
+   * The text that the model writes for a picture, by cross-attention or by a prefix.
+   *
+   * @param {ImageBitmapSource} source - a picture, as in `pixels`.
+   * @param {object} [options]
+   * @param {number[]} [options.prompt] - the first tokens of the text, such as the start token of a
+   *   language, which are not a part of it; by default those of the file.
+   * @param {(logits: Float32Array, tokens: number[]) => number | Promise<number>} [options.choose] -
+   *   as in `stream`; only of a file with "decode".
+   * @returns {Promise<{text: string, tokens: Int32Array, milliseconds: number}>} `tokens` as of
+   *   `generateTokens`, and how long it took from the picture to the text.
+   * @throws {PictureError | TextError} not a picture; `prompt` is too long or has unknown tokens.
+   */
+  async caption(source, options = {}) {
+    const start = performance.now();
+    const ability = this.#ability("caption");
+    const prompt = checkedPrompt(options.prompt, ability);
+    const { pixels } = await images.pixelsOf(ability.processor, source);
+    const tokens = await this.#captioned(ability, pixels, prompt, options.choose);
+    const written = until(ability, tokens.subarray(prompt.length));
+    const text = textOf(written, ability.target);
+    return { text, tokens, milliseconds: performance.now() - start };
+  }
+
+  /**
+   * Yields the text of `caption` piece by piece, of a file with "encode" and "decode".
+   *
+   * @param {ImageBitmapSource} source - a picture, as in `pixels`.
+   * @param {object} [options] - as in `caption`.
+   */
+  async *streamCaption(source, { prompt, choose = mostProbable } = {}) {
+    const ability = this.#ability("caption");
+    if (!ability.stepped) {
+      throw new ModelError("The file was exported without decode: call caption.");
     }
-    const rows = new Uint8Array(batch * size);
-    for (let row = 0; row < batch; row++) rows.set(pixels, row * size);
-    const tensor = new Tensor(rows, shape);
+    const given = checkedPrompt(prompt, ability);
+    const { pixels } = await images.pixelsOf(ability.processor, source);
+    const tokens = this.#captionTokens(ability, pixels, given, choose);
+    yield* piecesOf(tokens, [], ability.endIds, ability.target);
+  }
+
+  async #captioned(ability, pixels, prompt, choose) {
+    const { input, whole, stepped } = ability;
+    if (whole && !choose) return this.#whole(whole, prompt, [input, pixels]);
+    if (!stepped) throw new ModelError("The file was exported without decode: leave out choose.");
+    const tokens = new Int32Array(ability.maxLength).fill(ability.padId);
+    tokens.set(prompt);
+    let count = prompt.length;
+    for await (const token of this.#captionTokens(ability, pixels, prompt, choose ?? mostProbable)) {
+      tokens[count++] = token;
+    }
+    return tokens;
+  }
+
+  #captionTokens({ stepped, input }, pixels, prompt, choose) {
+    const encode = () => this.#runPixels(stepped.encoders[0], input, pixels);
+    return this.#continue(stepped, encode, prompt, choose);
+  }
+
+  /**
+   * Yields the codes of each step, one a picture, of a model such as DALL-E.
+   *
+   * @param {string | number[]} text - or its ids.
+   * @param {object} [options]
+   * @param {number} [options.rows] - the number of pictures; with guidance each takes two rows of
+   *   the batch for which the file was exported.
+   * @param {number} [options.guidance] - the scale of classifier-free guidance; 1 is none.
+   * @param {(logits: Float64Array) => number | Promise<number>} [options.choose] - chooses a code;
+   *   by default at random, by `sampler()`. Only of a file with "decode".
+   * @throws {TextError | RangeError}
+   */
+  async *streamCodes(text, { rows = 1, guidance = 1, choose = sampler() } = {}) {
+    const ability = this.#ability("draw");
+    const { textLength, textSize, firstCode, stepped, whole } = ability;
+    const ids = typeof text === "string" ? encode(text, ability) : [...text];
+    const empty = Array.from({ length: textLength }, (_, i) => textSize + i); // padding by position
+    const prompt = [...ids, ...empty.slice(ids.length)];
+    if (!stepped) {
+      const codes = (await this.#whole(whole, prompt)).subarray(textLength);
+      for (const code of codes) yield [checkedCode(code - firstCode)];
+      return;
+    }
+    const guided = guidance !== 1;
+    if (!Number.isFinite(guidance)) throw new RangeError(`guidance must be a number: ${guidance}`);
+    checkRows(rows, this.picturesAtOnce(guidance));
+    const prompts = Array(rows).fill(prompt);
+    if (guided) prompts.push(...Array(rows).fill(empty));
+    const steps = new Steps(this.#compiled, stepped);
     try {
-      return firstRow(await this.#compiled.signatures[name].run({ [input]: tensor }), signature);
+      await steps.read(prompts, textLength - 1);
+      let tokens = prompts.map((row) => row.at(-1));
+      while (steps.position + 1 < stepped.maxLength) {
+        const logits = await steps.decodeRows(tokens);
+        const codes = [];
+        for (let row = 0; row < rows; row++) {
+          const scores = Float64Array.from(logits[row].subarray(firstCode));
+          if (guided) {
+            const without = logits[rows + row].subarray(firstCode);
+            scores.forEach((x, i) => (scores[i] = without[i] + guidance * (x - without[i])));
+          }
+          codes.push(checkedToken(await choose(scores), scores));
+        }
+        yield codes;
+        tokens = prompts.map((_, row) => firstCode + codes[row % rows]);
+      }
     } finally {
-      tensor.delete();
+      steps.free();
     }
+  }
+
+  /** The number of pictures that `streamCodes` draws at once. */
+  picturesAtOnce(guidance = 1) {
+    const { stepped } = this.#ability("draw");
+    if (!stepped) return 1;
+    const count = Math.floor(stepped.decoders[0].batch / (guidance === 1 ? 1 : 2));
+    if (count) return count;
+    throw new ModelError(
+      "Guidance takes two rows per picture, and the file was exported for one row.",
+    );
+  }
+
+  /**
+   * The codes of several pictures of a text.
+   *
+   * @param {string} text
+   * @param {object} [options] - `guidance` and `choose` as in `streamCodes`, and
+   * @param {number} [options.candidates] - the number of pictures.
+   * @param {(done: number, total: number) => void} [options.onProgress] - steps.
+   * @returns {Promise<number[][]>} the codes of each picture.
+   */
+  async drawCodes(text, { candidates = 1, onProgress = () => {}, ...options } = {}) {
+    checkRows(candidates, Infinity);
+    const { textLength, stepped, whole } = this.#ability("draw");
+    const each = (stepped ?? whole).maxLength - textLength;
+    const atOnce = this.picturesAtOnce(options.guidance);
+    const total = Math.ceil(candidates / atOnce) * each;
+    const found = [];
+    let done = 0;
+    while (found.length < candidates) {
+      const rows = Math.min(atOnce, candidates - found.length);
+      const codes = Array.from({ length: rows }, () => []);
+      for await (const step of this.streamCodes(text, { ...options, rows })) {
+        step.forEach((code, row) => codes[row].push(code));
+        onProgress(++done, total);
+      }
+      found.push(...codes);
+    }
+    return found;
+  }
+
+  /**
+   * The pictures of codes, of the decoder of a discrete VAE.
+   *
+   * @param {ArrayLike<number>[]} codes - of each picture.
+   * @returns {Promise<ImageData[]>}
+   */
+  async paint(codes) {
+    const { input, signature, length, height, width, channels } = this.#ability("paint");
+    const { batch, name, inputs } = signature;
+    const { shape, vocabulary_size: size = Infinity } = inputs[input];
+    for (const row of codes) {
+      if (row.length !== length || !Array.from(row).every((code) => isCount(code) && code < size)) {
+        throw new ModelError(`A picture must have ${length} codes, 0 to ${size - 1}: ${[...row]}`);
+      }
+    }
+    const pictures = [];
+    for (let start = 0; start < codes.length; start += batch) {
+      const part = codes.slice(start, start + batch);
+      const rows = new Int32Array(batch * length);
+      for (let row = 0; row < batch; row++) rows.set(part[row % part.length], row * length);
+      const tensor = new Tensor(rows, shape);
+      let outputs;
+      try {
+        outputs = await this.#compiled.signatures[name].run({ [input]: tensor });
+        const values = Object.values(outputs)[0].toTypedArray();
+        const each = height * width * channels;
+        for (let row = 0; row < part.length; row++) {
+          const own = values.subarray(row * each, (row + 1) * each);
+          pictures.push(imageOf(own, width, height, channels));
+        }
+      } finally {
+        tensor.delete();
+        free(outputs ?? {});
+      }
+    }
+    return pictures;
   }
 
   /**
@@ -418,7 +611,56 @@ export class Model {
   /** How the file writes text: by its own search, or step by step. */
   #writing() {
     const [name] = this.abilities.filter((ability) => ["generate", "stream"].includes(ability));
-    return this.#ability(name ?? "generate");
+    return this.#ability(name ?? (this.#abilities.stream ? "stream" : "generate"));
+  }
+
+  /** The tokens of the loop in the file: the prompt, what follows, and padding. */
+  async #whole({ signature, maxLength }, prompt, [input, pixels] = []) {
+    const { inputs, outputs, prompt: key } = signature;
+    const given = {};
+    let padding = 0;
+    if (key) {
+      const { shape, pad_id: padId } = inputs[key];
+      padding = shape[1] - prompt.length; // on the left
+      const row = [...Array(padding).fill(padId), ...prompt];
+      const rows = new Int32Array(product(shape));
+      for (let i = 0; i < shape[0]; i++) rows.set(row, i * shape[1]);
+      given[key] = new Tensor(rows, shape);
+      for (const [name, spec] of Object.entries(inputs)) {
+        if (spec.kind === "padding") given[name] = filled(spec, padding);
+      }
+    }
+    let results;
+    try {
+      results = await (input
+        ? this.#runPixels(signature, input, pixels, given)
+        : this.#compiled.signatures[signature.name].run(given));
+    } finally {
+      free(given);
+    }
+    try {
+      const tokens = results.tokens.toTypedArray().slice(0, outputs.tokens.shape.at(-1));
+      return tokens.slice(padding, padding + maxLength);
+    } finally {
+      free(results);
+    }
+  }
+
+  /** Runs a signature on one picture, in all rows of the batch, and on other inputs. */
+  async #runPixels({ name, batch, inputs }, input, pixels, others = {}) {
+    const { shape } = inputs[input];
+    const size = product(shape.slice(1));
+    if (pixels.length !== size) {
+      throw new ModelError(`The model reads ${size} values of pixels, not ${pixels.length}.`);
+    }
+    const rows = new Uint8Array(batch * size);
+    for (let row = 0; row < batch; row++) rows.set(pixels, row * size);
+    const tensor = new Tensor(rows, shape);
+    try {
+      return await this.#compiled.signatures[name].run({ [input]: tensor, ...others });
+    } finally {
+      tensor.delete();
+    }
   }
 
   /** Runs a signature on one row of tokens, padded, in all rows of the batch. */
@@ -456,12 +698,34 @@ export class ModelGroup {
 
   /** `Model.embedText` of the only model that reads texts. */
   async embedText(text) {
-    return this.#only("predict", "texts").embedText(text);
+    return this.#only("predict", "read texts").embedText(text);
   }
 
   /** `Model.embedImage` of the only model that reads pictures. */
   async embedImage(source) {
-    return this.#only("predictImages", "pictures").embedImage(source);
+    return this.#only("predictImages", "read pictures").embedImage(source);
+  }
+
+  /**
+   * Pictures of a text, of a file with `models.dalle` and `models.dvae_decoder`.
+   *
+   * @param {string} text
+   * @param {object} [options] - those of `Model.drawCodes`, and
+   * @param {ModelGroup} [options.judge] - a file with the two encoders of CLIP, by which the pictures
+   *   are sorted, the best first; by default this one, if it has them.
+   * @returns {Promise<{image: ImageData, codes: number[], score: number | null}[]>} `score` is the
+   *   similarity of the picture and the text; null without a judge.
+   * @throws {TextError | RangeError}
+   */
+  async draw(text, { judge = this.#judges() ? this : null, ...options } = {}) {
+    const [artist, painter] = [this.#only("draw", "draw"), this.#only("paint", "decode pictures")];
+    const codes = await artist.drawCodes(text, options);
+    const pictures = await painter.paint(codes);
+    const drawn = pictures.map((image, i) => ({ image, codes: codes[i], score: null }));
+    if (!judge) return drawn;
+    const words = await judge.embedText(text);
+    for (const one of drawn) one.score = cosine(await judge.embedImage(one.image), words);
+    return drawn.sort((a, b) => b.score - a.score);
   }
 
   /** Frees the memory of all its models. */
@@ -469,16 +733,32 @@ export class ModelGroup {
     this.#compiled.delete();
   }
 
-  #only(ability, things) {
+  #judges() {
+    const families = Object.values(this.models).map(({ manifest }) => manifest.model?.family);
+    return ["clip_image", "clip_text"].every((family) => families.includes(family));
+  }
+
+  #only(ability, does) {
     const found = Object.values(this.models).filter((model) => model.abilities.includes(ability));
     if (found.length !== 1) {
       const names = Object.keys(this.models).join(", ");
       throw new ModelError(
-        `${found.length} of the file's models read ${things}: choose one of models, ${names}.`,
+        `${found.length} of the file's models ${does}: choose one of models, ${names}.`,
       );
     }
     return found[0];
   }
+}
+
+/** The cosine of the angle between two vectors. */
+function cosine(a, b) {
+  if (a.length !== b.length) {
+    throw new ModelError(
+      `The judge's vectors of pictures and texts have different widths, ${a.length} and ${b.length}.`,
+    );
+  }
+  const inner = (x, y) => x.reduce((sum, value, i) => sum + value * y[i], 0);
+  return inner(a, b) / Math.max(Math.sqrt(inner(a, a) * inner(b, b)), 1e-12);
 }
 
 /** The one vector among a model's outputs; of several, the one named "embedding". */
@@ -499,8 +779,8 @@ class Steps {
   #ability;
   #decoder;
   #caches;
-  encoded = {}; // read by every step, changed by none
-  position = 0; // the number of positions that have been read
+  #encoded = {}; // read by every step, changed by none
+  position = 0; // the number of tokens that have been read, after the columns of a prefix
 
   constructor(compiled, ability) {
     this.#compiled = compiled;
@@ -509,27 +789,52 @@ class Steps {
     this.#caches = empty(ability.grown, this.#decoder);
   }
 
-  /** Reads the tokens from `position` to `end`, in chunks where the file has a prefill. */
-  async read(tokens, end) {
+  /** Takes the outputs of "encode": a prefix begins the caches, every step reads the others. */
+  begin(outputs) {
+    const { grown, prefix } = this.#ability;
+    const isPrefix = ([name]) => grown.includes(name);
+    const columns = Object.fromEntries(Object.entries(outputs).filter(isPrefix));
+    this.#encoded = Object.fromEntries(Object.entries(outputs).filter((x) => !isPrefix(x)));
+    try {
+      if (prefix) this.#write(this.#caches, columns, 0, prefix, 0);
+    } finally {
+      free(columns);
+    }
+  }
+
+  /**
+   * Reads the tokens from `position` to `end`, in chunks where the file has a prefill: of rows, which
+   * fill the batch again and again.
+   */
+  async read(rows, end) {
     while (this.position < end) {
       const chunk = this.#chunk(end - this.position);
       if (!chunk) {
-        await this.decode(tokens[this.position]);
+        await this.decodeRows(rows.map((row) => row[this.position]));
         continue;
       }
       const { start, signature } = chunk;
       const last = Math.min(end, start + signature.length);
-      free(await this.#run(signature, tokens.slice(start, last), start));
+      const parts = rows.map((row) => row.slice(start, last));
+      free(await this.#run(signature, parts, start));
     }
   }
 
   /** Reads one token; the logits of the next one. */
   async decode(token) {
+    return (await this.decodeRows([token]))[0];
+  }
+
+  /** Reads one token a row; the logits of the next ones, for each row of the batch. */
+  async decodeRows(tokens) {
     this.#grow(this.position + 1);
-    const results = await this.#run(this.#decoder, [token], this.position);
+    const parts = tokens.map((token) => [token]);
+    const results = await this.#run(this.#decoder, parts, this.position);
     try {
       const size = this.#decoder.outputs.logits.shape.at(-1);
-      return results.logits.toTypedArray().slice(0, size);
+      const logits = results.logits.toTypedArray();
+      const count = logits.length / size;
+      return Array.from({ length: count }, (_, row) => logits.slice(row * size, (row + 1) * size));
     } finally {
       free(results);
     }
@@ -542,7 +847,7 @@ class Steps {
   fork() {
     const result = new Steps(this.#compiled, this.#ability);
     result.#grow(this.#decoder.capacity);
-    this.#write(result.#caches, this.#caches, 0, this.position, 0);
+    this.#write(result.#caches, this.#caches, 0, this.position, 0); // sessions have no prefix
     result.position = this.position;
     return result;
   }
@@ -583,9 +888,9 @@ class Steps {
   }
 
   free() {
-    free(this.encoded);
+    free(this.#encoded);
     free(this.#caches);
-    [this.encoded, this.#caches] = [{}, {}];
+    [this.#encoded, this.#caches] = [{}, {}];
   }
 
   /**
@@ -621,7 +926,7 @@ class Steps {
     if (columns <= this.#decoder.capacity) return;
     const decoder = this.#ability.decoders.find(({ capacity }) => capacity >= columns);
     const larger = empty(this.#ability.grown, decoder);
-    this.#write(larger, this.#caches, 0, this.position, 0);
+    this.#write(larger, this.#caches, 0, this.#ability.prefix + this.position, 0);
     free(this.#caches);
     [this.#caches, this.#decoder] = [larger, decoder];
   }
@@ -630,21 +935,21 @@ class Steps {
     write(caches, entries, position, end, start, this.#ability.transposed);
   }
 
-  /** Runs a step on tokens, padded, in all rows of the batch, and keeps the new cache entries. */
+  /** Runs a step on rows of tokens, padded, and keeps the new cache entries. */
   async #run({ name, inputs }, tokens, start) {
-    const { stepped, positionName } = this.#ability;
+    const { stepped, positionName, prefix } = this.#ability;
     const { shape, pad_id: padId = 0 } = inputs[stepped];
     const rows = new Int32Array(product(shape)).fill(padId);
-    for (let row = 0; row < shape[0]; row++) rows.set(tokens, row * shape[1]);
+    for (let row = 0; row < shape[0]; row++) rows.set(tokens[row % tokens.length], row * shape[1]);
     const own = { [stepped]: new Tensor(rows, shape) };
     if (inputs[positionName]) own[positionName] = filled(inputs[positionName], start);
-    const given = { ...this.encoded, ...this.#caches, ...own };
+    const given = { ...this.#encoded, ...this.#caches, ...own };
     const taken = Object.fromEntries(Object.keys(inputs).map((key) => [key, given[key]]));
     try {
       const results = await this.#compiled.signatures[name].run(taken);
-      const end = start + tokens.length;
+      const end = start + tokens[0].length;
       try {
-        this.#write(this.#caches, results, this.position, end, start);
+        this.#write(this.#caches, results, prefix + this.position, prefix + end, prefix + start);
       } catch (error) {
         free(results);
         throw error;
@@ -718,7 +1023,7 @@ export class Session {
       const before = this.#tokens.length;
       this.#tokens.push(...ids);
       try {
-        await this.#steps.read(this.#tokens, this.#tokens.length - 1);
+        await this.#steps.read([this.#tokens], this.#tokens.length - 1);
       } catch (error) {
         this.#cut(before);
         throw error;
@@ -786,7 +1091,7 @@ export class Session {
       const token = await this.#alone(async () => {
         const last = this.#tokens.length - 1;
         this.#steps.rewind(last);
-        await this.#steps.read(this.#tokens, last);
+        await this.#steps.read([this.#tokens], last);
         const logits = await this.#steps.decode(this.#tokens[last]);
         return checkedToken(await choose(logits, this.tokens), logits);
       });
@@ -1055,6 +1360,52 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, m
     );
   }
   return ids;
+}
+
+/** The tokens with which a caption begins, by default those of the file. */
+function checkedPrompt(prompt, { prompts, size, defaultPrompt }) {
+  if (prompt === undefined) return defaultPrompt;
+  const ids = [...prompt];
+  if (!prompts) throw new TextError("The file was exported without a prompt_length: leave out prompt.");
+  if (ids.length < 1 || ids.length > prompts) {
+    const most = prompts === 1 ? "1 token" : `1 to ${prompts} tokens`;
+    throw new TextError(`A prompt of this file must have ${most}, not ${ids.length}.`);
+  }
+  const wrong = ids.find((id) => !(isCount(id) && id < size));
+  if (wrong !== undefined) throw new TextError(`There is no token ${wrong}.`);
+  return ids;
+}
+
+/** The tokens before the first end token, or before the padding. */
+function until({ endIds, padId }, tokens) {
+  const ids = Array.from(tokens);
+  const stop = ids.findIndex((id) => endIds.includes(id));
+  if (stop >= 0) ids.length = stop;
+  while (ids.length && ids.at(-1) === padId) ids.pop();
+  return ids;
+}
+
+/** Values of pixels (H, W, C) as a picture; clamped arrays round as NumPy does, halves to even. */
+function imageOf(values, width, height, channels) {
+  const picture = new ImageData(width, height);
+  for (let i = 0; i < width * height; i++) {
+    for (let c = 0; c < 3; c++) picture.data[4 * i + c] = values[i * channels + (c % channels)];
+    picture.data[4 * i + 3] = 255;
+  }
+  return picture;
+}
+
+function checkRows(count, most) {
+  if (Number.isInteger(count) && count >= 1 && count <= most) return;
+  const range = most < Infinity ? `1 to ${most}` : "1 or more";
+  throw new RangeError(`the number of pictures must be ${range}: ${count}`);
+}
+
+function checkedCode(code) {
+  if (code >= 0) return code;
+  throw new ModelError(
+    "The file generated text where an image should be: export it with SuppressTokens.",
+  );
 }
 
 /** The given tokens that the generated ones follow. */
@@ -1369,8 +1720,10 @@ Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCo
 const SIGNATURE = { role: isText, inputs: isObject, outputs: isObject };
 const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull(isIds) };
 Object.assign(WRITING, { pad_id: isCount, target: isText });
+Object.assign(WRITING, { prompt: optional(isText), default_prompt: optional(isIds) });
 const isNames = (x) => Array.isArray(x) && x.every(isText);
 const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames) };
+Object.assign(STEPS, { prefix: optional((x) => isCount(x) && x > 0) });
 const SETTINGS = { generate: WRITING, decode: STEPS };
 
 function checkFormat(manifest) {
@@ -1459,7 +1812,8 @@ function readAbilities(manifest, metadata) {
     }
   }
   const readers = { generate: readGenerate, stream: readStream, predict: readPredict };
-  Object.assign(readers, { predictImages: readImages, detect: readDetect });
+  Object.assign(readers, { predictImages: readImages, detect: readDetect, caption: readCaption });
+  Object.assign(readers, { draw: readDraw, paint: readPaint });
   const abilities = {};
   for (const [name, read] of Object.entries(readers)) {
     try {
@@ -1481,6 +1835,7 @@ function readAbilities(manifest, metadata) {
 function readGenerate(manifest, metadata) {
   const signatures = byLength(manifest, "generate");
   if (!signatures.length) return null;
+  refuseOthers(manifest, signatures[0]);
   return {
     ...readSource(signatures, manifest, metadata),
     ...readTarget(signatures[0], manifest, metadata),
@@ -1502,7 +1857,12 @@ function ofPictures({ inputs }) {
 function readImages(manifest) {
   const [signature] = byLength(manifest, "predict");
   if (!signature || !ofPictures(signature)) return null;
-  const [input, ...others] = Object.keys(signature.inputs);
+  return readPicture(signature, manifest);
+}
+
+/** The only input of a signature, beside those of `beside`: a picture. */
+function readPicture(signature, manifest, beside = []) {
+  const [input, ...others] = Object.keys(signature.inputs).filter((name) => !beside.includes(name));
   const processor = manifest.images?.[input];
   if (others.length) {
     const names = [input, ...others].join(", ");
@@ -1527,14 +1887,97 @@ function readDetect(manifest) {
   return { ...readImages(manifest), classes: logits.shape.at(-1) };
 }
 
-/** For the decoding loop on the host; keras_tfm/runtime/host_loop.py is the same in Python. */
+/** Text written for a picture, by the loop in the file ("whole"), here ("stepped"), or both. */
+function readCaption(manifest, metadata) {
+  const [signature] = byLength(manifest, "generate");
+  const [encoder] = byLength(manifest, "encode");
+  if (![signature, encoder].some((x) => x && ofPictures(x))) return null;
+  const steps = encoder && readSteps(manifest);
+  const settings = signature ?? steps?.decoders[0];
+  if (!settings) throw new ModelError("The file has no signature decode, which its encode needs.");
+  const { prompt, inputs, max_length: maxLength, target: name } = settings;
+  const given = Object.keys(inputs).filter((key) => inputs[key].kind === "padding");
+  const picture = readPicture(signature ?? encoder, manifest, [prompt, ...given]);
+  const target = readTarget(settings, manifest, metadata);
+  const defaultPrompt = settings.default_prompt ?? [settings.start_id];
+  if (defaultPrompt[0] === null) {
+    throw new ModelError("The file was exported without a start token.");
+  }
+  const { vocabulary_size: size = Infinity } = (steps?.decoders[0] ?? settings).inputs[name] ?? {};
+  const prompts = signature ? (inputs[prompt]?.shape[1] ?? 0) : maxLength - 1;
+  const whole = signature ? { signature, maxLength } : null;
+  const loops = { whole, stepped: steps ?? null };
+  return { ...picture, ...target, ...loops, defaultPrompt, prompts, size, maxLength };
+}
+
+/** DALL-E: codes of pictures after a text. */
+function readDraw(manifest, metadata) {
+  if (!isArtist(manifest)) return null;
+  const names = ["text_length", "text_vocabulary_size", "image_vocabulary_size"];
+  const [textLength, textSize] = names.map((name) => {
+    const value = manifest.model.arguments?.[name];
+    if (isCount(value)) return value;
+    throw new ModelError(`The file's manifest cannot be read: ${name} is ${value}.`);
+  });
+  const stepped = readSteps(manifest);
+  const [signature] = byLength(manifest, "generate");
+  const settings = stepped?.decoders[0] ?? signature;
+  if (!settings) throw new ModelError("The file has no signature decode or generate, which draw.");
+  if (!stepped && settings.inputs[settings.prompt]?.shape[1] !== textLength) {
+    throw new ModelError(`The file was exported with another prompt_length than ${textLength}.`);
+  }
+  const source = readTokenizer(settings.target, manifest, metadata);
+  const whole = stepped ? null : { signature, maxLength: signature.max_length };
+  const reading = { source, length: textLength, endIds: [], startId: null, takesUnknown: true };
+  return { ...reading, textLength, textSize, firstCode: textLength + textSize, stepped, whole };
+}
+
+const isArtist = ({ model }) => model?.family === "dalle";
+
+/** The decoder of a discrete VAE: codes -> pictures. */
+function readPaint(manifest) {
+  if (manifest.model?.family !== "dvae_decoder") return null;
+  const [signature] = byLength(manifest, "predict");
+  const [input] = Object.keys(signature?.inputs ?? {});
+  const [output] = Object.values(signature?.outputs ?? {});
+  const [, height, width, channels] = output?.shape ?? [];
+  if (![1, 3].includes(channels)) {
+    throw new ModelError("The file has no signature predict that returns pictures of its codes.");
+  }
+  return { input, signature, length: signature.length, height, width, channels };
+}
+
+/** Refuses to write text of a picture's signatures, or with a model that draws. */
+function refuseOthers(manifest, signature) {
+  if (ofPictures(signature)) {
+    throw new ModelError("The model writes text for pictures: call caption.");
+  }
+  if (isArtist(manifest)) {
+    throw new ModelError("The model draws: call draw of the file, or drawCodes.");
+  }
+}
+
+/** Text step by step, from a text. */
 function readStream(manifest, metadata) {
+  const steps = readSteps(manifest);
+  if (!steps) return null;
+  const { encoders, decoders, stepped, maxLength } = steps;
+  refuseOthers(manifest, encoders[0] ?? decoders[0]);
+  const target = readTarget(decoders[0], manifest, metadata);
+  if (encoders.length && target.startId === null) {
+    throw new ModelError("The file was exported without a start token.");
+  }
+  const source = encoders.length
+    ? readSource(encoders, manifest, metadata)
+    : { input: stepped, source: target.target, length: maxLength - 1, goesOn: true };
+  return { ...source, ...target, ...steps };
+}
+
+/** The decoding loop on the host; keras_tfm/runtime/host_loop.py is the same in Python. */
+function readSteps(manifest) {
   const decoders = byLength(manifest, "decode").sort((a, b) => a.capacity - b.capacity);
   if (!decoders.length) return null;
-  const [{ target: stepped, inputs, outputs, max_length: maxLength }] = decoders;
-  if (decoders[0].prefix) {
-    throw new ModelError("The file writes text after a prefix, which this page does not support.");
-  }
+  const [{ target: stepped, inputs, outputs, max_length: maxLength, prefix = 0, end_id }] = decoders;
   const encoders = byLength(manifest, "encode");
   const grown = Object.keys(outputs).filter((name) => name !== "logits");
   const positionName = Object.keys(inputs).find((name) => inputs[name].kind === "position");
@@ -1543,17 +1986,14 @@ function readStream(manifest, metadata) {
   if (missing.length) {
     throw new ModelError(`This page has nothing to give as ${missing.join(", ")} of every step.`);
   }
-  const target = readTarget(decoders[0], manifest, metadata);
-  if (encoders.length && target.startId === null) {
-    throw new ModelError("The file was exported without a start token.");
+  if (prefix && !encoders.length) {
+    throw new ModelError("The file has no signature encode, which begins the caches of its decode.");
   }
-  const source = encoders.length
-    ? readSource(encoders, manifest, metadata)
-    : { input: stepped, source: target.target, length: maxLength - 1, goesOn: true };
   const prefills = byLength(manifest, "prefill", stepped);
   const { transposed = [] } = decoders.at(-1);
-  const steps = { encoders, prefills, decoders, stepped, positionName, grown, maxLength, transposed };
-  return { ...source, ...target, ...steps };
+  const endIds = [end_id ?? []].flat();
+  const caches = { positionName, grown, transposed, prefix };
+  return { encoders, prefills, decoders, stepped, maxLength, endIds, ...caches };
 }
 
 /** The signatures of a role, the shortest first, by their first input or by one of a name. */

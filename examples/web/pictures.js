@@ -1,9 +1,12 @@
-// pictures.html: classes of a picture, or objects with their boxes, from a file or the camera.
-// "?model=NAME" chooses models/NAME.tflite, a file that was exported with `images=`.
+// pictures.html: classes, objects with their boxes, or a caption, of a picture or the camera.
+// "?model=NAME" chooses models/NAME.tflite, a file that was exported with `images=`, and "&prompt=4"
+// the first tokens of a caption, such as that of a language.
 
 const TOP = 5; // classes that are shown
 const element = (id) => document.getElementById(id);
-const name = new URLSearchParams(location.search).get("model") ?? "pictures";
+const query = new URLSearchParams(location.search);
+const name = query.get("model") ?? "pictures";
+const prompt = query.get("prompt")?.split(",").map(Number);
 // Not awaited here: a picture may be chosen while it loads.
 const library = import("./model.js").catch((error) => {
   const reason = `This page's packages did not load; "npm ci" installs them. (${error.message})`;
@@ -42,12 +45,18 @@ async function answer(source, mine) {
   const model = await loaded();
   const start = performance.now();
   const detects = model.abilities.includes("detect");
-  const found = detects ? await model.detect(source, { threshold: threshold() }) : await classes(model, source);
+  const captions = model.abilities.includes("caption");
+  let found = [];
+  let caption = "";
+  if (captions) ({ text: caption } = await model.caption(source, { prompt }));
+  else if (detects) found = await model.detect(source, { threshold: threshold() });
+  else found = await classes(model, source);
   const milliseconds = performance.now() - start;
   if (mine !== turn) return;
   element("seen").hidden = false;
   element("boxes").replaceChildren(...(detects ? found.map(box) : []));
   element("results").replaceChildren(...found.map(bar));
+  element("caption").textContent = caption;
   const nothing = detects && !found.length ? "Nothing above the least probability. " : "";
   element("duration").textContent = `${nothing}${milliseconds.toFixed(1)} ms`;
 }
@@ -152,7 +161,7 @@ async function load() {
   const onProgress = (bytes, total) =>
     Object.assign(element("progress"), { max: total || 1, value: bytes });
   const model = await loadModel(`models/${name}.tflite`, { onProgress });
-  if (!model.abilities.includes("predictImages")) {
+  if (!["predictImages", "caption"].some((ability) => model.abilities.includes(ability))) {
     throw new ModelError(`${name}.tflite reads no pictures.`);
   }
   element("least").hidden = !model.abilities.includes("detect");

@@ -95,9 +95,10 @@ def load_huggingface(
             with `audio=False` for models of features. For images: "ViTModel", "DeiTModel",
             "Dinov2Model", "Dinov2WithRegistersModel", "ResNetModel", and each with
             "ForImageClassification" instead of "Model"; "DeiTForImageClassificationWithTeacher";
-            "DetrModel" and "DetrForObjectDetection"; "FlavaImageCodebook"; "ImageGPTModel" and
-            "ImageGPTForCausalImageModeling". "CLIPModel", and "CLIPTextModel" and
-            "CLIPVisionModel", each also with "WithProjection", whose embeddings have length 1 here.
+            "DetrModel" and "DetrForObjectDetection"; "FlavaImageCodebook"; "ImageGPTModel",
+            "ImageGPTForCausalImageModeling" and "ImageGPTForImageClassification". "CLIPModel", and
+            "CLIPTextModel" and "CLIPVisionModel", each also with "WithProjection", whose embeddings
+            have length 1 here.
             "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from keras_tfm import models
+from keras_tfm.checkpoints.bert import label_fields
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -11,6 +12,7 @@ from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
 # As in GPT-2: kernels are (in, out), and queries, keys and values share one matrix.
 _dense = partial(dense, transposed=False)
+_CLASSIFIER = "ImageGPTForImageClassification"
 _TABLE = (
     Row("embedding/embeddings", ("wte.weight",)),
     Row("positions/positions", ("wpe.weight",)),
@@ -22,6 +24,7 @@ _TABLE = (
     *rms_norm("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2"),
     *rms_norm("decoder_norm", "ln_f"),
     *dense("output", "lm_head", bias=False, head=True),
+    *dense("classifier", "score", bias=False, head=True),
 )
 
 
@@ -64,6 +67,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
         "scale_attn_weights": given["scale_scores"],
         "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
         "tie_word_embeddings": False,
+        **(label_fields(model) if architecture == _CLASSIFIER else {}),
     }
 
 
@@ -78,6 +82,14 @@ IMAGE_GPT = Family(
             lambda model, config: model, "language_model", prefixes=("lm_head.",)
         ),
         "ImageGPTModel": Architecture(lambda model, config: models.backbone(model)),
+        _CLASSIFIER: Architecture(
+            lambda model, config: models.sequence_classifier(
+                model, config.num_labels, dropout=0.0, labels=config.labels, pooling="mean"
+            ),
+            "sequence_classifier",
+            {"pooling": "mean"},
+            ("score.",),
+        ),
     },
     names=Names(
         prefix="transformer.",

@@ -26,10 +26,13 @@ from keras_tfm.cli import model_commands  # first: `--help` lists commands in th
 from keras_tfm.cli import file_commands
 
 # isort: split
+from keras_tfm.cli import predict_command
+
+# isort: split
 from keras_tfm.cli import chat_command
 from keras_tfm.version import __version__
 
-__all__ = ["app", "chat_command", "file_commands", "main", "model_commands"]
+__all__ = ["app", "chat_command", "file_commands", "main", "model_commands", "predict_command"]
 
 
 def _print_version(is_given: bool) -> None:

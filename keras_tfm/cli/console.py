@@ -73,6 +73,13 @@ def numbers(text: str | None, option: str) -> list[int] | None:
         ) from None
 
 
+def refuse(options: Mapping[str, Any], reason: str) -> None:
+    """Refuses options, values by name, that were given for something else."""
+    for name, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(reason, param_hint=f"'--{name.replace('_', '-')}'")
+
+
 def print_result(result: Any, as_json: bool) -> None:
     """Prints a report, a verification or another result to standard output."""
     print(json.dumps(result.asdict(), indent=2) if as_json else result, flush=True)

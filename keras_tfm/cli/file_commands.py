@@ -1,12 +1,13 @@
-"""Commands for a .tflite file: benchmark, inspect, generate, predict."""
+"""Commands for a .tflite file: benchmark, inspect, generate."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from keras_tfm import runtime
-from keras_tfm.cli import pictures, recordings, rows
+from keras_tfm.cli import rows
 from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
@@ -18,8 +19,7 @@ from keras_tfm.cli.console import (
     typer,
     work,
 )
-from keras_tfm.cli.image_options import labels_of
-from keras_tfm.cli.pictures import as_json_line, of_classes
+from keras_tfm.cli.pictures import as_json_line
 from keras_tfm.runtime.checked_inputs import is_pixels
 from keras_tfm.runtime.signature_runner import MAX_THREADS
 
@@ -101,7 +101,7 @@ def generate(
         )
     roles = ("generate", "decode")
     model = (
-        _load(file, threads, adapter, roles)
+        load(file, threads, adapter, roles)
         if ids
         else load_with_tokenizers(file, threads, adapter, roles, "or pass ids with --ids")
     )
@@ -124,118 +124,31 @@ def generate(
     rows.run(texts, answer)
 
 
-@app.command()
-def predict(
-    file: FilePath,
-    texts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Texts, or paths of pictures or WAV files for a file that reads them; by default "
-            "lines of standard input."
-        ),
-    ] = None,
-    from_json: Annotated[
-        bool,
-        typer.Option(
-            "--from-json",
-            help="Read each row as JSON: an array, a text or the path of a picture for the first "
-            "input, or an object of them by input.",
-        ),
-    ] = False,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help="Names of the classes in order, negative,positive, or a file with one a line; "
-            "by default those in the file."
-        ),
-    ] = None,
-    top: Annotated[
-        int | None,
-        typer.Option(help="Of a picture: the N most probable classes, a line each.", min=1),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            help=f"The least probability of an object in a picture; {pictures.THRESHOLD} if not "
-            "given.",
-            min=0,
-            max=1,
-        ),
-    ] = None,
-    draw: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw boxes or the most probable class into a copy of the picture: a .png file, "
-            "or a folder for several pictures. Small pictures are enlarged."
-        ),
-    ] = None,
-    threads: Threads = 1,
-    adapter: Adapter = None,
-    as_json: AsJson = False,
-) -> None:
-    """Prints a model's outputs for each text, picture or recording, without Keras or TensorFlow.
+def load(
+    file: Any,
+    threads: int,
+    adapter: Path | None,
+    roles: tuple[str, ...],
+    several: Callable[[runtime.Model], bool] = lambda model: False,
+) -> runtime.Model:
+    """The file, which must have a signature of one of `roles`, if there are any.
 
-    For an output of several classes: the class with the largest value, and the value; for one
-    class per token, the class of each token; with --top, classes and their probabilities. For a
-    detector, a line per object: label, probability, left, top, right and bottom in pixels of the
-    picture. For a WAV file and a model of speech, its text. With several pictures or recordings,
-    each line begins with the path. With --json: all
-    values, by output, or the list of classes or objects.
+    `several` tells whether the command runs this file of several models.
     """
-    options = pictures.Options(top, threshold, draw)
-    model = _load(file, threads, adapter, ())
-    reads_audio = bool(model.sample_rates) and not from_json
-    if not (reads_audio and model.tokenizers):
-        _check_roles(model, ("predict",))
-    names = labels_of(labels)
-    if names is not None:
-        _check_labels(model, names)
-        _ = model.tokenizers  # read before, as they compare the manifest with the file's
-        model.manifest = {**model.manifest, "labels": names}
-    if model.image_processors and not model.tokenizers and not from_json:
-        rows.run(texts, pictures.answerer(model, texts, options, as_json))
-        return
-    pictures.refuse(options, "it is for pictures, without --from-json")
-    if reads_audio:
-        rows.run(texts, recordings.answerer(model, texts, as_json))
-        return
-    if not from_json:
-        _check_tokenizers(model, "or pass arrays with --from-json")
-
-    def answer(text: str) -> str:
-        row = _from_json(text, model) if from_json else text
-        values = list(row.values()) if isinstance(row, dict) else [row]
-        run = model.predict_text if any(isinstance(x, str) for x in values) else model.predict
-        outputs = {name: x[0] for name, x in run(row).items()}
-        if as_json:
-            return as_json_line(
-                json.loads(text) if from_json else text,
-                {name: x.tolist() for name, x in outputs.items()},
-            )
-        length = len(model.tokenizers[_first_text(model)].encode(row)) if row is text else None
-        shown = {name: of_classes(x, model.labels, length) for name, x in outputs.items()}
-        if len(shown) == 1:
-            return next(iter(shown.values()))
-        return "\t".join(f"{name}: {x}" for name, x in shown.items())
-
-    rows.run(texts, answer)
-
-
-def _load(file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...]) -> runtime.Model:
-    """The file, which must have a signature of one of `roles`, if there are any."""
     with work(f"loading {file.name}"):
         model = runtime.load(file, threads, adapter=adapter)
-    if model.models:
+    if model.models and not several(model):
         raise ValueError(
             f"{file} holds the models {list(model.models)}, and this command runs files of one: "
             f"use them in Python, as runtime.load({file.name!r}).models"
         )
     if roles:
-        _check_roles(model, roles)
+        check_roles(model, roles)
     return model
 
 
-def _check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
+def check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
+    """Raises unless the file has a signature of one of `roles`."""
     if not any(x["role"] in roles for x in model.signatures.values()):
         raise ValueError(
             f"{model.path} has no signature {' or '.join(map(repr, roles))}, it has "
@@ -246,13 +159,14 @@ def _check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
 def load_with_tokenizers(
     file: Any, threads: int, adapter: Path | None, roles: tuple[str, ...], otherwise: str
 ) -> runtime.Model:
-    """As `_load`; raises before the first row if there is no tokenizer: every row would fail."""
-    model = _load(file, threads, adapter, roles)
-    _check_tokenizers(model, otherwise)
+    """As `load`; raises before the first row if there is no tokenizer: every row would fail."""
+    model = load(file, threads, adapter, roles)
+    check_tokenizers(model, otherwise)
     return model
 
 
-def _check_tokenizers(model: runtime.Model, otherwise: str) -> None:
+def check_tokenizers(model: runtime.Model, otherwise: str) -> None:
+    """Raises, if the file has no tokenizer, what its export lacked."""
     if model.tokenizers:
         return
     inputs = [x for signature in model.signatures.values() for x in signature["inputs"].values()]
@@ -261,44 +175,6 @@ def _check_tokenizers(model: runtime.Model, otherwise: str) -> None:
             f"{model.path} has no image processor: export it with --images, {otherwise}"
         )
     raise ValueError(f"{model.path} has no tokenizer: export it with --tokenizer, {otherwise}")
-
-
-def _first_text(model: runtime.Model) -> str:
-    """The input that reads a text given without a name."""
-    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
-    return next(name for name in signature["inputs"] if name in model.tokenizers)
-
-
-def _check_labels(model: runtime.Model, labels: list[str]) -> None:
-    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
-    sizes = {name: x["shape"][-1] for name, x in signature["outputs"].items()}
-    if pictures.is_detector(model):
-        sizes = {"logits": sizes["logits"] - 1}  # the last class is "no object"
-    if len(labels) not in sizes.values():
-        raise typer.BadParameter(
-            f"the number of labels must be an output's number of classes, {sizes}, "
-            f"got {len(labels)}",
-            param_hint="'--labels'",
-        )
-
-
-def _from_json(text: str, model: runtime.Model) -> Any:
-    """A row of JSON, with pictures as pixels."""
-    try:
-        row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"expected JSON, got {text[:40]!r} ({error})") from None
-    if not isinstance(row, dict | list | str):
-        raise ValueError(f"expected a JSON object, array or string, got {text[:40]!r}")
-    processors = model.image_processors
-    if isinstance(row, str) and processors and not model.tokenizers:
-        return {next(iter(processors)): next(iter(processors.values()))(row)}
-    if isinstance(row, dict):
-        return {
-            name: processors[name](x) if name in processors and isinstance(x, str) else x
-            for name, x in row.items()
-        }
-    return row
 
 
 def _ids(text: str) -> list[int]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_tfm import runtime
-from keras_tfm.cli.console import typer
-from keras_tfm.cli.drawing import SUFFIXES, draw_detections, draw_labels
+from keras_tfm.cli.console import refuse
+from keras_tfm.cli.drawing import draw_detections, draw_labels
+from keras_tfm.cli.output_paths import OutputPaths
 from keras_tfm.runtime.detection import softmax
 
 THRESHOLD = 0.5
@@ -29,11 +30,9 @@ def is_detector(model: runtime.Model) -> bool:
     return {"logits", "boxes"} <= signature["outputs"].keys()
 
 
-def refuse(options: Options, reason: str) -> None:
-    """Refuses options for pictures that were given for something else."""
-    for name, value in options._asdict().items():
-        if value is not None:
-            raise typer.BadParameter(reason, param_hint=f"'--{name}'")
+def writes_text(model: runtime.Model) -> bool:
+    """Whether the file has signatures that generate, as one that captions or transcribes has."""
+    return any(x["role"] in ("generate", "decode") for x in model.signatures.values())
 
 
 def answerer(
@@ -44,16 +43,16 @@ def answerer(
     With several pictures, lines begin with the picture's path, as those of grep.
     """
     several = texts is None or len(texts) != 1
-    output = _Drawings(options.draw, several)
+    output = None if options.draw is None else OutputPaths("--draw", options.draw, several)
     detects = is_detector(model)
     if detects:
-        refuse(Options(top=options.top), "it is for classifiers, and the file is a detector")
+        refuse({"top": options.top}, "it is for classifiers, and the file is a detector")
     else:
         reason = "it is for detectors: the file has no outputs 'logits' and 'boxes'"
-        refuse(Options(threshold=options.threshold), reason)
+        refuse({"threshold": options.threshold}, reason)
 
     def answer(text: str) -> str | None:
-        drawing = output.path_for(text)
+        drawing = None if output is None else output.of_picture(text)
         if detects:
             threshold = THRESHOLD if options.threshold is None else options.threshold
             lines, values = _objects(model, text, threshold, drawing)
@@ -73,7 +72,7 @@ def _objects(
     """A line per object: label, probability, left, top, right, bottom; and the same for JSON."""
     found = model.detect(text, threshold)
     if drawing is not None:
-        draw_detections(Path(text), found, drawing, _background(model))
+        draw_detections(Path(text), found, drawing, background_of(model))
     lines = [
         "\t".join([x.label, f"{x.probability:.4f}", *(f"{edge:.1f}" for edge in x.box)])
         for x in found
@@ -89,7 +88,7 @@ def _classes(
     best = _most_probable(model, outputs, top or 1) if top or drawing is not None else []
     if drawing is not None:
         lines = [f"{label} {probability:.2f}" for label, probability in best]
-        draw_labels(Path(text), lines, drawing, _background(model))
+        draw_labels(Path(text), lines, drawing, background_of(model))
     if top:
         named = [{"label": label, "probability": value} for label, value in best]
         return [f"{label}\t{value:.4f}" for label, value in best], named
@@ -127,7 +126,8 @@ def of_classes(x: np.ndarray, labels: list[str] | None, length: int | None = Non
     return " ".join(str(i) if names is None else names[i] for i in found)
 
 
-def _background(model: runtime.Model) -> int:
+def background_of(model: runtime.Model) -> int:
+    """The shade behind transparent parts of a picture."""
     return next(iter(model.image_processors.values())).background
 
 
@@ -137,37 +137,3 @@ def as_json_line(row: Any, output: Any) -> str:
         return json.dumps({"input": row, "output": output}, allow_nan=False)
     except ValueError:
         raise ValueError("the model returned NaN or an infinite number") from None
-
-
-class _Drawings:
-    """The paths of --draw: a file for one picture, or a folder for several."""
-
-    def __init__(self, path: Path | None, several: bool):
-        self._path, self._written = path, set[Path]()
-        if path is None or path.is_dir():
-            return
-        if several:
-            raise typer.BadParameter(
-                f"for several pictures it must be an existing folder, got {path}",
-                param_hint="'--draw'",
-            )
-        if path.suffix.lower() not in SUFFIXES:
-            raise typer.BadParameter(
-                f"must be a folder or end in {', '.join(SUFFIXES)}, got {path}",
-                param_hint="'--draw'",
-            )
-        if not path.parent.is_dir():
-            raise typer.BadParameter(f"no such folder: {path.parent}", param_hint="'--draw'")
-
-    def path_for(self, picture: str) -> Path | None:
-        """Where the copy of a picture is saved; never the picture itself."""
-        if self._path is None:
-            return None
-        file = Path(picture)
-        path = self._path / f"{file.stem}.png" if self._path.is_dir() else self._path
-        if path.exists() and file.exists() and path.samefile(file):
-            raise ValueError(f"--draw would replace the picture {picture}")
-        if path in self._written:
-            raise ValueError(f"--draw would replace {path}, drawn from another picture")
-        self._written.add(path)
-        return path

@@ -4,23 +4,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_tfm import runtime
-from keras_tfm.cli.pictures import as_json_line, of_classes
+from keras_tfm.cli.pictures import as_json_line, of_classes, writes_text
 
 
 def answerer(
-    model: runtime.Model, paths: Sequence[str] | None, as_json: bool
+    model: runtime.Model,
+    paths: Sequence[str] | None,
+    prompt: Sequence[int] | None,
+    as_json: bool,
 ) -> Callable[[str], str]:
     """What `predict` prints for the path of a WAV file.
 
     With several recordings, lines begin with the path, as those of grep.
     """
     several = paths is None or len(paths) != 1
-    transcribes = any(x["role"] in ("generate", "decode") for x in model.signatures.values())
+    transcribes = writes_text(model)
 
     def answer(path: str) -> str:
         values: Any
         if transcribes:
-            text = model.transcribe(path)
+            text = model.transcribe(path, prompt=prompt)
             values, shown = text, text.strip()
         else:
             outputs = {name: x[0] for name, x in model.predict_audio(path).items()}

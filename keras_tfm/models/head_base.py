@@ -104,9 +104,9 @@ class HeadBase:
             self._pooled = marker(x)
         return self._pooled
 
-    def last_token(self) -> Tensor:
-        """Symbolic features (B, D) of the last token that is not padding."""
-        return SequencePooling("last", dtype=self.dtype, name="pooling")(self.features)
+    def pooled_tokens(self, mode: str) -> Tensor:
+        """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean"."""
+        return SequencePooling(mode, dtype=self.dtype, name="pooling")(self.features)
 
     def classify(
         self,

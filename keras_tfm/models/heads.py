@@ -197,7 +197,8 @@ def sequence_classifier(
 
     With `pooling="first"` the head uses the model's pooler if it has one, and otherwise adds one: a
     dense layer with tanh on the first token's features. With `pooling="last"` it is one dense layer
-    without bias on the last token that is not padding, as in GPT-2 and Llama.
+    without bias on the last token that is not padding, as in GPT-2 and Llama, and with
+    `pooling="mean"` on the mean of all tokens that are not padding, as in ImageGPT.
 
     On `bart`, `mbart`, `pegasus` and `marian`, the decoder reads the source again, shifted right,
     and the pooled token is the last end token of the source. The only input is `source`.
@@ -209,9 +210,9 @@ def sequence_classifier(
             hand-composed models.
         features, kernel_initializer, dtype: see `keras_tfm.models.heads`.
         labels: list of C class names, kept by `save_huggingface` and `load_huggingface`.
-        pooling: str, "first" or "last". Default: "last" for decoder-only models, where the first
-            token sees no other; "first" for all others. Give a decoder-only model its `pad_id`:
-            without one, the last column counts.
+        pooling: str, "first", "last" or "mean". Default: "last" for decoder-only models, where the
+            first token sees no other; "first" for all others. Give a decoder-only model its
+            `pad_id`: without one, the last column counts.
 
     Example:
 
@@ -224,12 +225,12 @@ def sequence_classifier(
     model = with_shifted_source(model) if features is None else model
     base = HeadBase(model, features, kernel_initializer, dtype)
     pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
-    if pooling not in ("first", "last"):
-        raise ValueError(f"pooling must be 'first' or 'last', got {pooling!r}")
+    if pooling not in ("first", "last", "mean"):
+        raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
     x = base.mark(
         "sequence_classifier",
         locals(),
-        base.pooled() if pooling == "first" else base.last_token(),
+        base.pooled() if pooling == "first" else base.pooled_tokens(pooling),
     )
     logits = base.classify(x, num_classes, dropout, use_bias=pooling == "first")
     return Model(model.input, logits, name=model.name)

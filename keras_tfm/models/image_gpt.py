@@ -44,7 +44,8 @@ def image_gpt(
 
     A GPT-2 with RMS normalisations, whose output has its own weights. A token is one of
     `vocabulary_size` colours; the id after the last colour starts an image: generate with
-    `start_id=vocabulary_size`. It is an input only, so the logits do not have it.
+    `start_id=vocabulary_size`. It is an input only, so the logits do not have it. The classifier of
+    section 2.3, on the mean of the features, is `sequence_classifier(model, C, pooling="mean")`.
 
     Args:
         vocabulary_size: int, number of colours, the ids that are generated (V).

@@ -16,8 +16,9 @@ from keras_tfm.runtime.tokenizer import shown
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
 
-# The families of the two models in the file.
+# The families of the two models that draw, and of the two that judge.
 PAINTER, DECODER = "dalle", "dvae_decoder"
+JUDGES = ("clip_image", "clip_text")
 
 
 class Drawing(NamedTuple):
@@ -63,6 +64,8 @@ class Drawings:
             candidates: int, number of pictures per text.
             judge: `runtime.Model`, a file such as one of `models.clip_towers`, by which the
                 pictures of a text are sorted, the best first (arXiv:2102.12092, section 2.6).
+                Default: this file, if it holds the two models of `models.clip_towers`; otherwise
+                the pictures are not sorted.
             guidance: float, scale of classifier-free guidance. 1: none. Otherwise the file must
                 have been exported with a `batch_size` of at least 2.
             sampler: `Sampler`, by which codes are chosen. `Sampler(temperature=0)` takes the most
@@ -95,18 +98,30 @@ class Drawings:
             Drawing(pillow.Image.fromarray(x), ids) for x, ids in zip(arrays, codes, strict=True)
         ]
         groups = [drawn[i : i + candidates] for i in range(0, len(drawn), candidates)]
+        if judge is None and holds(model, *JUDGES):
+            judge = model
         if judge is not None:
             groups = _judged(judge, several, groups)
         return groups[0] if single else groups
 
 
-def _part(model: Model, family: str) -> Model:
-    """The model of a family in a file."""
-    found = [
+def holds(model: Model, *families: str) -> bool:
+    """Whether a file holds one model of each of these families."""
+    return all(len(_members(model, family)) == 1 for family in families)
+
+
+def _members(model: Model, family: str) -> list[Model]:
+    """The models of a family in a file."""
+    return [
         one
         for one in model.models.values()
         if (one.manifest.get("model") or {}).get("family") == family
     ]
+
+
+def _part(model: Model, family: str) -> Model:
+    """The model of a family in a file."""
+    found = _members(model, family)
     if len(found) != 1:
         raise ValueError(
             f"{model.path} must hold one model of models.{PAINTER} and one of models.{DECODER} to "
@@ -169,8 +184,8 @@ def _painted(painter: Model, prompts: np.ndarray, guidance: float, sampler: Samp
     at_once = batch if guidance == 1 else batch // 2
     if not at_once:
         raise ValueError(
-            f"guidance needs two rows per picture, but {painter.path} was exported with "
-            "batch_size=1: export it with batch_size=2, or draw with guidance=1"
+            f"guidance needs two rows per picture, but {painter.path} was exported for one row: "
+            "export it with a batch size of 2 or more, or draw without guidance"
         )
     generator = np.random.default_rng(sampler.seed)
     parts = []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.text import rows_of_texts
 from keras_tfm.runtime.zero_shot import ZeroShotClassifier
 
@@ -46,7 +47,7 @@ class Embeddings:
         """The vectors (B, D) of texts, float32, as the model returns them; (D,) for a single text.
 
         For a file such as one of `models.clip_towers`: of several models, the one with a tokenizer
-        reads the texts. Each text runs in the shortest exported length that fits.
+        and a full pass reads the texts. Each text runs in the shortest exported length that fits.
 
         Args:
             texts: str, or list of B.
@@ -54,7 +55,8 @@ class Embeddings:
         Raises:
             TypeError, ModuleNotFoundError: as `generate_text`.
             ValueError: as `generate_text`; a text is empty; no model, or several models, of the
-                file have a tokenizer; or the model returns something other than one vector a text.
+                file have a tokenizer and a full pass; or the model returns something other than one
+                vector a text.
         """
         model = _only(cast("Model", self), "tokenizers")
         arguments = _head(model).get("arguments") or {}
@@ -116,10 +118,14 @@ def _head(model: Model) -> dict[str, Any]:
 
 
 def _only(model: Model, field: str) -> Model:
-    """The model itself, or of several in the file the only one with `field` in its manifest."""
+    """The model itself; of several in the file, the one with a full pass and `field`."""
     if not model.models:
         return model
-    found = {name: one for name, one in model.models.items() if one.manifest.get(field)}
+    found = {
+        name: one
+        for name, one in model.models.items()
+        if one.manifest.get(field) and by_length(one.signatures, "predict")
+    }
     if len(found) == 1:
         return next(iter(found.values()))
     what = {"tokenizers": "a tokenizer", "images": "an image processor"}[field]

@@ -56,8 +56,9 @@ def test_a_codebook_of_other_groups_is_not_saved(tmp_path):
             },
         ),
         ("ImageGPTModel", {"scale_attn_weights": False}),
+        ("ImageGPTForImageClassification", {"num_labels": 5}),
     ],
-    ids=["odd", "other", "features"],
+    ids=["odd", "other", "features", "classes"],
 )  # fmt: skip
 def test_image_gpt_both_ways(name, more, tmp_path):
     theirs, ours = made(name, {**IMAGE_GPT, **more}, tmp_path / "theirs")
@@ -65,8 +66,21 @@ def test_image_gpt_both_ways(name, more, tmp_path):
     for one in (theirs, saved(ours, type(theirs), tmp_path / "ours")):
         with torch.no_grad():
             expected = one(torch.tensor(TOKENS.astype("int64")))[0].numpy()
-        assert expected.shape == (2, 11, 14 if name == "ImageGPTModel" else 17)
+        shapes = {"ImageGPTModel": (2, 11, 14), "ImageGPTForImageClassification": (2, 5)}
+        assert expected.shape == shapes.get(name, (2, 11, 17))
         assert_close(ours(TOKENS), expected, CLOSE)
+
+
+def test_the_labels_of_a_classifier_both_ways(tmp_path):
+    labels = ["cat", "dog", "red car"]
+    config = {**IMAGE_GPT, "id2label": dict(enumerate(labels))}
+    theirs, ours = made("ImageGPTForImageClassification", config, tmp_path / "theirs")
+    assert ours.head.arguments["labels"] == labels
+    again = saved(ours, type(theirs), tmp_path / "ours")
+    assert again.config.id2label == dict(enumerate(labels))
+    last = models.sequence_classifier(models.backbone(ours), 3)
+    with pytest.raises(ValueError, match="the head of a imagegpt checkpoint must be one of"):
+        checkpoints.save_huggingface(last, tmp_path / "last")
 
 
 def test_it_generates_the_pixels_that_theirs_does(tmp_path):

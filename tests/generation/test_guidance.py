@@ -102,23 +102,107 @@ def test_streamed_as_returned():
     assert streamed[0].tolist() == guided(PROMPTS[0], SCALE)[3:]
 
 
-@tensorflow_only
-@pytest.mark.parametrize("where", [pytest.param("xla", marks=pytest.mark.slow), "file"])
-def test_compiled_and_exported(where, tmp_path):
-    chosen, prompts = strategy(Greedy), PROMPTS
-    if where == "xla":
-        found = Generator(model(), LENGTH, strategy=chosen, jit_compile=True)(prompts).tokens
-    else:
-        from keras_tfm import runtime
-        from keras_tfm.export import export_tflite
+slow = pytest.mark.slow
+STRATEGIES = {
+    "greedy": Greedy,
+    "beam": lambda **x: Beam(3, hypotheses=2, **x),
+    "sample": lambda **x: Sample(seed=4, hypotheses=2, **x),
+}
 
-        report = export_tflite(
-            model(), tmp_path / "x.tflite", ["generate"], prompt_length=4, max_length=LENGTH,
-            strategy=chosen,
-        )  # fmt: skip
-        assert not report.custom_operators
-        found = runtime.load(report.path).generate(prompts).tokens
-    assert found.tolist() == [guided(x, SCALE) for x in prompts]
+
+@pytest.fixture
+def eagerly():
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(True)
+    yield
+    tf.config.run_functions_eagerly(False)
+
+
+@functools.cache
+def compiled_rows(name, jit_compile):
+    chosen = strategy(STRATEGIES[name])
+    return Generator(model(), LENGTH, strategy=chosen, jit_compile=jit_compile)(PROMPTS)
+
+
+@tensorflow_only
+@pytest.mark.parametrize(
+    "name", ["greedy", pytest.param("beam", marks=slow), pytest.param("sample", marks=slow)]
+)
+def test_eager_as_a_graph(name, eagerly):
+    """A generator without a graph: each step runs operation by operation."""
+    eager = Generator(model(), LENGTH, strategy=strategy(STRATEGIES[name]))(PROMPTS)
+    assert len({str(row) for row in eager.tokens.tolist()}) == len(PROMPTS)
+    if name == "greedy":
+        assert rows(eager) == [guided(x, SCALE) for x in PROMPTS]
+    import tensorflow as tf
+
+    tf.config.run_functions_eagerly(False)
+    np.testing.assert_array_equal(eager.tokens, compiled_rows(name, False).tokens)
+
+
+@tensorflow_only
+@pytest.mark.parametrize("name", ["greedy", pytest.param("beam", marks=slow)])
+def test_under_xla_as_a_graph(name):
+    """The tokens and, of a beam search, the scores."""
+    expected, found = compiled_rows(name, False), compiled_rows(name, True)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    if name == "greedy":
+        assert rows(found) == [guided(x, SCALE) for x in PROMPTS]
+    if name == "beam":
+        # float32 sums of up to seven log-probabilities, of order 10, times SCALE.
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+
+@tensorflow_only
+@pytest.mark.slow
+def test_sampling_under_xla_draws_what_guidance_allows():
+    """Other random numbers than in a graph, but only of the three most probable tokens."""
+    chosen = strategy(Sample, seed=4, top_k=3, hypotheses=5)
+    generator = Generator(model(), LENGTH, strategy=chosen, jit_compile=True)
+    found = generator(PROMPTS).tokens
+    np.testing.assert_array_equal(generator(PROMPTS).tokens, found)
+    ranks = []
+    for prompt, hypotheses in zip(PROMPTS, found.tolist(), strict=True):
+        for row in hypotheses:
+            assert row[: len(prompt)] == prompt
+            for i in range(len(prompt), LENGTH):
+                order = np.argsort(-next_log_probabilities(row[:i], SCALE))
+                ranks.append(int(np.flatnonzero(order == row[i])[0]))
+    assert set(ranks) == {0, 1, 2}
+
+
+@tensorflow_only
+@pytest.mark.parametrize("name", ["greedy", pytest.param("beam", marks=slow)])
+def test_the_loop_in_a_file(name, tmp_path):
+    from keras_tfm import runtime
+    from keras_tfm.export import export_tflite
+
+    report = export_tflite(
+        model(), tmp_path / "x.tflite", ["generate"], prompt_length=4, max_length=LENGTH,
+        strategy=strategy(STRATEGIES[name]),
+    )  # fmt: skip
+    assert not report.custom_operators
+    found, expected = runtime.load(report.path).generate(PROMPTS), compiled_rows(name, False)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    if name == "greedy":
+        assert rows(found) == [guided(x, SCALE) for x in PROMPTS]
+    else:
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+
+
+@tensorflow_only
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [3.0, -3.0])
+def test_a_drawing_under_xla(scale):
+    """Masks by absolute position, and suppressed text after the guidance."""
+    from small_drawing import LENGTH, ROWS, dalle, drawn, greedy
+
+    captions = [[2, 4], [9], [10, 6, 6]]
+    generator = Generator(dalle(), LENGTH, strategy=greedy(scale), jit_compile=True)
+    found = ROWS.codes(generator(ROWS.prompts(captions)).tokens)
+    np.testing.assert_array_equal(found, drawn(captions, scale))
+    assert np.any(found != drawn(captions, 1.0))
 
 
 def test_as_transformers_does(tmp_path):

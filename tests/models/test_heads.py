@@ -150,5 +150,14 @@ def test_pooling_of_a_classifier_is_chosen():
     features = to_numpy(models.backbone(model)({"tokens": TOKENS}))
     expected = features[[0, 1], [3, 2]] @ to_numpy(model.get_layer("classifier").kernel)
     assert_close(model({"tokens": TOKENS}), expected, 1e-6)
-    with pytest.raises(ValueError, match="pooling must be 'first' or 'last', got 'mean'"):
-        models.sequence_classifier(models.gpt(13, **SMALL), 3, pooling="mean")
+    with pytest.raises(ValueError, match="pooling must be 'first', 'last' or 'mean', got 'max'"):
+        models.sequence_classifier(models.gpt(13, **SMALL), 3, pooling="max")
+
+
+def test_a_classifier_of_the_mean_leaves_padding_out():
+    model = models.sequence_classifier(models.gpt(13, **SMALL, pad_id=12), 3, pooling="mean")
+    ids = np.array([[2, 5, 6, 12, 12], [2, 5, 6, 3, 4]])
+    features = to_numpy(models.backbone(model)(ids)).astype("float64")
+    expected = np.stack([features[0, :3].mean(0), features[1].mean(0)])
+    assert model.get_layer("classifier").bias is None
+    assert_close(model(ids), expected @ to_numpy(model.get_layer("classifier").kernel), 1e-6)

@@ -39,8 +39,7 @@ def test_the_codes_and_the_picture_are_those_of_keras(guidance):
 
 def test_a_file_with_the_loop_draws_the_same():
     for guidance in (1.0, 3.0):
-        strategy = small_drawing.greedy(guidance)
-        path = small_drawing.file(GREEDY, 1, strategy)
+        path = small_drawing.file(GREEDY, 1, guidance)
         found = load(path).draw(TEXTS)
         expected = small_drawing.drawn(IDS, guidance)
         np.testing.assert_array_equal(codes_of([group[0] for group in found]), expected)
@@ -121,7 +120,7 @@ def test_what_cannot_be_drawn_is_refused(texts, options, error, message):
 
 def test_guidance_needs_two_rows():
     path = small_drawing.file(("decode",), 1)
-    with pytest.raises(ValueError, match=r"guidance needs two rows .* batch_size=1"):
+    with pytest.raises(ValueError, match=r"guidance needs two rows .* exported for one row"):
         load(path).draw("two", guidance=2.0)
     assert load(path).draw("two", sampler=BEST)[0].codes.shape == (6,)
 

@@ -1,0 +1,237 @@
+"""The command `keras-tfm predict`: what a .tflite file says of texts, pictures and recordings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from keras_tfm import runtime
+from keras_tfm.cli import captions, pictures, recordings, rows, text_to_picture
+from keras_tfm.cli.console import Adapter, AsJson, FilePath, app, numbers, refuse, typer
+from keras_tfm.cli.file_commands import Threads, check_roles, check_tokenizers, load
+from keras_tfm.cli.image_options import labels_of
+from keras_tfm.cli.pictures import as_json_line, of_classes
+from keras_tfm.runtime.checked_inputs import is_pixels
+
+
+@app.command()
+def predict(
+    file: FilePath,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Texts, or paths of pictures or WAV files for a file that reads them; by default "
+            "lines of standard input."
+        ),
+    ] = None,
+    from_json: Annotated[
+        bool,
+        typer.Option(
+            "--from-json",
+            help="Read each row as JSON: an array, a text or the path of a picture for the first "
+            "input, or an object of them by input.",
+        ),
+    ] = False,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of the classes in order, negative,positive, or a file with one a line; "
+            "by default those in the file."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(help="Of a picture: the N most probable classes, a line each.", min=1),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help=f"The least probability of an object in a picture; {pictures.THRESHOLD} if not "
+            "given.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw boxes or the most probable class into a copy of the picture: a .png file, "
+            "or a folder for several pictures. Small pictures are enlarged."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Of a file that draws: where pictures are saved, a .png file, or a folder for "
+            "several.",
+        ),
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of pictures drawn per text. If CLIP's encoders are in the file or in that "
+            "of --judge, the best comes first, and is the one that a .png file gets.",
+            min=1,
+        ),
+    ] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="Scale of classifier-free guidance of a drawing; 1 is none."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Temperature of a drawing; 0 takes the most probable codes.", min=0),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw with codes of this total probability.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="For the same pictures each time.", min=0)
+    ] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(help="A .tflite file of CLIP's encoders that sorts the candidates."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace pictures that exist with drawn ones.")
+    ] = False,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a file that writes captions or transcripts: the first ids of the answer, "
+            "separated by commas, such as that of a language; by default those in the file."
+        ),
+    ] = None,
+    threads: Threads = 1,
+    adapter: Adapter = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prints a model's outputs for each text, picture or recording, without Keras or TensorFlow.
+
+    For an output of several classes: the class with the largest value, and the value; for one
+    class per token, the class of each token; with --top, classes and their probabilities. For a
+    detector, a line per object: label, probability, left, top, right and bottom in pixels of the
+    picture. For a model that writes text of pictures, the caption; for a WAV file and a model of
+    speech, its text. With several pictures or recordings, each line begins with the path. For a
+    file that draws, such as one of models.dalle: saves the pictures of each text, and prints their
+    paths and, if they were judged, their scores. With --json: all values, by output, or the list of
+    classes, objects or pictures.
+    """
+    of_pictures = pictures.Options(top, threshold, draw)
+    drawing = text_to_picture.Options(
+        output, candidates, guidance, temperature, top_p, seed, judge, force or None
+    )
+    model = load(file, threads, adapter, (), text_to_picture.draws)
+    if text_to_picture.draws(model):
+        others = {**of_pictures._asdict(), "labels": labels, "prompt": prompt}
+        refuse(
+            {**others, "from_json": from_json or None}, "the file draws: give texts and --output"
+        )
+        rows.run(texts, text_to_picture.answerer(model, texts, drawing, threads, as_json))
+        return
+    refuse(
+        drawing._asdict(), "it is for files that draw, with models.dalle and models.dvae_decoder"
+    )
+    answer = None if from_json else _writer(model, texts, of_pictures, labels, prompt, as_json)
+    if answer is not None:
+        rows.run(texts, answer)
+        return
+    refuse({"prompt": prompt}, "it is for files that write captions or transcripts")
+    check_roles(model, ("predict",))
+    names = labels_of(labels)
+    if names is not None:
+        _check_labels(model, names)
+        _ = model.tokenizers  # read before, as they compare the manifest with the file's
+        model.manifest = {**model.manifest, "labels": names}
+    if model.image_processors and not model.tokenizers and not from_json:
+        rows.run(texts, pictures.answerer(model, texts, of_pictures, as_json))
+        return
+    refuse(of_pictures._asdict(), "it is for pictures, without --from-json")
+    if model.sample_rates and not from_json:
+        rows.run(texts, recordings.answerer(model, texts, None, as_json))
+        return
+    if not from_json:
+        check_tokenizers(model, "or pass arrays with --from-json")
+
+    def predicted(text: str) -> str:
+        row = _from_json(text, model) if from_json else text
+        values = list(row.values()) if isinstance(row, dict) else [row]
+        run = model.predict_text if any(isinstance(x, str) for x in values) else model.predict
+        outputs = {name: x[0] for name, x in run(row).items()}
+        if as_json:
+            return as_json_line(
+                json.loads(text) if from_json else text,
+                {name: x.tolist() for name, x in outputs.items()},
+            )
+        length = len(model.tokenizers[_first_text(model)].encode(row)) if row is text else None
+        shown = {name: of_classes(x, model.labels, length) for name, x in outputs.items()}
+        if len(shown) == 1:
+            return next(iter(shown.values()))
+        return "\t".join(f"{name}: {x}" for name, x in shown.items())
+
+    rows.run(texts, predicted)
+
+
+def _writer(
+    model: runtime.Model,
+    texts: list[str] | None,
+    of_pictures: pictures.Options,
+    labels: str | None,
+    prompt: str | None,
+    as_json: bool,
+) -> Callable[[str], str] | None:
+    """How a file that captions or transcribes answers; None for another file."""
+    inputs = [x for signature in model.signatures.values() for x in signature["inputs"].values()]
+    reads_pictures = any(map(is_pixels, inputs))
+    reads_audio = bool(model.sample_rates and model.tokenizers)
+    if not pictures.writes_text(model) or not (reads_pictures or reads_audio):
+        return None
+    given = {**of_pictures._asdict(), "labels": labels}
+    if reads_pictures:
+        del given["draw"]
+    what = "captions" if reads_pictures else "transcripts"
+    refuse(given, f"it is for classes and objects, and the file writes {what}")
+    ids = numbers(prompt, "--prompt")
+    if reads_pictures:
+        return captions.answerer(model, texts, of_pictures.draw, ids, as_json)
+    return recordings.answerer(model, texts, ids, as_json)
+
+
+def _first_text(model: runtime.Model) -> str:
+    """The input that reads a text given without a name."""
+    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
+    return next(name for name in signature["inputs"] if name in model.tokenizers)
+
+
+def _check_labels(model: runtime.Model, labels: list[str]) -> None:
+    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
+    sizes = {name: x["shape"][-1] for name, x in signature["outputs"].items()}
+    if pictures.is_detector(model):
+        sizes = {"logits": sizes["logits"] - 1}  # the last class is "no object"
+    if len(labels) not in sizes.values():
+        raise typer.BadParameter(
+            f"the number of labels must be an output's number of classes, {sizes}, "
+            f"got {len(labels)}",
+            param_hint="'--labels'",
+        )
+
+
+def _from_json(text: str, model: runtime.Model) -> Any:
+    """A row of JSON, with pictures as pixels."""
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, got {text[:40]!r} ({error})") from None
+    if not isinstance(row, dict | list | str):
+        raise ValueError(f"expected a JSON object, array or string, got {text[:40]!r}")
+    processors = model.image_processors
+    if isinstance(row, str) and processors and not model.tokenizers:
+        return {next(iter(processors)): next(iter(processors.values()))(row)}
+    if isinstance(row, dict):
+        return {
+            name: processors[name](x) if name in processors and isinstance(x, str) else x
+            for name, x in row.items()
+        }
+    return row

@@ -1,0 +1,41 @@
+"""Captions in headless Chromium: model.js and pictures.html write Python's tokens."""
+
+import shutil
+
+import numpy as np
+import pytest
+import small_captioners
+from small_captioners import KINDS, LENGTH, PICTURES, PROCESSOR, START, STEPPED, WHOLE
+from web_pages import need_browser, run_in_browser
+
+from keras_tfm import runtime
+
+Image = pytest.importorskip("PIL.Image")
+PROMPTS = ([START], [START, 5, 9])
+
+
+def test_captions_are_those_of_python(tmp_path):
+    """Of the four kinds of files. Also a screenshot, caption.png, in the test's folder."""
+    need_browser()
+    names = [f"{i}.png" for i in range(len(PICTURES))]
+    for name, pixels in zip(names, PICTURES, strict=True):
+        Image.fromarray(pixels).save(tmp_path / name)
+    pixels = PROCESSOR(PICTURES)
+    files = {}
+    for by in KINDS:
+        for loop, roles in (("whole", WHOLE), ("stepped", STEPPED)):
+            name = f"{by}_{loop}"
+            shutil.copy(small_captioners.file(by, roles), tmp_path / f"{name}.tflite")
+            model = runtime.load(tmp_path / f"{name}.tflite")
+            answers = []
+            for prompt in PROMPTS:
+                inputs = {"pixels": pixels, "target": [prompt] * len(pixels)}
+                tokens = model.generate(inputs).tokens
+                texts = model.caption(PICTURES, prompt)
+                assert tokens.shape[1] == LENGTH and len(np.unique(tokens, axis=0)) > 3
+                asked = None if prompt == [START] else prompt
+                answers.append({"prompt": asked, "tokens": tokens.tolist(), "texts": texts})
+            files[name] = {"stepped": loop == "stepped", "answers": answers}
+    expected = {"files": files, "pictures": names}
+    run_in_browser("test:captions", tmp_path, expected, SCREENSHOTS=tmp_path)
+    assert (tmp_path / "caption.png").stat().st_size > 10_000
