@@ -235,7 +235,7 @@ class DINO(Model):
 
     def _network(self, backbone: keras.Model, name: str) -> keras.Model:
         """A backbone with a head, from pixels to vectors of length 1."""
-        pixels = keras.Input((None, None, backbone.input.shape[-1]), name="pixels")
+        pixels = keras.Input(backbone.input.shape[1:], name="pixels")
         x = _features(backbone(pixels))
         dims = (self.hidden_dim, self.hidden_dim, self.bottleneck_dim)
         for i, dim in enumerate(dims):

@@ -21,6 +21,15 @@ def dino(**options):
     return training.DINO(backbone, layers.RandomResizedCrop(16, (0.4, 1.0)), local, **given)
 
 
+def test_a_backbone_of_one_size_may_give_all_tokens_side_by_side():
+    tokens = models.vit(16, 4, **SIZES)
+    backbone = models.Model(tokens.input, keras.layers.Flatten()(tokens.output))
+    crop = layers.RandomResizedCrop(16, (0.4, 1.0))
+    model = training.DINO(backbone, crop, num_local_crops=0, num_prototypes=20, hidden_dim=16)
+    assert model(PIXELS, training=True)["student"][0].shape == (6, 20)
+    assert model.predict(PIXELS[:, :16, :16], verbose=0).shape == (6, 17 * 12)
+
+
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
