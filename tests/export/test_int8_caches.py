@@ -157,7 +157,12 @@ def test_every_preset_is_verified(quantization, strategy):
 
 
 @pytest.mark.parametrize(
-    "strategy", [None, Beam(2), pytest.param(Drafted(PromptLookup(), 2), marks=pytest.mark.slow)]
+    "strategy",
+    [
+        None,
+        pytest.param(Beam(2), marks=pytest.mark.slow),
+        pytest.param(Drafted(PromptLookup(), 2), marks=pytest.mark.slow),
+    ],
 )
 def test_the_loop_in_the_file_is_the_loop_in_keras(strategy):
     """With caches that grow from 32 columns, or are pruned; the same rounding in both."""
