@@ -233,3 +233,20 @@ def test_what_is_refused(run, paths, tmp_path, arguments, code, message):
     found, out, err = run("predict", small_drawing.file(), *arguments)
     assert found == code and re.search(message, err), err
     assert out == "" and list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_that_cannot_be_saved_leaves_the_earlier_one(tmp_path):
+    from keras_tfm.cli.drawing import save
+
+    path = tmp_path / "drawing.png"
+    path.write_bytes(b"earlier")
+
+    class Full:
+        def save(self, path):
+            path.write_bytes(b"half")
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        save(Full(), path)
+    assert path.read_bytes() == b"earlier"
+    assert list(tmp_path.iterdir()) == [path]

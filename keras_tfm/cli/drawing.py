@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import importlib
+import os
 import unicodedata
 import zlib
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def draw_detections(
         pen.box(box, color_of(detection.label))
     for detection, box, text in zip(found, boxes, texts, strict=True):
         pen.tag(text, color_of(detection.label), box)
-    image.save(output)
+    save(image, output)
 
 
 def draw_labels(picture: Path, lines: Sequence[str], output: Path, background: int) -> None:
@@ -43,7 +44,18 @@ def draw_labels(picture: Path, lines: Sequence[str], output: Path, background: i
     pen = _Pen(image, lines)
     for i, text in enumerate(lines):
         pen.tag(text, _DARK, (0, i * pen.height, 1, i * pen.height))
-    image.save(output)
+    save(image, output)
+
+
+def save(image: Any, path: Path) -> None:
+    """Saves a picture of Pillow; until it is complete, an earlier file stays as it was."""
+    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        image.save(new)
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def color_of(label: str) -> Color:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from keras_tfm import runtime
 from keras_tfm.cli.console import typer, work
-from keras_tfm.cli.drawing import SUFFIXES
+from keras_tfm.cli.drawing import SUFFIXES, save
 from keras_tfm.cli.output_paths import OutputPaths
 from keras_tfm.cli.pictures import as_json_line
 from keras_tfm.runtime.drawing import DECODER, JUDGES, PAINTER, holds
@@ -74,7 +74,7 @@ def answerer(
         paths = output.of_text(stems)
         drawn = model.draw(text, candidates, judge, guidance, sampler)[:count]
         for one, path in zip(drawn, paths, strict=True):
-            one.picture.save(path)
+            save(one.picture, path)
         if as_json:
             pairs = zip(drawn, paths, strict=True)
             return as_json_line(text, [{"picture": str(y), "score": x.score} for x, y in pairs])
