@@ -159,8 +159,11 @@ def self_distilled(seen: Pictures, epochs: int):
     _, batch, peak = DINO
     steps = epochs * (len(seen.pixels) // batch)
     tokens = vision_transformer(data.SIZE, DINO_LAYERS)
+    x = keras.layers.Flatten()(tokens.output)
+    # Without their means, the features of different pictures differ from the start.
+    x = keras.layers.BatchNormalization(momentum=0.9, center=False, scale=False)(x)
     dino = training.DINO(
-        models.Model(tokens.input, keras.layers.Flatten(name="features")(tokens.output)),
+        models.Model(tokens.input, x),
         new_colors(),
         num_local_crops=0,
         num_prototypes=512,
