@@ -91,7 +91,8 @@ class GumbelSoftmax(RematerializedLayer):
         return self._one_hot(noisy) + ops.cast(soft - ops.stop_gradient(soft), self.compute_dtype)
 
     def _one_hot(self, logits: Tensor) -> Tensor:
-        chosen = ops.argmax(logits, axis=-1)
+        # Not ops.argmax: on TensorFlow it has bitwise operations, which LiteRT lacks.
+        chosen = ops.squeeze(ops.top_k(logits, 1)[1], axis=-1)
         return ops.one_hot(chosen, logits.shape[-1], dtype=self.compute_dtype)
 
     def compute_output_shape(self, logits_shape: Any) -> Any:

@@ -186,7 +186,7 @@ ALIGNMENTS = {
 # The default tier: what decodes is exported by the test of `generate`.
 EXPORTED = [
     *("bert, sequence_classifier", "deberta", "vit, dinov2", "vit, image_classifier", "resnet"),
-    *("detr", "clip", "lxmert", "vilbert, image_text_pretraining", "dvae_decoder"),
+    *("detr", "clip", "lxmert", "vilbert, image_text_pretraining", "dvae"),
     "evoformer, pair_classifier",
 ]
 IN_INT8 = ["bert, sequence_classifier", "gpt", "t5", "vit, dinov2", "detr", "clip"]
