@@ -17,9 +17,10 @@ nearest neighbours of pixels     39.5%
 logistic regression on pixels    32.6%
 ViT, with labels                 47.5%    int8 47.5%
 
---dino trains the same architecture without labels (DINO) before; a picture then gets the class of
-its nearest neighbours among the training pictures by the angle of features. In up to 9
-epochs that stayed worse than neighbours of pixels, near 20 %; 20 epochs, as below, were not run.
+--dino trains the same kind of model without labels (DINO) before; a picture then gets the class of
+its nearest neighbours among the training pictures by the angle of features. After 5 epochs, 8
+minutes, that found 43.1 %; the 16 epochs below were not run. The aim, 15 points more than with
+pixels, is not reached.
 """
 
 import argparse
