@@ -54,8 +54,8 @@ class RandomInk(keras.layers.Layer):
         matrix = ops.take_along_axis(matrix, ops.expand_dims(order, -1), axis=1)
         ink = ops.einsum("bhwc,bdc->bhwd", 255.0 - x, matrix) / 255.0
         normal = keras.random.normal((rows, 1, 1, 3), seed=self.generator)
-        paper = ops.clip(1.0 - ink, 0.0, 1.0)
-        return 255.0 * ops.power(paper + 1e-6, ops.exp(self.tones * normal)) / (1 + 1e-6)
+        paper = ops.clip(1.0 - ink, 1e-6, 1.0)
+        return 255.0 * ops.power(paper, ops.exp(self.tones * normal))
 
     def get_config(self):
         given = {"mixing": self.mixing, "tones": self.tones, "seed": self.seed}
