@@ -78,6 +78,7 @@ REASONS = {
     "keras_tfm.export.smoothing": "`calibrate` has the example",
     "keras_tfm.export.invisible_padding": _FILE,
     "keras_tfm.export.host_caches": _FILE,
+    "keras_tfm.export.int8_caches": _FILE,
     "keras_tfm.export.litertlm_signatures": _FILE,
     "keras_tfm.export.litertlm_verification": _FILE,
     "keras_tfm.export.loop_logits": _FILE,

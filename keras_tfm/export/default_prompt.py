@@ -1,4 +1,16 @@
-"""The argument `default_prompt` of an export, checked."""
+"""The argument `default_prompt` of an export, checked.
+
+Example:
+
+>>> import keras
+>>> from keras_tfm.export.default_prompt import checked_prompt
+>>> model = keras.Sequential([keras.Input((None,)), keras.layers.Embedding(9, 5)])
+>>> checked_prompt([2, 3], model, ["generate"], longest=4)
+[2, 3]
+>>> checked_prompt([2, 5], model, ["generate"], longest=4)
+Traceback (most recent call last):
+ValueError: default_prompt must be ids in 0..4, got [2, 5]
+"""
 
 import operator
 from collections.abc import Sequence

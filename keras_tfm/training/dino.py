@@ -47,8 +47,8 @@ class DINO(Model):
         teacher_momentum: float, momentum of the teacher's average, or a schedule; in the paper from
             0.996 to 1 along a cosine.
         center_momentum: float, momentum of the centre's average.
-        centering: "mean", the paper's, or "sinkhorn_knopp", DINOv2's (arXiv:2304.07193): instead of
-            a centre, three iterations of the Sinkhorn-Knopp algorithm make the teacher's
+        centering: str, "mean", the paper's, or "sinkhorn_knopp", DINOv2's (arXiv:2304.07193):
+            instead of a centre, three iterations of the Sinkhorn-Knopp algorithm make the teacher's
             distributions of a batch use all prototypes alike. It needs no tuning to prevent that
             all pictures get the same target, or a uniform one.
         head_batch_norm: bool, whether the hidden layers of the head are batch-normalised. With it
