@@ -26,7 +26,7 @@ def checked_prompt(
     """The ids of a default prompt, see `ExportArguments`; empty for None.
 
     Args:
-        ids: list of int, or None.
+        ids: list of int; None if the export has no default prompt.
         model: the exported model, whose first output is logits.
         roles: list of str, the roles of the signatures.
         longest: int, the largest prompt length of the file; 0 for none.

@@ -32,7 +32,7 @@ def stepped_attention(
     Args:
         query: (B, H, T, K), queries of the step's tokens.
         key: (B, G, T, K), their keys; None in cross-attention, which has `visible.write_first`.
-        value: (B, G, T, V), their values, or None likewise.
+        value: (B, G, T, V), their values; None in cross-attention.
         entry: cache entry of S columns, before the step unless `visible.write_first`.
         visible: `Visible`, which cached and new keys the queries see. With `visible.own` the last
             column holds each query's score with its own new key (N = 1). With

@@ -49,8 +49,8 @@ class DINO(Model):
         center_momentum: float, momentum of the centre's average.
         centering: str, "mean", the paper's, or "sinkhorn_knopp", DINOv2's (arXiv:2304.07193):
             instead of a centre, three iterations of the Sinkhorn-Knopp algorithm make the teacher's
-            distributions of a batch use all prototypes alike. It needs no tuning to prevent that
-            all pictures get the same target, or a uniform one.
+            distributions of a batch use all prototypes alike, so not all pictures get the same
+            target. `teacher_temperature` must be low, such as 0.01, for targets that differ.
         head_batch_norm: bool, whether the hidden layers of the head are batch-normalised. With it
             fewer steps suffice: the vectors of an untrained backbone are nearly parallel, and then
             the targets of different pictures hardly differ.

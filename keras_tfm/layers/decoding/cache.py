@@ -145,7 +145,10 @@ def written(entry: Entry, new: Entry, column: Any) -> Entry:
 
 
 def longer(part: str, x: Tensor, more: int) -> Tensor:
-    """A part of an entry with `more` additional columns: zeros, of integers stale ones."""
+    """A part of an entry with `more` additional columns: zeros, or in int8 copies of earlier ones.
+
+    Scales get zeros, so the copies count as zeros too.
+    """
     if not more:
         return x
     if keras.backend.standardize_dtype(x.dtype) == "int8":
@@ -187,7 +190,7 @@ def owns_mask(name: str, entry: Entry, mask: Tensor | None, known: Container[int
     Args:
         name: str, the layer's name.
         entry: the call's entry.
-        mask: its padding mask, or None.
+        mask: its padding mask; None if it has no padding.
         known: the ids of the masks that other calls of this step have stored.
     """
     owns = mask is not None and id(mask) not in known

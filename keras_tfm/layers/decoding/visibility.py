@@ -169,7 +169,7 @@ def visible_context(mask: Tensor | None, positions: Positions, masked_score: flo
     """What the tokens of a step see of a context in the cache, whose columns are all written.
 
     Args:
-        mask: (1 | B, 1 | T, S), boolean, True = attend, or None: every token sees every key.
+        mask: (1 | B, 1 | T, S), boolean, True = attend; None if every token sees every key.
         positions: `Positions` of tokens and context.
         masked_score: float, added to the scores of masked keys.
     """
