@@ -151,7 +151,7 @@ def self_distilled(seen: Pictures, epochs: int):
     """The backbone of DINO's teacher, trained on the same pictures without their labels.
 
     Its features are those of all tokens side by side, (B, (1 + N) DIM): an emoji is known by what
-    is where. So the crops are large, and there are no local ones; what differs are the colours.
+    is where. So the crops are large, and there are no local ones; what differs is how it is drawn.
     """
     import keras
 
@@ -165,7 +165,7 @@ def self_distilled(seen: Pictures, epochs: int):
     x = keras.layers.BatchNormalization(momentum=0.9, center=False, scale=False)(x)
     dino = training.DINO(
         models.Model(tokens.input, x),
-        new_colors(),
+        redrawn(),
         num_local_crops=0,
         num_prototypes=512,
         hidden_dim=512,
@@ -181,18 +181,21 @@ def self_distilled(seen: Pictures, epochs: int):
     return dino.backbone
 
 
-def new_colors():
-    """Large random crops in other colours, some of them grey or blurred."""
+def redrawn():
+    """Large random crops, as if another artist had drawn them."""
     import keras
-    from random_ink import RandomInk
+    from redrawing import RandomInk, RandomOutline, RandomShading, RandomWarp
 
     from keras_tfm import layers
 
     return keras.Sequential(
         [
             layers.RandomResizedCrop(data.SIZE, (0.6, 1.0), (0.8, 1.25)),
+            RandomWarp(),
             keras.layers.RandomGrayscale(0.2),
             RandomInk(),
+            RandomShading(),
+            RandomOutline(),
             keras.layers.RandomGaussianBlur(0.3, 5, sigma=1.0, value_range=(0, 255)),
         ]
     )
