@@ -3,7 +3,7 @@
     pip install -e ".[examples]"
     python examples/emoji.py                        # trains, compares, exports, draws
     python examples/emoji.py --ask picture.png      # the classes of a picture
-    python examples/emoji.py --dino                 # self-distillation as well
+    python examples/emoji.py --dino                 # without labels, by self-distillation
 
 Data: the emoji of five styles (examples/emoji_data.py; needs npm), 48 x 48 pixels, in 90 classes,
 Unicode's subgroups. Trained on four styles, tested on the fifth, Twitter's. Beside it, logistic
@@ -38,9 +38,9 @@ from keras_tfm.runtime import native_log
 
 FOLDER = data.FOLDER
 PATCH, DIM, LAYERS, HEADS, DROP_PATH = 8, 128, 4, 4, 0.1
-# Epochs, batch size and peak learning rate, with labels and without.
+# Epochs, batch size and peak learning rate, with labels and without them.
 SUPERVISED = (40, 64, 1.5e-3)
-DINO = (16, 64, 1.5e-3)
+DINO = (25, 64, 1.5e-3)
 DINO_LAYERS = 2
 NEIGHBOURS = 5
 
@@ -49,12 +49,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="PICTURE", type=Path, help="a picture to classify")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--dino", action="store_true", help="self-distillation as well")
+    parser.add_argument("--dino", action="store_true", help="train without labels, nothing else")
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
     )
     arguments = parser.parse_args()
     file = arguments.folder / ("smoke.tflite" if arguments.smoke else "emoji.tflite")
+    if arguments.ask and arguments.dino:
+        parser.error("--ask needs the classes, which --dino does not learn")
     if not (arguments.ask and file.exists()):
         arguments.folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
@@ -81,12 +83,14 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
         epochs = (1, 1)
     show("majority class", majority(seen, unseen))
     show("nearest neighbours of pixels", neighbours(flat(seen), flat(unseen), seen, unseen))
-    show("logistic regression on pixels", regression(seen, unseen))
     if arguments.dino:
         backbone = self_distilled(seen, epochs[1])
+        backbone.save(file.with_name("dino.keras"))
         found, asked = (backbone.predict(x.pixels, verbose=0) for x in (seen, unseen))
         show("nearest neighbours of DINO's features", neighbours(found, asked, seen, unseen))
         draw_attention(backbone, unseen, file.with_name("attention_dino.png"))
+        return
+    show("logistic regression on pixels", regression(seen, unseen))
     model = supervised(seen, epochs[0])
     draw_attention(model, unseen, file.with_name("attention.png"))
     answers = model.predict(unseen.pixels, verbose=0).argmax(-1)

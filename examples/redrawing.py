@@ -1,8 +1,8 @@
 """Augmentations for drawings on white paper: the same thing, drawn by another artist.
 
 Other colours (`RandomInk`), a slightly different shape (`RandomWarp`), light from elsewhere
-(`RandomShading`) and dark contours (`RandomOutline`). The layers change pictures only if called with
-`training=True`, and each picture of a batch differently.
+(`RandomShading`) and dark contours (`RandomOutline`). The layers change pictures only if called
+with `training=True`, and each picture of a batch differently.
 """
 
 import keras
