@@ -150,7 +150,7 @@ def supervised(seen: Pictures, epochs: int):
         metrics=["accuracy"],
     )
     labels = keras.utils.to_categorical(seen.classes, len(seen.names))
-    model.fit(batches(seen.pixels, labels, augmentation(0.5), batch), epochs=epochs, verbose=2)
+    model.fit(batches(seen.pixels, labels, redrawn(0.5), batch), epochs=epochs, verbose=2)
     return model
 
 
@@ -188,8 +188,8 @@ def self_distilled(seen: Pictures, epochs: int):
     return dino.backbone
 
 
-def redrawn():
-    """Large random crops, as if another artist had drawn them."""
+def redrawn(least: float = 0.6):
+    """Random crops of at least this share of a picture, as if another artist had drawn them."""
     import keras
     from redrawing import RandomInk, RandomOutline, RandomShading, RandomWarp
 
@@ -197,28 +197,13 @@ def redrawn():
 
     return keras.Sequential(
         [
-            layers.RandomResizedCrop(data.SIZE, (0.6, 1.0), (0.8, 1.25)),
+            layers.RandomResizedCrop(data.SIZE, (least, 1.0), (0.8, 1.25)),
             RandomWarp(),
             keras.layers.RandomGrayscale(0.2),
             RandomInk(),
             RandomShading(),
             RandomOutline(),
             keras.layers.RandomGaussianBlur(0.3, 5, sigma=1.0, value_range=(0, 255)),
-        ]
-    )
-
-
-def augmentation(least: float, most: float = 1.0, size: int = data.SIZE):
-    """Random crops, recoloured, some of them grey."""
-    import keras
-
-    from keras_tfm import layers
-
-    return keras.Sequential(
-        [
-            layers.RandomResizedCrop(size, (least, most)),
-            keras.layers.RandomColorJitter((0, 255), 0.3, 0.3, 0.3, 0.1),
-            keras.layers.RandomGrayscale(0.2),
         ]
     )
 
