@@ -2,7 +2,7 @@
 
     pip install -e ".[examples]"
     python examples/dates.py               # the trained model, five minutes
-    python benchmarks/drafts.py            # three minutes
+    python benchmarks/drafts.py            # five minutes
 
 On examples/dates.py's trained model, the heads of `models.with_draft_heads` are trained on the
 model as it is. Then each contestant answers the same unseen questions from an int8 and a float32

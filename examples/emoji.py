@@ -88,7 +88,7 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     show("nearest neighbours of pixels", neighbours(flat(seen), flat(unseen), seen, unseen))
     if arguments.dino:
         backbone = self_distilled(seen, epochs[1])
-        backbone.save(file.with_name("dino.keras"))
+        backbone.save(file.with_name(f"{file.stem}_dino.keras"))
         found, asked = (backbone.predict(x.pixels, verbose=0) for x in (seen, unseen))
         show("nearest neighbours of DINO's features", neighbours(found, asked, seen, unseen))
         draw_attention(backbone, unseen, file.with_name("attention_dino.png"))
