@@ -9,8 +9,24 @@ import keras
 from keras import ops
 
 
+class RandomChange(keras.layers.Layer):
+    """What the augmentations share: a seed, and `changed(x)`, which only training calls."""
+
+    def __init__(self, seed: int | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.generator = keras.random.SeedGenerator(seed)
+
+    def call(self, x, training: bool = False):
+        x = ops.cast(x, self.compute_dtype)
+        return self.changed(x) if training else x
+
+    def get_config(self):
+        return {**super().get_config(), "seed": self.seed}
+
+
 @keras.saving.register_keras_serializable("examples")
-class RandomInk(keras.layers.Layer):
+class RandomInk(RandomChange):
     """Changes colours as if another artist had chosen them; white stays white.
 
     With ink = 255 - pixels, the channels of half of the pictures are permuted, those of each are
@@ -37,16 +53,11 @@ class RandomInk(keras.layers.Layer):
     """
 
     def __init__(self, mixing: float = 0.6, tones: float = 0.3, seed: int | None = None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(seed, **kwargs)
         self.mixing = mixing
         self.tones = tones
-        self.seed = seed
-        self.generator = keras.random.SeedGenerator(seed)
 
-    def call(self, x, training: bool = False):
-        x = ops.cast(x, self.compute_dtype)
-        if not training:
-            return x
+    def changed(self, x):
         rows = ops.shape(x)[0]
 
         def uniform(*shape):
@@ -63,12 +74,11 @@ class RandomInk(keras.layers.Layer):
         return 255.0 * ops.power(paper, ops.exp(self.tones * normal))
 
     def get_config(self):
-        given = {"mixing": self.mixing, "tones": self.tones, "seed": self.seed}
-        return {**super().get_config(), **given}
+        return {**super().get_config(), "mixing": self.mixing, "tones": self.tones}
 
 
 @keras.saving.register_keras_serializable("examples")
-class RandomWarp(keras.layers.Layer):
+class RandomWarp(RandomChange):
     """Moves the points of a picture by a smooth random field.
 
     y[p] = x[p + d(p)], bilinear, where d is a grid of normal numbers, resized bicubically. Points
@@ -94,16 +104,11 @@ class RandomWarp(keras.layers.Layer):
     """
 
     def __init__(self, pixels: float = 1.5, grid: int = 4, seed: int | None = None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(seed, **kwargs)
         self.pixels = pixels
         self.grid = grid
-        self.seed = seed
-        self.generator = keras.random.SeedGenerator(seed)
 
-    def call(self, x, training: bool = False):
-        x = ops.cast(x, self.compute_dtype)
-        if not training:
-            return x
+    def changed(self, x):
         height, width, channels = x.shape[1:]
         shape = (ops.shape(x)[0], self.grid, self.grid, 2)
         field = self.pixels * keras.random.normal(shape, seed=self.generator)
@@ -127,12 +132,11 @@ class RandomWarp(keras.layers.Layer):
         return (1 - down) * upper + down * lower
 
     def get_config(self):
-        given = {"pixels": self.pixels, "grid": self.grid, "seed": self.seed}
-        return {**super().get_config(), **given}
+        return {**super().get_config(), "pixels": self.pixels, "grid": self.grid}
 
 
 @keras.saving.register_keras_serializable("examples")
-class RandomShading(keras.layers.Layer):
+class RandomShading(RandomChange):
     """Makes the ink lighter and darker, smoothly over the picture; white stays white.
 
     ink' = ink exp(f), ink = 255 - pixels, where f is a grid of 3 x 3 normal numbers, resized
@@ -150,25 +154,20 @@ class RandomShading(keras.layers.Layer):
     """
 
     def __init__(self, amount: float = 0.3, seed: int | None = None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(seed, **kwargs)
         self.amount = amount
-        self.seed = seed
-        self.generator = keras.random.SeedGenerator(seed)
 
-    def call(self, x, training: bool = False):
-        x = ops.cast(x, self.compute_dtype)
-        if not training:
-            return x
+    def changed(self, x):
         field = keras.random.normal((ops.shape(x)[0], 3, 3, 1), seed=self.generator)
         field = ops.image.resize(self.amount * field, x.shape[1:3], interpolation="bicubic")
         return ops.maximum(255.0 - (255.0 - x) * ops.exp(field), 0.0)
 
     def get_config(self):
-        return {**super().get_config(), "amount": self.amount, "seed": self.seed}
+        return {**super().get_config(), "amount": self.amount}
 
 
 @keras.saving.register_keras_serializable("examples")
-class RandomOutline(keras.layers.Layer):
+class RandomOutline(RandomChange):
     """Draws dark contours where colours change, in some pictures.
 
     y = x (1 - s min(1, 1.5 e)), where e is the range of the pixels in a window of 3 x 3, from 0 to
@@ -186,15 +185,10 @@ class RandomOutline(keras.layers.Layer):
     """
 
     def __init__(self, factor: float = 0.5, seed: int | None = None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(seed, **kwargs)
         self.factor = factor
-        self.seed = seed
-        self.generator = keras.random.SeedGenerator(seed)
 
-    def call(self, x, training: bool = False):
-        x = ops.cast(x, self.compute_dtype)
-        if not training:
-            return x
+    def changed(self, x):
         highest = ops.max_pool(x, 3, 1, "same")
         lowest = -ops.max_pool(-x, 3, 1, "same")
         edges = ops.max(highest - lowest, axis=-1, keepdims=True) / 255.0
@@ -203,4 +197,4 @@ class RandomOutline(keras.layers.Layer):
         return x * (1.0 - strength * ops.minimum(1.5 * edges, 1.0))
 
     def get_config(self):
-        return {**super().get_config(), "factor": self.factor, "seed": self.seed}
+        return {**super().get_config(), "factor": self.factor}
