@@ -42,7 +42,7 @@ TARGETS = {
     ),
     "visibility": (
         f"{LAYERS}/decoding/visibility.py",
-        [f"{TESTS}/test_stepping_matrix.py", f"{TESTS}/test_decoding_scope.py"],
+        [f"{TESTS}/test_visibility.py", f"{TESTS}/test_decoding_scope.py"],
     ),
     "sinusoids": (f"{LAYERS}/positions/sinusoids.py", [f"{TESTS}/test_positional_encoding.py"]),
     "rotary_embedding": (

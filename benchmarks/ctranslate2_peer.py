@@ -59,13 +59,16 @@ def _set_attention(spec, layer, name):
     _set_norm(spec.layer_norm, layer[f"{name}_norm"])
 
 
-def _set_stack(spec, embeddings, table, layers, final_norm):
+def _set_stack(spec, embeddings, table, layers, final_norm, rotary=False):
     embeddings.weight = _copy(table)
-    spec.position_encodings.encodings = _copy(
-        exact_sinusoids(
-            np.arange(MAX_POSITIONS), angular_frequencies(table.shape[1], 10000.0)
-        ).reshape(MAX_POSITIONS, -1)
-    )
+    if not rotary:
+        spec.position_encodings.encodings = _copy(
+            exact_sinusoids(
+                np.arange(MAX_POSITIONS), angular_frequencies(table.shape[1], 10000.0)
+            ).reshape(MAX_POSITIONS, -1)
+        )
+    elif hasattr(spec, "position_encodings"):  # An encoder adds some to rotary ones, too.
+        spec.position_encodings.encodings = _copy(np.zeros((MAX_POSITIONS, table.shape[1])))
     for layer_spec, layer in zip(spec.layer, layers, strict=True):
         _set_attention(layer_spec.self_attention, layer, "self_attention")
         if "cross_attention" in layer:
@@ -130,11 +133,14 @@ def weights_of(model):
     }
 
 
-def write_model(weights, path, *, num_heads, normalize_first, quantization=None, start_id=1):
+def write_model(
+    weights, path, *, num_heads, normalize_first, quantization=None, start_id=1, rotary=False
+):
     """Writes `weights` (see the module) as a CTranslate2 model to the new or empty folder `path`.
 
     quantization None stores float32; "int8" stores int8.  Either can be loaded under any compute
-    type: CTranslate2 converts on load.  `start_id` is the first decoder input.
+    type: CTranslate2 converts on load.  `start_id` is the first decoder input.  rotary: whether
+    positions are rotary, as `RotaryEmbedding()`, instead of sinusoids.
     """
     encoder_norm, decoder_norm = weights["encoder_norm"], weights["decoder_norm"]
     if not normalize_first and (encoder_norm or decoder_norm):  # The specs have no place for them.
@@ -147,15 +153,26 @@ def write_model(weights, path, *, num_heads, normalize_first, quantization=None,
     if any(path.iterdir()):  # A left-over vocabulary file would take part in the new model.
         raise FileExistsError(f"expected a new or an empty folder, received {path}")
 
+    positions = {}
+    if rotary:
+        positions = {"rotary_dim": target.shape[1] // num_heads, "rotary_interleave": False}
     # Not TransformerSpec.from_config: it has one no_final_norm for both stacks.
     encoder = transformer_spec.TransformerEncoderSpec(
-        len(weights["encoder"]), num_heads, normalize_first, no_final_norm=encoder_norm is None
+        len(weights["encoder"]),
+        num_heads,
+        normalize_first,
+        no_final_norm=encoder_norm is None,
+        **positions,
     )
     decoder = transformer_spec.TransformerDecoderSpec(
-        len(weights["decoder"]), num_heads, normalize_first, no_final_norm=decoder_norm is None
+        len(weights["decoder"]),
+        num_heads,
+        normalize_first,
+        no_final_norm=decoder_norm is None,
+        **positions,
     )
-    _set_stack(encoder, encoder.embeddings[0], source, weights["encoder"], encoder_norm)
-    _set_stack(decoder, decoder.embeddings, target, weights["decoder"], decoder_norm)
+    _set_stack(encoder, encoder.embeddings[0], source, weights["encoder"], encoder_norm, rotary)
+    _set_stack(decoder, decoder.embeddings, target, weights["decoder"], decoder_norm, rotary)
     _set_linear(decoder.projection, weights, "output")
 
     spec = transformer_spec.TransformerSpec(encoder, decoder)
@@ -223,8 +240,11 @@ class CTranslate2Decoder:
             str(path), compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
 
-    def __call__(self, source_ids: list[int], num_tokens: int) -> list[int]:
-        """source_ids (S,) -> the num_tokens ids after the start token; it never stops early."""
+    def __call__(self, source_ids: list[int], num_tokens: int, end_id: int | None = None):
+        """source_ids (S,) -> the ids after the start token, num_tokens of them.
+
+        With `end_id` it stops there, and the list ends before it: num_tokens is the most.
+        """
         # CTranslate2 would read an unknown token as id 0, and skip an empty source.
         if not (source_ids and 0 <= min(source_ids) <= max(source_ids) < self.vocabulary_size):
             raise ValueError(f"expected ids in [0, {self.vocabulary_size}), received {source_ids}")
@@ -232,7 +252,8 @@ class CTranslate2Decoder:
             [[str(i) for i in source_ids]],
             beam_size=self.beam,
             length_penalty=0.0,  # Hypotheses are equally long.
-            end_token=[],  # Nothing stops the search, no logit is masked.
+            # []: nothing stops the search, no logit is masked.
+            end_token=[] if end_id is None else str(end_id),
             max_decoding_length=num_tokens,
             max_input_length=0,  # Never truncate.
         )

@@ -37,8 +37,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only it
 
 import emoji_data as data
 import numpy as np
-from emoji import schedule
-from emoji_search import SHIFT, Pairs, digits, image_tower, read, shifted
+from emoji import redrawn, schedule
+from emoji_search import Pairs, digits, image_tower, read
 
 from keras_tfm.runtime import native_log
 
@@ -48,7 +48,7 @@ LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
 FEATURES = 4  # vectors of a picture
 DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 16, 128, 4e-3
+EPOCHS, BATCH, PEAK = 16, 64, 3e-3
 
 
 def main() -> None:
@@ -199,13 +199,16 @@ def batches(pairs: Pairs, names: dict[str, list[str]], reader):
                 tokens = np.full((len(chosen), lengths[cuts[k]].max()), PAD, "int32")
                 for row, (*_, caption) in zip(tokens, chosen, strict=True):
                     row[: len(caption)] = caption
-                inputs = {"pixels": shifted(pixels, random, SHIFT), "target": tokens[:, :-1]}
-                yield inputs, tokens[:, 1:]
+                yield {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
 
     ids = tf.TensorSpec((None, None), "int32")
     pixels = tf.TensorSpec((None, *pairs.unseen.shape[1:]), "uint8")
     signature = ({"pixels": pixels, "target": ids}, ids)
-    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    augment = redrawn()
+    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature).map(
+        lambda x, y: ({**x, "pixels": augment(x["pixels"], training=True)}, y),
+        num_parallel_calls=2,
+    )
     return dataset.prefetch(2), -(-len(examples) // BATCH)
 
 
