@@ -47,8 +47,9 @@ PAD, END, UNKNOWN = 0, 1, 2
 LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
 FEATURES = 4  # vectors of a picture
-DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 16, 64, 3e-3
+DIM, LAYERS, HEADS, DROPOUT = 128, 2, 4, 0.1
+EPOCHS, BATCH, PEAK = 60, 64, 3e-3
+VERSIONS = 8  # redrawn ones of each training picture
 
 
 def main() -> None:
@@ -81,23 +82,27 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     """Trains, exports in float32 and int8, and prints what each answers to the unseen style."""
     import keras
 
+    from keras_tfm import models
     from keras_tfm.training import LabelSmoothedCrossEntropy
 
     keras.utils.set_random_seed(0)
     pairs = digits() if arguments.smoke else read(arguments.folder)
     names = {language: pairs.names[language].names for language in LANGUAGES}
     reader = tokenizer(names)
-    model = captioner(arguments.by, image_encoder(arguments.folder, arguments.smoke))
+    image = image_encoder(arguments.folder, arguments.smoke)
+    model = captioner(arguments.by, image)
+    # The image encoder is frozen, so the decoder is trained on vectors that are computed once.
+    decoder = models.Model([image.output, model.input["target"]], model.output, name="decoder")
     epochs = 1 if arguments.smoke else arguments.epochs
-    examples, steps = batches(pairs, names, reader)
-    model.compile(
+    examples, steps = batches(redrawn_vectors(image, pairs), names, reader)
+    decoder.compile(
         keras.optimizers.AdamW(
             schedule(PEAK, epochs * steps), weight_decay=0.05, global_clipnorm=1.0
         ),
         LabelSmoothedCrossEntropy(0.0, ignore_class=PAD),
     )
     print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
-    model.fit(examples, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
+    decoder.fit(examples, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
     model.save(file.with_suffix(".keras"))
     report(model, file, pairs, names, reader, arguments.smoke)
 
@@ -105,8 +110,6 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
 def image_encoder(folder: Path, smoke: bool):
     """The image tower of emoji_search.py: from pixels (B, 48, 48, 3) to vectors of length 1."""
     import keras
-
-    from keras_tfm import models  # noqa: F401, its classes are in the file
 
     if smoke:
         return image_tower()
@@ -172,8 +175,19 @@ def tokenizer(names: dict[str, list[str]]):
     return made
 
 
-def batches(pairs: Pairs, names: dict[str, list[str]], reader):
-    """Endless batches, and their number in an epoch: each name in each language and each style.
+def redrawn_vectors(image, pairs: Pairs) -> np.ndarray:
+    """(N, V, WIDTH), the vectors of each emoji in the training's styles, redrawn at random."""
+    augment, found = redrawn(), []
+    for style in pairs.drawn.swapaxes(0, 1):
+        for _ in range(VERSIONS):
+            parts = np.array_split(style, -(-len(style) // 256))
+            pixels = [np.asarray(augment(x, training=True)) for x in parts]
+            found.append(image.predict(np.concatenate(pixels), batch_size=256, verbose=0))
+    return np.stack(found, axis=1)
+
+
+def batches(vectors: np.ndarray, names: dict[str, list[str]], reader):
+    """Endless batches, and their number in an epoch: each name in each language, four times.
 
     A batch has captions of nearly one length, and another selection of them in each epoch.
     """
@@ -181,13 +195,13 @@ def batches(pairs: Pairs, names: dict[str, list[str]], reader):
 
     random = np.random.default_rng(0)
     examples = [
-        (emoji, style, [first, *reader.encode(name).ids[: LONGEST - 2], END])
+        (emoji, [first, *reader.encode(name).ids[: LONGEST - 2], END])
         for of, first in zip(names.values(), LANGUAGES.values(), strict=True)
         for emoji, name in enumerate(of)
-        for style in range(pairs.drawn.shape[1])
+        for _ in range(4)
         if name
     ]
-    lengths = np.array([len(caption) for *_, caption in examples])
+    lengths = np.array([len(caption) for _, caption in examples])
 
     def draw():
         while True:
@@ -195,20 +209,17 @@ def batches(pairs: Pairs, names: dict[str, list[str]], reader):
             cuts = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
             for k in random.permutation(len(cuts)):
                 chosen = [examples[i] for i in cuts[k]]
-                pixels = np.stack([pairs.drawn[emoji, style] for emoji, style, _ in chosen])
+                emoji = np.array([i for i, _ in chosen])
+                versions = random.integers(vectors.shape[1], size=len(emoji))
                 tokens = np.full((len(chosen), lengths[cuts[k]].max()), PAD, "int32")
-                for row, (*_, caption) in zip(tokens, chosen, strict=True):
+                for row, (_, caption) in zip(tokens, chosen, strict=True):
                     row[: len(caption)] = caption
-                yield {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
+                yield (vectors[emoji, versions], tokens[:, :-1]), tokens[:, 1:]
 
     ids = tf.TensorSpec((None, None), "int32")
-    pixels = tf.TensorSpec((None, *pairs.unseen.shape[1:]), "uint8")
-    signature = ({"pixels": pixels, "target": ids}, ids)
-    augment = redrawn()
-    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature).map(
-        lambda x, y: ({**x, "pixels": augment(x["pixels"], training=True)}, y),
-        num_parallel_calls=2,
-    )
+    vector = tf.TensorSpec((None, vectors.shape[-1]), "float32")
+    signature = ((vector, ids), ids)
+    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
     return dataset.prefetch(2), -(-len(examples) // BATCH)
 
 
