@@ -82,7 +82,6 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     """Trains, exports in float32 and int8, and prints what each answers to the unseen style."""
     import keras
 
-    from keras_tfm import models
     from keras_tfm.training import LabelSmoothedCrossEntropy
 
     keras.utils.set_random_seed(0)
@@ -90,9 +89,9 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     names = {language: pairs.names[language].names for language in LANGUAGES}
     reader = tokenizer(names)
     image = image_encoder(arguments.folder, arguments.smoke)
-    model = captioner(arguments.by, image)
     # The image encoder is frozen, so the decoder is trained on vectors that are computed once.
-    decoder = models.Model([image.output, model.input["target"]], model.output, name="decoder")
+    vector = keras.Input(image.output.shape[1:], name="vector")
+    decoder = captioner(arguments.by, vector, vector)
     epochs = 1 if arguments.smoke else arguments.epochs
     examples, steps = batches(redrawn_vectors(image, pairs), names, reader)
     decoder.compile(
@@ -101,8 +100,12 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
         ),
         LabelSmoothedCrossEntropy(0.0, ignore_class=PAD),
     )
-    print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
+    print(f"{len(pairs.codes):,} emoji, {decoder.count_params():,} weights to train", flush=True)
     decoder.fit(examples, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
+    model = captioner(arguments.by, image.input, image.output)
+    for layer in decoder.layers:
+        if layer.weights:
+            model.get_layer(layer.name).set_weights(layer.get_weights())
     model.save(file.with_suffix(".keras"))
     report(model, file, pairs, names, reader, arguments.smoke)
 
@@ -110,6 +113,8 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
 def image_encoder(folder: Path, smoke: bool):
     """The image tower of emoji_search.py: from pixels (B, 48, 48, 3) to vectors of length 1."""
     import keras
+
+    from keras_tfm import models  # noqa: F401, its classes are in the file
 
     if smoke:
         return image_tower()
@@ -119,24 +124,23 @@ def image_encoder(folder: Path, smoke: bool):
     return keras.saving.load_model(file)
 
 
-def captioner(by: str, image):
-    """From `pixels` (B, 48, 48, 3) and `target` (B, T) to logits of the next token.
+def captioner(by: str, given, vector):
+    """From `given`, pixels or vectors, and `target` (B, T) to logits of the next token.
 
-    The vector of a picture becomes a few vectors. The decoder either attends to them in each block,
-    or continues them: then they stand before the embedded tokens, and no block has cross-attention.
+    The vector of a picture (B, WIDTH), which is computed from `given`, becomes a few vectors. The
+    decoder either attends to them in each block, or continues them: then they stand before the
+    embedded tokens, and no block has cross-attention.
     """
     import keras
 
     from keras_tfm import layers, models
 
-    image.trainable = False
-    pixels = image.input
-    features = keras.layers.Dense(FEATURES * DIM, name="projector")(image.output)
+    features = keras.layers.Dense(FEATURES * DIM, name="projector")(vector)
     features = keras.layers.Reshape((FEATURES, DIM))(features)
     features = layers.LayerNormalization(name="features_norm")(features)
 
     target = keras.Input((None,), dtype="int32", name="target")
-    embedding = layers.TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True)
+    embedding = layers.TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True, name="embedding")
     y = layers.Dropout(DROPOUT, name="target_dropout")(embedding(target))
     if by == "prefix":
         y = layers.ConcatenatePrefix()([features, y])
@@ -155,7 +159,7 @@ def captioner(by: str, image):
     if by == "prefix":
         y = layers.RemovePrefix()([features, y])
     logits = embedding(layers.LayerNormalization(name="decoder_norm")(y), reverse=True)
-    return models.Model({"pixels": pixels, "target": target}, logits, name="captioner")
+    return models.Model({given.name: given, "target": target}, logits, name="captioner")
 
 
 def tokenizer(names: dict[str, list[str]]):
@@ -214,11 +218,12 @@ def batches(vectors: np.ndarray, names: dict[str, list[str]], reader):
                 tokens = np.full((len(chosen), lengths[cuts[k]].max()), PAD, "int32")
                 for row, (_, caption) in zip(tokens, chosen, strict=True):
                     row[: len(caption)] = caption
-                yield (vectors[emoji, versions], tokens[:, :-1]), tokens[:, 1:]
+                inputs = {"vector": vectors[emoji, versions], "target": tokens[:, :-1]}
+                yield inputs, tokens[:, 1:]
 
     ids = tf.TensorSpec((None, None), "int32")
     vector = tf.TensorSpec((None, vectors.shape[-1]), "float32")
-    signature = ((vector, ids), ids)
+    signature = ({"vector": vector, "target": ids}, ids)
     dataset = tf.data.Dataset.from_generator(draw, output_signature=signature)
     return dataset.prefetch(2), -(-len(examples) // BATCH)
 
