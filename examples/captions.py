@@ -48,7 +48,7 @@ LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
 FEATURES = 4  # vectors of a picture
 DIM, LAYERS, HEADS, DROPOUT = 128, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 60, 64, 3e-3
+EPOCHS, BATCH, PEAK = 50, 64, 3e-3
 VERSIONS = 8  # redrawn ones of each training picture
 
 
