@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_tfm.layers.decoding.visibility import Branches, visible
-from keras_tfm.layers.positions.coordinates import Span
+from keras_tfm.layers.decoding.visibility import Branches, visible, visible_context
+from keras_tfm.layers.positions.coordinates import Positions, Span
 
 ROWS, CAPACITY, START = 3, 7, 4
 CACHED = np.array([[1, 1, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 0, 1, 1]], bool)
@@ -63,12 +63,30 @@ def test_a_step_sees_earlier_keys_within_its_window_that_are_no_padding(own):
         np.testing.assert_array_equal(np.broadcast_to(seen, wanted.shape), wanted)
         penalty = ops.convert_to_numpy(found.penalty)
         np.testing.assert_array_equal(penalty, np.where(seen, 0.0, -1e9)[:, None])
+        # Without `some`, the TFLite converter fails for several tokens: see `visible`.
+        real = cached_mask is None if written else length == 1 and mask is None
+        assert (found.some is None) == (real and padding is None)
         some = np.ones((ROWS, 1, length, 1))
         if found.some is not None:
             some = np.broadcast_to(ops.convert_to_numpy(found.some), some.shape)
         np.testing.assert_array_equal(some[:, 0, :, 0], wanted.any(-1))
         compared += 1
     assert compared == (16 if own else 64)
+
+
+def test_rows_that_differ_in_a_cache_of_one_column():
+    cached = np.array([[True], [False], [True]])
+    found = visible(Span(1, 1), 1, None, None, cached, None, None, False, -1e9)
+    wanted = np.concatenate([cached, np.ones((3, 1), bool)], axis=1)[:, None]
+    np.testing.assert_array_equal(ops.convert_to_numpy(found.mask), wanted)
+
+
+def test_a_context_is_all_in_the_cache():
+    mask = np.array([[[True, False, True]], [[False, False, False]]])
+    for given in (None, mask):
+        seen = visible_context(given, Positions(Span(0, 1), np.arange(3)), -1e9)
+        assert (seen.own, seen.write_first) == (False, True)
+    np.testing.assert_array_equal(ops.convert_to_numpy(seen.some)[:, 0, 0, 0], [1, 0])
 
 
 def test_hypotheses_see_their_ancestors_and_all_of_a_prefix():
