@@ -11,9 +11,9 @@ as it is. Then each contestant answers the same unseen questions from an int8 an
 one at a time on one thread, in turns; medians of the rounds. "lookup" (`PromptLookup`) drafts what
 followed the last two tokens before, in the source too if that has the same vocabulary. "tokens a
 step" is the mean number of tokens that a step adds. On all questions, "equal" is the share of
-answers that are greedy search's, "prefix" the mean number of tokens until the first difference, and
-"score" the share of correct dates, or BLEU of the translations. CTranslate2 translates with the
-same weights.
+answers that are greedy search's, "prefix" the mean number of tokens, padding included, until the
+first difference, and "score" the share of correct dates, or BLEU of the translations. CTranslate2
+translates with the same weights.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Task(NamedTuple):
         tests: dict of lists of source ids, by the name of the test.
         score: function of a test's name and the answers' tokens (N, T), padded with 0.
         settings: arguments of `export_tflite`.
-        lookup: list of str, inputs with the ids of the answers' vocabulary.
+        lookup: tuple of str, inputs with the ids of the answers' vocabulary.
         peer: function of a folder, which writes the weights there for CTranslate2, if it can run
             the model.
     """
@@ -180,7 +180,8 @@ class Contestant(NamedTuple):
 
     Attributes:
         answer: function from source ids to the answer's tokens, start token first.
-        drafted: the model and the strategy whose steps are counted, or None for one token a step.
+        drafted: the model and the strategy with which steps are counted. None if each step adds
+            one token.
     """
 
     answer: Callable[[list[int]], np.ndarray]

@@ -98,8 +98,8 @@ def train_dvae(pairs: Pairs, steps: int):
 def learn_codes(encoder, pictures: np.ndarray, epochs: int) -> None:
     """Teaches the encoder which cluster of k-means the pixels of each cell belong to.
 
-    An encoder with random weights prefers the same few codes in all cells, and the decoder then
-    learns to do with them: in 500 steps that started so, all pictures came to be the mean picture.
+    An encoder with random weights has nearly the same code for all cells, and the decoder learns to
+    ignore it: after 500 steps from such a start all cells of all pictures had the same code.
     """
     import keras
     from sklearn.cluster import MiniBatchKMeans

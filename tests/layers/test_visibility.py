@@ -23,7 +23,6 @@ def expected(length, window, cached_mask, mask, padding, written):
         here = START + query
         own_step = column - CAPACITY  # the number of a new key, if not negative
         position = column if own_step < 0 else START + own_step
-        real = True
         if own_step < 0:
             seen = position <= here if written else position < START
             real = cached_mask is None or cached_mask[row, column]
