@@ -7,6 +7,13 @@
     python benchmarks/language_model.py --no-verify   # twenty minutes
     python benchmarks/language_model.py --folder FOLDER --keep FILES --parts speed
 
+litert-torch's file takes part if it lies in FILES as "int8 litert-torch.litertlm". It is made in an
+environment of its own (`pip install torch==2.13.0 litert-torch tensorflow transformers`):
+
+    from litert_torch.generative.export_hf.export import export
+    export("FILES/checkpoint", "MADE", prefill_lengths=[64], cache_length=512,
+           quantization_recipe="dynamic_wi8_afp32")
+
 Three parts. `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of
 `transformers`. `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of 256
 tokens. `speed`: a prompt of 64 tokens and 64 new ones on one thread; engines take turns; medians.
@@ -159,7 +166,7 @@ def export_files(folder: Path, files: Path, presets: list[str], verify: bool) ->
                 folder / "tokenizer.json",
                 precision,
                 keep_int8=kept,
-                max_length=2 * CHUNK,
+                max_length=2 * CHUNK - PROMPT + 1,  # 512 columns, with the padding of a prefill
                 prefill_lengths=[PROMPT],
                 start_id=start_id(folder),
                 end_id=end_id(folder),
@@ -302,31 +309,28 @@ def of_llama_cpp() -> Engine:
 
 
 def of_litertlm(path: Path, folder: Path) -> Engine:
-    """The stock LiteRT-LM runtime, which takes text and puts the start token before it."""
+    """The stock LiteRT-LM runtime and its own clock.
+
+    It takes text and puts the start token before it, here in the place of the first token: another
+    one would need a second prefill.
+    """
     import litert_lm
 
     litert_lm.set_min_log_severity(litert_lm.LogSeverity.ERROR)
-    engine = litert_lm.Engine(
-        str(path), litert_lm.Backend.CPU(thread_count=1), cache_dir=":nocache"
-    )
+    backend = litert_lm.Backend.CPU(thread_count=1)
+    engine = litert_lm.Engine(str(path), backend, cache_dir=":nocache", enable_benchmark=True)
     greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
-    tokenizer, begin = tokenizer_of(folder), start_id(folder)
+    tokenizer = tokenizer_of(folder)
 
-    def timed(text: str, new: int) -> tuple[str, float]:
+    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
         with engine.create_session(
             apply_prompt_template=False, sampler_config=greedy, max_output_tokens=new
         ) as session:
-            start = time.perf_counter()
-            session.run_prefill([text])
-            answer = session.run_decode().texts[0]
-            return answer, time.perf_counter() - start
-
-    def run(prompt: list[int], new: int) -> tuple[list[int], float, float]:
-        text = tokenizer.decode(prompt[1:] if prompt[0] == begin else prompt)
-        # Not streamed: the first piece may be several tokens, which a stop string could begin with.
-        _, first = timed(text, 1)
-        answer, last = timed(text, new)
-        return engine.tokenize(answer), first, last
+            session.run_prefill([tokenizer.decode(prompt[1:])])
+            found = engine.tokenize(session.run_decode().texts[0])
+            clock = session.get_benchmark_info()
+        first = clock.time_to_first_token_in_second
+        return found, first, first + (len(found) - 1) / clock.last_decode_tokens_per_second
 
     return run
 

@@ -33,7 +33,8 @@ from keras_tfm.plots import (  # noqa: E402
 )
 from keras_tfm.runtime.inspection import inspect_file  # noqa: E402
 
-MODEL, FILE = Path("artifacts/dates/dates.keras"), Path("artifacts/dates/int8.tflite")
+FOLDER = Path("artifacts/dates")  # of examples/dates.py
+SMOKE = FOLDER / "smoke"
 TEXT, TAG, ANSWER = "Donnerstag, 5. März 2026", "de", "2026-03-05"
 
 
@@ -44,19 +45,20 @@ def main() -> None:
     arguments = parser.parse_args()
     names, pictures = arguments.only, dict(PICTURES)
     if arguments.smoke:
-        pictures["attention"] = lambda: attention(must_read=False)
-    for needed in (MODEL, FILE):
-        if {"attention", "sizes"} & set(names) and not needed.exists():
-            sys.exit(f"{needed} is missing: run python examples/dates.py first")
+        pictures["attention"] = lambda: attention(SMOKE, must_read=False)
+        pictures["sizes"] = lambda: sizes(SMOKE)
+    needed = (SMOKE if arguments.smoke else FOLDER) / "int8.tflite"
+    if {"attention", "sizes"} & set(names) and not needed.exists():
+        sys.exit(f"{needed} is missing: run python examples/dates.py first")
     for name in names:
         path = DOCS / f"{name}.png"
         pictures[name]().savefig(path, dpi=110)
         print(path)
 
 
-def attention(must_read: bool = True) -> Figure:
+def attention(folder: Path = FOLDER, must_read: bool = True) -> Figure:
     """Which characters the last block looks at when it writes each digit."""
-    model = keras_tfm.load_model(MODEL)
+    model = keras_tfm.load_model(folder / "dates.keras")
     tokenizer = data.target_tokenizer()
     source = np.array([data.source_tokenizer().encode(data.question(TEXT, TAG)).ids], "int32")
     target = np.array([tokenizer.encode(ANSWER).ids], "int32")[:, :-1]
@@ -79,9 +81,9 @@ def positions() -> Figure:
     return plot_positions(encoding, title="PositionalEncoding, 100 positions, D = 128")
 
 
-def sizes() -> Figure:
+def sizes(folder: Path = FOLDER) -> Figure:
     """What the exported file is made of: weights by layer, and the rest of it."""
-    file = inspect_file(FILE)
+    file = inspect_file(folder / "int8.tflite")
     rest = {name: file.bytes_by_kind[name] for name in ("metadata", "graph")}
     title = f"The dates model in {file.quantization}: {file.bytes / 1e6:.2f} MB"
     return plot_sizes({**file.layers, **rest}, depth=2, title=title)

@@ -43,7 +43,7 @@ PEAK, WARMUP = 2e-3, 0.05  # peak learning rate; the share of warm-up steps
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--epochs", type=int, help=f"default: {EPOCHS}")
     parser.add_argument(
         "--smoke",
@@ -51,6 +51,7 @@ def main() -> None:
         help="a short test run on docstrings of Python, one minute",
     )
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     if arguments.epochs is None:
         arguments.epochs = 1 if arguments.smoke else EPOCHS
     if arguments.epochs < 1:

@@ -53,11 +53,12 @@ PER_FAMILY = 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--smoke", action="store_true", help="a short run on made-up families")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of pretraining")
     parser.add_argument("--contact-steps", type=int, default=CONTACT_STEPS)
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with native_log.removed():

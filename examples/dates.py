@@ -46,14 +46,15 @@ def main() -> None:
     if arguments.examples < 64:
         parser.error(f"--examples must be at least 64, one batch, got {arguments.examples}")
 
-    if not (arguments.ask and (FOLDER / "int8.tflite").exists()):
+    folder = FOLDER / "smoke" if arguments.smoke else FOLDER
+    if not (arguments.ask and (folder / "int8.tflite").exists()):
         count = 3_000 if arguments.smoke else arguments.examples
-        train_and_export(count, arguments.smoke, arguments.dtype)
+        train_and_export(folder, count, arguments.smoke, arguments.dtype)
     if arguments.ask:
-        ask(arguments.ask, arguments.tag)
+        ask(folder / "int8.tflite", arguments.ask, arguments.tag)
 
 
-def train_and_export(count: int, smoke: bool, dtype: str = "float32") -> None:
+def train_and_export(folder: Path, count: int, smoke: bool, dtype: str = "float32") -> None:
     start = time.perf_counter()
     with native_log.removed():
         import keras
@@ -91,14 +92,14 @@ def train_and_export(count: int, smoke: bool, dtype: str = "float32") -> None:
     model.fit(batches, steps_per_epoch=steps, shuffle=False, verbose=verbose)
 
     print("exporting float32 and int8")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    model.save(FOLDER / "dates.keras")
-    source_tokenizer.save(str(FOLDER / "source.json"))
-    target_tokenizer.save(str(FOLDER / "target.json"))
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save(folder / "dates.keras")
+    source_tokenizer.save(str(folder / "source.json"))
+    target_tokenizer.save(str(folder / "target.json"))
     for quantization in ("float32", "int8"):
         report = export_tflite(
             model,
-            FOLDER / f"{quantization}.tflite",
+            folder / f"{quantization}.tflite",
             quantization=quantization,
             source_length=data.SOURCE_LENGTH,
             max_length=data.TARGET_LENGTH,
@@ -123,7 +124,7 @@ def train_and_export(count: int, smoke: bool, dtype: str = "float32") -> None:
     print(f"reading {sum(map(len, tests)):,} dates in Keras, and one by one with both files\n")
     contestants = {"Keras": (in_keras, None)}
     for name in ("float32", "int8"):
-        path = FOLDER / f"{name}.tflite"
+        path = folder / f"{name}.tflite"
         contestants[f"TFLite {name}"] = (runtime.load(path).generate_text, path)
     print_table(contestants, tests)
     print(f"\n{NEEDED}\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
@@ -178,9 +179,9 @@ def time_one(read, texts: list[str], repeats: int = 100) -> float:
     return float(np.median(seconds))
 
 
-def ask(text: str, tag: str) -> None:
+def ask(file: Path, text: str, tag: str) -> None:
     """Reads one date with the exported int8 file: needs numpy, LiteRT and tokenizers, no Keras."""
-    model = runtime.load(FOLDER / "int8.tflite")
+    model = runtime.load(file)
     print(f"{text} [{tag}] -> {model.generate_text(data.question(text, tag))}")
 
 

@@ -91,12 +91,13 @@ class Pairs(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a word to search, or a picture to name")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--share", type=float, default=1.0, help="share of the training's steps")
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
     )
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     file = arguments.folder / ("smoke_search.tflite" if arguments.smoke else "emoji_search.tflite")
     if not (arguments.ask and file.exists()):
         arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def main() -> None:
     unknown = set(arguments.prompt) - set(vocabulary.ids)
     if unknown or len(arguments.prompt) >= LONGEST:
         parser.error(f"--prompt has unknown characters {sorted(unknown)}, or is too long")
-    path = FOLDER / "names.keras"
+    path = FOLDER / ("smoke/names.keras" if arguments.smoke else "names.keras")
     if not (arguments.write and path.exists()):
         train_and_compare(path, train, test, vocabulary, arguments)
     write(path, vocabulary, arguments)

@@ -40,11 +40,12 @@ COUNT, TESTED, EPOCHS, BATCH, PEAK = 4000, 300, 10, 16, 1.5e-3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="more of them make it better")
     parser.add_argument("--listen", type=Path, help="transcribe a WAV file with the trained model")
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     file = arguments.folder / "spoken_numbers.tflite"
     with native_log.removed():

@@ -52,13 +52,16 @@ SMOKE_EPOCHS = {300: 1}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a text to classify; trains first if needed")
-    parser.add_argument("--folder", type=Path, default=bert_pretraining.FOLDER)
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument(
         "--smoke",
         action="store_true",
         help="a short test run on docstrings of Python, one minute",
     )
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (
+        bert_pretraining.FOLDER / ("smoke" if arguments.smoke else "")
+    )
     files = {task: arguments.folder / f"{task}.tflite" for task in ("subject", "words")}
     if not (arguments.ask and all(file.exists() for file in files.values())):
         encoder = arguments.folder / "bert.keras"

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=Path, metavar="FILE", help="source<TAB>target[<TAB>document]"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and dropout")
     parser.add_argument(
@@ -67,6 +67,7 @@ def main() -> None:
         "--smoke", action="store_true", help="a short test run on names from Babel, one minute"
     )
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     if arguments.epochs < 1:
         parser.error(f"--epochs must be at least 1, got {arguments.epochs}")
 

@@ -81,10 +81,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--near", metavar="WORD", help="its nearest neighbours")
     parser.add_argument("--analogy", nargs=3, metavar="WORD", help="a is to b as c is to ?")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--score", action="store_true", help="evaluates vectors trained before")
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     asked = [*([] if arguments.near is None else [arguments.near]), *(arguments.analogy or [])]
     path = arguments.folder / "vectors.npz"
     if not (asked and path.exists()):

@@ -50,11 +50,12 @@ TESTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a problem; trains first if necessary")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of all output files")
+    parser.add_argument("--folder", type=Path, help="folder of all output files")
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of problems")
     parser.add_argument("--score", action="store_true", help="evaluates a model trained before")
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
     arguments = parser.parse_args()
+    arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     if arguments.examples < BATCH:
         parser.error(f"--examples must be at least {BATCH}, one batch, got {arguments.examples}")
     if arguments.ask is not None and not any(x.isalnum() for x in arguments.ask):

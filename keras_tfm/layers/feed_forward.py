@@ -9,6 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
@@ -84,12 +85,16 @@ class FeedForward(RematerializedLayer):
 
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
-        y = self.inner(x)
-        if self.gated:
-            gate, y = ops.split(y, 2, axis=-1)
+        is_float = getattr(self.inner, "quantization_mode", None) is None
+        if self.gated and is_float and current_target().is_edge:
+            # Two products with constant kernels: XNNPACK would copy both halves of one product.
+            gate = self.inner.columns(x, 0, self.intermediate_dim)
+            y = self.activation(gate) * self.inner.columns(x, self.intermediate_dim, None)
+        elif self.gated:
+            gate, y = ops.split(self.inner(x), 2, axis=-1)
             y = self.activation(gate) * y
         else:
-            y = self.activation(y)
+            y = self.activation(self.inner(x))
         return self.outer(self.dropout_layer(y, training=training))
 
     def compute_output_shape(self, x_shape: Any) -> Any:

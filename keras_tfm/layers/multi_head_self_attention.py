@@ -118,13 +118,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """(..., T, D) -> (..., T, D)."""
         mask = x_mask if mask is None else mask
         mask = None if mask is None else masks.key_mask("mask", mask, x)
-        q, k, v = self._heads(x, query, key)
-        q, k = self._normalized(q, k)
         where = None
         if self.position is not None:
             here = (positions_of if self.position.absolute else columns_of)(x, positions)
-            q, k = self.position.rotate(q, here), self.position.rotate(k, here)
             where = Positions(here, here)
+        q, k, v = self._rotated_heads(x, query, key, where)
         scope = DecodingScope.current()
         step = None
         if self.causal and scope is not None:
@@ -209,6 +207,26 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             attention_bias = ops.take(attention_bias, step.visible.positions.key, axis=-1)
         return step.visible.also(attention_mask), attention_bias
 
+    def _rotated_heads(
+        self, x: Tensor, query: Tensor | None, key: Tensor | None, positions: Positions | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention gets: (..., H, T, K), (..., G, T, K) and (..., G, T, V)."""
+        if positions is None or self.position is None:
+            q, k, v = self._heads(x, query, key)
+            return *self._normalized(q, k), v
+        rotate = self.position.rotate
+        rotates = type(self.position).rotate is not AttentionPosition.rotate
+        fused = self._is_fused and query is None and key is None and not self.query_key_norm
+        if rotates and fused and self._is_sliced(x):
+            # Queries and keys lie side by side: one rotation takes half the operators of two.
+            x, count = self.query_key_value(x), self.num_heads + self._groups
+            both = rotate(split_heads(x[..., : self._cuts[1]], count), positions.query)
+            value = split_heads(x[..., self._cuts[1] :], self._groups)
+            return both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :], value
+        q, k, v = self._heads(x, query, key)
+        q, k = self._normalized(q, k)
+        return rotate(q, positions.query), rotate(k, positions.query), v
+
     def _heads(
         self, x: Tensor, query: Tensor | None, key: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,14 +248,21 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def _parts(self, x: Tensor) -> Any:
         """Queries, keys and values: (..., T, H K) each, or together (3, ..., H, T, K)."""
         first, second = self._cuts
-        # Slices: XNNPACK supports them but no split. For one token they need no transpose.
-        if x.shape[-2] == 1 or current_target().is_edge:
+        if self._is_sliced(x):
             return x[..., :first], x[..., first:second], x[..., second:]
         if (second, x.shape[-1]) == (2 * first, 3 * first):  # one transposition for all three
             x = split_last(x, 3, self.num_heads, first // self.num_heads)
             rank = len(x.shape)
             return ops.transpose(x, (rank - 3, *range(rank - 4), rank - 2, rank - 4, rank - 1))
         return tuple(ops.split(x, [first, second], axis=-1))
+
+    @staticmethod
+    def _is_sliced(x: Tensor) -> bool:
+        """Whether the fused projection is cut by slices.
+
+        XNNPACK supports them but no split. For one token they need no transpose.
+        """
+        return x.shape[-2] == 1 or current_target().is_edge
 
     def _project_query(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, H K)."""

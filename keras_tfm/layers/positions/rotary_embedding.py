@@ -86,35 +86,48 @@ class RotaryEmbedding(AttentionPosition):
         dim = self.rotary_dim or head_dim
         sine, cosine = self._sine_and_cosine(positions, dim)
         turned = ops.cast(x if dim == head_dim else x[..., :dim], "float32")
-        if self.interleaved:
-            turned = split_last(turned, dim // 2, 2)
-            first, second = turned[..., 0], turned[..., 1]
-        else:
-            first, second = turned[..., : dim // 2], turned[..., dim // 2 :]
-        rotated = [first * cosine - second * sine, second * cosine + first * sine]
-        if self.interleaved:
-            y = merge_last(ops.stack(rotated, axis=-1))
-        else:
-            y = ops.concatenate(rotated, axis=-1)
+        y = turned * cosine + self._partners(turned, dim // 2) * sine
         y = ops.cast(y, x.dtype)
         return y if dim == head_dim else ops.concatenate([y, x[..., dim:]], axis=-1)
 
+    def _partners(self, x: Tensor, half: int) -> Tensor:
+        """(..., K), what the sine of each dimension is multiplied with: the other of its pair."""
+        if not self.interleaved:
+            return ops.concatenate([x[..., half:], x[..., :half]], axis=-1)
+        pairs = split_last(x, half, 2)
+        return merge_last(ops.stack([pairs[..., 1], pairs[..., 0]], axis=-1))
+
     def _sine_and_cosine(self, positions: Any, dim: int) -> tuple[Tensor, Tensor]:
-        """Both float32 (T, dim / 2), or (..., 1, T, dim / 2) if positions differ by row."""
+        """Of each dimension's angle, float32 (T, dim); the sine of a pair's first is negative.
+
+        If positions differ by row, (..., 1, T, dim).
+        """
         shared = positions.shared if isinstance(positions, Span) else {}
-        key = ("rotary", dim, self.max_wavelength, self.scaling)
+        key = ("rotary", dim, *self._settings())
         if key not in shared:
-            if self.scaling is None:
-                frequencies = angular_frequencies(dim, self.max_wavelength)
-            else:
-                frequencies = self.scaling.frequencies(dim, self.max_wavelength)
-            pairs = sinusoids(positions, frequencies)
-            if self.scaling is not None and self.scaling.magnitude != 1.0:
-                pairs = pairs * self.scaling.magnitude
+            pairs = self._pairs(positions, dim)
             if len(pairs.shape) > 3:
                 pairs = ops.expand_dims(pairs, -4)  # same for all heads
-            shared[key] = pairs[..., 0], pairs[..., 1]
+            sine, cosine = pairs[..., 0], pairs[..., 1]
+            shared[key] = self._of_both(-sine, sine), self._of_both(cosine, cosine)
         return shared[key]
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What the sines and cosines depend on beside positions and width."""
+        return self.max_wavelength, self.scaling, self.interleaved
+
+    def _pairs(self, positions: Any, dim: int) -> Tensor:
+        """Sine and cosine of each pair's angle: (..., T, dim / 2, 2), float32."""
+        if self.scaling is None:
+            return sinusoids(positions, angular_frequencies(dim, self.max_wavelength))
+        pairs = sinusoids(positions, self.scaling.frequencies(dim, self.max_wavelength))
+        return pairs if self.scaling.magnitude == 1.0 else pairs * self.scaling.magnitude
+
+    def _of_both(self, first: Tensor, second: Tensor) -> Tensor:
+        """(..., K/2) for the first and the second of each pair -> (..., K)."""
+        if self.interleaved:
+            return merge_last(ops.stack([first, second], axis=-1))
+        return ops.concatenate([first, second], axis=-1)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

@@ -58,22 +58,20 @@ class RotaryEmbedding2D(RotaryEmbedding):
             raise ValueError(f"{self.name}: head_dim must be a multiple of 4, got {head_dim}")
         self.built = True
 
-    def _sine_and_cosine(self, positions: Any, dim: int) -> tuple[Tensor, Tensor]:
-        """Both float32 (T, dim / 2), or (..., 1, T, dim / 2) if positions differ by row."""
+    def _settings(self) -> tuple[Any, ...]:
+        return "2d", self.width, self.prefix, self.max_wavelength
+
+    def _pairs(self, positions: Any, dim: int) -> Tensor:
         frequencies = angular_frequencies(dim // 2, self.max_wavelength)
         if isinstance(positions, Span) and positions.is_static:
             numbers = positions.array() - self.prefix
             axes = [exact_sinusoids(x, frequencies) for x in self._cells(numbers, np)]
-            pairs = ops.convert_to_tensor(np.concatenate(axes, axis=-2).astype("float32"))
-            return pairs[..., 0], pairs[..., 1]
+            return ops.convert_to_tensor(np.concatenate(axes, axis=-2).astype("float32"))
         if isinstance(positions, Span):
             positions = positions.tensor()
         one = len(positions.shape) < 3 or positions.shape[-1] != 2
         cells = self._cells(positions - self.prefix, ops) if one else ops.unstack(positions, 2, -1)
-        pairs = ops.concatenate([sinusoids(x, frequencies) for x in cells], axis=-2)
-        if len(pairs.shape) > 3:
-            pairs = ops.expand_dims(pairs, -4)  # same for all heads
-        return pairs[..., 0], pairs[..., 1]
+        return ops.concatenate([sinusoids(x, frequencies) for x in cells], axis=-2)
 
     def _cells(self, numbers: Any, backend: Any) -> tuple[Any, Any]:
         """Rows and columns of cells; 0 for the tokens before the grid."""
