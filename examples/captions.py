@@ -38,7 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only it
 import emoji_data as data
 import numpy as np
 from emoji import redrawn, schedule
-from emoji_search import Pairs, digits, image_tower, read
+from emoji_search import WIDTH, Pairs, digits, image_tower, read
 
 from keras_tfm.runtime import native_log
 
@@ -47,8 +47,10 @@ PAD, END, UNKNOWN = 0, 1, 2
 LANGUAGES = {"en": 3, "de": 4}  # and their start tokens
 VOCABULARY, LONGEST = 1500, 16  # tokens of a caption, with start and end
 FEATURES = 4  # vectors of a picture
-DIM, LAYERS, HEADS, DROPOUT = 64, 2, 4, 0.1
-EPOCHS, BATCH, PEAK = 16, 64, 3e-3
+DIM, LAYERS, HEADS, DROPOUT = 128, 2, 4, 0.1
+REDRAWN = 12  # versions of each picture
+NOISE = 0.5  # of each component of an image vector, whose mean square is 1
+STEPS, BATCH, PEAK = 6_000, 128, 2e-3
 
 
 def main() -> None:
@@ -56,11 +58,13 @@ def main() -> None:
     parser.add_argument("--by", choices=["cross-attention", "prefix"], default="cross-attention")
     parser.add_argument("--ask", metavar="PICTURE", type=Path, help="a picture to describe")
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"
     )
     arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error(f"--steps must be at least 1, got {arguments.steps}")
     stem = f"{'smoke_' if arguments.smoke else ''}captions_{arguments.by}"
     file = arguments.folder / f"{stem}.tflite"
     if not (arguments.ask and file.exists()):
@@ -87,17 +91,22 @@ def compare(file: Path, arguments: argparse.Namespace) -> None:
     pairs = digits() if arguments.smoke else read(arguments.folder)
     names = {language: pairs.names[language].names for language in LANGUAGES}
     reader = tokenizer(names)
-    model = captioner(arguments.by, image_encoder(arguments.folder, arguments.smoke))
-    epochs = 1 if arguments.smoke else arguments.epochs
-    examples, steps = batches(pairs, names, reader)
-    model.compile(
-        keras.optimizers.AdamW(
-            schedule(PEAK, epochs * steps), weight_decay=0.05, global_clipnorm=1.0
-        ),
+    image = image_encoder(arguments.folder, arguments.smoke)
+    vectors = vectors_of(image, pairs.drawn, 1 if arguments.smoke else REDRAWN)
+    trained, steps = captioner(arguments.by), 100 if arguments.smoke else arguments.steps
+    trained.compile(
+        keras.optimizers.AdamW(schedule(PEAK, steps), weight_decay=0.05, global_clipnorm=1.0),
         LabelSmoothedCrossEntropy(0.0, ignore_class=PAD),
+        jit_compile=False,  # XLA is slower here: it compiles for one core
     )
-    print(f"{len(pairs.codes):,} emoji, {model.count_params():,} weights", flush=True)
-    model.fit(examples, epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=2)
+    print(f"{len(pairs.codes):,} emoji, {trained.count_params():,} weights", flush=True)
+    examples = batches(vectors, names, reader)
+    share = max(1, steps // 10)
+    trained.fit(examples, epochs=10, steps_per_epoch=share, shuffle=False, verbose=2)
+    model = captioner(arguments.by, image)
+    for layer in trained.layers:
+        if layer.weights:
+            model.get_layer(layer.name).set_weights(layer.get_weights())
     model.save(file.with_suffix(".keras"))
     report(model, file, pairs, names, reader, arguments.smoke)
 
@@ -116,8 +125,10 @@ def image_encoder(folder: Path, smoke: bool):
     return keras.saving.load_model(file)
 
 
-def captioner(by: str, image):
+def captioner(by: str, image=None):
     """From `pixels` (B, 48, 48, 3) and `target` (B, T) to logits of the next token.
+
+    Without an image encoder from `vector` (B, WIDTH), which it would make, instead of the pixels.
 
     The vector of a picture becomes a few vectors. The decoder either attends to them in each block,
     or continues them: then they stand before the embedded tokens, and no block has cross-attention.
@@ -126,14 +137,20 @@ def captioner(by: str, image):
 
     from keras_tfm import layers, models
 
-    image.trainable = False
-    pixels = image.input
-    features = keras.layers.Dense(FEATURES * DIM, name="projector")(image.output)
+    if image is None:
+        vector = keras.Input((WIDTH,), name="vector")
+        source = {"vector": vector}
+    else:
+        vector, source = image.output, {"pixels": image.input}
+    # In training noise stands for what an unseen style changes.
+    vector = keras.layers.Rescaling(WIDTH**0.5, name="components")(vector)
+    vector = keras.layers.GaussianNoise(NOISE, name="noise")(vector)
+    features = keras.layers.Dense(FEATURES * DIM, name="projector")(vector)
     features = keras.layers.Reshape((FEATURES, DIM))(features)
     features = layers.LayerNormalization(name="features_norm")(features)
 
     target = keras.Input((None,), dtype="int32", name="target")
-    embedding = layers.TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True)
+    embedding = layers.TokenEmbedding(VOCABULARY, DIM, scale=True, mask_zero=True, name="tokens")
     y = layers.Dropout(DROPOUT, name="target_dropout")(embedding(target))
     if by == "prefix":
         y = layers.ConcatenatePrefix()([features, y])
@@ -152,7 +169,20 @@ def captioner(by: str, image):
     if by == "prefix":
         y = layers.RemovePrefix()([features, y])
     logits = embedding(layers.LayerNormalization(name="decoder_norm")(y), reverse=True)
-    return models.Model({"pixels": pixels, "target": target}, logits, name="captioner")
+    return models.Model({**source, "target": target}, logits, name="captioner")
+
+
+def vectors_of(image, drawn: np.ndarray, count: int) -> np.ndarray:
+    """(N, count S, WIDTH), vectors of pictures (N, S, 48, 48, 3), each redrawn `count` times."""
+    augment, flat = redrawn(), drawn.reshape(-1, *drawn.shape[2:])
+    chunks = np.array_split(flat, -(-len(flat) // 236))
+    made = [
+        np.concatenate(
+            [np.asarray(image(augment(x, training=True), training=False)) for x in chunks]
+        )
+        for _ in range(count)
+    ]
+    return np.stack(made, axis=1).reshape(len(drawn), -1, made[0].shape[-1])
 
 
 def tokenizer(names: dict[str, list[str]]):
@@ -172,44 +202,43 @@ def tokenizer(names: dict[str, list[str]]):
     return made
 
 
-def batches(pairs: Pairs, names: dict[str, list[str]], reader):
-    """Endless batches, and their number in an epoch: each name in each language and each style.
+def batches(vectors: np.ndarray, names: dict[str, list[str]], reader):
+    """Endless batches of names in both languages, each with one of its emoji's vectors.
 
-    A batch has captions of nearly one length, and another selection of them in each epoch.
+    A batch has names of nearly one length, and another selection of them each time.
     """
     import tensorflow as tf
 
     random = np.random.default_rng(0)
     examples = [
-        (emoji, style, [first, *reader.encode(name).ids[: LONGEST - 2], END])
+        (emoji, [first, *reader.encode(name).ids[: LONGEST - 2], END])
         for of, first in zip(names.values(), LANGUAGES.values(), strict=True)
         for emoji, name in enumerate(of)
-        for style in range(pairs.drawn.shape[1])
         if name
     ]
-    lengths = np.array([len(caption) for *_, caption in examples])
+    emoji = np.array([x for x, _ in examples])
+    tokens = np.full((len(examples), LONGEST), PAD, "int32")
+    for row, (_, caption) in zip(tokens, examples, strict=True):
+        row[: len(caption)] = caption
+    lengths = np.count_nonzero(tokens != PAD, axis=1)
 
     def draw():
         while True:
-            order = np.argsort(lengths + random.random(len(examples)))
+            order = np.argsort(lengths + 2 * random.random(len(examples)))
             cuts = [order[i : i + BATCH] for i in range(0, len(order), BATCH)]
             for k in random.permutation(len(cuts)):
-                chosen = [examples[i] for i in cuts[k]]
-                pixels = np.stack([pairs.drawn[emoji, style] for emoji, style, _ in chosen])
-                tokens = np.full((len(chosen), lengths[cuts[k]].max()), PAD, "int32")
-                for row, (*_, caption) in zip(tokens, chosen, strict=True):
-                    row[: len(caption)] = caption
-                yield {"pixels": pixels, "target": tokens[:, :-1]}, tokens[:, 1:]
+                rows = cuts[k]
+                version = random.integers(vectors.shape[1], size=len(rows))
+                chosen = tokens[rows, : lengths[rows].max()]
+                yield (
+                    {"vector": vectors[emoji[rows], version], "target": chosen[:, :-1]},
+                    chosen[:, 1:],
+                )
 
     ids = tf.TensorSpec((None, None), "int32")
-    pixels = tf.TensorSpec((None, *pairs.unseen.shape[1:]), "uint8")
-    signature = ({"pixels": pixels, "target": ids}, ids)
-    augment = redrawn()
-    dataset = tf.data.Dataset.from_generator(draw, output_signature=signature).map(
-        lambda x, y: ({**x, "pixels": augment(x["pixels"], training=True)}, y),
-        num_parallel_calls=2,
-    )
-    return dataset.prefetch(2), -(-len(examples) // BATCH)
+    vector = tf.TensorSpec((None, vectors.shape[-1]), "float32")
+    signature = ({"vector": vector, "target": ids}, ids)
+    return tf.data.Dataset.from_generator(draw, output_signature=signature).prefetch(4)
 
 
 def report(model, file: Path, pairs: Pairs, names, reader, smoke: bool) -> None:

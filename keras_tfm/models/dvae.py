@@ -141,6 +141,11 @@ def dvae(
     `dvae_decoder`. Train it with `training.DiscreteVAELoss` and lower the temperature with
     `training.Annealing`. `dvae_parts` makes two models of it, which share its weights.
 
+    With random weights all cells have nearly the same logits, and on few pictures the decoder
+    learns to ignore the codes: each cell then keeps the same code. Pretrain the encoder for some
+    epochs as a classifier, `dvae_parts(model)["encoder"]`, with the clusters of the cells' pixels
+    (k-means, V clusters) as labels, as `learn_codes` in examples/drawing.py does.
+
     Args:
         image_size: int or (height, width) of the images, in pixels: multiples of a cell's width.
         vocabulary_size, dim, num_groups, num_blocks: as in `dvae_encoder`.
