@@ -6,6 +6,7 @@ from compare import assert_close, to_numpy
 from keras_weights import built, feed_forward
 
 from keras_tfm.layers import FeedForward
+from keras_tfm.layers.target import TARGETS, export_target
 
 B, T, D, F = 2, 5, 7, 11
 # Float32 rounds at 6e-8 and a sum has 11 terms of size 1.
@@ -39,6 +40,27 @@ def test_equals_the_float64_reference(x, dtype, activation, use_bias):
     layer = built(FeedForward(F, activation=function, use_bias=use_bias, dtype=dtype), (B, T, D))
     expected = reference.feed_forward(x, feed_forward(layer), getattr(reference, activation))
     assert_close(layer(x), expected, FLOAT32 if dtype == "float32" else BFLOAT16)
+
+
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("how", ["", "LoRA", "int8"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_gate(x, target, how, use_bias):
+    """Gate and values are one product in Keras and two where they are exported."""
+    layer = built(FeedForward(F, "silu", gated=True, use_bias=use_bias), (B, T, D))
+    if how == "LoRA":
+        layer.inner.enable_lora(2)
+        layer.inner.lora_kernel_b.assign(np.full((2, 2 * F), 0.3))
+    kernel = to_numpy(layer.inner.kernel).astype("float64")
+    biases = [to_numpy(p.bias) if use_bias else 0.0 for p in (layer.inner, layer.outer)]
+    gate, y = np.split(x @ kernel + biases[0], 2, axis=-1)
+    expected = (gate / (1 + np.exp(-gate)) * y) @ to_numpy(layer.outer.kernel) + biases[1]
+    if how == "int8":
+        layer.inner.quantize("int8")
+    with export_target(target):
+        found = layer(x)
+    # In int8 inputs and kernels are rounded to 127 steps each.
+    assert_close(found, expected, {"int8": 0.05}.get(how, FLOAT32))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])

@@ -24,6 +24,7 @@ from keras_tfm.layers import (
     YaRNScaling,
 )
 from keras_tfm.layers.decoding.token_positions import columns_of
+from keras_tfm.layers.target import TARGETS, export_target
 
 # Two float32 products of values of size 3 and their difference, rounded at 6e-8 each.
 FLOAT32 = 1e-6
@@ -250,15 +251,20 @@ def test_a_factor_of_1_changes_nothing(rng):
 
 @every_form
 @pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
-def test_self_attention_equals_the_float64_reference(rng, options, causal):
+@pytest.mark.parametrize("length", [T, 1])
+def test_self_attention_equals_the_float64_reference(rng, options, causal, length):
+    """Also as it is exported, where queries and keys are rotated together."""
     heads = {"num_heads": 4, "num_key_value_heads": 2, "head_dim": K}
     position = RotaryEmbedding(**options)
-    x = rng.normal(size=(B, T, 5)).astype("float32")
+    x = rng.normal(size=(B, length, 5)).astype("float32")
     layer = built(MultiHeadSelfAttention(**heads, causal=causal, position=position), x.shape)
     expected = expected_self_attention(layer, x, **heads, causal=causal, position=position)
-    assert_close(layer(x), expected, ATTENTION)
+    for target in TARGETS:
+        with export_target(target):
+            assert_close(layer(x), expected, ATTENTION)
     other = built(MultiHeadSelfAttention(**heads, causal=causal), x.shape)
-    assert np.abs(to_numpy(other(x)) - expected).max() > 100 * ATTENTION
+    if length > 1:
+        assert np.abs(to_numpy(other(x)) - expected).max() > 100 * ATTENTION
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
