@@ -195,11 +195,17 @@ def round_as(path, model):
     turned = [Stored(x.values.T, x.step.T) for x in stored]
     matrices = [x for x in model.weights if len(x.shape) == 2 and "lora" not in x.name]
     for weight in matrices:
-        before = keras.ops.convert_to_numpy(weight)
-        fitting = [x for x in stored + turned if x.values.shape == before.shape]
-        found = min(fitting, key=lambda x: np.abs(x.values - before).max())
-        assert np.all(np.abs(found.values - before) <= 0.51 * found.step + 1e-6), weight.path
-        weight.assign(found.values)
+        kernel = keras.ops.convert_to_numpy(weight)
+        whole = any(x.values.shape == kernel.shape for x in stored + turned)
+        # The halves of a gated network's kernel are stored apart.
+        parts = np.split(kernel, 1 if whole else 2, axis=1)
+        for i, part in enumerate(parts):
+            fitting = [x for x in stored + turned if x.values.shape == part.shape]
+            found = min(fitting, key=lambda x, y=part: np.abs(x.values - y).max())
+            error = np.abs(found.values - part)
+            assert np.all(error <= 0.51 * found.step + 1e-6), weight.path
+            parts[i] = found.values
+        weight.assign(np.concatenate(parts, axis=1))
     assert len(matrices) > 8
 
 
