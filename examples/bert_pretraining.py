@@ -43,7 +43,9 @@ PEAK, WARMUP = 2e-3, 0.05  # peak learning rate; the share of warm-up steps
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--epochs", type=int, help=f"default: {EPOCHS}")
     parser.add_argument(
         "--smoke",

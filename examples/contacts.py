@@ -53,7 +53,9 @@ PER_FAMILY = 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--smoke", action="store_true", help="a short run on made-up families")
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of pretraining")
     parser.add_argument("--contact-steps", type=int, default=CONTACT_STEPS)

@@ -91,7 +91,9 @@ class Pairs(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a word to search, or a picture to name")
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="share of the training's steps")
     parser.add_argument(
         "--smoke", action="store_true", help="a short test run on scikit-learn's digits, a minute"

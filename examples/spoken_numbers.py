@@ -40,7 +40,9 @@ COUNT, TESTED, EPOCHS, BATCH, PEAK = 4000, 300, 10, 16, 1.5e-3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="more of them make it better")
     parser.add_argument("--listen", type=Path, help="transcribe a WAV file with the trained model")

@@ -52,7 +52,7 @@ SMOKE_EPOCHS = {300: 1}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a text to classify; trains first if needed")
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument("--folder", type=Path, help="default: that of bert_pretraining.py")
     parser.add_argument(
         "--smoke",
         action="store_true",

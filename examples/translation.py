@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=Path, metavar="FILE", help="source<TAB>target[<TAB>document]"
     )
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and dropout")
     parser.add_argument(

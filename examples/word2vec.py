@@ -81,7 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--near", metavar="WORD", help="its nearest neighbours")
     parser.add_argument("--analogy", nargs=3, metavar="WORD", help="a is to b as c is to ?")
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--score", action="store_true", help="evaluates vectors trained before")
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")
     arguments = parser.parse_args()

@@ -50,7 +50,9 @@ TESTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ask", metavar="TEXT", help="a problem; trains first if necessary")
-    parser.add_argument("--folder", type=Path, help="folder of all output files")
+    parser.add_argument(
+        "--folder", type=Path, help=f"default: {FOLDER}, with --smoke {FOLDER / 'smoke'}"
+    )
     parser.add_argument("--examples", type=int, default=EXAMPLES, help="number of problems")
     parser.add_argument("--score", action="store_true", help="evaluates a model trained before")
     parser.add_argument("--smoke", action="store_true", help="a short test run, a minute")

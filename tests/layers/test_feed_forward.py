@@ -59,8 +59,8 @@ def test_a_gate(x, target, how, use_bias):
         layer.inner.quantize("int8")
     with export_target(target):
         found = layer(x)
-    # In int8 inputs and kernels are rounded to 127 steps each.
-    assert_close(found, expected, {"int8": 0.05}.get(how, FLOAT32))
+    # In int8 inputs and kernels are rounded to 127 steps each: up to 0.008 of outputs up to 1.8.
+    assert_close(found, expected, {"int8": 0.02}.get(how, FLOAT32))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])

@@ -98,7 +98,7 @@ class RotaryEmbedding(AttentionPosition):
         return merge_last(ops.stack([pairs[..., 1], pairs[..., 0]], axis=-1))
 
     def _sine_and_cosine(self, positions: Any, dim: int) -> tuple[Tensor, Tensor]:
-        """Of each dimension's angle, float32 (T, dim); the sine of a pair's first is negative.
+        """Of each dimension's angle, float32 (T, dim); the first of a pair has the negative sine.
 
         If positions differ by row, (..., 1, T, dim).
         """
