@@ -65,7 +65,7 @@ TARGETS = {
     ),
     "beam": (
         "keras_tfm/generation/strategies/beam.py",
-        ["tests/generation/test_strategies.py", "tests/generation/test_strategy_states.py"],
+        [f"tests/generation/test_{x}.py" for x in ("beam_search", "strategy_states")],
     ),
     "manifest": (
         "keras_tfm/runtime/manifest.py",

@@ -182,6 +182,7 @@ def test_choose_is_needed():
         (0.5, "never", -1.9, False),
         (0.5, False, -2.5, False),  # only -4 / 2^0.5 counts
         (-0.5, "never", -5.0, False),  # longer is worse: -4 * 2^0.5
+        (-0.5, "never", -6.0, True),
         (lambda n: 8.0 / n, "never", -1.7, True),  # the next token gives -4 / (8 / 3)
         (lambda n: 8.0 / n, "never", -1.4, False),
     ],
