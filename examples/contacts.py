@@ -7,7 +7,8 @@ Data: see contacts_data.py; no network but Debian's packages. A small Evoformer 
 masked residues of 20 alignments without a structure, then contacts from the structures of all
 families but one, and is tested on that one: seven families, seven times. Beside it stand what needs
 no training: the profile of a column, and mutual information of columns with the average product
-correction (APC).
+correction (APC). Both are also inputs of the model, as the profile is in AlphaFold 2 (supplement
+1.2.9): Evoformer learns what has to be added to them.
 
 Minutes: 21 on 2 cores beside other jobs, 11 of them pretraining (1,500 steps). Expected, means of
 seven families that neither training has seen, with the standard error of the difference:
@@ -36,19 +37,21 @@ import numpy as np
 
 from keras_tfm.runtime import native_log
 from keras_tfm.text import MaskAlignments, crop_alignment
-from keras_tfm.text.alignments import GAP_ID, MASK_ID
+from keras_tfm.text.alignments import ALIGNMENT_IDS, GAP_ID, MASK_ID
 
 FOLDER = Path("artifacts/contacts")
 SIZE = {
     "dim": 32, "pair_dim": 16, "num_layers": 3, "num_heads": 4, "num_pair_heads": 2, "outer_dim": 8,
     "transition_factor": 2, "single_dim": 16, "dropout": 0.1, "pair_dropout": 0.1,
 }  # fmt: skip
-# Crops in training: sequences, residues, examples a step.
-ROWS, LENGTH, BATCH = 16, 56, 4
-STEPS, CONTACT_STEPS, PEAK = 1500, 150, 2e-3
+# Crops in pretraining and in training: sequences, residues; examples a step.
+MASKED_ROWS, MASKED_LENGTH, ROWS, LENGTH, BATCH = 32, 32, 16, 56, 4
+STEPS, CONTACT_STEPS, PEAK, WEIGHT_DECAY = 1500, 150, 1.5e-3, 0.02
 # Alignments in the test, and in the exported file.
 TEST_ROWS, TEST_LENGTH, FILE_ROWS, FILE_LENGTH = 48, 256, 16, 64
 PER_FAMILY = 4
+# Letters of an alignment, over all draws of the masked ones; what Evoformer adds is weighted.
+MASKED_RESIDUES, SHARES = 8000, (0.25, 0.5, 0.75, 1.0)
 
 
 def main() -> None:
@@ -94,20 +97,44 @@ def run(arguments: argparse.Namespace) -> None:
     trunk = models.evoformer(**size)
     print(f"{trunk.count_params():,} parameters", flush=True)
     pretrain(trunk, alignments, steps, arguments.folder / f"pretrained_{steps}.weights.h5")
-    fill_in(models.masked_msa(trunk), arguments.folder / f"head_{steps}.weights.h5", known)
+    fill_in(with_profile(trunk), arguments.folder / f"head_{steps}.weights.h5", known)
     model, found = by_families(trunk, known, families, contact_steps)
     draw(arguments.folder / "contacts.png", *found)
     export(model, known, size, families[0], arguments.folder, arguments.smoke)
+
+
+def with_profile(trunk):
+    """Logits of the masked residues: those of the profile, plus what Evoformer adds, at first 0."""
+    import keras
+
+    from keras_tfm import models
+
+    head = models.masked_msa(trunk, kernel_initializer="zeros")
+    profile = keras.Input((None, ALIGNMENT_IDS), name="profile")
+    return keras.Model([*head.inputs, profile], head.output + profile[:, None])
+
+
+def with_coupling(trunk):
+    """Logits of contacts: those of mutual information, plus what Evoformer adds, at first 0."""
+    import keras
+
+    from keras_tfm import models
+
+    head = models.pair_classifier(trunk, 2, kernel_initializer="zeros")
+    size = head.output.shape[1]
+    coupling = keras.Input((size, size, 2), name="coupling")
+    contact_or_not = keras.layers.Dense(2, name="coupling_logits")
+    logits = head.output + contact_or_not(coupling)
+    contact_or_not.kernel.assign([[-0.5, 0.5], [0.0, 0.0]])  # the ranks of mutual information
+    return keras.Model([*head.inputs, coupling], logits)
 
 
 def pretrain(trunk, alignments: list[np.ndarray], steps: int, file: Path) -> None:
     """Masked residues; the weights are kept, and read again by the next run."""
     import keras
 
-    from keras_tfm import models
-
     head = file.with_name(file.name.replace("pretrained", "head"))
-    model = models.masked_msa(trunk)
+    model = with_profile(trunk)
     if file.exists() and head.exists():
         trunk.load_weights(file)
         model.load_weights(head)
@@ -120,10 +147,17 @@ def pretrain(trunk, alignments: list[np.ndarray], steps: int, file: Path) -> Non
         def batch(step: int):
             rng = np.random.default_rng([0, step])
             chosen = rng.choice(len(alignments), BATCH, p=shares / shares.sum())
-            crops = [
-                crop_alignment(shuffled(alignments[i], rng), ROWS, LENGTH, rng) for i in chosen
-            ]
-            return mask({"tokens": np.stack([ids for ids, _ in crops])}, step)
+            crops = []
+            for i in chosen:
+                rows = MASKED_ROWS
+                if rng.random() < 0.25:  # alignments of few sequences, too
+                    rows = int(np.exp(rng.uniform(np.log(2), np.log(MASKED_ROWS))))
+                some = shuffled(alignments[i], rng)[:rows]
+                crops.append(crop_alignment(some, MASKED_ROWS, MASKED_LENGTH, rng)[0])
+            whole = np.stack(crops)
+            inputs, labels, weights = mask({"tokens": whole}, step)
+            profile = scores.log_profile(whole, weights > 0)
+            return {**inputs, "profile": profile}, labels, weights
 
         callback = keras.callbacks.LambdaCallback(on_train_batch_end=progress(100))
         model.fit(Steps(batch, steps), epochs=1, verbose=0, callbacks=[callback], shuffle=False)
@@ -132,42 +166,61 @@ def pretrain(trunk, alignments: list[np.ndarray], steps: int, file: Path) -> Non
 
 
 def fill_in(model, head: Path, known: list[data.Known]) -> None:
-    """Accuracy on masked residues of families that were not in pretraining."""
+    """Accuracy on masked residues of families that were not in pretraining.
+
+    How much of what Evoformer adds to the profile's logits is added, one of `SHARES`, is for each
+    family what is best for the others.
+    """
     if head.exists():
         model.load_weights(head)
     rows: dict[str, list] = {}
     for i, one in enumerate(known):
-        rng = np.random.default_rng([2, i])
-        ids, _ = crop_alignment(one.ids, TEST_ROWS, TEST_LENGTH // 2, rng)
-        ids = ids[(ids != 0).any(1)][:, (ids != 0).any(0)]
-        hidden = rng.random(ids.shape) < 0.15
-        logits = np.array(model({"tokens": np.where(hidden, MASK_ID, ids)[None]}))[0]
-        residues = hidden & (ids < GAP_ID)
-        result = []
-        for where, last in ((residues, GAP_ID), (hidden, GAP_ID + 1)):
-            ours = logits[..., 1:last].argmax(-1) + 1
-            profile = scores.from_profile(ids, hidden, last == GAP_ID)
-            result += [(ours == ids)[where].mean(), (profile == ids)[where].mean()]
-        rows.setdefault(one.family, []).append(result)
-    print(f"\n{'masked residues, accuracy':36}{'Evoformer':>11}{'profile':>9}", flush=True)
-    means = [np.mean(x, axis=0) for x in rows.values()]
-    for family, mean in zip(rows, means, strict=True):
-        print(f"{family:36}{mean[0]:11.1%}{mean[1]:9.1%}", flush=True)
-    for name, i in (("mean of families", 0), ("with gaps", 2)):
-        values = [scores.mean_and_error([x[i + k] for x in means])[0] for k in (0, 1)]
-        more, error = scores.mean_and_error([x[i] - x[i + 1] for x in means])
+        draws = max(1, MASKED_RESIDUES // one.ids[:TEST_ROWS, : TEST_LENGTH // 2].size)
+        found = [filled_in(model, one, np.random.default_rng([2, i, k])) for k in range(draws)]
+        rows.setdefault(one.family, []).append(np.mean(found, axis=0))
+    means = np.stack([np.mean(x, axis=0) for x in rows.values()])  # (families, 1 + shares, 2)
+    others = [np.delete(means[:, 1:, 0], i, axis=0).mean(axis=0) for i in range(len(means))]
+    best = [int(np.argmax(x)) for x in others]
+    print(
+        f"\n{'masked residues, accuracy':36}{'Evoformer':>11}{'profile':>9}{'share':>7}", flush=True
+    )
+    for family, mean, i in zip(rows, means, best, strict=True):
+        print(f"{family:36}{mean[1 + i, 0]:11.1%}{mean[0, 0]:9.1%}{SHARES[i]:7}", flush=True)
+    for name, kind in (("mean of families", 0), ("with gaps", 1)):
+        ours = [float(x[1 + i, kind]) for x, i in zip(means, best, strict=True)]
+        profile = [float(x[0, kind]) for x in means]
+        more, error = scores.mean_and_error(np.subtract(ours, profile).tolist())
         print(
-            f"{name:36}{values[0]:11.1%}{values[1]:9.1%}   difference {more:+.1%}, "
+            f"{name:36}{np.mean(ours):11.1%}{np.mean(profile):9.1%}   difference {more:+.1%}, "
             f"standard error {error:.1%}",
             flush=True,
         )
 
 
+def filled_in(model, one: data.Known, rng) -> np.ndarray:
+    """Accuracy of the profile and of the model with each of `SHARES`: (1 + shares, 2), the second
+    number with gaps.
+    """
+    ids, _ = crop_alignment(one.ids, TEST_ROWS, TEST_LENGTH // 2, rng)
+    ids = ids[(ids != 0).any(1)][:, (ids != 0).any(0)]
+    hidden = rng.random(ids.shape) < 0.15
+    profile = scores.log_profile(ids, hidden)
+    inputs = {"tokens": np.where(hidden, MASK_ID, ids)[None], "profile": profile[None]}
+    added = np.array(model(inputs))[0] - profile
+    result = np.zeros((1 + len(SHARES), 2))
+    for kind, last in enumerate((GAP_ID, GAP_ID + 1)):
+        where = hidden & (ids < last)
+        if not where.any():
+            continue
+        guesses = [scores.from_profile(ids, hidden, last == GAP_ID)]
+        guesses += [(profile + x * added)[..., 1:last].argmax(-1) + 1 for x in SHARES]
+        result[:, kind] = [(guess == ids)[where].mean() for guess in guesses]
+    return result
+
+
 def by_families(trunk, known: list[data.Known], families: list[str], steps: int):
     """Trains without one family and tests on it, for each; returns the model of the first."""
-    from keras_tfm import models
-
-    model = models.pair_classifier(trunk, 2)
+    model = with_coupling(trunk)
     first = model.get_weights()
     compiled(model, steps)
     results, kept, shown = {}, None, None
@@ -180,7 +233,8 @@ def by_families(trunk, known: list[data.Known], families: list[str], steps: int)
         values = []
         for one in (x for x in known if x.family == family):
             part = window(one, TEST_LENGTH)
-            ours = predicted(model, part.ids[None, :TEST_ROWS])[0]
+            coupling = scores.coupling(part.ids, data.SEPARATION)
+            ours = predicted(model, part.ids[None, :TEST_ROWS], coupling[None])[0]
             information = scores.mutual_information(part.ids)
             values.append(
                 [scores.precision(x, part.contacts, part.measured) for x in (ours, information)]
@@ -210,26 +264,39 @@ def train_contacts(model, known: list[data.Known], steps: int) -> None:
     import keras
 
     names = sorted({x.family for x in known})
+    couplings = [scores.coupling(x.ids, data.SEPARATION) for x in known]
 
     def batch(step: int):
         rng = np.random.default_rng([3, step])
-        tokens, labels, weights = [], [], []
+        tokens, coupling, labels, weights = [], [], [], []
         for _ in range(BATCH):
             family = names[rng.integers(len(names))]
-            mine = [x for x in known if x.family == family]
-            one = mine[rng.integers(len(mine))]
-            ids, first = crop_alignment(one.ids, ROWS, LENGTH, rng)
-            part = slice(first, first + LENGTH)
-            pad = LENGTH - len(one.contacts[part])
+            mine = [i for i, x in enumerate(known) if x.family == family]
+            i = mine[rng.integers(len(mine))]
+            ids, part = cropped(known[i], ROWS, LENGTH, rng)
             tokens.append(ids)
-            labels.append(np.pad(one.contacts[part, part], (0, pad)))
-            weights.append(np.pad(one.measured[part, part], (0, pad)))
+            coupling.append(padded(couplings[i][part, part], LENGTH))
+            labels.append(padded(known[i].contacts[part, part], LENGTH))
+            weights.append(padded(known[i].measured[part, part], LENGTH))
         labels = np.stack(labels).astype("int32")
         weights = np.stack(weights) * (1.0 + 4.0 * labels)
-        return {"tokens": np.stack(tokens)}, labels, weights.astype("float32")
+        inputs = {"tokens": np.stack(tokens), "coupling": np.stack(coupling)}
+        return inputs, labels, weights.astype("float32")
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_end=progress(50))
     model.fit(Steps(batch, steps), epochs=1, verbose=0, callbacks=[callback], shuffle=False)
+
+
+def cropped(one: data.Known, rows: int, length: int, rng) -> tuple[np.ndarray, slice]:
+    """A crop of the alignment, and which of its columns it has."""
+    ids, first = crop_alignment(one.ids, rows, length, rng)
+    return ids, slice(first, first + length)
+
+
+def padded(pairs: np.ndarray, length: int) -> np.ndarray:
+    """(N, N, ...) -> (length, length, ...)."""
+    more = length - len(pairs)
+    return np.pad(pairs, [(0, more)] * 2 + [(0, 0)] * (pairs.ndim - 2))
 
 
 def compiled(model, steps: int) -> None:
@@ -239,7 +306,7 @@ def compiled(model, steps: int) -> None:
         0.0, steps - steps // 10, warmup_target=PEAK, warmup_steps=max(1, steps // 10)
     )
     model.compile(
-        keras.optimizers.Adam(schedule, global_clipnorm=1.0),
+        keras.optimizers.AdamW(schedule, weight_decay=WEIGHT_DECAY, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
 
@@ -280,9 +347,9 @@ def window(one: data.Known, length: int) -> data.Known:
     )
 
 
-def predicted(model, tokens: np.ndarray) -> np.ndarray:
-    """How much a contact is preferred: (B, S, N) -> (B, N, N)."""
-    logits = np.array(model({"tokens": tokens}))
+def predicted(model, tokens: np.ndarray, coupling: np.ndarray) -> np.ndarray:
+    """How much a contact is preferred: (B, S, N) and (B, N, N, 2) -> (B, N, N)."""
+    logits = np.array(model({"tokens": tokens, "coupling": coupling}))
     return logits[..., 1] - logits[..., 0]
 
 
@@ -312,17 +379,18 @@ def export(
 
     rows, length = (6, 24) if smoke else (FILE_ROWS, FILE_LENGTH)
     fixed = models.evoformer(**size, num_sequences=rows, num_residues=length)
-    fixed = models.pair_classifier(fixed, 2)
+    fixed = with_coupling(fixed)
     fixed.set_weights(model.get_weights())
-    parts, tokens = [], []
+    parts, tokens, couplings = [], [], []
     for i, one in enumerate(x for x in known if x.family == family):
+        pairs = scores.coupling(one.ids, data.SEPARATION)
         for k in range(4):
             rng = np.random.default_rng([4, i, k])
-            ids, first = crop_alignment(one.ids, rows, length, rng)
-            part = slice(first, first + length)
+            ids, part = cropped(one, rows, length, rng)
             tokens.append(ids)
+            couplings.append(padded(pairs[part, part], length))
             parts.append((one.contacts[part, part], one.measured[part, part]))
-    tokens = np.stack(tokens)
+    tokens, couplings = np.stack(tokens), np.stack(couplings)
 
     def mean(found: np.ndarray) -> float:
         values = [
@@ -331,14 +399,17 @@ def export(
         ]
         return float(np.mean(values))
 
-    keras_precision = mean(predicted(fixed, tokens))
+    keras_precision = mean(predicted(fixed, tokens, couplings))
     print(f"\nLiteRT: crops of {family}, precision of L/5 in Keras {keras_precision:.1%}")
     for kind in ("float32", "int8"):
         file = folder / f"contacts_{kind}.tflite"
         export_tflite(fixed, file, ["predict"], kind)
         loaded = runtime.load(file)
         start = time.perf_counter()
-        logits = [loaded.predict({"tokens": x[None]}) for x in tokens]
+        logits = [
+            loaded.predict({"tokens": x[None], "coupling": pairs[None]})
+            for x, pairs in zip(tokens, couplings, strict=True)
+        ]
         seconds = (time.perf_counter() - start) / len(tokens)
         logits = np.concatenate([next(iter(x.values())) for x in logits])
         print(

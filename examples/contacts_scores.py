@@ -1,4 +1,4 @@
-"""What contacts and masked residues are compared with: mutual information and the profile."""
+"""Mutual information and the profile of columns: inputs of the model, and its competitors."""
 
 import numpy as np
 
@@ -13,8 +13,7 @@ def mutual_information(ids: np.ndarray) -> np.ndarray:
     frequencies have a pseudocount of one row.
     """
     states = np.where(ids > 20, 0, ids)  # unknown residues and gaps are one state
-    near = (states[:, None] == states[None]).mean(-1) > 0.8
-    weights = 1.0 / near.sum(axis=1)
+    weights = sequence_weights(ids)
     count, length = 21, ids.shape[1]
     one_hot = (states[..., None] == np.arange(count)).reshape(len(ids), -1).astype("float32")
     total = weights.sum() + 1.0
@@ -26,6 +25,27 @@ def mutual_information(ids: np.ndarray) -> np.ndarray:
     np.fill_diagonal(information, 0.0)
     means = information.sum(axis=0) / (length - 1)
     return information - np.outer(means, means) / max(1e-12, means.mean())
+
+
+def sequence_weights(ids: np.ndarray) -> np.ndarray:
+    """One divided by the number of rows with 80 % identity, itself included: (S, N) -> (S,)."""
+    states = np.where(ids > 20, 0, ids)
+    return 1.0 / ((states[:, None] == states[None]).mean(-1) > 0.8).sum(axis=1)
+
+
+def coupling(ids: np.ndarray, separation: int) -> np.ndarray:
+    """Mutual information as an input: (S, N) -> (N, N, 2), float32.
+
+    The first number is that of `mutual_information` in standard deviations of the pairs at least
+    `separation` apart, at most 8 from their mean. The second is the first times the logarithm of
+    the number of different sequences: with few of them mutual information is noise.
+    """
+    found = mutual_information(ids)
+    apart = np.abs(np.subtract.outer(range(len(found)), range(len(found)))) >= separation
+    some = found[apart] if apart.any() else found
+    scaled = np.clip((found - some.mean()) / max(1e-9, some.std()), -8, 8)
+    reliable = np.log10(sequence_weights(ids).sum()) - 1
+    return np.stack([scaled, scaled * reliable], axis=-1).astype("float32")
 
 
 def precision(scores: np.ndarray, contacts: np.ndarray, measured: np.ndarray) -> float:
@@ -42,6 +62,18 @@ def from_profile(ids: np.ndarray, hidden: np.ndarray, residues_only: bool) -> np
     share = alignment_profile(np.ravel(np.where(hidden, 0, ids))[:, None])[0]
     seen = seen + 1e-3 * share  # where a column is hidden in all rows, and for ties
     return seen[:, 1 : GAP_ID + (not residues_only)].argmax(axis=-1) + 1
+
+
+def log_profile(ids: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """Logarithms of the shares of each token id in a column of what is not hidden, as an input.
+
+    (..., S, N) -> (..., N, 24), float32. Three more rows have the shares of the whole alignment.
+    """
+    seen = np.where(hidden, 0, ids)
+    count = (seen > 0).sum(axis=-2)[..., None]
+    everywhere = seen.reshape(*seen.shape[:-2], -1, 1)
+    share = (count * alignment_profile(seen) + 3 * alignment_profile(everywhere)) / (count + 3)
+    return np.log(np.maximum(share, 1e-6)).astype("float32")
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:

@@ -34,10 +34,12 @@ import os
 import sys
 import time
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow: only its errors
 
+import integration_answers as answers
 import integration_data as data
 import progress
 import symbolic
@@ -82,7 +84,7 @@ def main() -> None:
 # Asking
 
 
-def problem_of(text: str) -> data.Problem:
+def problem_of(text: str) -> answers.Problem:
     """The problem that a person wrote; what it cannot be ends the program with a line."""
     name, equals, right = text.partition("=")
     task = "equation" if equals else "integral"
@@ -92,36 +94,55 @@ def problem_of(text: str) -> data.Problem:
         question = symbolic.parse(right if equals else text, ("x", "y") if equals else ("x",))
     except ValueError as error:
         sys.exit(str(error))
-    problem = data.Problem(task, "", question, symbolic.ZERO)
+    problem = answers.Problem(task, "", question, symbolic.ZERO)
     length = len(problem.source.split())
     if length > data.SOURCE_LENGTH:
         sys.exit(f"too long: {length} tokens, at most {data.SOURCE_LENGTH}")
     return problem
 
 
-def answer_text(problem: data.Problem, path: Path) -> str:
-    """The first hypothesis of the file that passes the check; without one the program ends."""
-    found = runtime.load(path).generate_text(problem.source)
-    for rank, hypothesis in enumerate(found, 1):
-        answer = checked(problem, hypothesis.text)
+def answer_text(problem: answers.Problem, path: Path) -> str:
+    """The first right answer of the file; without one the program ends."""
+    found = [x.text for x in runtime.load(path).generate_text(problem.source)]
+    for rank, text in enumerate(found, 1):
+        answer, whose = written(problem, [text]), f"hypothesis {rank}"
         if answer is not None:
-            how = "proved by algebra" if data.proved(problem, answer) else "compared at 6 points"
-            left = "y" if problem.task == "equation" else f"integral of {problem.question}"
-            constant = "" if problem.task == "equation" else " + C"
-            return f"{left} = {answer}{constant}   (hypothesis {rank}, {how})"
-    return sys.exit(
-        f"no answer: the derivative of none of the {len(found)} hypotheses is {problem.question}; "
-        "it may have no elementary integral"
-    )
+            break
+    else:
+        answer, whose = solved(problem, found), "terms of the model, coefficients solved for"
+    if answer is None:
+        sys.exit(
+            f"no answer: the derivative of none of the {len(found)} hypotheses is "
+            f"{problem.question}; it may have no elementary integral"
+        )
+    how = "proved by algebra" if answers.proved(problem, answer) else "compared at 6 points"
+    left = "y" if problem.task == "equation" else f"integral of {problem.question}"
+    constant = "" if problem.task == "equation" else " + C"
+    return f"{left} = {answer}{constant}   ({whose}, {how})"
 
 
-def checked(problem: data.Problem, tokens: str) -> symbolic.Expression | None:
-    """The answer if the tokens are an expression and its derivative is right."""
+def written(problem: answers.Problem, texts: list[str]) -> symbolic.Expression | None:
+    """The first of the model's answers that is right as it stands."""
+    return next((x for x in read(problem, texts) if answers.solves(problem, x)), None)
+
+
+def solved(problem: answers.Problem, texts: list[str]) -> symbolic.Expression | None:
+    """The same; if there is none, a right answer of their terms with other coefficients."""
     try:
-        answer = symbolic.expression(tokens.split())
-        return answer if data.solves(problem, answer) else None
-    except (ValueError, ArithmeticError, RecursionError):
+        return written(problem, texts) or answers.completed(problem, read(problem, texts))
+    except (ArithmeticError, RecursionError):
         return None
+
+
+def read(problem: answers.Problem, texts: list[str]) -> list[symbolic.Expression]:
+    """The answers that are expressions."""
+    found = []
+    for text in texts:
+        try:
+            found.append(problem.answer_of(text.split()))
+        except (ValueError, ArithmeticError, RecursionError):
+            continue
+    return found
 
 
 # Training
@@ -137,7 +158,10 @@ def problems(arguments) -> tuple[list, list, list]:
         pairs = data.integrated(some[::60] if arguments.smoke else some)
         print(f"SymPy integrated {len(pairs)} functions in {time.perf_counter() - start:.0f} s")
         parts = [
-            [(p.task, p.kind, p.source, p.target) for p in data.problems(n, part, pairs, seed=part)]
+            [
+                (p.task, p.kind, p.source, p.target, str(p.factor))
+                for p in data.problems(n, part, pairs, seed=part)
+            ]
             for part, n in (
                 (data.TRAINING, count),
                 (data.FUNCTIONS, tested[0]),
@@ -241,43 +265,45 @@ def score(arguments) -> None:
         f"int8, beam {BEAM}": lambda sources: by_file("beam", sources),
     }
     for title, test in zip(("new functions", "new forms"), tests, strict=True):
-        print_table(title, test, contestants)
+        print_tables(title, test, contestants)
 
 
-def print_table(title: str, test: list[data.Problem], contestants: dict) -> None:
-    """The share of problems with an answer that passes the check, by kind."""
-    solved: dict[str, Counter] = {}
-    first: list = []
-    for name, ask in contestants.items():
-        found = ask([p.source for p in test])
-        answers = [
-            next((a for a in (checked(p, text) for text in texts) if a is not None), None)
-            for p, texts in zip(test, found, strict=True)
-        ]
-        solved[name] = Counter(
-            kind
-            for p, a in zip(test, answers, strict=True)
-            if a is not None
-            for kind in (p.kind, "all")
-        )
-        first = first or answers
-    counts = Counter(p.kind for p in test)
-    print(f"\n{f'{title} ({len(test):,})':32}" + "".join(f"{name:>16}" for name in solved))
-    for kind in [*sorted(counts), "all"]:
-        total = counts[kind] or len(test)
-        cells = "".join(f"{found[kind] / total:>16.1%}" for found in solved.values())
-        print(f"{kind:24}{counts[kind] or len(test):>8}{cells}")
-    right = [(p, a) for p, a in zip(test, first, strict=True) if a is not None]
-    algebra = sum(data.proved(p, a, seconds=3) for p, a in right)
-    print(f"of {len(right)} answers of the first column, algebra proves {algebra}")
+def print_tables(title: str, test: list[answers.Problem], contestants: dict) -> None:
+    """The share of problems with a right answer, by kind, and what was not solved."""
+    sources = [p.source for p in test]
+    found = {name: ask(sources) for name, ask in contestants.items()}
+    for how, judge in (("as written", written), ("coefficients solved for", solved)):
+        right = {
+            name: [judge(p, texts) for p, texts in zip(test, all_texts, strict=True)]
+            for name, all_texts in found.items()
+        }
+        print_table(f"{title}, {how}", test, right)
+    first = next(iter(right.values()))
+    some = [(p, a) for p, a in zip(test, first, strict=True) if a is not None]
+    algebra = sum(answers.proved(p, a, seconds=3) for p, a in some)
+    print(f"of {len(some)} answers of the first column, algebra proves {algebra}")
     print("not solved, in the first column, such as")
     for p in [p for p, a in zip(test, first, strict=True) if a is None][:8]:
         print(f"  {p.kind}: {p.question}   (expected {p.answer})")
 
 
-def problem_from(task: str, kind: str, source: str, target: str) -> data.Problem:
-    read = symbolic.expression
-    return data.Problem(task, kind, read(source.split()[1:]), read(target.split()))
+def print_table(title: str, test: list[answers.Problem], right: dict[str, list]) -> None:
+    counts = Counter(p.kind for p in test)
+    print(f"\n{title:40}" + "".join(f"{name:>16}" for name in right))
+    for kind in [*sorted(counts), "all"]:
+        chosen = [i for i, p in enumerate(test) if kind in (p.kind, "all")]
+        shares = (sum(x[i] is not None for i in chosen) / len(chosen) for x in right.values())
+        cells = "".join(f"{share:>16.1%}" for share in shares)
+        print(f"  {kind:30}{len(chosen):>8}{cells}")
+
+
+def problem_from(task: str, kind: str, source: str, target: str, factor: str) -> answers.Problem:
+    """A problem as it is kept in the folder."""
+    question, answer = (
+        symbolic.expression(x.split()).times(Fraction(factor))
+        for x in (source.partition(" ")[2], target)
+    )
+    return answers.Problem(task, kind, question, answer)
 
 
 def padded(sources: list[str], length: int):

@@ -5,8 +5,8 @@
 After "Deep Learning for Symbolic Mathematics" (arXiv:1912.01412), in three ways:
 
 - backward: a random function is differentiated; the derivative is the question;
-- forward: SymPy integrates 300 small functions in worker processes with a time limit; what it can
-  is scaled (f(3x) has the integral F(3x)/3), multiplied by numbers and added to others;
+- forward: SymPy integrates small functions in worker processes with a time limit; in what it can,
+  x is replaced (f(3x + 1) has the integral F(3x + 1)/3), and multiples of such are added;
 - equations y' = f(x, y): a family of functions with a constant c, linear (y = A(x) (c + D(x))) or
   separable (such as y = tan(P(x) + c)), is differentiated and c eliminated.
 
@@ -21,55 +21,27 @@ import functools
 import hashlib
 import multiprocessing
 import random
-import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import NamedTuple
 
 import symbolic
+from integration_answers import TASKS, Problem, in_time, solves
 from symbolic import ONE, C, Expression, X, Y, collected, function, number, tidy
 
 SOURCE_LENGTH, TARGET_LENGTH = 64, 56  # tokens, with the task; with start and end
 TRAINING, FUNCTIONS, FORMS = range(3)
 # Per thousand that are held out.
 NEW_FUNCTIONS, NEW_FORMS = 30, 30
+ATTEMPTS = 20_000  # of finding one more problem
 SHORT_FORM = 12  # forms with fewer tokens are always in training
 PADDING, START, END = 0, 1, 2
-TASKS = {"integral": "integrate", "equation": "solve"}
 SPECIAL = ("<padding>", "<start>", "<end>", "<unknown>")
 TOKENS = (
     *SPECIAL, *TASKS.values(), *symbolic.SYMBOLS, *symbolic.FUNCTIONS, "add", "mul", "div", "pow",
     "neg", "sqrt", *(sign + digit for sign in "+-" for digit in "0123456789"), *"0123456789",
 )  # fmt: skip
-
-
-class Problem(NamedTuple):
-    """A question and one right answer.
-
-    Attributes:
-        task: "integral": question f(x), answer an F with F' = f; or "equation": question f(x, y),
-            answer y(x, c) with y' = f(x, y).
-        kind: str, for tables of results.
-    """
-
-    task: str
-    kind: str
-    question: Expression
-    answer: Expression
-
-    @property
-    def source(self) -> str:
-        return source_text(self.task, self.question)
-
-    @property
-    def target(self) -> str:
-        return " ".join(self.answer.tokens())
-
-
-def source_text(task: str, question: Expression) -> str:
-    return " ".join([TASKS[task], *question.tokens()])
 
 
 # Random functions
@@ -217,7 +189,7 @@ def small_functions() -> list[Expression]:
         result += [X**n * f for f in (exp(X), sin(X), cos(X), log(X), log(X) ** 2)]
         result += [X**n * f for f in (exp(X * X), exp((X * X).times(-1)), sin(X * X), cos(X * X))]
         result += [X**n * f for f in (atan(X), sin(X) ** 2, cos(X) ** 2, exp(X) * sin(X))]
-        for k in (1, 2, 3, -1):
+        for k in (1, 2, 3, 4, -1, -2, -3):
             u = X + number(k)
             result += [X**n * f for f in (u**-1, u**-2, u ** Fraction(1, 2), log(u))]
             v = X * X + number(k)
@@ -261,11 +233,12 @@ def _integrated_by_sympy(text: str) -> Expression:
 
 
 @functools.lru_cache(4096)
-def scaled(f: Expression, F: Expression, a: int) -> tuple[Expression, Expression]:
-    """f(a x) and its integral, F(a x) / a."""
-    if a == 1:
+def substituted(f: Expression, F: Expression, a: int, b: int) -> tuple[Expression, Expression]:
+    """f(a x + b) and its integral, F(a x + b) / a."""
+    if (a, b) == (1, 0):
         return f, F
-    return f.replace("x", X.times(a)), F.replace("x", X.times(a)).times(Fraction(1, a))
+    inside = X.times(a) + number(b)
+    return f.replace("x", inside), F.replace("x", inside).times(Fraction(1, a))
 
 
 def forward(chance: random.Random, pairs: list[tuple[Expression, Expression]]) -> Problem:
@@ -273,95 +246,13 @@ def forward(chance: random.Random, pairs: list[tuple[Expression, Expression]]) -
     count = chance.choices((1, 2), (65, 35))[0]
     for _ in range(count):
         f, F = chance.choice(pairs)
-        a, k = (whole(chance, 3) if chance.random() < 0.5 else 1), coefficient(chance)
-        f, F = scaled(f, F, a)
+        a = whole(chance, 3) if chance.random() < 0.5 else 1
+        b = signed(chance, 3) if chance.random() < 0.25 else 0
+        (f, F), k = substituted(f, F, a, b), coefficient(chance)
         question, answer = question + f.times(k), answer + F.times(k)
     answer = without_constant(answer)
     kind = "forward, a sum" if count > 1 else "forward, one term"
     return Problem("integral", kind, question, answer)
-
-
-# Checks of answers
-
-
-def solves(problem: Problem, answer: Expression, points: int = 6) -> bool:
-    """Whether an answer is right: differentiated, and compared at complex points.
-
-    Points where a side is not finite, or too large for the tolerance, are drawn again.
-    """
-    wanted = {"x"} if problem.task == "integral" else {"x", "c"}
-    if not answer.symbols() <= wanted or (
-        problem.task == "equation" and "c" not in answer.symbols()
-    ):
-        return False
-    difference = answer.derivative() - problem.question
-    if problem.task == "integral" and not difference:
-        return True  # equal as expressions
-    slope, family = answer.derivative(), answer.derivative("c")
-    chance, good, depends = random.Random(0), 0, False
-    for _ in range(5 * points):
-        x = complex(chance.uniform(0.2, 1.7), chance.uniform(0.1, 0.8))
-        c = complex(chance.uniform(0.3, 2.0), chance.uniform(-0.8, -0.1))
-        left = slope.value(x=x, c=c)
-        right = problem.question.value(x=x, y=answer.value(x=x, c=c))
-        size = max(abs(left), abs(right))
-        if not size < 1e8:  # NaN, too
-            continue
-        # Double precision loses a few digits; another function differs by far more.
-        if abs(left - right) > 1e-7 * max(1.0, size):
-            terms = [*slope.terms, *problem.question.terms]
-            at = {"x": x, "c": c, "y": answer.value(x=x, c=c)}
-            # 1 + tan(z)**2 of a large imaginary z: nothing is left of the digits.
-            if abs(left - right) < 1e-9 * sum(abs(Expression([t]).value(**at)) for t in terms):
-                continue
-            return False
-        depends = depends or abs(family.value(x=x, c=c)) > 1e-9
-        good += 1
-        if good == points:
-            return depends or problem.task == "integral"
-    return False
-
-
-def proved(problem: Problem, answer: Expression, seconds: int = 10) -> bool:
-    """Whether algebra finds the difference zero: `Expression`, else SymPy in this time."""
-    question = problem.question
-    if problem.task == "equation":
-        try:
-            question = question.replace("y", answer)
-        except ZeroDivisionError:
-            return False
-    difference = answer.derivative() - question
-    return not difference or bool(in_time(_is_zero, seconds, str(difference)))
-
-
-def _is_zero(text: str) -> bool:
-    import sympy
-
-    positive = {name: sympy.Symbol(name, positive=True) for name in ("x", "c")}
-    return sympy.simplify(sympy.sympify(text, locals=positive)) == 0
-
-
-def in_time(call: Callable, seconds: int, *arguments):
-    """What a call of SymPy returns, or None if it fails or takes longer; in the main thread.
-
-    The seconds are the process's own, so the result does not depend on what else runs. Windows has
-    no such clock: there the call has no limit.
-    """
-    if not hasattr(signal, "setitimer"):
-        return call(*arguments)
-
-    def late(*_):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        return call(*arguments)
-    except Exception:  # SymPy fails in many ways; what it cannot is left out
-        return None
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 # Training and test
@@ -401,17 +292,20 @@ def _digits(tokens: list[str]) -> Iterator[str]:
 def problems(count: int, part: int, pairs: list, seed: int) -> list[Problem]:
     """Different problems of a part: 55 % backward, 25 % forward, 20 % equations."""
     chance, found = random.Random(seed), {}
-    makers: list[Callable[[random.Random], Problem]] = [
-        backward, functools.partial(forward, pairs=pairs), equation,
-    ]  # fmt: skip
-    while len(found) < count:
-        maker = chance.choices(makers, (55, 25, 20))[0]
-        try:
-            problem = maker(chance)
-        except ZeroDivisionError:
-            continue
-        if is_small(problem) and part_of(problem.question) == part:
-            found.setdefault(problem.source, problem)
+    shares = {backward: 0.55, functools.partial(forward, pairs=pairs): 0.25, equation: 0.20}
+    makers = [maker for maker, share in shares.items() for _ in range(round(share * count))]
+    chance.shuffle(makers)
+    for maker in makers:
+        for _ in range(ATTEMPTS):
+            try:
+                problem = maker(chance)
+            except ZeroDivisionError:
+                continue
+            fits = is_small(problem) and part_of(problem.question) == part
+            if fits and found.setdefault(problem.source, problem) is problem:
+                break
+        else:
+            raise ValueError(f"no new problem of part {part} in {ATTEMPTS} attempts by {maker}")
     return list(found.values())
 
 

@@ -45,8 +45,8 @@ def generate(
     >>> from keras_tfm.generation import generate
     >>> from keras_tfm.models import transformer
     >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
-    >>> generate(model, np.array([[3, 4, 5]]), max_length=4, start_id=1).tokens[0, 0]
-    np.int32(1)
+    >>> int(generate(model, np.array([[3, 4, 5]]), max_length=4, start_id=1).tokens[0, 0])
+    1
     """
     arguments = (max_length, start_id, _hashable(end_id), strategy, target, max_new_tokens)
     return _kept_generator(model, arguments)(inputs)

@@ -80,6 +80,17 @@ def test_rows_that_differ_in_a_cache_of_one_column():
     np.testing.assert_array_equal(ops.convert_to_numpy(found.mask), wanted)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_that_differ_only_in_the_cache_or_only_in_the_step(rows):
+    masks = np.array([[True, False], [False, True]])[:rows]
+    cached = visible(Span(2, 1), 2, None, None, masks, None, None, False, -1e9)
+    wanted = np.concatenate([masks, np.ones((rows, 1), bool)], axis=1)[:, None]
+    np.testing.assert_array_equal(ops.convert_to_numpy(cached.mask), wanted)
+    new = visible(Span(2, 1), 2, None, None, None, masks[:, 1:], None, False, -1e9)
+    wanted = np.concatenate([np.ones((rows, 2), bool), masks[:, 1:]], axis=1)[:, None]
+    np.testing.assert_array_equal(ops.convert_to_numpy(new.mask), wanted)
+
+
 def test_a_context_is_all_in_the_cache():
     mask = np.array([[[True, False, True]], [[False, False, False]]])
     for given in (None, mask):
@@ -99,6 +110,13 @@ def test_hypotheses_see_their_ancestors_and_all_of_a_prefix():
     assert after.column == 5
     found = visible(Span(4, 2), 5, None, after, None, None, None, True, -1e9)
     own = np.ones((2, 2, 1), bool)
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(found.mask), np.concatenate([wanted, own], axis=-1)
+    )
+    # A row of padding: none of its hypotheses sees itself.
+    real = np.array([[True], [False]])
+    found = visible(Span(4, 2), 5, None, after, None, real, None, True, -1e9)
+    own = np.broadcast_to(real[:, None], (2, 2, 1))
     np.testing.assert_array_equal(
         ops.convert_to_numpy(found.mask), np.concatenate([wanted, own], axis=-1)
     )

@@ -94,7 +94,7 @@ def test_samples_have_these_probabilities():
         for i in range(10):  # each after the same text
             choose = Sampler(**options, seed=100 * number + i).following(text)
             counts += np.bincount(choose(logits), minlength=SIZE)
-        wanted = expected(options, logits[:3])[0] * counts.sum()
+        wanted = expected(options, logits[:3])[0].astype("float64") * counts.sum()
         assert not counts[wanted == 0].any()
         # Tokens of fewer than 5 expected samples are one class.
         rare = wanted < 5
