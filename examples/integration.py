@@ -103,13 +103,21 @@ def problem_of(text: str) -> answers.Problem:
 
 def answer_text(problem: answers.Problem, path: Path) -> str:
     """The first right answer of the file; without one the program ends."""
-    found = [x.text for x in runtime.load(path).generate_text(problem.source)]
+    file = runtime.load(path)
+
+    def ask(one: answers.Problem) -> list[str]:
+        return [x.text for x in file.generate_text(one.source)]
+
+    found = ask(problem)
     for rank, text in enumerate(found, 1):
         answer, whose = written(problem, [text]), f"hypothesis {rank}"
         if answer is not None:
             break
     else:
         answer, whose = solved(problem, found), "terms of the model, coefficients solved for"
+    if answer is None:
+        more = [text for part in answers.parts(problem) for text in ask(part)]
+        answer, whose = solved(problem, found + more), "asked term by term, coefficients solved for"
     if answer is None:
         sys.exit(
             f"no answer: the derivative of none of the {len(found)} hypotheses is "
@@ -272,11 +280,16 @@ def print_tables(title: str, test: list[answers.Problem], contestants: dict) -> 
     """The share of problems with a right answer, by kind, and what was not solved."""
     sources = [p.source for p in test]
     found = {name: ask(sources) for name, ask in contestants.items()}
-    for how, judge in (("as written", written), ("coefficients solved for", solved)):
-        right = {
-            name: [judge(p, texts) for p, texts in zip(test, all_texts, strict=True)]
-            for name, all_texts in found.items()
-        }
+    right: dict[str, list] = {}
+    for how, judge in (
+        ("as written", written),
+        ("coefficients solved for", solved),
+        ("asked term by term, too", solved),
+    ):
+        for name, all_texts in found.items():
+            if how.startswith("asked"):
+                in_parts(test, right[name], all_texts, contestants[name])
+            right[name] = [judge(p, texts) for p, texts in zip(test, all_texts, strict=True)]
         print_table(f"{title}, {how}", test, right)
     first = next(iter(right.values()))
     some = [(p, a) for p, a in zip(test, first, strict=True) if a is not None]
@@ -285,6 +298,19 @@ def print_tables(title: str, test: list[answers.Problem], contestants: dict) -> 
     print("not solved, in the first column, such as")
     for p in [p for p, a in zip(test, first, strict=True) if a is None][:8]:
         print(f"  {p.kind}: {p.question}   (expected {p.answer})")
+
+
+def in_parts(test: list[answers.Problem], right: list, found: list[list[str]], ask) -> None:
+    """Adds to what was found for unsolved problems the answers to their parts."""
+    some = {
+        i: [p.source for p in answers.parts(test[i]) if len(p.source.split()) <= LENGTHS[-1]]
+        for i, answer in enumerate(right)
+        if answer is None
+    }
+    sources = list(dict.fromkeys(source for part in some.values() for source in part))
+    texts = dict(zip(sources, ask(sources), strict=True))
+    for i, part in some.items():
+        found[i] = found[i] + [text for source in part for text in texts[source]]
 
 
 def print_table(title: str, test: list[answers.Problem], right: dict[str, list]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import symbolic
-from symbolic import Expression, Monomial, Number, collected, function
+from symbolic import ONE, Expression, Number, collected, function
 
 TASKS = {"integral": "integrate", "equation": "solve"}
 # Coefficients that are solved for are fractions with at most this denominator.
@@ -126,37 +126,64 @@ def _is_zero(text: str) -> bool:
 # Coefficients
 
 
-def completed(problem: Problem, answers: Iterable[Expression]) -> Expression | None:
+def completed(problem: Problem, answers: Sequence[Expression]) -> Expression | None:
     """A right answer made of the terms of other answers, or None.
 
     Args:
         problem: `Problem`.
-        answers: expressions whose terms may occur in the answer. Of an equation, each is tried by
-            itself: for linear equations the terms without c are changed, for separable ones, such
-            as y = tan(P(x) + c), those of P.
+        answers: expressions whose terms may occur in the answer; their own terms are tried first,
+            then those of all together. Of linear equations the terms without c are changed, of
+            separable ones, such as y = tan(P(x) + c), those of P.
     """
-    if problem.task == "integral":
-        found = _integral_of(problem.question, {m for answer in answers for m, _ in answer.terms})
-        return found if found is not None and solves(problem, found) else None
+    question, all_terms = problem.question, _terms(answers)
     for answer in answers:
-        for attempt in (_linear, _separable):
-            found = attempt(problem.question, answer)
+        if problem.task == "integral":
+            attempts = [_integral(question, _terms([answer]))]
+        else:
+            attempts = [
+                _linear(question, answer, _terms([answer])),
+                _linear(question, answer, all_terms),
+                _separable(question, answer),
+            ]
+        for found in attempts:
             if found is not None and solves(problem, found):
                 return found
+    if problem.task == "integral":
+        found = _integral(question, all_terms)
+        return found if found is not None and solves(problem, found) else None
     return None
 
 
-def _integral_of(question: Expression, monomials: set[Monomial]) -> Expression | None:
-    whole = Expression((m, 1) for m in monomials)
-    terms = [Expression([(m, 1)]) for m, _ in whole.ordered()]  # short ones first
-    terms = [x for x in terms if x.symbols() == {"x"}]
+def parts(problem: Problem) -> list[Problem]:
+    """The same problem with one term at a time: an integral is the sum of theirs.
+
+    Of a linear equation y' = p(x) y + q(x), the terms of q. Other equations have no parts.
+    """
+    terms = [Expression([term]) for term in problem.question.terms]
+    with_y = [x for x in terms if "y" in x.symbols()]
+    if any(dict(m).get(("y",)) != 1 for x in with_y for m, _ in x.terms):
+        return []
+    same = collected(term for x in with_y for term in x.terms)
+    some = [same + x for x in terms if x not in with_y]
+    return [problem._replace(question=x) for x in some if x != problem.question]
+
+
+def _terms(answers: Iterable[Expression]) -> list[Expression]:
+    """The terms of the answers without their coefficients, of x alone, short ones first."""
+    whole = Expression((m, 1) for answer in answers for m, _ in answer.terms)
+    terms = [Expression([(m, 1)]) for m, _ in whole.ordered()]
+    return [x for x in terms if x.symbols() <= {"x"}]
+
+
+def _integral(question: Expression, terms: list[Expression]) -> Expression | None:
+    terms = [x for x in terms if x.symbols()]
     return _combination(terms, [x.derivative().value for x in terms], question.value)
 
 
-def _linear(question: Expression, answer: Expression) -> Expression | None:
-    """y = c A(x) + D(x) for y' = p(x) y + q(x), with other coefficients of D."""
+def _linear(question: Expression, answer: Expression, terms: list[Expression]) -> Expression | None:
+    """y = c A(x) + D(x) for y' = p(x) y + q(x), with a D of these terms and a number."""
+    terms = [ONE, *(x for x in terms if x != ONE)]
     family = Expression((m, k) for m, k in answer.terms if "c" in Expression([(m, 1)]).symbols())
-    terms = [Expression([(m, 1)]) for m, _ in (answer - family).terms]
 
     def constant(x: complex) -> complex:  # q
         return question.value(x=x, y=0)

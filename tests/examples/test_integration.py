@@ -133,6 +133,7 @@ WRONG_NUMBERS = {
     ),
     "fractions": ("x^4*log(x)", "add pow x +5 mul pow x +5 log x"),
     "a linear equation": ("y' = y + x", "add mul c exp x add mul +5 x +3"),
+    "a linear equation with a number": ("y' = 2*x*y + x", "mul c exp pow x +2"),
     "a separable equation": ("y' = 2*x*(1 + y^2)", "tan add c mul +7 pow x +2"),
     "a power": ("y' = -cos(x)*y^2", "pow add c mul div +1 +2 sin x -1"),
 }  # fmt: skip
@@ -147,6 +148,21 @@ def test_coefficients_are_solved_for(text, tokens):
     assert answers.solves(problem, found) and answers.proved(problem, found)
 
 
+def test_a_problem_is_the_sum_of_its_parts():
+    pytest.importorskip("sympy")
+    problem = integration.problem_of("3*x*cos(x) - 2*exp(2*x)")
+    parts = answers.parts(problem)
+    assert {str(x.question) for x in parts} == {"3*x*cos(x)", "-2*exp(2*x)"}
+    texts = ["add cos x mul x sin x", "exp mul +2 x"]
+    assert integration.solved(problem, texts[:1]) is None
+    assert answers.proved(problem, integration.solved(problem, texts))
+    problem = integration.problem_of("y' = y + y/x + x + exp(x)")
+    parts = answers.parts(problem)
+    assert {str(x.question) for x in parts} == {"x + y + y*x**(-1)", "y + exp(x) + y*x**(-1)"}
+    for text in ("x", "y' = x*y^2 + x", "y' = x*y"):
+        assert answers.parts(integration.problem_of(text)) == []
+
+
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
@@ -154,7 +170,7 @@ def test_coefficients_are_solved_for(text, tokens):
         ("x*cos(x)", "+3"),
         ("x*cos(x)", "mul y sin x"),
         ("exp(x^2)", "exp pow x +2"),  # no elementary integral
-        ("y' = y + x", "mul c exp x"),
+        ("y' = y + x^2", "mul c exp x"),
         ("y' = y + x", "add c x"),
         ("y' = 2*x*(1 + y^2)", "tan add c sin x"),
         ("y' = 2*x*(1 + y^2)", "tan pow x +2"),  # no constant
