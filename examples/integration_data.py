@@ -5,8 +5,8 @@
 After "Deep Learning for Symbolic Mathematics" (arXiv:1912.01412), in three ways:
 
 - backward: a random function is differentiated; the derivative is the question;
-- forward: SymPy integrates small functions in worker processes with a time limit; in what it can,
-  x is replaced (f(3x + 1) has the integral F(3x + 1)/3), and multiples of such are added;
+- forward: SymPy integrates 400 small functions in worker processes with a time limit; x is replaced
+  in them (f(3x + 1) has the integral F(3x + 1)/3), and multiples of such are added;
 - equations y' = f(x, y): a family of functions with a constant c, linear (y = A(x) (c + D(x))) or
   separable (such as y = tan(P(x) + c)), is differentiated and c eliminated.
 

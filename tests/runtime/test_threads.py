@@ -15,7 +15,7 @@ def test_threads_take_turns(tmp_path):
         from concurrent.futures import ThreadPoolExecutor
         import numpy as np
         from keras_tfm import runtime
-        data = np.load("data.npz")
+        data = dict(np.load("data.npz"))  # read here: an open file is not for several threads
         model = runtime.load({small_file(num_layers=2).path!r})
 
         def right(i):
