@@ -62,6 +62,48 @@ def test_the_profile_does_not_see_what_is_hidden():
     assert (mean, error) == (2.0, pytest.approx(1 / np.sqrt(3)))
 
 
+def test_logarithms_of_the_profile_by_hand():
+    """Three rows more with the shares of what is visible everywhere: 1 three times, 2 once."""
+    ids, hidden = np.array([[1, 1], [1, 2], [3, 1]]), np.array([[0, 0], [0, 0], [1, 1]], bool)
+    found = np.exp(scores.log_profile(ids, hidden))
+    assert found.shape == (2, 24) and found.dtype == np.float32
+    np.testing.assert_allclose(found[0, 1:4], [(2 + 2.25) / 5, 0.75 / 5, 1e-6], rtol=1e-5)
+    np.testing.assert_allclose(found[1, 1:4], [(1 + 2.25) / 5, (1 + 0.75) / 5, 1e-6], rtol=1e-5)
+    several = scores.log_profile(np.stack([ids, ids]), np.stack([hidden, hidden]))
+    one = scores.log_profile(ids, hidden)
+    np.testing.assert_array_equal(several, np.stack([one, one]))
+
+
+def test_coupling_is_scaled_mutual_information():
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, 21, (50, 12)).astype("int32")
+    ids[:, 9] = ids[:, 1]
+    found, raw = scores.coupling(ids, separation=6), scores.mutual_information(ids)
+    apart = np.abs(np.subtract.outer(range(12), range(12))) >= 6
+    assert found.shape == (12, 12, 2)
+    scaled = (raw - raw[apart].mean()) / raw[apart].std()
+    np.testing.assert_allclose(found[..., 0], np.clip(scaled, -8, 8), rtol=1e-4, atol=1e-4)
+    # 50 different sequences.
+    np.testing.assert_allclose(found[..., 1], found[..., 0] * (np.log10(50) - 1), rtol=1e-5)
+    assert found[1, 9, 0] == found[..., 0].max()
+
+
+def test_the_heads_start_from_what_needs_no_training():
+    import contacts
+
+    from keras_tfm import models
+
+    trunk = models.evoformer(**{**contacts.SIZE, "num_layers": 1})
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, 21, (2, 5, 9)).astype("int32")
+    profile = scores.log_profile(ids, rng.random(ids.shape) < 0.2)
+    logits = contacts.with_profile(trunk)({"tokens": ids, "profile": profile})
+    np.testing.assert_array_equal(logits, np.broadcast_to(profile[:, None], (2, 5, 9, 24)))
+    coupling = np.stack([scores.coupling(x, 6) for x in ids])
+    found = contacts.predicted(contacts.with_coupling(trunk), ids, coupling)
+    np.testing.assert_allclose(found, coupling[..., 0], atol=1e-6)
+
+
 def test_contacts_of_a_structure_by_hand(tmp_path):
     """A hairpin: residue i stands beside residue 33 - i, 5 Å away; others 3.8 Å apart in line."""
     pytest.importorskip("Bio")
