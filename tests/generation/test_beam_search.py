@@ -148,6 +148,12 @@ def test_a_beam_as_wide_as_the_vocabulary():
     """All continuations of a hypothesis are kept: after one step no more than V are there."""
     tokens, _, _ = found(Beam(V, 0.0, V), (), [3] * ROWS)
     assert np.sort(tokens[:, :, 2], axis=1).tolist() == [list(range(V))] * ROWS
+    # A forbidden token leaves one hypothesis fewer, which is no reason to go on.
+    strategy = Beam(V, falling, V, processors=(never_twice,))
+    tokens, scores, steps = found(strategy, (), [3] * ROWS)
+    assert (tokens[:, :-1, 2] != PROMPTS[:, 1:]).all() and (scores[:, :-1] > -100).all()
+    np.testing.assert_array_equal(scores[:, -1], np.float32(IMPOSSIBLE))
+    np.testing.assert_array_equal(steps, 1)
 
 
 def test_defaults():
