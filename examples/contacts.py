@@ -50,8 +50,8 @@ STEPS, CONTACT_STEPS, PEAK, WEIGHT_DECAY = 1500, 150, 1.5e-3, 0.02
 # Alignments in the test, and in the exported file.
 TEST_ROWS, TEST_LENGTH, FILE_ROWS, FILE_LENGTH = 48, 256, 16, 64
 PER_FAMILY = 4
-# Letters of an alignment, over all draws of the masked ones; what Evoformer adds is weighted.
-MASKED_RESIDUES, SHARES = 8000, (0.25, 0.5, 0.75, 1.0)
+# Masks of a small alignment are drawn again, up to this many letters; factors of what is added.
+LETTERS, SHARES = 8000, (0.25, 0.5, 0.75, 1.0)
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def fill_in(model, head: Path, known: list[data.Known]) -> None:
         model.load_weights(head)
     rows: dict[str, list] = {}
     for i, one in enumerate(known):
-        draws = max(1, MASKED_RESIDUES // one.ids[:TEST_ROWS, : TEST_LENGTH // 2].size)
+        draws = max(1, LETTERS // one.ids[:TEST_ROWS, : TEST_LENGTH // 2].size)
         found = [filled_in(model, one, np.random.default_rng([2, i, k])) for k in range(draws)]
         rows.setdefault(one.family, []).append(np.mean(found, axis=0))
     means = np.stack([np.mean(x, axis=0) for x in rows.values()])  # (families, 1 + shares, 2)
@@ -198,9 +198,7 @@ def fill_in(model, head: Path, known: list[data.Known]) -> None:
 
 
 def filled_in(model, one: data.Known, rng) -> np.ndarray:
-    """Accuracy of the profile and of the model with each of `SHARES`: (1 + shares, 2), the second
-    number with gaps.
-    """
+    """Accuracy of the profile and with each of `SHARES`, without and with gaps: (1 + shares, 2)."""
     ids, _ = crop_alignment(one.ids, TEST_ROWS, TEST_LENGTH // 2, rng)
     ids = ids[(ids != 0).any(1)][:, (ids != 0).any(0)]
     hidden = rng.random(ids.shape) < 0.15
@@ -210,8 +208,6 @@ def filled_in(model, one: data.Known, rng) -> np.ndarray:
     result = np.zeros((1 + len(SHARES), 2))
     for kind, last in enumerate((GAP_ID, GAP_ID + 1)):
         where = hidden & (ids < last)
-        if not where.any():
-            continue
         guesses = [scores.from_profile(ids, hidden, last == GAP_ID)]
         guesses += [(profile + x * added)[..., 1:last].argmax(-1) + 1 for x in SHARES]
         result[:, kind] = [(guess == ids)[where].mean() for guess in guesses]
@@ -221,6 +217,7 @@ def filled_in(model, one: data.Known, rng) -> np.ndarray:
 def by_families(trunk, known: list[data.Known], families: list[str], steps: int):
     """Trains without one family and tests on it, for each; returns the model of the first."""
     model = with_coupling(trunk)
+    couplings = [scores.coupling(x.ids, data.SEPARATION) for x in known]
     first = model.get_weights()
     compiled(model, steps)
     results, kept, shown = {}, None, None
@@ -228,7 +225,7 @@ def by_families(trunk, known: list[data.Known], families: list[str], steps: int)
         model.set_weights(first)
         for variable in model.optimizer.variables:
             variable.assign(np.zeros(variable.shape))
-        others = [x for x in known if x.family != family]
+        others = [x for x in zip(known, couplings, strict=True) if x[0].family != family]
         train_contacts(model, others, steps)
         values = []
         for one in (x for x in known if x.family == family):
@@ -259,25 +256,24 @@ def by_families(trunk, known: list[data.Known], families: list[str], steps: int)
     return model, shown
 
 
-def train_contacts(model, known: list[data.Known], steps: int) -> None:
-    """Each family as often as any other."""
+def train_contacts(model, known: list[tuple[data.Known, np.ndarray]], steps: int) -> None:
+    """On alignments and their couplings, each family as often as any other."""
     import keras
 
-    names = sorted({x.family for x in known})
-    couplings = [scores.coupling(x.ids, data.SEPARATION) for x in known]
+    names = sorted({x.family for x, _ in known})
 
     def batch(step: int):
         rng = np.random.default_rng([3, step])
         tokens, coupling, labels, weights = [], [], [], []
         for _ in range(BATCH):
             family = names[rng.integers(len(names))]
-            mine = [i for i, x in enumerate(known) if x.family == family]
-            i = mine[rng.integers(len(mine))]
-            ids, part = cropped(known[i], ROWS, LENGTH, rng)
+            mine = [x for x in known if x[0].family == family]
+            one, pairs = mine[rng.integers(len(mine))]
+            ids, part = cropped(one, ROWS, LENGTH, rng)
             tokens.append(ids)
-            coupling.append(padded(couplings[i][part, part], LENGTH))
-            labels.append(padded(known[i].contacts[part, part], LENGTH))
-            weights.append(padded(known[i].measured[part, part], LENGTH))
+            coupling.append(padded(pairs[part, part], LENGTH))
+            labels.append(padded(one.contacts[part, part], LENGTH))
+            weights.append(padded(one.measured[part, part], LENGTH))
         labels = np.stack(labels).astype("int32")
         weights = np.stack(weights) * (1.0 + 4.0 * labels)
         inputs = {"tokens": np.stack(tokens), "coupling": np.stack(coupling)}

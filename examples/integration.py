@@ -143,18 +143,23 @@ def written(problem: answers.Problem, texts: list[str]) -> symbolic.Expression |
 
 def solved(problem: answers.Problem, texts: list[str]) -> symbolic.Expression | None:
     """The same; if there is none, a right answer of their terms with other coefficients."""
+    found = written(problem, texts)
+    if found is not None:
+        return found
     try:
-        return written(problem, texts) or answers.completed(problem, read(problem, texts))
+        return answers.completed(problem, read(problem, texts))
     except (ArithmeticError, RecursionError):
         return None
 
 
 def read(problem: answers.Problem, texts: list[str]) -> list[symbolic.Expression]:
-    """The answers that are expressions."""
+    """The answers that are expressions and have a derivative."""
     found = []
     for text in texts:
         try:
-            found.append(problem.answer_of(text.split()))
+            answer = problem.answer_of(text.split())
+            answer.derivative()
+            found.append(answer)
         except (ValueError, ArithmeticError, RecursionError):
             continue
     return found
@@ -288,16 +293,17 @@ def print_tables(title: str, test: list[answers.Problem], contestants: dict) -> 
     sources = [p.source for p in test]
     found = {name: ask(sources) for name, ask in contestants.items()}
     right: dict[str, list] = {}
-    for how, judge in (
-        ("as written", written),
-        ("coefficients solved for", solved),
-        ("asked term by term, too", solved),
-    ):
+
+    def judge(how: str, one) -> None:
         for name, all_texts in found.items():
-            if how.startswith("asked"):
-                in_parts(test, right[name], all_texts, contestants[name])
-            right[name] = [judge(p, texts) for p, texts in zip(test, all_texts, strict=True)]
+            right[name] = [one(p, texts) for p, texts in zip(test, all_texts, strict=True)]
         print_table(f"{title}, {how}", test, right)
+
+    judge("as written", written)
+    judge("coefficients solved for", solved)
+    for name, ask in contestants.items():
+        in_parts(test, right[name], found[name], ask)
+    judge("asked term by term, too", solved)
     first = next(iter(right.values()))
     some = [(p, a) for p, a in zip(test, first, strict=True) if a is not None]
     algebra = sum(answers.proved(p, a, seconds=3) for p, a in some)

@@ -7,6 +7,7 @@ result as any other answer: the method of undetermined coefficients, as in the p
 of Norman and Moore (1977), with a Transformer's terms in place of a rule's.
 """
 
+import functools
 import random
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -127,7 +128,7 @@ def _is_zero(text: str) -> bool:
 
 
 def completed(problem: Problem, answers: Sequence[Expression]) -> Expression | None:
-    """A right answer made of the terms of other answers, or None.
+    """A right answer made of the terms of other answers; None if they do not suffice.
 
     Args:
         problem: `Problem`.
@@ -135,23 +136,17 @@ def completed(problem: Problem, answers: Sequence[Expression]) -> Expression | N
             then those of all together. Of linear equations the terms without c are changed, of
             separable ones, such as y = tan(P(x) + c), those of P.
     """
-    question, all_terms = problem.question, _terms(answers)
-    for answer in answers:
-        if problem.task == "integral":
-            attempts = [_integral(question, _terms([answer]))]
-        else:
-            attempts = [
-                _linear(question, answer, _terms([answer])),
-                _linear(question, answer, all_terms),
-                _separable(question, answer),
-            ]
-        for found in attempts:
-            if found is not None and solves(problem, found):
-                return found
+    question = problem.question
+    groups = [_terms([answer]) for answer in answers] + [_terms(answers)]
     if problem.task == "integral":
-        found = _integral(question, all_terms)
-        return found if found is not None and solves(problem, found) else None
-    return None
+        attempts = [_integral(question, terms) for terms in groups]
+    else:
+        *own, of_all = (_linear(question, terms) for terms in groups)
+        attempts = []
+        for answer, particular in zip(answers, own, strict=True):
+            attempts += [_with_c(answer) + x for x in (particular, of_all) if x is not None]
+            attempts.append(_separable(question, answer))
+    return next((x for x in attempts if x is not None and solves(problem, x)), None)
 
 
 def parts(problem: Problem) -> list[Problem]:
@@ -180,14 +175,19 @@ def _integral(question: Expression, terms: list[Expression]) -> Expression | Non
     return _combination(terms, [x.derivative().value for x in terms], question.value)
 
 
-def _linear(question: Expression, answer: Expression, terms: list[Expression]) -> Expression | None:
-    """y = c A(x) + D(x) for y' = p(x) y + q(x), with a D of these terms and a number."""
-    terms = [ONE, *(x for x in terms if x != ONE)]
-    family = Expression((m, k) for m, k in answer.terms if "c" in Expression([(m, 1)]).symbols())
+def _with_c(answer: Expression) -> Expression:
+    return Expression((m, k) for m, k in answer.terms if "c" in Expression([(m, 1)]).symbols())
 
+
+def _linear(question: Expression, terms: list[Expression]) -> Expression | None:
+    """D(x), of these terms and a number, where y = c A(x) + D(x) solves y' = p(x) y + q(x)."""
+    terms = [ONE, *(x for x in terms if x != ONE)]
+
+    @functools.cache  # one point serves all terms
     def constant(x: complex) -> complex:  # q
         return question.value(x=x, y=0)
 
+    @functools.cache
     def rate(x: complex) -> complex:  # p
         return question.value(x=x, y=1) - constant(x)
 
@@ -195,8 +195,7 @@ def _linear(question: Expression, answer: Expression, terms: list[Expression]) -
         slope = term.derivative()
         return lambda x: slope.value(x=x) - rate(x) * term.value(x=x)
 
-    found = _combination(terms, [left(term) for term in terms], constant)
-    return None if found is None else family + found
+    return _combination(terms, [left(term) for term in terms], constant)
 
 
 def _separable(question: Expression, answer: Expression) -> Expression | None:
@@ -283,7 +282,7 @@ def _independent(columns: np.ndarray) -> list[int]:
 
 
 def in_time(call: Callable, seconds: int, *arguments):
-    """What a call of SymPy returns, or None if it fails or takes longer; in the main thread.
+    """The result of a call of SymPy, None if it fails or takes longer; only in the main thread.
 
     The seconds are the process's own, so the result does not depend on what else runs. Windows has
     no such clock: there the call has no limit.
