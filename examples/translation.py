@@ -289,8 +289,8 @@ class Corpus:
                 (side for pair in self.parts.training for side in (pair.source, pair.target)),
                 vocabulary_size,
             )
-        self.training = self._batches(self.parts.training)
-        self.validation = self._batches(self.parts.validation, shuffle=False)
+        self.training = self.batches(self.parts.training)
+        self.validation = self.batches(self.parts.validation, shuffle=False)
 
     def test(self) -> list:
         """The test pairs whose source is not too long for the file."""
@@ -308,7 +308,7 @@ class Corpus:
         ]
         return self.validation.inputs["source"].padded(found[:rows], LENGTHS[0])
 
-    def _batches(self, pairs: list, shuffle: bool = True):
+    def batches(self, pairs: list, shuffle: bool = True):
         """Batches for teacher forcing, without pairs that are too long."""
         from keras_tfm import text
 

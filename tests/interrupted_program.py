@@ -71,7 +71,7 @@ def program(
     **options,
 ):
     """What a user starts, and starts again: the model at its end, with its history."""
-    keras.backend.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     tokens = keras.Input((LENGTH,), dtype="int32")
     x = keras.layers.Dropout(dropout)(keras.layers.Embedding(SIZE, dim)(tokens))

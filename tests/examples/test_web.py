@@ -21,6 +21,7 @@ from web_pages import WEB, need_browser, run_in_browser
 from keras_tfm import runtime
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,6 +14,7 @@ Image = pytest.importorskip("PIL.Image")
 PROMPTS = ([START], [START, 5, 9])
 
 
+@pytest.mark.browser
 def test_captions_are_those_of_python(tmp_path):
     """Of the four kinds of files. Also a screenshot, caption.png, in the test's folder."""
     need_browser()

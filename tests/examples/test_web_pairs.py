@@ -10,6 +10,7 @@ Image = pytest.importorskip("PIL.Image")
 TEXTS = ["abba", "a cab", "hide", "min"]
 
 
+@pytest.mark.browser
 def test_several_models_and_the_page_answer_as_python_does(tmp_path):
     """Also a screenshot, emoji.png, in the test's folder."""
     from emoji_search import Pairs, character, page_data

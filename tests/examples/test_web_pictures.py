@@ -173,7 +173,7 @@ def save_pictures(folder):
     return {name: exact for name, (_, _, exact) in kinds.items()}
 
 
-@NODE
+@pytest.mark.browser
 def test_the_page_sees_what_python_sees(tmp_path):
     """Also screenshots, in the test's folder."""
     from small_pictures import OBJECTS, classifier, detector, export_pictures

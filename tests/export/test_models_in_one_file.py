@@ -111,7 +111,10 @@ def shared():
     return dict(zip(("vectors", "classes"), map(randomize, made), strict=True))
 
 
-@pytest.mark.parametrize("quantization", ["float32", "float16", "int8", "int4"])
+@pytest.mark.parametrize(
+    "quantization",
+    [*(pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "float16")), "int8", "int4"],
+)
 def test_shared_weights_are_stored_once(quantization, tmp_path):
     """Two graphs of some 15 kB and a dense layer are all that the second model adds."""
     given, options = shared(), {"quantization": quantization, "source_length": 16}

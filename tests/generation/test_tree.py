@@ -188,13 +188,16 @@ def log_probability(model, row, first):
 PARTS = {"learned": None, "rotary": 2, "T5": 1, "Shaw": 2, "ALiBi": None}
 
 
+# By default each part once, with each of the four ways.
+WAYS = [(xla, padding) for padding in (0, 2) for xla in (False, True)]
+
+
 @pytest.mark.parametrize(
     ("part", "xla", "padding"),
     [
-        pytest.param(part, xla, padding, marks=[pytest.mark.slow] * ((i + xla) % 2 != padding // 2))
+        pytest.param(part, *way, marks=[pytest.mark.slow] * (way != WAYS[i % 4]))
         for i, part in enumerate(PARTS)
-        for xla in (False, True)
-        for padding in (0, 2)
+        for way in WAYS
     ],
 )
 @tensorflow_only

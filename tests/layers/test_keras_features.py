@@ -70,7 +70,7 @@ RECOMPUTING = [
 
 
 def losses(scope, dropout, jit=False):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     model = encoder_decoder(dropout, scope)
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit)

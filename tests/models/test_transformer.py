@@ -346,7 +346,7 @@ def count(*arguments, **options):
     with keras.StatelessScope(initialize_variables=False):
         model = transformer(*arguments, **options)
         number = sum(int(np.prod(weight.shape)) for weight in model.weights)
-    keras.utils.clear_session()  # forgets the variables that wait for their values
+    keras.utils.clear_session(free_memory=False)  # forgets the variables that wait for their values
     return number
 
 
