@@ -92,24 +92,31 @@ def pytest_collection_modifyitems(items):
             item.add_marker("fast")
 
 
-# Collections of garbage. TensorFlow's converter and Keras's `clear_session` each begin one of all
-# objects, which took a third of the time of a run: what stays of a file is left out of later ones.
+# Garbage: TensorFlow's converter begins a collection of all objects at each export, which took a
+# sixth of the time of a run. So what stays of the tests so far is left out of later collections.
+TESTS_BETWEEN = 50
 
 
-def pytest_sessionstart():
+def pytest_sessionstart(session):
     gc.disable()  # nothing of what is imported is garbage
+    session.since_frozen = 0
 
 
 def pytest_collection_finish():
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(200_000, 20, 50)
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures
 def pytest_runtest_teardown(item, nextitem):
-    if nextitem is None or nextitem.path != item.path:
+    session = item.session
+    session.since_frozen += 1
+    ends = nextitem is None or nextitem.path != item.path
+    if ends or session.since_frozen >= TESTS_BETWEEN:
         gc.collect()
         gc.freeze()
+        session.since_frozen = 0
 
 
 def pytest_sessionfinish(session, exitstatus):
