@@ -13,7 +13,7 @@ from keras_tfm import runtime
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 DATES = 40_000  # examples on which draft heads are trained
-TEXTS, TEXT, NEW = 20, 160, 64  # of SmolLM2: number of texts, tokens of each, and of each answer
+TEXTS, TEXT, NEW = 8, 160, 64  # of SmolLM2: number of texts, tokens of each, and of each answer
 ASKED = {
     "summaries": "Summarize the following text in your own words.\n\n",
     "corrections": "Correct the spelling of the following text, and change nothing else.\n\n",

@@ -20,8 +20,8 @@ tokens before, in the source too if that has the same vocabulary. "tokens a step
 of tokens that a step adds. On all questions, "equal" is the share of answers that are greedy
 search's, "prefix" the mean number of tokens, padding included, until the first difference, and
 "score" the share of correct dates, or BLEU of the translations. CTranslate2 translates with the
-weights of the model as it was trained before. SmolLM2 answers with 64 tokens to a prompt of some
-200; "decoding" is without the prompt and the first token.
+weights of "greedy". SmolLM2 answers with 64 tokens to a prompt of some 200; "times greedy" and
+"tokens/s" are without the prompt and the first token.
 """
 
 import argparse
@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 import draft_tasks  # noqa: E402
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import progress  # noqa: E402
 from draft_tasks import Task  # noqa: E402
 
 from keras_tfm import models, runtime, training  # noqa: E402
@@ -118,6 +119,7 @@ def trained(task: Task, heads: int, joint: int | None, folder: Path) -> keras.Mo
         steps_per_epoch=steps,
         shuffle=False,
         verbose=2 if joint else 0,
+        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=progress.every(100))],
     )
     seconds = time.perf_counter() - start
     print(f"{heads} heads: loss {history.history['loss'][-1]:.3f}, {seconds:.0f} s of training")
