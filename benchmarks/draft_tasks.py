@@ -50,6 +50,11 @@ class Task(NamedTuple):
         return source if "prompt_length" in self.settings else [self.settings["start_id"]]
 
 
+def is_newer(file: Path, than: Path) -> bool:
+    """Whether a file that is kept from an earlier run exists, and was made of the present model."""
+    return file.exists() and file.stat().st_mtime > than.stat().st_mtime
+
+
 def of_dates(folder: Path) -> Task:
     """examples/dates.py: dates as words to ISO dates."""
     import dates
@@ -104,8 +109,7 @@ def of_translation(folder: Path) -> Task:
             for pair, source in zip(corpus.parts.training, ids, strict=True)
             if len(source.ids) <= translation.LONGEST
         ]
-        trained = (folder / "translation.keras").stat().st_mtime
-        if not file.exists() or file.stat().st_mtime < trained:
+        if not is_newer(file, folder / "translation.keras"):
             print(f"translating {len(given):,} texts", flush=True)
             translator = runtime.load(folder / "int8.tflite", threads=1)
             texts = translation.one_by_one(translator, [pair.source for pair in given])

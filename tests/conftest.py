@@ -92,8 +92,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker("fast")
 
 
-# Garbage: TensorFlow's converter begins a collection of all objects at each export, which took a
-# sixth of the time of a run. So what stays of the tests so far is left out of later collections.
+# Garbage: TensorFlow's converter begins a collection of all objects at each export, and Keras's
+# `clear_session` one at each call; late in a run each took a second or more. So what stays of the
+# tests so far is left out of later collections.
 TESTS_BETWEEN = 50
 
 

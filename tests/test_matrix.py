@@ -14,7 +14,7 @@ spec = importlib.util.spec_from_file_location("matrix", DOCS / "matrix.py")
 matrix = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(matrix)
 
-# One row that can be stepped, one that cannot, and one that is stepped beside an encoder.
+# One row that cannot be stepped, and one that is stepped beside an encoder; the others are slow.
 QUICK = {'`keras.layers.Conv1D`, `padding="causal"`', "`MultiHeadCrossAttention`"}
 ROWS = [(group, name) for group, rows in matrix.GROUPS.items() for name in rows]
 
