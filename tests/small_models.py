@@ -4,6 +4,7 @@ Sizes are small primes, a different one an axis, so that a swapped axis fails.
 """
 
 import functools
+import itertools
 import zlib
 
 import keras
@@ -70,21 +71,51 @@ def embed(ids, name, size, dtype=None):
 def randomize(model, seed):
     """The model with other weights: as they are made, it would repeat one token.
 
-    They depend on the seed and on the weight's name, not on the order in which layers make them.
+    They depend on the seed and on the weight's name, not on the order in which layers make them,
+    nor on how many layers the process made before.
     """
-    for weight in model.weights:
-        rng = np.random.default_rng([seed, zlib.crc32(weight.path.encode())])
+    names = numbered_afresh([weight.path for weight in model.weights])
+    for weight, name in zip(model.weights, names, strict=True):
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         values = rng.normal(size=weight.shape)
-        if weight.path.endswith(("gamma", "moving_variance")):
+        if name.endswith(("gamma", "moving_variance")):
             values = 1.0 + 0.2 * np.tanh(values)
         elif len(weight.shape) == 1:
             values = 0.1 * values
-        elif weight.path.endswith("embeddings"):
+        elif name.endswith("embeddings"):
             values = 0.5 * values
         else:
             values = values * weight.shape[0] ** -0.5
         weight.assign(values)
     return model
+
+
+def numbered_afresh(paths):
+    """`["dense_7/kernel", "dense_12/kernel"]` as `["dense/kernel", "dense_1/kernel"]`.
+
+    Keras numbers the layers of a class over the whole process; here they are counted from 0.
+    Names that are counted from 0 already stay as they are.
+    """
+    split = [path.split("/") for path in paths]
+    numbers = {}  # of a name
+    for name in itertools.chain.from_iterable(split):
+        base, number = numbered(name)
+        numbers.setdefault(base, set()).add(number)
+
+    def afresh(name):
+        base, number = numbered(name)
+        rank = sorted(numbers[base]).index(number)
+        if rank == number:
+            return name
+        return f"{base}_{rank}" if rank else base
+
+    return ["/".join(map(afresh, path)) for path in split]
+
+
+def numbered(name):
+    """`"dense_7"` as `("dense", 7)`, `"dense"` as `("dense", 0)`."""
+    base, _, digits = name.rpartition("_")
+    return (base, int(digits)) if base and digits.isdecimal() else (name, 0)
 
 
 class AddToLogit(keras.layers.Layer):
