@@ -1,10 +1,15 @@
-"""`generation.Generator` in Keras against generation without caches, Hugging Face and CTranslate2.
+"""`generation.Generator` in Keras: without caches, with drafts, Hugging Face and CTranslate2.
 
     pip install -e ".[benchmarks]" torch==2.13.0 transformers
-    python benchmarks/generator.py --markdown       # eight minutes; skips what is not installed
+    python benchmarks/generator.py --markdown       # ten minutes; skips what is not installed
 
 float32, all cores, `jit_compile=True`, greedy search unless stated otherwise; 4 layers (4+4 with an
 encoder), D=256, H=8, F=1024, V=8000. Contestants take turns within a row; medians of the rounds.
+
+Drafts: all weights are random, so the tokens of the draft heads and of the draft model, which has
+one layer, are wrong. Greedy search soon repeats itself, which a lookup finds. "A step" is the time
+of a drafted step divided by that of a step of greedy search: with as many tokens a step as that,
+drafts are as fast as greedy search.
 """
 
 import argparse
@@ -22,7 +27,7 @@ import numpy as np
 from keras_tfm.runtime import native_log
 
 DIM, HEADS, INNER, LAYERS, VOCABULARY = 256, 8, 1024, 4, 8000
-PROMPT, SOURCE, TOKENS, START = 8, 32, 64, 1
+PROMPT, SOURCE, TOKENS, DRAFTS, START = 8, 32, 64, 3, 1
 rng = np.random.default_rng(0)
 
 
@@ -36,6 +41,7 @@ def main() -> None:
 
         keras.utils.set_random_seed(0)
     growth(arguments)
+    with_drafts(arguments)
     if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"):
         against_hugging_face(arguments)
     if importlib.util.find_spec("ctranslate2"):
@@ -70,6 +76,72 @@ def uncached(model, prompt, length: int):
         logits = uncached.run(tf.constant(tokens[:, :i]))
         tokens[:, i] = np.argmax(logits[0, -1])
     return tokens
+
+
+def with_drafts(arguments) -> None:
+    """Decoder-only and encoder-decoder, 64 new tokens: greedy search with and without drafts."""
+    from keras_tfm import models
+    from keras_tfm.generation import DraftHeads, DraftModel, PromptLookup
+
+    sizes = {"dim": DIM, "num_heads": HEADS, "intermediate_dim": INNER}
+    translator = models.transformer(VOCABULARY, num_layers=LAYERS, **sizes)
+    small_translator = models.transformer(VOCABULARY, num_layers=1, **sizes)
+    kinds = {
+        "decoder-only": (language_model(1024), language_model(1024, layers=1)),
+        "encoder-decoder": (translator, small_translator),
+    }
+    bar = "| " if arguments.markdown else ""
+    columns = ("greedy s", "drafted s", "times greedy", "tokens a step", "a step")
+    title = f"{TOKENS} tokens, {DRAFTS} drafts"
+    print(f"\n{bar}{title:44}{bar}" + bar.join(f"{x:>14}" for x in columns) + bar)
+    if arguments.markdown:
+        print("|---|" + "---:|" * len(columns))
+    for kind, (model, small) in kinds.items():
+        drafts = {
+            "PromptLookup": (model, PromptLookup(2)),
+            "DraftHeads": (models.with_draft_heads(model, DRAFTS), DraftHeads()),
+            "DraftModel": (model, DraftModel(small)),
+        }
+        for batch in (1, 8):
+            inputs = rng.integers(
+                1, VOCABULARY, (batch, SOURCE if len(model.inputs) == 2 else PROMPT)
+            )
+            for name, (drafted, draft) in drafts.items():
+                label = f"{kind}, batch {batch}, {name}"
+                cells = drafted_row(label, model, drafted, draft, inputs, arguments.rounds)
+                print(f"{bar}{label:44}{bar}" + bar.join(f"{x:>14}" for x in cells) + bar)
+
+
+def drafted_row(label: str, model, drafted, draft, inputs, rounds: int) -> tuple[str, ...]:
+    """Greedy search of `model`, and of `drafted`: the same one, or one with heads."""
+    from keras_tfm.generation import Drafted, Generator
+
+    start_id = None if len(model.inputs) == 1 else START
+    new = {"max_new_tokens": TOKENS, "start_id": start_id, "jit_compile": True}
+    greedy = Generator(model, **new)
+    faster = Generator(drafted, strategy=Drafted(draft, DRAFTS), **new)
+    if not np.array_equal(greedy(inputs).tokens, faster(inputs).tokens):
+        raise SystemExit(f"{label}: not the tokens of greedy search")
+    seconds = race({"greedy": lambda: greedy(inputs), "drafted": lambda: faster(inputs)}, rounds)
+    a_step = TOKENS / steps(faster, inputs)
+    ratio = seconds["greedy"] / seconds["drafted"]
+    numbers = (seconds["greedy"], seconds["drafted"])
+    return *(f"{x:.3f}" for x in numbers), f"{ratio:.2f}", f"{a_step:.2f}", f"{a_step / ratio:.2f}"
+
+
+def steps(generator, inputs) -> int:
+    """The number of steps that a drafted generation takes."""
+    from keras_tfm.generation.loop import GenerationLoop
+
+    others, prompt = {}, inputs.astype("int32")
+    if generator.start_id is not None:
+        others["source"] = prompt
+        prompt = np.full((len(inputs), 1), generator.start_id, "int32")
+    loop = GenerationLoop(
+        generator.model, others, generator.target, prompt, prompt.shape[1] + TOKENS,
+        strategy=generator.strategy,
+    )  # fmt: skip
+    return int(loop.run()["passes"])
 
 
 def against_hugging_face(arguments) -> None:
@@ -152,18 +224,18 @@ def against_ctranslate2(arguments) -> None:
     show(title, ("keras_tfm", "CTranslate2"), rows, arguments.markdown)
 
 
-def language_model(max_length: int):
+def language_model(max_length: int, layers: int = LAYERS):
     """GPT-2's architecture."""
     import keras
     from keras import ops
 
-    from keras_tfm import layers
+    from keras_tfm.layers import PositionEmbedding, TokenEmbedding, TransformerDecoderBlock
 
     ids = keras.Input((None,), dtype="int32")
-    embedding = layers.TokenEmbedding(VOCABULARY, DIM)
-    x = layers.PositionEmbedding(max_length)(embedding(ids))
-    for _ in range(LAYERS):
-        x = layers.TransformerDecoderBlock(
+    embedding = TokenEmbedding(VOCABULARY, DIM)
+    x = PositionEmbedding(max_length)(embedding(ids))
+    for _ in range(layers):
+        x = TransformerDecoderBlock(
             INNER, HEADS, cross_attention=False, normalize_first=True,
             activation=lambda x: ops.gelu(x, approximate=True),
         )(x)  # fmt: skip

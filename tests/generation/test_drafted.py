@@ -184,6 +184,14 @@ def test_a_draft_model_with_the_source_and_one_without(small):
     np.testing.assert_array_equal(found.tokens, wanted.tokens)
 
 
+def test_a_draft_model_whose_input_has_no_name(decoder, small):
+    ids = keras.Input((None,), dtype="int32")
+    drafted = Drafted(DraftModel(keras.Model(ids, small(ids))), 3)
+    wanted = generate(decoder, [PROMPTS[0]], LENGTH).tokens
+    found = generate(decoder, [PROMPTS[0]], LENGTH, strategy=drafted).tokens
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_samples_have_the_distribution_of_the_model(decoder, small):
     """Chi-square of the second new token over many seeds, against the model's probabilities."""
     prompt = np.array([PROMPTS[1]], "int32")
