@@ -14,11 +14,13 @@ environment of its own (`pip install torch==2.13.0 litert-torch tensorflow trans
     export("FILES/checkpoint", "MADE", prefill_lengths=[64], cache_length=512,
            quantization_recipe="dynamic_wi8_afp32")
 
-Three parts. `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of
-`transformers`. `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of 256
-tokens. `speed`: a prompt of 64 tokens and 64 new ones on one thread; engines take turns; medians.
-"Memory" is the peak of a separate process, beyond the imports. The weights of the wheel are
-llama.cpp's Q4_1; llama.cpp reads that file, the other engines get its values in float32 and
+Four parts. `tokens`: 20 questions, 64 greedy tokens each: how many answers are those of
+`transformers`. `logits`: the standard deviation of the difference between the logits of these
+answers in float32 and in a file, and between two readings of the prompt by the same file: in chunks
+and token by token. `perplexity`: 50 kB of the docstrings of Python's standard library in chunks of
+256 tokens. `speed`: a prompt of 64 tokens and 64 new ones on one thread; engines take turns;
+medians. "Memory" is the peak of a separate process, beyond the imports. The weights of the wheel
+are llama.cpp's Q4_1; llama.cpp reads that file, the other engines get its values in float32 and
 quantize as they do. "calibrated" files come from `export.calibrate` with 20,480 tokens of other
 docstrings; in int4 they keep 8 bits for the table, attention, and the feed-forward networks of the
 first and the last two blocks.
@@ -48,6 +50,7 @@ import help_data
 import numpy as np
 
 PRESETS = ("float32", "int8", "int8 calibrated", "int4", "int4 calibrated")
+PARTS = ("tokens", "logits", "perplexity", "speed")
 CHUNK, PROMPT, NEW = 256, 64, 64
 QUESTIONS = [
     "What is the capital of France?",
@@ -80,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="a Hugging Face folder; default: of the wheel")
     parser.add_argument("--keep", type=Path, help="a folder for the exported files, used again")
-    parser.add_argument("--parts", nargs="*", default=["tokens", "perplexity", "speed"])
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
     parser.add_argument("--presets", nargs="*", default=list(PRESETS), choices=PRESETS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-verify", action="store_true", help="saves minutes and 15 GB")
@@ -95,9 +98,8 @@ def main() -> None:
             return
         export_files(folder, files, arguments.presets, not arguments.no_verify)
         for part in arguments.parts:
-            {"tokens": tokens, "perplexity": perplexity, "speed": speed}[part](
-                folder, files, arguments
-            )
+            run = {"tokens": tokens, "logits": logits, "perplexity": perplexity, "speed": speed}
+            run[part](folder, files, arguments)
 
 
 def in_wheel() -> Path:
@@ -381,6 +383,55 @@ def tokens(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
         before = sum(common(x, y) for x, y in zip(found, wanted, strict=True))
         print(f"| {name} | {same} of {len(wanted)} | {before} of {total} |")
     print(f"\n{QUESTIONS[0]} {texts(answers['Keras'])[0]}\n")
+
+
+def logits(folder: Path, files: Path, arguments: argparse.Namespace) -> None:
+    """How far the logits of a file are from those in float32, and from its own by another way."""
+    from keras_tfm import checkpoints, runtime
+
+    model = checkpoints.load_huggingface(folder)
+    print("\n| | from float32 | other tokens | chunks, single tokens | other tokens |")
+    print("|---|---:|---:|---:|---:|")
+    for preset in arguments.presets:
+        loaded, readings = runtime.load(files / f"{preset}.tflite", threads=1), []
+        for prompt in prompts(folder):
+            answer = loaded.session()
+            answer.append(prompt)
+            row = answer.generate(NEW).tokens
+            whole = model(np.array([[*prompt, *row]], "int32"), training=False)
+            chunks, single = loaded.session(), loaded.session()
+            chunks.append(prompt)
+            for token in prompt:
+                single.append([token])
+            readings.append(
+                (
+                    np.array(whole)[0, len(prompt) - 1 : -1],
+                    logits_of(chunks, row),
+                    logits_of(single, row),
+                )
+            )
+        reference, chunks, single = map(np.concatenate, zip(*readings, strict=True))
+        cells = [cell for x in (reference, single) for cell in difference(chunks, x)]
+        print(f"| {preset} | {' | '.join(cells)} |", flush=True)
+
+
+def logits_of(session: Any, row: np.ndarray) -> np.ndarray:
+    """The logits (N, V) before each of the tokens (N,) that follow in a session."""
+    found, rest = [], iter(row)
+
+    def choose(logits: np.ndarray) -> np.ndarray:
+        found.append(np.array(logits[0]))
+        return np.array([next(rest)])
+
+    session.generate(len(row), choose)
+    return np.array(found)
+
+
+def difference(x: np.ndarray, y: np.ndarray) -> tuple[str, str]:
+    """The standard deviation of the difference of logits, and how many rows have another best."""
+    gaps = x - y  # a constant in all logits of a row changes nothing
+    deviation = (gaps - gaps.mean(-1, keepdims=True)).std()
+    return f"{deviation:.3f}", f"{np.sum(x.argmax(-1) != y.argmax(-1))} of {len(x)}"
 
 
 def common(found: list[int], wanted: list[int]) -> int:
