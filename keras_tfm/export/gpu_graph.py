@@ -1,7 +1,8 @@
 """Rewrites a converted file for LiteRT's GPU delegate; the results on a CPU stay the same.
 
 The converter moves transposes into products (`adj_y`), which the delegate ignores, and removes axes
-in STRIDED_SLICE, which it refuses. Here both become operators of their own again.
+in STRIDED_SLICE, which it refuses. Here both become operators of their own again. RMS
+normalizations become composites, which the delegate fuses.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.export.composites import mark_rms_norms
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import import_litert
 
@@ -19,6 +21,7 @@ _LEAST_AXES = 3
 def for_gpu(content: bytes) -> bytes:
     """The .tflite file `content` with operators that the GPU delegate takes."""
     model = flatbuffer.read(content)
+    mark_rms_norms(model)
     for graph in model.subgraphs:
         _Rewriter(model, graph).rewrite()
     return flatbuffer.write(model)

@@ -9,6 +9,7 @@ import keras
 
 from keras_tfm.export import files
 from keras_tfm.export.carried_tokenizers import carry
+from keras_tfm.export.composites import with_rms_norms
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.litertlm_package import (
     Chat,
@@ -228,7 +229,7 @@ def export_litertlm(
     if chat_template is not None:
         chat = chat_of(chat_template, reader, start_id, request.end_ids)
     made = litertlm_signatures(request)
-    content = convert(model, made, quantized)
+    content = with_rms_norms(convert(model, made, quantized))
     manifest = manifest_of(model, content, made, quantization)
     packed = {**manifest, "signatures": _with_tokens(manifest["signatures"], request.target)}
     names = {x.name: {x.parameters[request.target]: _TOKENS} for x in made}
