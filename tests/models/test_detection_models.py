@@ -72,7 +72,8 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
 def test_boxes_are_float32_under_mixed_precision():
     outputs = detector(dtype="mixed_float16")(PIXELS)
     assert keras.backend.standardize_dtype(outputs["boxes"].dtype) == "float32"
-    assert np.all((np.array(outputs["boxes"]) > 0) & (np.array(outputs["boxes"]) < 1))
+    boxes = to_numpy(outputs["boxes"])
+    assert np.all((boxes > 0) & (boxes < 1))
 
 
 @tensorflow_only

@@ -92,10 +92,10 @@ class PositionalEncoding2D(RematerializedLayer):
             mask = ops.ones((1, *ops.shape(x)[1:3]), "bool")
         seen = ops.cast(mask, "float32")
         axes = [ops.expand_dims(ops.cumsum(seen, axis=i), -1) for i in (1, 2)]
-        encoding = self._encoded(axes, frequencies.astype("float32"), ops)
+        encoding = self._encoded(axes, ops.convert_to_tensor(frequencies, "float32"), ops)
         return ops.cast(encoding, self.compute_dtype)
 
-    def _encoded(self, axes: Any, frequencies: np.ndarray, backend: Any) -> Any:
+    def _encoded(self, axes: Any, frequencies: Any, backend: Any) -> Any:
         """Counts of rows and columns, both (B, H', W', 1) -> (B, H', W', D)."""
         halves = []
         for axis, count in enumerate(axes, start=1):
