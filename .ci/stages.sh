@@ -288,7 +288,8 @@ programs = re.findall(r"```python\n(.*?)```", open(sys.argv[1]).read(), re.DOTAL
 print(*[text for text in programs if "sort.tflite" in text])
 print('model.save("sort.keras")')
 PYTHON
-    "$folder/bin/python" first_model.py > said.txt || { cat said.txt; return 1; }
+    # On failure the error comes last, where a shortened log shows it.
+    "$folder/bin/python" first_model.py > said.txt 2> error.txt || { cat said.txt error.txt; return 1; }
     tail -n 1 said.txt | grep -F "$answer"
     "$folder/bin/keras-tfm" export sort.keras shell.tflite --quantize int8 --lengths 5 --max-length 7 --start 1 --end 2
     "$folder/bin/keras-tfm" verify sort.keras shell.tflite
