@@ -91,7 +91,7 @@ class _Marker:
             scaled = self._made_by("MUL", value)
             gamma = scaled and self._factor(scaled, x)
             operators = [square, mean, add, rsqrt, scaled, product]
-        if gamma is None or self._values(gamma, "float32") is None:
+        if gamma is None or self._values(gamma) is None:
             return None
         if not self._is_over_last_axis(mean, x, gamma):
             return None
@@ -105,8 +105,8 @@ class _Marker:
 
         epsilon = self._epsilon(operators[2])
         result = operators[-1].outputs[0]
-        tensors = [self._graph.tensors[i] for i in (x, gamma, result)]
-        key = (epsilon, *((x.type, *x.shape) for x in tensors), *(x.opcodeIndex for x in operators))
+        shapes = [tuple(self._graph.tensors[i].shape) for i in (x, gamma, result)]
+        key = (epsilon, *shapes, *(one.opcodeIndex for one in operators))
         if key not in self._inside:
             self._inside[key] = len(self._model.subgraphs)
             self._model.subgraphs.append(self._graph_of(operators, x, gamma))
@@ -169,19 +169,22 @@ class _Marker:
         factors.remove(int(tensor))
         return factors[0]
 
-    def _values(self, tensor: Any, dtype: str) -> np.ndarray | None:
-        """The values of a constant; None if it is no constant."""
-        data = self._model.buffers[self._graph.tensors[tensor].buffer].data
-        return None if data is None else np.asarray(data, "uint8").view(dtype)
+    def _values(self, index: Any) -> np.ndarray | None:
+        """The values of a constant in float32 or int32; None if a tensor is something else."""
+        types = self._schema.TensorType
+        tensor = self._graph.tensors[index]
+        dtype = {types.FLOAT32: "float32", types.INT32: "int32"}.get(tensor.type)
+        data = self._model.buffers[tensor.buffer].data
+        return None if dtype is None or data is None else np.asarray(data, "uint8").view(dtype)
 
     def _epsilon(self, add: Any) -> float | None:
         """The constant that is added to the mean."""
-        values = self._values(add.inputs[1], "float32")
+        values = self._values(add.inputs[1])
         return None if values is None or values.size != 1 else float(values[0])
 
     def _is_over_last_axis(self, mean: Any, x: int, gamma: int) -> bool:
         """Whether the mean is over the axis that gamma has, which is the last one."""
-        shape, axes = self._graph.tensors[x].shape, self._values(mean.inputs[1], "int32")
+        shape, axes = self._graph.tensors[x].shape, self._values(mean.inputs[1])
         if axes is None or list(self._graph.tensors[gamma].shape) != list(shape[-1:]):
             return False
         last = [i % len(shape) for i in axes] == [len(shape) - 1]
