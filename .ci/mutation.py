@@ -72,7 +72,10 @@ TARGETS = {
         ["tests/runtime/test_manifest.py", "tests/runtime/test_text.py"],
     ),
     "flatbuffer": ("keras_tfm/runtime/flatbuffer.py", ["tests/runtime/test_manifest.py"]),
-    "comparison": ("keras_tfm/export/comparison.py", ["tests/export/test_verification.py"]),
+    "comparison": (
+        "keras_tfm/export/comparison.py",
+        [f"tests/export/test_{x}.py" for x in ("comparison", "verification")],
+    ),
     "verification": ("keras_tfm/export/verification.py", ["tests/export/test_verification.py"]),
 }  # fmt: skip
 # Of each operator one other: `a + b` need not become eleven things.

@@ -325,6 +325,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutations", type=int, default=len(MUTATIONS))
     parser.add_argument("--good", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=100, help="of the first good model")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--presets", nargs="+", default=list(PRESETS))
     arguments = parser.parse_args()
@@ -357,7 +358,7 @@ def good(arguments, folder):
     seconds = 0.0
     for number in range(arguments.good):
         name, preset = cases[number % len(cases)]
-        seed = 100 + number // len(cases)
+        seed = arguments.seed + number // len(cases)
         model = made(name, seed, trained=bool(seed % 2))
         path = Path(folder) / "good.tflite"
         exported(name, model, preset, path, verify=False)

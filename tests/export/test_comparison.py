@@ -1,0 +1,171 @@
+"""What `verify` compares: which steps, up to which token, of which prompts."""
+
+import functools
+import time
+
+import numpy as np
+import pytest
+from compare import to_numpy
+from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small
+from small_models import START, TARGET_SIZE, decoder_only
+
+from keras_tfm.export import VerificationError, comparison, export_tflite, verify
+from keras_tfm.export.comparison import Comparison, ModelOutputs
+from keras_tfm.generation import Drafted, Greedy, PromptLookup
+from keras_tfm.runtime.model import Model
+
+LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id": START}
+# Sums of float32 in another order.
+FLOAT32 = 1e-4
+PROMPTS = [[3, 4, 5], [6, 7, 8], [9, 1, 2], [5, 5, 5], [11, 12, 3]]
+STRATEGIES = {"greedy": Greedy(), "drafted": Drafted(PromptLookup(1), 2)}
+
+
+@functools.cache
+def decoder():
+    return decoder_only(num_layers=1)
+
+
+def greedy(prompt, length, ends):
+    """The tokens after a prompt, by full passes, and the logits before each of them."""
+    tokens, logits = list(prompt), []
+    while len(tokens) < length and (len(tokens) == len(prompt) or tokens[-1] not in ends):
+        logits.append(to_numpy(decoder()(np.array([tokens], "int32")))[0, -1])
+        tokens.append(int(np.argmax(logits[-1])))
+    return tokens[len(prompt) :], np.array(logits)
+
+
+def ends_in_the_middle():
+    """Two tokens that end answers early: of three prompts at least, and at different steps."""
+    for first in range(TARGET_SIZE):
+        for second in range(first):
+            answers = [len(greedy(x, 9, (first, second))[0]) for x in PROMPTS]
+            if len(set(answers)) >= 3 and min(answers) < 4 < max(answers):
+                return [first, second]
+    raise AssertionError("no such tokens")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What `check` is called with, by the name of the signature."""
+    found, check = {}, comparison.check
+
+    def spy(name, rows, errors, wanted, gaps, ms):
+        found[name] = {"rows": rows, "errors": errors, "wanted": wanted, "gaps": gaps, "ms": ms}
+        return check(name, rows, errors, wanted, gaps, ms)
+
+    monkeypatch.setattr(comparison, "check", spy)
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_token_up_to_the_end_is_compared_and_none_after_it(strategy, seen):
+    """Each row's logits are those before its own tokens, behind a prompt of several."""
+    ends, path = ends_in_the_middle(), new_path()
+    options = {"prompt_length": 3, "max_length": 9, "end_id": ends, "verify": False}
+    export_tflite(decoder(), path, ["generate"], strategy=STRATEGIES[strategy], **options)
+    verify(decoder(), path, {"tokens": np.array(PROMPTS)}, strategy=STRATEGIES[strategy])
+    expected = [greedy(x, 9, ends)[1] for x in PROMPTS]
+    found = seen["generate"]
+    assert found["rows"] == len(PROMPTS)
+    for wanted, gaps, errors, x in zip(
+        found["wanted"], found["gaps"], found["errors"], expected, strict=True
+    ):
+        np.testing.assert_allclose(wanted.reshape(x.shape), x, atol=FLOAT32)
+        # Of drafts there are no logits of the file: a token's distance to the best one is compared.
+        assert errors.shape == (wanted.shape if strategy == "greedy" else gaps.shape)
+        assert gaps.tolist() == [0.0] * len(x)
+        assert np.abs(errors).max() < FLOAT32
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_file_of_other_weights_is_refused(strategy):
+    path = new_path()
+    options = {"prompt_length": 3, "max_length": 9, "verify": False}
+    export_tflite(decoder(), path, ["generate"], strategy=STRATEGIES[strategy], **options)
+    other = decoder_only(num_layers=1)
+    head = other.get_layer("head").kernel
+    head.assign(to_numpy(head)[:, ::-1])
+    with pytest.raises(VerificationError, match="generate: expected"):
+        verify(other, path, strategy=STRATEGIES[strategy])
+
+
+def test_logits_of_greedy_search_are_those_of_the_file(monkeypatch):
+    """With drafts the file's logits cannot be read, without them they are."""
+    read = []
+    run = comparison.LoopLogits.run
+    monkeypatch.setattr(comparison.LoopLogits, "run", lambda *x: read.append(1) or run(*x))
+    for strategy in STRATEGIES.values():
+        options = {"prompt_length": 3, "max_length": 6, "strategy": strategy}
+        export_tflite(decoder(), new_path(), ["generate"], **options)
+    assert len(read) > 0
+    count = len(read)
+    export_tflite(decoder(), new_path(), ["generate"], **options)  # with drafts alone
+    assert len(read) == count
+
+
+def test_random_prompts_have_several_lengths(monkeypatch):
+    lengths = set()
+    generate_by = Model.generate_by
+
+    def spy(self, name, inputs):
+        lengths.update(len(row) for row in inputs["tokens"])
+        return generate_by(self, name, inputs)
+
+    monkeypatch.setattr(Model, "generate_by", spy)
+    export_tflite(decoder(), new_path(), ["generate"], prompt_length=4, max_length=7)
+    assert len(lengths) >= 3 and max(lengths) == 4  # a padding id at the end is left out
+
+
+@pytest.mark.parametrize(
+    ("length", "max_length", "before"),
+    # Two chunks and half of one, rounded up; of a small cache, the whole chunks that it has.
+    [(4, 64, 10), (3, 64, 8), (1, 64, 3), (4, 9, 8), (5, 9, 5)],
+)
+def test_a_prefill_is_followed_by_two_steps(monkeypatch, length, max_length, before):
+    asked = []
+    run_steps = Comparison._run_steps
+
+    def spy(self, **arguments):
+        asked.append(arguments)
+        return run_steps(self, **arguments)
+
+    path = new_path()
+    options = {"prompt_length": length, "max_length": max_length, "whole_caches": True}
+    export_tflite(decoder(), path, ["prefill", "decode"], verify=False, **options)
+    monkeypatch.setattr(Comparison, "_run_steps", spy)
+    verify(decoder(), path)
+    (prefill,) = (x for x in asked if x.get("prefill"))
+    assert prefill == {"prefill": f"prefill_{length}", "before": before, "steps": 2}
+
+
+def test_milliseconds_are_a_part_of_the_whole_time():
+    begun = time.perf_counter()
+    report = export_tflite(
+        small(), new_path(), ["predict", "generate", "encode", "decode"], **LENGTHS
+    )
+    whole = 1e3 * (time.perf_counter() - begun)
+    for check in report.verification.checks:
+        assert 0 < check.ms < whole
+
+
+def test_outputs_are_computed_once_and_in_parts():
+    """Of 70 rows, 64 in one call and 6 in another."""
+    rows = np.tile(np.array(PROMPTS, "int32"), (14, 1))
+    calls = []
+
+    class Model:
+        """The decoder, which notes how many rows it gets."""
+
+        def __getattr__(self, name):
+            return getattr(decoder(), name)
+
+        def __call__(self, inputs, **arguments):
+            calls.append(len(inputs))
+            return decoder()(inputs, **arguments)
+
+    outputs = ModelOutputs(Model())
+    logits = outputs.logits({"tokens": rows})
+    assert outputs.logits({"tokens": rows.copy()}) is logits
+    assert calls == [64, 6]
+    np.testing.assert_allclose(logits, to_numpy(decoder()(rows)), atol=FLOAT32)
