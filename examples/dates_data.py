@@ -263,7 +263,8 @@ def _patterns(tag: str) -> dict[str, str]:
     skeletons = {
         name: format.pattern
         for name, format in sorted(locale.datetime_skeletons.items())
-        if set("yMd") <= set(name) <= set("yMdEc")
+        # "ddd" is an ordinal day, 3rd: Babel has the patterns since 2.19, but not the texts.
+        if set("yMd") <= set(name) <= set("yMdEc") and "ddd" not in name
     }
     patterns |= skeletons
     for name, pattern in skeletons.items():

@@ -175,3 +175,42 @@ def test_outputs_are_computed_once_and_in_parts():
     assert outputs.logits({"tokens": rows.copy()}) is logits
     assert calls == [64, 6]
     np.testing.assert_allclose(logits, to_numpy(decoder()(rows)), atol=FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "has_classes"), [((3,), True), ((1,), False), ((1, 3), True), ((3, 1), False)]
+)
+def test_one_number_is_no_choice_among_several(shape, has_classes):
+    x = keras.Input((4,), name="x")
+    y = keras.layers.Reshape(shape)(keras.layers.Dense(int(np.prod(shape)))(x))
+    report = export_tflite(keras.Model(x, y), new_path(), ["predict"])
+    assert report.verification.checks[0].top_1 == (1.0 if has_classes else None)
+
+
+def test_each_prefill_is_run_by_its_own_name(monkeypatch):
+    names = []
+    stream_by = Model.stream_by
+
+    def spy(self, name, *arguments):
+        names.append(name)
+        return stream_by(self, name, *arguments)
+
+    monkeypatch.setattr(Model, "stream_by", spy)
+    options = {"prompt_length": [2, 4], "max_length": 9}
+    export_tflite(decoder(), new_path(), ["prefill", "decode"], **options)
+    assert set(names) == {"prefill_2", "prefill_4"}
+
+
+def test_without_scores_tokens_are_compared_unless_weights_are_rounded():
+    """A float32 file has the tokens of Keras; an int8 file may have others."""
+    penalized, plain = Greedy(processors=[RepetitionPenalty(3.0)]), Greedy(processors=[NoPenalty()])
+    options = {"prompt_length": 3, "max_length": 9}
+    float32 = export_tflite(decoder(), new_path(), ["generate"], strategy=penalized, **options)
+    assert float32.verification.checks[0].relative_error == 0.0
+    with pytest.raises(VerificationError, match="generate: expected"):
+        verify(decoder(), float32.path, strategy=plain)
+    wide = wide_decoder()
+    int8 = export_tflite(
+        wide, new_path(), ["generate"], "int8", strategy=penalized, verify=False, **options
+    )
+    assert verify(wide, int8.path, strategy=plain).checks[0].relative_error == 0.0
