@@ -147,6 +147,21 @@ def gaps_of(chosen: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return result
 
 
+def log_probability(tokens: np.ndarray, logits: np.ndarray) -> float:
+    """The logarithm of the probability of tokens (T,) after the logits (T, V) before each.
+
+    >>> import numpy as np
+    >>> from keras_tfm.export.checks import log_probability
+    >>> round(log_probability(np.array([0, 1]), np.log([[0.5, 0.5], [0.75, 0.25]])), 4) == round(
+    ...     np.log(0.125), 4
+    ... )
+    True
+    """
+    x = logits - logits.max(axis=-1, keepdims=True).astype("float64")
+    chosen = np.take_along_axis(x, tokens[:, np.newaxis], axis=-1)[:, 0]
+    return float(np.sum(chosen - np.log(np.exp(x).sum(axis=-1))))
+
+
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
     """The result of `run`, and its median latency in milliseconds."""
     times = []

@@ -5,59 +5,26 @@ import operator
 import time
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
-from keras import ops
 
-from keras_tfm.export.checks import Check, check, difference, gaps_of, timed, top_1_gaps
+from keras_tfm.export.checks import (
+    Check,
+    check,
+    difference,
+    gaps_of,
+    log_probability,
+    timed,
+    top_1_gaps,
+)
 from keras_tfm.export.loop_logits import LoopLogits
-from keras_tfm.export.signatures import named_outputs
+from keras_tfm.export.model_outputs import ModelOutputs
 from keras_tfm.export.verification_rows import VerificationRows
 from keras_tfm.generation.generator import Generator
-from keras_tfm.generation.model_inputs import call_model, input_specs
-from keras_tfm.generation.strategies import Drafted, Greedy, Strategy
+from keras_tfm.generation.strategies import Beam, Drafted, Greedy, Strategy
 from keras_tfm.runtime.checked_inputs import left_padded
 from keras_tfm.runtime.manifest_fields import by_length, is_rounded, of_kind
 from keras_tfm.runtime.model import Model
 from keras_tfm.runtime.trailing_padding import unpadded_length
-
-
-class ModelOutputs:
-    """The outputs of a model, each computed once.
-
-    Args:
-        model: a model in float32.
-    """
-
-    # Rows per call of the model.
-    ROWS = 64
-
-    def __init__(self, model: keras.Model):
-        self.model = model
-        self.inputs = input_specs(model)
-        self._known: dict[Any, dict[str, np.ndarray]] = {}
-
-    def of(self, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-        """The outputs by their names in a file, for arrays of inputs by name."""
-        key = tuple((name, x.shape, x.tobytes()) for name, x in inputs.items())
-        if key not in self._known:
-            rows = len(next(iter(inputs.values())))
-            # A model may have a fixed batch size.
-            step = next(iter(self.inputs.values())).shape[0] or self.ROWS
-            parts: list[dict[str, np.ndarray]] = []
-            for start in range(0, rows, step):
-                chunk = {name: x[start : start + step] for name, x in inputs.items()}
-                tensors = {name: ops.convert_to_tensor(x) for name, x in chunk.items()}
-                results = named_outputs(self.model, call_model(self.model, tensors))
-                parts.append({name: ops.convert_to_numpy(y) for name, y in results.items()})
-            self._known[key] = {
-                name: np.concatenate([part[name] for part in parts]) for name in parts[0]
-            }
-        return self._known[key]
-
-    def logits(self, inputs: dict[str, Any]) -> np.ndarray:
-        """The first output of the model, before the draft heads that it may have."""
-        return next(iter(self.of(inputs).values()))
 
 
 class Comparison:
@@ -225,11 +192,35 @@ class Comparison:
             )
         expected = self._generator(inputs)
         same = (found.tokens == expected.tokens).all(axis=-1).ravel()
+        exact = not is_rounded(self.file.manifest)
         if found.scores is None:
-            exact = not is_rounded(self.file.manifest)
             return (~same & exact).astype("float64"), np.ones(len(same)), same
-        wanted = np.asarray(expected.scores, "float64")
-        return difference(np.asarray(found.scores), wanted), wanted.ravel(), same
+        scores, wanted = np.asarray(found.scores), np.asarray(expected.scores, "float64")
+        error = difference(scores, wanted)
+        beam = self.strategy
+        if isinstance(beam, Beam) and not (exact or same.all() or beam.processors):
+            # Rounding may lead the search to another hypothesis, which the model scores otherwise.
+            # That the search itself is right is seen with unrounded weights.
+            own = self._scores(beam, signature, inputs, found.tokens)
+            error = np.where(same, error, difference(scores, own.reshape(scores.shape)))
+        return error, wanted.ravel(), same
+
+    def _scores(
+        self, beam: Beam, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+    ) -> np.ndarray:
+        """The model's scores of hypotheses (B, T) or (B, N, T), flat."""
+        rows, target = tokens.reshape(-1, tokens.shape[-1]), signature["target"]
+        each = len(rows) // len(tokens)
+        repeated = {
+            key: [row for row in x for _ in range(each)] if key == target else np.repeat(x, each, 0)
+            for key, x in inputs.items()
+        }
+        return np.array(
+            [
+                log_probability(ids, logits) / float(beam.divisor(len(ids)))
+                for ids, logits in self._chosen(signature, repeated, rows)
+            ]
+        )
 
     def _encode(self, name: str) -> Check:
         """Compares the logits of the steps that read the encoder's result."""

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from keras_tfm.export.checks import Check, check, top_1_gaps
-from keras_tfm.export.comparison import ModelOutputs
 from keras_tfm.export.litertlm_package import Chat, missing
+from keras_tfm.export.model_outputs import ModelOutputs
 from keras_tfm.export.other_process import run_module
 from keras_tfm.export.request import Request
 from keras_tfm.export.verification import (

@@ -11,8 +11,9 @@ import keras
 import numpy as np
 
 from keras_tfm.export.checks import Check, root_mean_square
-from keras_tfm.export.comparison import Comparisons, ModelOutputs
+from keras_tfm.export.comparison import Comparisons
 from keras_tfm.export.float_file import FloatFile
+from keras_tfm.export.model_outputs import ModelOutputs
 from keras_tfm.export.pairing import check_pair, other_arguments
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import masks_of

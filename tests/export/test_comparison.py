@@ -3,16 +3,23 @@
 import functools
 import time
 
+import keras
 import numpy as np
 import pytest
 from compare import to_numpy
+from keras_weights import randomize
 from small_exports import MAX_LENGTH, SOURCE_LENGTH, new_path, small
 from small_models import START, TARGET_SIZE, decoder_only
 
+from keras_tfm import models
 from keras_tfm.export import VerificationError, comparison, export_tflite, verify
 from keras_tfm.export.checks import RUNS
-from keras_tfm.export.comparison import Comparison, ModelOutputs
-from keras_tfm.generation import Drafted, Greedy, PromptLookup
+from keras_tfm.export.comparison import Comparison
+from keras_tfm.export.model_outputs import ModelOutputs
+from keras_tfm.generation import Beam, Drafted, Greedy, PromptLookup
+from keras_tfm.generation.generator import Generated
+from keras_tfm.generation.processors import RepetitionPenalty
+from keras_tfm.runtime import load
 from keras_tfm.runtime.model import Model
 
 LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id": START}
@@ -201,16 +208,59 @@ def test_each_prefill_is_run_by_its_own_name(monkeypatch):
     assert set(names) == {"prefill_2", "prefill_4"}
 
 
+@functools.cache
+def wide():
+    """Large enough for weights in int8."""
+    return randomize(models.gpt(13, dim=32, num_layers=1, num_heads=2, intermediate_dim=64))
+
+
 def test_without_scores_tokens_are_compared_unless_weights_are_rounded():
     """A float32 file has the tokens of Keras; an int8 file may have others."""
-    penalized, plain = Greedy(processors=[RepetitionPenalty(3.0)]), Greedy(processors=[NoPenalty()])
-    options = {"prompt_length": 3, "max_length": 9}
-    float32 = export_tflite(decoder(), new_path(), ["generate"], strategy=penalized, **options)
-    assert float32.verification.checks[0].relative_error == 0.0
-    with pytest.raises(VerificationError, match="generate: expected"):
-        verify(decoder(), float32.path, strategy=plain)
-    wide = wide_decoder()
-    int8 = export_tflite(
-        wide, new_path(), ["generate"], "int8", strategy=penalized, verify=False, **options
+    penalized, plain = (
+        Greedy(processors=[RepetitionPenalty(9.0)]),
+        Greedy(processors=[lambda x, _: x]),
     )
-    assert verify(wide, int8.path, strategy=plain).checks[0].relative_error == 0.0
+    options = {"prompt_length": 3, "max_length": 9, "strategy": penalized, "verify": False}
+    for quantization, expected in (("float32", 1.0), ("int8", 0.0)):
+        path = new_path()
+        export_tflite(wide(), path, ["generate"], quantization, **options)
+        compare = Comparison(ModelOutputs(wide()), load(path), None, penalized)
+        assert compare.of("generate").relative_error == 0.0
+        compare = Comparison(ModelOutputs(wide()), load(path), None, plain)
+        assert compare.of("generate").max_error == expected
+
+
+BEAM = Beam(3, length_penalty=lambda n: ((5 + n) / 6) ** 0.6, hypotheses=2, early_stopping="never")
+
+
+def beam_search(quantization):
+    """A comparison, its inputs, and what the file generates: two hypotheses, some end early."""
+    path, ends = new_path(), ends_in_the_middle()
+    options = {"prompt_length": 3, "max_length": 9, "end_id": ends, "batch_size": len(PROMPTS)}
+    export_tflite(wide(), path, ["generate"], quantization, strategy=BEAM, verify=False, **options)
+    file, inputs = load(path), {"tokens": np.array(PROMPTS, "int32")}
+    compare = Comparison(ModelOutputs(wide()), file, None, BEAM)
+    return compare, file.signatures["generate"], inputs, file.generate(PROMPTS)
+
+
+def test_the_model_scores_hypotheses_as_the_search_does():
+    compare, signature, inputs, found = beam_search("float32")
+    assert found.tokens.shape == (len(PROMPTS), 2, 9)
+    own = compare._scores(BEAM, signature, inputs, found.tokens)
+    np.testing.assert_allclose(own.reshape(found.scores.shape), found.scores, atol=FLOAT32)
+    assert np.any(found.tokens[:, :, -1] == 0)
+
+
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+def test_rounding_may_lead_a_search_elsewhere(quantization):
+    """What the file found is then scored by the model; unrounded weights find the same."""
+    compare, signature, inputs, found = beam_search(quantization)
+    other = Generated(found.tokens.copy(), found.scores - 5.0)
+    other.tokens[0, :, -1] += 1  # this row is another one
+    compare._generator = lambda _: other
+    error, wanted, same = compare._searched(signature, inputs, found)
+    error, wanted = error.reshape(-1, 2), wanted.reshape(-1, 2)
+    assert same.reshape(-1, 2).tolist() == [[False, False]] + [[True, True]] * 4
+    np.testing.assert_array_equal(wanted, other.scores)
+    np.testing.assert_allclose(error[1:], 5.0, rtol=1e-5)
+    assert np.all(np.abs(error[0]) < 0.1) == (quantization == "int8")

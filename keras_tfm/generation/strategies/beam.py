@@ -160,7 +160,7 @@ class Beam(Strategy):
         among_best = ops.expand_dims(ops.arange(count, dtype="int32") < n, 0)
         ended = ops.logical_and(ops.logical_and(ends, possible), among_best)
         ended = ops.logical_and(ended, ops.expand_dims(state.searching, 1))
-        scores = ops.where(ended, sums / self._divisor(position + 1 - task.first), IMPOSSIBLE)
+        scores = ops.where(ended, sums / self.divisor(position + 1 - task.first), IMPOSSIBLE)
         scores = ops.concatenate([state.ended_scores, scores], axis=1)
         all_tokens = ops.concatenate([state.ended_tokens, tokens], axis=1)
         ended_scores, best = ops.top_k(scores, k=n)
@@ -194,12 +194,12 @@ class Beam(Strategy):
             (B,), boolean.
         """
         length = position - task.first
-        attainable = best / self._divisor(length)
+        attainable = best / self.divisor(length)
         rising = callable(self.length_penalty) or self.length_penalty > 0
         if self.early_stopping == "never" and rising:
-            at_the_end = best / self._divisor(ops.squeeze(task.limits, 1) - 1 - task.first)
+            at_the_end = best / self.divisor(ops.squeeze(task.limits, 1) - 1 - task.first)
             if callable(self.length_penalty):  # its divisor may also fall with the length
-                at_the_end = ops.maximum(at_the_end, best / self._divisor(length + 1))
+                at_the_end = ops.maximum(at_the_end, best / self.divisor(length + 1))
             attainable = at_the_end
         result = ops.logical_and(ops.greater(best, IMPOSSIBLE / 2), ops.greater(attainable, worst))
         if self.early_stopping is True:
@@ -217,7 +217,7 @@ class Beam(Strategy):
             return {"tokens": tokens[:, 0], "scores": scores[:, 0]}
         return {"tokens": tokens[:, : self.hypotheses], "scores": scores[:, : self.hypotheses]}
 
-    def _divisor(self, length: Any) -> Tensor:
+    def divisor(self, length: Any) -> Tensor:
         """The divisor of the log-probability of a hypothesis with `length` generated tokens."""
         length = ops.cast(length, "float32")
         if callable(self.length_penalty):
