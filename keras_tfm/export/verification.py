@@ -109,7 +109,8 @@ def verify(
       those of one full pass.
     - "generate", greedy: the logits of every step are compared with those of a full pass over the
       generated tokens. With another strategy, tokens and scores are compared with those of the same
-      loop in Keras.
+      loop in Keras; if rounded weights lead a beam search to another hypothesis, its score is
+      compared with the model's score of it.
 
     A file with rounded weights or int8 caches is run three times: as it is; with the model's
     unrounded weights and float32 activations and caches, where only float32 errors remain; and with
