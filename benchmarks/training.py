@@ -20,6 +20,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -59,6 +60,7 @@ class Worker:
         from launch import free_ports, tf_config
 
         addresses = [f"localhost:{port}" for port in free_ports(processes)]
+        self.errors = tempfile.TemporaryFile("w+")
         self.processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--work", name],
@@ -68,7 +70,7 @@ class Worker:
                 },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self.errors,
                 text=True,
             )
             for index in range(processes)
@@ -81,7 +83,8 @@ class Worker:
             process.stdin.flush()
         lines = [process.stdout.readline() for process in self.processes]
         if not all(lines):
-            raise RuntimeError("a contestant ended early: run it alone with --work NAME to see why")
+            self.errors.seek(0)
+            raise RuntimeError(f"a contestant ended early:\n{self.errors.read()[-3000:]}")
         return json.loads(lines[0])
 
     def end(self) -> None:
