@@ -60,7 +60,7 @@ class Worker:
         from launch import free_ports, tf_config
 
         addresses = [f"localhost:{port}" for port in free_ports(processes)]
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (until the processes end)
         self.processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--work", name],
