@@ -88,6 +88,15 @@ def test_every_token_up_to_the_end_is_compared_and_none_after_it(strategy, batch
         assert np.abs(errors).max() < FLOAT32
 
 
+def test_a_drafted_translator_is_compared_with_its_source():
+    path = new_path()
+    export_tflite(small(), path, strategy=STRATEGIES["drafted"], verify=False, **LENGTHS)
+    (check,) = verify(small(), path, strategy=STRATEGIES["drafted"]).checks
+    assert check.top_1 == 1.0 and check.relative_error < FLOAT32
+    with pytest.raises(VerificationError, match="generate: expected"):
+        verify(small(seed=3), path, strategy=STRATEGIES["drafted"])
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_file_of_other_weights_is_refused(strategy):
     path = new_path()

@@ -461,3 +461,28 @@ def test_logits_over_a_large_vocabulary_do_not_fill_the_memory():
     assert calls(1000) == 6  # covers the vocabulary
     assert calls(49152) == 5 and 5 * 256 * 49152 < 1 << 26
     assert calls(1 << 20) == 2
+
+
+def test_rows_of_one_of_several_models():
+    models, path = {"narrow": dense_model(), "wide": wide_model()}, new_path()
+    export_tflite(models, path, verify=False)
+    rows = {"x": np.ones((5, 37), "float32")}
+    assert [x.rows for x in verify(models, path, {"wide": rows}).checks][1:] == [5]
+    for inputs in ("x", {"x": rows["x"]}, {"third": rows}):
+        with pytest.raises(ValueError, match="inputs must be a dictionary by model"):
+            verify(models, path, inputs)
+
+
+def test_a_batch_normalization_in_a_convolution():
+    """Its factors, here of 3 to 9, are recognised in the rounded weights of the file."""
+    rng = np.random.default_rng(0)
+    x = keras.Input((9, 9, 16), name="x")
+    norm = layers.BatchNormalization(epsilon=1e-2)
+    model = keras.Model(x, layers.Flatten()(norm(layers.Conv2D(24, 3, use_bias=False)(x))))
+    norm.gamma.assign(rng.normal(1.0, 0.3, 24))
+    norm.beta.assign(rng.normal(0.0, 0.5, 24))
+    norm.moving_mean.assign(rng.normal(0.0, 0.5, 24))
+    norm.moving_variance.assign(rng.uniform(0.01, 0.1, 24))
+    (check,) = export_tflite(model, new_path(), quantization="int8").verification.checks
+    # A weight that is not recognised adds the error of its own rounding.
+    assert check.graph_tolerance == 1e-4 and check.graph_error < FLOAT32
