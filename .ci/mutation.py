@@ -76,7 +76,10 @@ TARGETS = {
         "keras_tfm/export/comparison.py",
         [f"tests/export/test_{x}.py" for x in ("comparison", "verification")],
     ),
-    "verification": ("keras_tfm/export/verification.py", ["tests/export/test_verification.py"]),
+    "verification": (
+        "keras_tfm/export/verification.py",
+        [f"tests/export/test_{x}.py" for x in ("verification", "several_models")],
+    ),
 }  # fmt: skip
 # Of each operator one other: `a + b` need not become eleven things.
 BINARY = {
