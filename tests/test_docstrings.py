@@ -72,6 +72,7 @@ REASONS = {
     "keras_tfm.runtime.speech": _FILE,
     "keras_tfm.export.comparison": _FILE,
     "keras_tfm.export.conversion": _FILE,
+    "keras_tfm.export.composites": _FILE,
     "keras_tfm.export.gpu_graph": _FILE,
     "keras_tfm.export.float_file": _FILE,
     "keras_tfm.export.four_bits": _FILE,

@@ -152,10 +152,8 @@ def log_probability(tokens: np.ndarray, logits: np.ndarray) -> float:
 
     >>> import numpy as np
     >>> from keras_tfm.export.checks import log_probability
-    >>> round(log_probability(np.array([0, 1]), np.log([[0.5, 0.5], [0.75, 0.25]])), 4) == round(
-    ...     np.log(0.125), 4
-    ... )
-    True
+    >>> round(log_probability(np.array([0, 1]), np.log([[0.5, 0.5], [0.75, 0.25]])), 3)  # ln 0.125
+    -2.079
     """
     x = logits - logits.max(axis=-1, keepdims=True).astype("float64")
     chosen = np.take_along_axis(x, tokens[:, np.newaxis], axis=-1)[:, 0]

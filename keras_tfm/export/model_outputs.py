@@ -15,6 +15,12 @@ class ModelOutputs:
 
     Args:
         model: a model in float32.
+
+    >>> from keras_tfm.export.model_outputs import ModelOutputs
+    >>> x = keras.Input((2,), name="x")
+    >>> outputs = ModelOutputs(keras.Model(x, keras.layers.Dense(3)(x)))
+    >>> outputs.of({"x": np.ones((70, 2), "float32")})["output"].shape
+    (70, 3)
     """
 
     # Rows per call of the model.
