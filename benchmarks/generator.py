@@ -6,10 +6,10 @@
 float32, all cores, `jit_compile=True`, greedy search unless stated otherwise; 4 layers (4+4 with an
 encoder), D=256, H=8, F=1024, V=8000. Contestants take turns within a row; medians of the rounds.
 
-Drafts: all weights are random, so the tokens of the draft heads and of the draft model, which has
-one layer, are wrong. Greedy search soon repeats itself, which a lookup finds. "A step" is the time
-of a drafted step divided by that of a step of greedy search: with as many tokens a step as that,
-drafts are as fast as greedy search.
+Drafts: all weights are random. Greedy search soon repeats a token, which most drafts guess then, so
+"tokens a step" is that of these weights. "A step" is the time of a drafted step divided by that of
+a step of greedy search, whatever the weights: with as many tokens a step as that, drafts are as
+fast as greedy search. The draft model has one layer.
 """
 
 import argparse
