@@ -1,7 +1,7 @@
 """`generation.Generator` in Keras: without caches, with drafts, Hugging Face and CTranslate2.
 
     pip install -e ".[benchmarks]" torch==2.13.0 transformers
-    python benchmarks/generator.py --markdown       # ten minutes; skips what is not installed
+    python benchmarks/generator.py --markdown       # four minutes; skips what is not installed
 
 float32, all cores, `jit_compile=True`, greedy search unless stated otherwise; 4 layers (4+4 with an
 encoder), D=256, H=8, F=1024, V=8000. Contestants take turns within a row; medians of the rounds.
