@@ -147,9 +147,7 @@ class _Marker:
         return graph
 
     def _is(self, operator: Any, name: str) -> bool:
-        code = self._model.operatorCodes[operator.opcodeIndex]
-        kind = max(code.builtinCode, code.deprecatedBuiltinCode)
-        return bool(kind == getattr(self._schema.BuiltinOperator, name))
+        return flatbuffer.is_operator(self._model, operator, name)
 
     def _made_by(self, name: str, tensor: Any) -> Any:
         """The operator that computes a tensor, if it is one of this kind."""

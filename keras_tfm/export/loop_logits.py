@@ -59,9 +59,7 @@ class LoopLogits:
         return np.stack([x.reshape(-1, x.shape[-1]) for x in result], axis=1)
 
     def _is(self, operator: Any, name: str) -> bool:
-        code = self._model.operatorCodes[operator.opcodeIndex]
-        number = max(code.builtinCode, code.deprecatedBuiltinCode)
-        return bool(number == getattr(self._schema.BuiltinOperator, name))
+        return flatbuffer.is_operator(self._model, operator, name)
 
     def _logits_of(self, body: Any, size: int) -> int | None:
         """The index of the logits in a loop's body: the tensor whose argmax it takes."""

@@ -353,6 +353,13 @@ def operator_code(model: Any, builtin: int, version: int) -> int:
     return len(model.operatorCodes) - 1
 
 
+def is_operator(model: Any, operator: Any, name: str) -> bool:
+    """Whether an operator is of the kind with this name in the schema, such as "MUL"."""
+    code = model.operatorCodes[operator.opcodeIndex]
+    kind = getattr(import_litert("schema_py_generated").BuiltinOperator, name)
+    return bool(max(code.builtinCode, code.deprecatedBuiltinCode) == kind)
+
+
 def _array(model: Any, tensor: Any, dtype: str) -> np.ndarray:
     return np.frombuffer(bytes(model.buffers[tensor.buffer].data), dtype).reshape(tensor.shape)
 

@@ -17,8 +17,8 @@ RANDOM = np.random.default_rng(0)
 GAMMA = RANDOM.normal(size=SHAPE[-1]).astype("float32")
 
 
-def root(x, axis=-1, keepdims=True):
-    return tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis, keepdims) + EPSILON)
+def root(x, axis=-1):
+    return tf.math.rsqrt(tf.reduce_mean(tf.square(x), axis, keepdims=True) + EPSILON)
 
 
 NORMALIZATIONS = {

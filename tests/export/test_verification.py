@@ -474,7 +474,7 @@ def test_rows_of_one_of_several_models():
 
 
 def test_a_batch_normalization_in_a_convolution():
-    """Its factors, here of 3 to 9, are recognised in the rounded weights of the file."""
+    """Its factors are recognised in the rounded weights of the file."""
     rng = np.random.default_rng(0)
     x = keras.Input((9, 9, 16), name="x")
     norm = layers.BatchNormalization(epsilon=1e-2)
