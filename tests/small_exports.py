@@ -12,9 +12,16 @@ from pathlib import Path
 import keras
 import numpy as np
 from small_models import SOURCE_SIZE, SOURCES, START, encoder_decoder
+from small_tokenizers import WORDS, words
 
 from keras_tfm.export import Report, export_tflite
 from keras_tfm.generation import generate
+from keras_tfm.layers import (
+    PositionalEncoding,
+    SequencePooling,
+    TokenEmbedding,
+    TransformerEncoderBlock,
+)
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
@@ -113,6 +120,27 @@ def _real_file(path, quantization, signatures):
     lengths = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH}
     return export_tflite(
         real(), path, signatures, quantization, start_id=START, verify=False, **lengths
+    )
+
+
+def classifier_file() -> Report:
+    """A classifier of texts with a tokenizer of words, in two lengths."""
+    return _classifier_file()
+
+
+@once_a_run
+def _classifier_file(path):
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = PositionalEncoding()(TokenEmbedding(len(WORDS), 12, mask_zero=True)(tokens))
+    x = SequencePooling()(TransformerEncoderBlock(24, num_heads=2)(x))
+    model = keras.Model(tokens, keras.layers.Dense(3)(x))
+    return export_tflite(
+        model,
+        path,
+        source_length=[4, 8],
+        tokenizer=words(),
+        labels=["negative", "neutral", "positive"],
+        verify=False,
     )
 
 

@@ -21,10 +21,36 @@ def need_browser() -> None:
     }.items():
         if not found:
             pytest.skip(f"needs {needed}")
-    if not (WEB / "node_modules/playwright-core").exists():
+    _install("playwright-core")
+
+
+def need_node() -> None:
+    """Skips a test where Node or npm is missing; installs the pages' packages."""
+    for needed in ("node", "npm"):
+        if not shutil.which(needed):
+            pytest.skip(f"needs {needed}")
+    _install("@huggingface/tokenizers")
+
+
+def _install(package: str) -> None:
+    if not (WEB / "node_modules" / package).exists():
         installed = subprocess.run(["npm", "ci"], cwd=WEB, capture_output=True, text=True)
         if installed.returncode:
             pytest.skip(f"npm ci failed: {installed.stderr[-500:]}")
+
+
+def run_in_node(script: str, **settings: object) -> str:
+    """Runs a script of examples/web/package.json without a browser: what it prints."""
+    result = subprocess.run(
+        ["npm", "run", "--silent", script],
+        cwd=WEB,
+        env={**os.environ, **{name: str(x) for name, x in settings.items()}},
+        capture_output=True,
+        text=True,
+    )
+    print(result.stdout, result.stderr)
+    assert result.returncode == 0
+    return result.stdout
 
 
 def run_in_browser(script: str, models: Path, expected: Path | dict, **settings: object) -> None:

@@ -441,8 +441,7 @@ export class Model {
     const guided = guidance !== 1;
     if (!Number.isFinite(guidance)) throw new RangeError(`guidance must be a number: ${guidance}`);
     checkRows(rows, this.picturesAtOnce(guidance));
-    const prompts = Array(rows).fill(prompt);
-    if (guided) prompts.push(...Array(rows).fill(empty));
+    const prompts = [...Array(rows).fill(prompt), ...Array(guided ? rows : 0).fill(empty)];
     const steps = new Steps(this.#compiled, stepped);
     try {
       await steps.read(prompts, textLength - 1);
@@ -501,7 +500,7 @@ export class Model {
         step.forEach((code, row) => codes[row].push(code));
         onProgress(++done, total);
       }
-      found.push(...codes);
+      for (const picture of codes) found.push(picture);
     }
     return found;
   }
@@ -585,7 +584,7 @@ export class Model {
     for (let i = 0; i * classes < logits.length; i++) {
       const all = softmax(logits.subarray(i * classes, (i + 1) * classes));
       const known = all.slice(0, -1); // the last: no object
-      const best = known.indexOf(Math.max(...known));
+      const best = mostProbable(known);
       if (!(known[best] >= threshold)) continue;
       const box = images.toPicture(processor, boxes.subarray(4 * i, 4 * i + 4), picture);
       found.push({ label: this.labels?.[best] ?? String(best), probability: known[best], box });
@@ -1021,7 +1020,7 @@ export class Session {
     await this.#alone(async () => {
       this.#turn++;
       const before = this.#tokens.length;
-      this.#tokens.push(...ids);
+      for (const id of ids) this.#tokens.push(id); // as arguments, a long text overflows the stack
       try {
         await this.#steps.read([this.#tokens], this.#tokens.length - 1);
       } catch (error) {
@@ -1065,7 +1064,7 @@ export class Session {
       held += piece;
       boundaries.push([sent + held.length, this.#tokens.length]);
       const found = stop.map((text) => held.indexOf(text)).filter((at) => at >= 0);
-      const at = found.length ? Math.min(...found) : held.length - begun(held, stop);
+      const at = found.length ? smallest(found) : held.length - begun(held, stop);
       if (found.length) {
         const whole = boundaries.filter(([count]) => count <= sent + at);
         this.#cut(whole.at(-1)[1]);
@@ -1187,8 +1186,8 @@ function checkedSession(saved, ability, sha256) {
       data.length === product(shape);
     return fits ? shape[axis] : -1;
   }) : [-1];
-  const position = Math.min(...positions);
-  const same = position === Math.max(...positions) && position >= 0;
+  const [position] = positions;
+  const same = position >= 0 && positions.every((other) => other === position);
   if (!ids || tokens.length > maxLength || !same || position > tokens.length) {
     throw new ModelError("The saved session is damaged: its tokens and caches do not fit the file.");
   }
@@ -1311,10 +1310,18 @@ function randomNumbers(seed) {
 
 /** The number of characters at the end of a text with which a stop string begins. */
 function begun(text, stops) {
-  const lengths = stops.flatMap((stop) =>
-    Array.from({ length: stop.length }, (_, n) => n).filter((n) => text.endsWith(stop.slice(0, n))),
-  );
-  return Math.max(0, ...lengths);
+  let most = 0;
+  for (const stop of stops) {
+    for (let n = Math.min(stop.length - 1, text.length); n > most; n--) {
+      if (text.endsWith(stop.slice(0, n))) most = n;
+    }
+  }
+  return most;
+}
+
+/** `Math.min` of any number of numbers: JavaScript limits the number of arguments of a function. */
+function smallest(numbers) {
+  return numbers.reduce((a, b) => Math.min(a, b), Infinity);
 }
 
 function checkedToken(token, logits) {
@@ -1456,7 +1463,7 @@ function mostProbable(logits) {
  * @returns {number[]} the probability of each class.
  */
 export function softmax(logits) {
-  const highest = Math.max(...logits);
+  const highest = logits[mostProbable(logits)];
   const powers = Array.from(logits, (x) => Math.exp(x - highest));
   const sum = powers.reduce((a, b) => a + b, 0);
   return powers.map((x) => x / sum);
@@ -2029,7 +2036,7 @@ function readTarget(signature, manifest, metadata) {
 }
 
 function checkSize(tokenizer, size = Infinity) {
-  const known = Math.max(...tokenizer.get_vocab().values()) + 1;
+  const known = tokenizer.model.vocab.length; // by id, so this is one more than the largest
   if (known > size) {
     throw new ModelError(`The file's tokenizer has ${known} tokens, its model only ${size}.`);
   }
