@@ -23,7 +23,10 @@ def main() -> None:
 def page() -> str:
     """The page: a table of arguments a command."""
     lines = ["# The command line", "", cli.app.info.help, ""]
-    lines += ['`pip install "keras-tfm[cli]"` brings it. `keras-tfm COMMAND --help` says the same.']
+    lines += [
+        '`pip install -e ".[cli]"`, in a clone, brings it. '
+        "`keras-tfm COMMAND --help` says the same."
+    ]
     lines += ["", inspect.cleandoc(cli.__doc__).split("\n\n", 1)[1], ""]
     for command in cli.app.registered_commands:
         function = command.callback

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.optional_package import optional_package
+
 
 def plot_attention(
     weights: Any,
@@ -198,12 +200,7 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
 
 def _figure(size: tuple[float, float]) -> Any:
     """A figure without a window, so that it works without a screen."""
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("matplotlib"):
-            raise
-        raise ModuleNotFoundError(
-            'plots need matplotlib: pip install "keras-tfm[plots]"', name=error.name
-        ) from None
-    return Figure(figsize=size, layout="constrained")
+    figures = optional_package(
+        "matplotlib.figure", "plots need matplotlib", "matplotlib", extra="plots"
+    )
+    return figures.Figure(figsize=size, layout="constrained")

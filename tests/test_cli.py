@@ -17,6 +17,7 @@ import keras_tfm
 from keras_tfm import cli, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam
+from keras_tfm.optional_package import install_command
 from keras_tfm.version import __version__
 
 HUGGING_FACE = Path(__file__).parent / "parity" / "huggingface"
@@ -470,7 +471,8 @@ def test_a_missing_extra_is_named():
     code = "import sys; sys.modules['typer'] = None\nfrom keras_tfm import cli"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == 'keras-tfm needs typer and rich: pip install "keras-tfm[cli]"'
+    command = install_command("typer", "rich")
+    assert done.stderr.strip() == f"keras-tfm needs typer and rich: {command}"
 
 
 def test_it_is_installed():

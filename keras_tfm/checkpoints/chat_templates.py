@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
+from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.chat_template import ChatTemplate
 
 # Texts that no template has, in the places of messages.
@@ -94,13 +95,11 @@ def _source(folder: Path, settings: dict[str, Any]) -> str:
 
 def _compiled(folder: Path, source: str, tokens: dict[str, str]) -> Any:
     """A function of messages that renders the template, with the settings of `transformers`."""
-    try:
-        import jinja2
-        from jinja2 import sandbox
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'chat templates need jinja2: pip install "keras-tfm[checkpoints]"', name=error.name
-        ) from None
+    sandbox = optional_package(
+        "jinja2.sandbox", "chat templates need jinja2", "jinja2", extra="checkpoints"
+    )
+    import jinja2
+
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -14,13 +14,14 @@ Example:
 ((2, 3), 'float32')
 """
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from keras_tfm.optional_package import optional_package
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -176,15 +177,9 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 def import_safetensors() -> Any:
     """Imports the package `safetensors`; the error names the extra to install."""
-    try:
-        return importlib.import_module("safetensors")
-    except ModuleNotFoundError as error:
-        if error.name != "safetensors":
-            raise
-        raise ModuleNotFoundError(
-            'checkpoints need safetensors: pip install "keras-tfm[checkpoints]"',
-            name="safetensors",
-        ) from None
+    return optional_package(
+        "safetensors", "checkpoints need safetensors", "safetensors", extra="checkpoints"
+    )
 
 
 def read_json(file: Path, kind: type = dict) -> Any:

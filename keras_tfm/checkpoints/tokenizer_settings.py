@@ -1,11 +1,11 @@
 """The settings of a folder's tokenizer: class, special tokens, added tokens."""
 
-import importlib
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.tokenizer import refusing
 
 # In the order in which transformers adds them.
@@ -135,11 +135,4 @@ def reading(file: Path) -> AbstractContextManager[None]:
 
 def import_package(package: str) -> Any:
     """Imports a package of the extra `text`; the error names the extra to install."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ModuleNotFoundError(
-            f'this tokenizer needs {package}: pip install "keras-tfm[text]"', name=package
-        ) from None
+    return optional_package(package, f"this tokenizer needs {package}", package, extra="text")

@@ -11,13 +11,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+from keras_tfm.optional_package import install_command
+
 try:
     import typer
     from rich.console import Console
 except ModuleNotFoundError as missing:
     if missing.name not in ("typer", "rich"):
         raise
-    sys.exit('keras-tfm needs typer and rich: pip install "keras-tfm[cli]"')
+    sys.exit(f"keras-tfm needs typer and rich: {install_command('typer', 'rich')}")
 
 # Set before TensorFlow is imported: log only errors; use the backend that exports.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime import flatbuffer
 
 # The number of weights that share a scale; XNNPACK has kernels for multiples of 32.
@@ -18,16 +19,12 @@ LARGEST_LEVEL = 7  # of the levels -7..7
 
 def import_quantizer() -> Any:
     """Imports the quantizer; the error names the extra to install."""
-    try:
-        import ai_edge_quantizer.quantizer as package
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("ai_edge_quantizer"):
-            raise
-        raise ModuleNotFoundError(
-            'quantization="int4" needs ai-edge-quantizer: pip install "keras-tfm[quantize]"',
-            name=error.name,
-        ) from None
-    return package
+    return optional_package(
+        "ai_edge_quantizer.quantizer",
+        'quantization="int4" needs ai-edge-quantizer',
+        "ai-edge-quantizer",
+        extra="quantize",
+    )
 
 
 def quantize(content: bytes, kept: Collection[int], eight_bits: Collection[int] = ()) -> bytes:

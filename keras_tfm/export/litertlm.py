@@ -133,7 +133,7 @@ def export_litertlm(
         RuntimeError: LiteRT-LM cannot run the file.
         FileExistsError: `path` is a file that is not an earlier export, or a device or a FIFO.
         FileNotFoundError, IsADirectoryError, PermissionError: `path` cannot be written.
-        ModuleNotFoundError: the extra `keras-tfm[litertlm]` is not installed.
+        ModuleNotFoundError: LiteRT-LM (the extra `litertlm`) is not installed.
 
     After an error nothing is written, and an earlier file is unchanged.
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from keras_tfm.generation.strategies import Greedy, Sample, Strategy
 from keras_tfm.generation.tokenizer_forms import Form
+from keras_tfm.optional_package import missing_package
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.tokenizer import Tokenizer
 from keras_tfm.version import __version__
@@ -137,17 +138,21 @@ def sampler_of(strategy: Strategy | None, vocabulary_size: int) -> Sampler:
 
 
 def import_builder(module: str) -> Any:
-    """A module of litert_lm_builder, or an error that names the extra."""
+    """A module of litert_lm_builder, or an error that says how to install it."""
     try:
         return importlib.import_module(f"litert_lm_builder.{module}")
     except ModuleNotFoundError as error:
-        raise missing(error.name) from None
+        raise missing_litert_lm(error.name) from None
 
 
-def missing(name: str | None) -> ModuleNotFoundError:
-    """The error that names the extra."""
-    return ModuleNotFoundError(
-        'writing .litertlm files needs LiteRT-LM: pip install "keras-tfm[litertlm]"', name=name
+def missing_litert_lm(name: str | None) -> ModuleNotFoundError:
+    """The error without LiteRT-LM's builder, what it imports, or the runtime that verifies."""
+    return missing_package(
+        "writing .litertlm files needs LiteRT-LM",
+        "litert-lm-api",
+        "litert-lm-builder",
+        extra="litertlm",
+        name=name,
     )
 
 

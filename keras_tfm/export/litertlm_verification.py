@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_tfm.export.checks import Check, check, top_1_gaps
-from keras_tfm.export.litertlm_package import Chat, missing
+from keras_tfm.export.litertlm_package import Chat, missing_litert_lm
 from keras_tfm.export.model_outputs import ModelOutputs
 from keras_tfm.export.other_process import run_module
 from keras_tfm.export.request import Request
@@ -51,7 +51,7 @@ class _Answer(NamedTuple):
 def check_runtime() -> None:
     """Raises unless the stock runtime is installed. Does not load it."""
     if importlib.util.find_spec("litert_lm") is None:
-        raise missing("litert_lm")
+        raise missing_litert_lm("litert_lm")
 
 
 def verify_litertlm(

@@ -6,11 +6,11 @@ SentencePiece models are stored unchanged. A cased WordPiece tokenizer becomes a
 is refused, too: in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
 """
 
-import importlib
 from typing import Any
 
 import numpy as np
 
+from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.tokenizer import Tokenizer, read, shown
 
 # Texts that both must encode alike: scripts, composed and decomposed accents, digits, spaces, line
@@ -75,7 +75,9 @@ def _word_piece(tokenizer: Any) -> bytes:
             "a WordPieceTokenizer with lowercase=True, split=False or special_tokens_in_strings="
             "True cannot be stored exactly: make a tokenizers.Tokenizer, and train with that"
         )
-    package = importlib.import_module("tokenizers")
+    package = optional_package(
+        "tokenizers", "storing this tokenizer needs tokenizers", "tokenizers", extra="text"
+    )
     normalizers, pre_tokenizers = package.normalizers, package.pre_tokenizers
     made = package.Tokenizer(
         package.models.WordPiece(

@@ -4,7 +4,6 @@ They run in `llguidance`, an optional package: 3 MB, without dependencies, for e
 tokens are bytes. In each step it computes which tokens may follow, without an index made before.
 """
 
-import importlib
 import json
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.host_loop import end_ids_of
 from keras_tfm.runtime.tokenizer import Tokenizer, refusing
 
@@ -207,11 +207,6 @@ def _first_line(text: str) -> str:
 
 
 def _package() -> Any:
-    try:
-        return importlib.import_module("llguidance")
-    except ModuleNotFoundError as error:
-        if error.name != "llguidance":
-            raise
-        raise ModuleNotFoundError(
-            'constraints need llguidance: pip install "keras-tfm[constraints]"', name=error.name
-        ) from None
+    return optional_package(
+        "llguidance", "constraints need llguidance", "llguidance", extra="constraints"
+    )

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.optional_package import optional_package
+
 # Pillow's filters by name; `Resampling` has the same names in capitals.
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 FIT = "fit"
@@ -210,15 +212,8 @@ def open_size(image: Any) -> tuple[int, int]:
 
 
 def import_pillow() -> Any:
-    """Imports Pillow with the module used here; the error names the extra to install."""
-    try:
-        importlib.import_module("PIL.Image")
-    except ModuleNotFoundError as error:
-        if error.name != "PIL":
-            raise
-        raise ModuleNotFoundError(
-            'pictures need Pillow: pip install "keras-tfm[images]"', name="PIL"
-        ) from None
+    """Imports Pillow with the module used here; the error says how to install it."""
+    optional_package("PIL.Image", "pictures need Pillow", "pillow", extra="images")
     return importlib.import_module("PIL")
 
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from keras_tfm.optional_package import install_command, optional_package
 from keras_tfm.runtime.manifest_fields import check_fields, check_format, signature_tensors
 
 METADATA_NAME = b"keras_tfm"
@@ -37,8 +38,9 @@ def read(path: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(f"no such file: {path}")
     content = _mapped(path)
     if content[:8] == LITERTLM:
+        command = install_command("litert-lm-api")
         raise ValueError(
-            f"{path} is a .litertlm file, which LiteRT-LM runs: pip install litert-lm-api, and "
+            f"{path} is a .litertlm file, which LiteRT-LM runs: {command}, and "
             f"litert_lm.Engine({str(path)!r}); for this runtime use export_tflite"
         )
     if content[4:8] != IDENTIFIER:
@@ -146,14 +148,5 @@ def _entry(content: Any, schema: Any, name: bytes) -> tuple[int, bytes | None]:
 
 def import_litert(module: str) -> Any:
     """A module of ai_edge_litert, or an error that names the extra."""
-    import importlib
-
-    try:
-        return importlib.import_module(f"ai_edge_litert.{module}")
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("ai_edge_litert"):
-            raise
-        raise ModuleNotFoundError(
-            'running and writing .tflite files needs LiteRT: pip install "keras-tfm[edge]"',
-            name=error.name,
-        ) from None
+    need = "running and writing .tflite files needs LiteRT"
+    return optional_package(f"ai_edge_litert.{module}", need, "ai-edge-litert", extra="edge")

@@ -5,10 +5,11 @@ for a SentencePiece model. A package is imported when it is first needed.
 """
 
 import abc
-import importlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from keras_tfm.optional_package import optional_package
 
 
 class Tokenizer(abc.ABC):
@@ -236,13 +237,6 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _import(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ModuleNotFoundError(
-            f"the file's tokenizer needs {package}: pip install --no-deps {package}, "
-            'or pip install "keras-tfm[text]"',
-            name=package,
-        ) from None
+    # Neither package imports what it depends on, which would only fill a device.
+    need = f"the file's tokenizer needs {package}"
+    return optional_package(package, need, package, extra="text", dependencies=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.text.optional_package import optional_package
+from keras_tfm.optional_package import optional_package
 from keras_tfm.text.word_piece import END, PADDING, START, UNKNOWN
 
 KINDS = ("unigram", "bpe", "char")
@@ -60,7 +60,12 @@ def train_sentence_piece(
     first = next(texts, None)
     if first is None:
         raise ValueError("training a vocabulary needs at least one text, got none")
-    sentencepiece = optional_package("sentencepiece")
+    sentencepiece = optional_package(
+        "sentencepiece",
+        "training this vocabulary needs sentencepiece",
+        "sentencepiece",
+        extra="text",
+    )
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

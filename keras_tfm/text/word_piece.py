@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.text.optional_package import optional_package
+from keras_tfm.optional_package import optional_package
 
 PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
 # The prefix of a piece inside a word: a private-use character. With the usual "##", decoding would
@@ -66,7 +66,7 @@ def train_word_piece(
     special = [PADDING, START, END, UNKNOWN, *special_tokens]
     if len(set(special)) != len(special):
         raise ValueError(f"special tokens must differ, got {special}")
-    package = optional_package("tokenizers")
+    package = _import_tokenizers()
     normalizer = package.normalizers.NFC()
     pre_tokenizer = package.pre_tokenizers.Sequence(
         [
@@ -121,7 +121,7 @@ def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[s
     hash table and breaks ties by these numbers. So the BPE trainer is used: every character is
     mapped to two private-use characters, one for the start of a word and one for other places.
     """
-    package = optional_package("tokenizers")
+    package = _import_tokenizers()
     codes: dict[str, int] = {}
     written: dict[str, str] = {}
 
@@ -156,3 +156,9 @@ def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[s
 
     vocabulary = trained.get_vocab()
     return [read(piece) for piece in sorted(vocabulary, key=vocabulary.__getitem__)]
+
+
+def _import_tokenizers() -> Any:
+    return optional_package(
+        "tokenizers", "training this vocabulary needs tokenizers", "tokenizers", extra="text"
+    )

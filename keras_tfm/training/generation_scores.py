@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
 from keras_tfm.generation.pad_ids import masked_ids, pad_ids
+from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.trailing_padding import unpadded_length
 
 
@@ -213,14 +214,9 @@ def _text(x: Any) -> str:
 
 
 def _default_metrics() -> dict[str, Any]:
-    try:
-        import sacrebleu
-    except ModuleNotFoundError as error:
-        if error.name != "sacrebleu":
-            raise
-        raise ModuleNotFoundError(
-            'BLEU and chrF need sacrebleu: pip install "keras-tfm[scores]"', name="sacrebleu"
-        ) from None
+    sacrebleu = optional_package(
+        "sacrebleu", "BLEU and chrF need sacrebleu", "sacrebleu", extra="scores"
+    )
     return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
 
 

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.optional_package import optional_package
+
 Tensor = Any
 # In place of a cost that is infinite or not a number: such a pair is matched only without choice.
 _FORBIDDEN = float(np.finfo("float32").max)
@@ -87,11 +89,6 @@ def on_host(function: Callable[..., np.ndarray], inputs: tuple[Tensor, ...], sha
 
 def import_scipy() -> Any:
     """Imports `scipy.optimize`; the error names the extra to install."""
-    try:
-        return importlib.import_module("scipy.optimize")
-    except ModuleNotFoundError as error:
-        if error.name not in ("scipy", "scipy.optimize"):
-            raise
-        raise ModuleNotFoundError(
-            'training a detector needs SciPy: pip install "keras-tfm[detection]"', name="scipy"
-        ) from None
+    return optional_package(
+        "scipy.optimize", "training a detector needs SciPy", "scipy", extra="detection"
+    )

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_tfm.layers import AttentionProbe
+from keras_tfm.optional_package import missing_package
 from keras_tfm.training.gradients import GradientWatch
 from keras_tfm.training.metrics import TokenMean
 
@@ -64,9 +65,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
     ):
         super().__init__(*args, **kwargs)
         if importlib.util.find_spec("tensorboard") is None:
-            raise ModuleNotFoundError(
-                'summaries need tensorboard: pip install "keras-tfm[tensorboard]"',
-                name="tensorboard",
+            raise missing_package(
+                "summaries need tensorboard", "tensorboard", extra="tensorboard", name="tensorboard"
             )
         if attention_freq < 1:
             raise ValueError(f"attention_freq must be at least 1, got {attention_freq}")

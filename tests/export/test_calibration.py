@@ -16,7 +16,7 @@ from keras_tfm.models import bert, deberta, gemma, gpt, llama, t5, transformer
 
 needs_quantizer = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_quantizer") is None,
-    reason='ai-edge-quantizer is missing: pip install "keras-tfm[quantize]"',
+    reason='ai-edge-quantizer is missing: pip install -e ".[quantize]"',
 )
 VOCABULARY, LENGTH = 53, 9
 SIZE = {"dim": 32, "num_layers": 2, "num_heads": 4, "intermediate_dim": 96}

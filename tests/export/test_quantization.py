@@ -29,7 +29,7 @@ from keras_tfm.runtime import flatbuffer
 
 needs_quantizer = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_quantizer") is None,
-    reason='ai-edge-quantizer is missing: pip install "keras-tfm[quantize]"',
+    reason='ai-edge-quantizer is missing: pip install -e ".[quantize]"',
 )
 FOUR_BITS = pytest.param("int4", marks=needs_quantizer)
 # The smallest that the converter quantises is 1,024 numbers; four bits come in blocks of 32.
@@ -555,7 +555,9 @@ def test_weights_beyond_float16_are_refused_or_kept(tmp_path):
 def test_the_missing_quantizer_is_named(tmp_path, monkeypatch):
     for module in ("ai_edge_quantizer", "ai_edge_quantizer.quantizer"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "keras-tfm\[quantize\]"'):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"pip install .*ai-edge-quantizer.*extra .quantize"
+    ):
         export_tflite(dense_model(), tmp_path / "model.tflite", quantization="int4")
 
 

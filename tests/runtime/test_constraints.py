@@ -142,5 +142,5 @@ def test_a_tokenizer_of_words_is_refused():
 
 def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "keras-tfm\[constraints\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'llguidance.* \(the extra "constraints" of'):
         Regex("a")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from keras_tfm import checkpoints, models
+from keras_tfm.optional_package import install_command
 from keras_tfm.runtime import ImageProcessor
 from keras_tfm.runtime.image_processor import FILTERS, open_size
 
@@ -455,7 +456,7 @@ def test_a_missing_pillow_is_named():
         "ImageProcessor((5, 7))(numpy.zeros((4, 4, 3), 'uint8'))"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert 'pictures need Pillow: pip install "keras-tfm[images]"' in result.stderr
+    assert f"pictures need Pillow: {install_command('pillow')} (the extra" in result.stderr
 
 
 # --- Boxes -------------------------------------------------------------------------------------

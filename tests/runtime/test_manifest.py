@@ -312,6 +312,8 @@ def test_other_metadata_is_kept(foreign):
 def test_a_missing_extra_is_named(monkeypatch, module):
     for name in [name for name in sys.modules if name.startswith(module)]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "keras-tfm\[edge\]"') as caught:
+    with pytest.raises(
+        ModuleNotFoundError, match=r"pip install .*ai-edge-litert.*extra .edge"
+    ) as caught:
         runtime.load(small_file(num_layers=2).path)
     assert "\n" not in str(caught.value)

