@@ -203,6 +203,24 @@ def close(image, x, y, color):
     return np.abs(np.asarray(image)[y, x].astype(int) - color).max() <= 2
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF", "PNG"])
+def test_objects_of_a_turned_picture(run, folder, tmp_path, kind):
+    """The boxes are those in the picture as it is shown, whoever turns it."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = tmp_path / f"turned.{kind.lower()}"
+    Image.new("RGB", (200, 50)).save(path, kind, exif=exif)
+    expected = runtime.load(folder / "objects.tflite").detect(np.zeros((200, 50, 3), "uint8"), 0.4)
+    code, out, err = run(
+        "predict", folder / "objects.tflite", path, "--threshold", "0.4", "--json",
+        "--draw", tmp_path / "drawn.png",
+    )  # fmt: skip
+    assert code == 0, err
+    assert [x["box"] for x in json.loads(out)["output"]] == [list(x.box) for x in expected]
+    with Image.open(tmp_path / "drawn.png") as drawn:
+        assert drawn.size == (150, 600)
+
+
 @pytest.mark.parametrize("picture", ["white", "black", "a"])
 def test_boxes_are_drawn_where_they_are(run, folder, tmp_path, picture):
     from keras_tfm.cli.drawing import color_of

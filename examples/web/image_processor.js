@@ -7,6 +7,7 @@ import { resized } from "./resampling.js";
 
 const TILE = 2048; // browsers limit the size of a canvas, and phones most
 const LARGEST = 2 ** 26; // pixels of a picture that is enlarged
+const MOST = 89_478_485; // pixels of a picture, as Pillow's default: 270 MB in RGB
 
 /** Something is not a picture, or not one that this browser can read; `message` says why. */
 export class PictureError extends Error {
@@ -119,6 +120,11 @@ async function opened(source, channels, background) {
   try {
     const { width, height } = sizeOf(drawn);
     if (!width || !height) throw new PictureError("The picture has no pixels, or none yet.");
+    if (width * height > MOST) {
+      throw new PictureError(
+        `The picture is too large: it has ${width} x ${height} pixels, more than ${MOST}.`,
+      );
+    }
     const picture = blank(width, height, channels);
     const canvas = newCanvas(Math.min(width, TILE), Math.min(height, TILE));
     const context = canvas.getContext("2d", { willReadFrequently: true, colorSpace: "srgb" });

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_tfm.runtime import Detection
-from keras_tfm.runtime.image_processor import import_pillow, open_upright
+from keras_tfm.runtime.decoded_picture import import_pillow
+from keras_tfm.runtime.image_processor import open_size, open_upright
 
 # Smaller pictures are enlarged, so that labels can be read.
 SMALLEST = 480
@@ -70,14 +71,14 @@ def color_of(label: str) -> Color:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def _canvas(picture: Path, background: int) -> tuple[Any, int]:
-    """The picture upright in RGB, and the factor by which it was enlarged."""
+def _canvas(picture: Path, background: int) -> tuple[Any, float]:
+    """The picture upright in RGB, and the factor by which it is larger than in its file."""
     image = open_upright(picture, background)
     scale = max(1, -(-SMALLEST // max(image.size)))
     if scale > 1:
         nearest = import_pillow().Image.Resampling.NEAREST
         image = image.resize((image.width * scale, image.height * scale), nearest)
-    return image, scale
+    return image, image.width / open_size(picture)[1]
 
 
 class _Pen:

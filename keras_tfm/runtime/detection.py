@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.image_processor import open_size
+from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.signature_runner import check_one
 
 if TYPE_CHECKING:
@@ -35,10 +35,7 @@ class Detection(NamedTuple):
 
 def as_pixels(model: Model, images: Any) -> dict[str, Any]:
     """The inputs with pictures as the pixels of the file's image processors."""
-    check_one(model.path, model.signatures)
-    processors = model.image_processors
-    if not processors:
-        raise ValueError(f"{model.path} has no image processor: export it with images=")
+    processors = _processors(model)
     if not isinstance(images, dict):
         images = {next(iter(processors)): images}
     return {
@@ -47,24 +44,32 @@ def as_pixels(model: Model, images: Any) -> dict[str, Any]:
     }
 
 
+def _processors(model: Model) -> dict[str, ImageProcessor]:
+    """The image processors of a file of one model, by input; at least one."""
+    check_one(model.path, model.signatures)
+    if not model.image_processors:
+        raise ValueError(f"{model.path} has no image processor: export it with images=")
+    return model.image_processors
+
+
 def detect(model: Model, image: Any, threshold: float) -> list[Detection]:
     """See `Model.detect`."""
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be within 0 and 1, got {threshold}")
     if isinstance(image, dict):
         raise TypeError("expected one picture, got a dictionary of inputs")
-    outputs = model.predict_images(image)
+    name, processor = next(iter(_processors(model).items()))
+    pixels, sizes = processor.with_sizes(image)
+    if len(sizes) != 1:
+        raise ValueError(f"expected one picture, got {len(sizes)}")
+    outputs = model.predict({name: pixels})
     if not {"logits", "boxes"} <= outputs.keys():
         raise ValueError(
             f"{model.path} is no detector: expected the outputs 'logits' and 'boxes', "
             f"got {list(outputs)}"
         )
-    logits = outputs["logits"]
-    if len(logits) != 1:
-        raise ValueError(f"expected one picture, got {len(logits)}")
-    probabilities = softmax(logits[0])[:, :-1]  # the last: no object
-    processor = next(iter(model.image_processors.values()))
-    boxes = processor.to_picture(outputs["boxes"][0], open_size(image))
+    probabilities = softmax(outputs["logits"][0])[:, :-1]  # the last: no object
+    boxes = processor.to_picture(outputs["boxes"][0], sizes[0])
     best, labels = probabilities.argmax(-1), model.labels
     found = [
         Detection(str(k) if labels is None else labels[k], float(row[k]), tuple(box.tolist()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from keras_tfm.runtime.image_processor import import_pillow
+from keras_tfm.runtime.decoded_picture import import_pillow
 from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.sampling import Sampler
 from keras_tfm.runtime.text import tokenizer_of

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_tfm.optional_package import optional_package
+from keras_tfm.runtime.decoded_picture import import_pillow, upright, upright_size
 
 # Pillow's filters by name; `Resampling` has the same names in capitals.
 FILTERS = ("nearest", "bilinear", "bicubic", "lanczos")
 FIT = "fit"
 # The largest number of pixels of a picture that is enlarged: 200 MB in RGB.
 LARGEST = 1 << 26
-# Pillow's modes of grey pictures with 16 bits.
-_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
-# Of EXIF orientations other than 1, the name of the transposition that turns the picture upright.
-_ORIENTATION = 0x0112
-_TURNS = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
 
 
 @dataclass(frozen=True)
@@ -47,6 +31,11 @@ class ImageProcessor:
     number of channels demands. Then it is resized with Pillow (as version 13 does, also by older
     ones), whose filters are widened when a picture is reduced, and cropped in the centre. Of an
     animation the first frame is used.
+
+    Formats: JPEG, PNG, WebP, GIF, BMP, PPM, TIFF, AVIF, JPEG 2000 and, if a plug-in of Pillow reads
+    it, HEIF. A picture of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels is refused before it is
+    decoded: 89 million, unless a program sets another number, or None for no limit. Of a JPEG file
+    with up to four times as many the decoder makes a smaller picture.
 
     Args:
         size: tuple of int, (height, width) of the result in pixels.
@@ -117,19 +106,22 @@ class ImageProcessor:
                 (H, W, 3) or (H, W, 4), or a list of B of them; or a uint8 array (B, H, W, C).
 
         Raises:
-            ValueError: a picture is damaged, truncated, or of an unknown format; an array has
-                another shape or dtype; or a narrow picture would be enlarged to more than 67
-                million pixels. The error names the picture.
+            ValueError: a picture is damaged, truncated, of another format, or has too many pixels;
+                an array has another shape or dtype; or a narrow picture would be enlarged to more
+                than 67 million pixels. The error names the picture.
             FileNotFoundError: there is no such file.
             TypeError: something that is not a picture.
             ModuleNotFoundError: Pillow is missing; the message names the extra to install.
         """
+        return self.with_sizes(images)[0]
+
+    def with_sizes(self, images: Any) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """The pixels of pictures, and the upright (height, width) of each as `to_picture` needs."""
         pillow = import_pillow()
         pictures = _pictures(images)
         names = [_name(image, i, len(pictures)) for i, image in enumerate(pictures, 1)]
-        return np.stack(
-            [self._pixels(pillow, x, name) for x, name in zip(pictures, names, strict=True)]
-        )
+        found = [self._pixels(pillow, x, name) for x, name in zip(pictures, names, strict=True)]
+        return np.stack([pixels for pixels, _ in found]), [size for _, size in found]
 
     def to_picture(self, boxes: Any, size: tuple[int, int]) -> np.ndarray:
         """Boxes in a model's input as boxes in the original picture, clipped to it.
@@ -174,10 +166,10 @@ class ImageProcessor:
             return 0, 0
         return (width - self.size[1]) // 2, (height - self.size[0]) // 2
 
-    def _pixels(self, pillow: Any, image: Any, name: str) -> np.ndarray:
-        """One picture as (H, W, C), uint8."""
+    def _pixels(self, pillow: Any, image: Any, name: str) -> tuple[np.ndarray, tuple[int, int]]:
+        """One picture as (H, W, C), uint8, and the height and width that it had."""
         mode = "L" if self.channels == 1 else "RGB"
-        flat = _flat(pillow, _opened(pillow, image, name), name, mode, self.background)
+        flat, size = upright(image, name, mode, self.background)
         height, width = self._resized(flat.height, flat.width)
         if height * width > max(LARGEST, flat.height * flat.width):
             raise ValueError(
@@ -187,34 +179,24 @@ class ImageProcessor:
         if (flat.height, flat.width) != (height, width):
             flat = _resize(pillow, flat, width, height, self.resample)
         left, top = self._offset(height, width)
-        pixels = np.asarray(flat, "uint8")[top : top + self.size[0], left : left + self.size[1]]
+        right, bottom = min(left + self.size[1], width), min(top + self.size[0], height)
+        pixels = np.asarray(flat.crop((left, top, right, bottom)), "uint8")
         missing = [a - b for a, b in zip(self.size, pixels.shape, strict=False)]
         if any(missing):
             rest = [(0, n) for n in missing] + [(0, 0)] * (pixels.ndim - 2)
             pixels = np.pad(pixels, rest, constant_values=self.background)
-        return pixels.reshape(*self.size, self.channels)
+        return pixels.reshape(*self.size, self.channels), size
 
 
 def open_upright(image: Any, background: int = 255) -> Any:
-    """A picture as an RGB `PIL.Image.Image` of its own size, as it is before it is resized."""
-    pillow, name = import_pillow(), _name(image, 1, 1)
-    return _flat(pillow, _opened(pillow, image, name), name, "RGB", background)
+    """A picture as an RGB `PIL.Image.Image`, turned and opaque, as it is before it is resized."""
+    return upright(image, _name(image, 1, 1), "RGB", background)[0]
 
 
 def open_size(image: Any) -> tuple[int, int]:
-    """Height and width of a picture, after its EXIF orientation; arguments as one picture."""
-    pillow = import_pillow()
+    """Height and width of a picture, after its orientation; arguments as one picture."""
     (picture,) = _pictures(image)
-    opened = _opened(pillow, picture, _name(picture, 1, 1), decode=False)
-    # The orientations above 4 exchange rows and columns.
-    width, height = opened.size if _orientation(opened) < 5 else opened.size[::-1]
-    return height, width
-
-
-def import_pillow() -> Any:
-    """Imports Pillow with the module used here; the error says how to install it."""
-    optional_package("PIL.Image", "pictures need Pillow", "pillow", extra="images")
-    return importlib.import_module("PIL")
+    return upright_size(picture, _name(picture, 1, 1))
 
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
@@ -244,69 +226,6 @@ def _name(image: Any, place: int, count: int) -> str:
     return "the picture" if count == 1 else f"picture {place} of {count}"
 
 
-def _opened(pillow: Any, image: Any, name: str, decode: bool = True) -> Any:
-    """A picture as a `PIL.Image.Image`, decoded or with only its header read."""
-    if isinstance(image, np.ndarray):
-        known = image.ndim == 2 or (image.ndim == 3 and image.shape[-1] in (1, 3, 4))
-        if image.dtype != np.uint8 or not known or 0 in image.shape:
-            raise ValueError(
-                f"{name} must be a uint8 array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), "
-                f"got {image.dtype} {image.shape}"
-            )
-        return pillow.Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
-    content: Any
-    if isinstance(image, pillow.Image.Image):
-        content = None
-    elif isinstance(image, str | os.PathLike):
-        file = Path(image)
-        if not file.is_file():
-            raise FileNotFoundError(f"no such picture: {name}")
-        content = file.read_bytes()
-    elif isinstance(image, bytes | bytearray):
-        content = bytes(image)
-    else:
-        raise TypeError(
-            f"{name} must be a path, bytes, a PIL.Image.Image or a uint8 array, "
-            f"got {type(image).__name__}"
-        )
-    try:
-        opened = image if content is None else pillow.Image.open(io.BytesIO(content))
-        if decode:
-            opened.load()
-    except pillow.UnidentifiedImageError:
-        raise ValueError(f"{name} is not a picture of a format that Pillow reads") from None
-    except pillow.Image.DecompressionBombError as error:
-        raise ValueError(f"{name} is too large: {error}") from None
-    except Exception as error:  # Pillow's decoders raise many types for damaged files
-        raise ValueError(f"{name} is damaged or truncated: {error}") from None
-    if 0 in opened.size:
-        raise ValueError(f"{name} has no pixels: its size is {opened.width} x {opened.height}")
-    return opened
-
-
-def _flat(pillow: Any, image: Any, name: str, mode: str, background: int) -> Any:
-    """A picture, turned, in 8 bits, without transparency, grey ("L") or RGB."""
-    turn = _TURNS.get(_orientation(image))
-    # Pillow scales the 16 bits of a .pgm file and stores them in 32.
-    deep = image.mode in _DEEP or (image.mode == "I" and image.format == "PPM")
-    if not deep and image.mode in ("I", "F"):
-        raise ValueError(
-            f"{name} must have 8 or 16 bits a channel, got Pillow's mode {image.mode!r}"
-        )
-    if deep:
-        values, clear = np.asarray(image), image.info.get("transparency")
-        grey = pillow.Image.fromarray((values.astype("uint16") >> 8).astype("uint8"))
-        if isinstance(clear, int):  # the value of transparent pixels
-            grey.putalpha(pillow.Image.fromarray((values != clear).astype("uint8") * 255))
-        image = grey
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        behind = pillow.Image.new("RGBA", image.size, (*[background] * 3, 255))
-        image = pillow.Image.alpha_composite(behind, image)
-    image = image.convert(mode)
-    return image if turn is None else image.transpose(pillow.Image.Transpose[turn])
-
-
 def _resize(pillow: Any, image: Any, width: int, height: int, resample: str) -> Any:
     """A picture of another size, equal with every version of Pillow.
 
@@ -317,12 +236,3 @@ def _resize(pillow: Any, image: Any, width: int, height: int, resample: str) -> 
     columns_first = 0 < image.height - height > 2 * (image.width - width)
     between = (image.width, height) if columns_first else (width, image.height)
     return image.resize(between, resampling).resize((width, height), resampling)
-
-
-def _orientation(image: Any) -> int:
-    """The EXIF orientation, 1 to 8; 1 without EXIF data, or with damaged ones."""
-    try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # several types; the picture itself can be read
-        return 1
-    return found if found in range(1, 9) else 1

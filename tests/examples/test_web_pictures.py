@@ -68,6 +68,23 @@ def pillow(array):
 
 
 @NODE
+def test_a_picture_of_too_many_pixels_is_refused():
+    """Before its pixels are copied; the limit is Pillow's default, as in Python."""
+    program = """
+        globalThis.ImageBitmap = class { width = 10000; height = 8948; };
+        const { pixelsOf } = await import("./image_processor.js");
+        const processor = { channels: 3, background: 0 };
+        console.log(await pixelsOf(processor, new ImageBitmap()).catch(String));
+    """
+    arguments = ["node", "--input-type=module", "-e", program]
+    done = subprocess.run(arguments, cwd=WEB, capture_output=True, text=True)
+    expected = (
+        "PictureError: The picture is too large: it has 10000 x 8948 pixels, more than 89478485."
+    )
+    assert done.stdout.strip() == expected, done.stderr
+
+
+@NODE
 def test_resizing_is_pillow_s_bit_by_bit(tmp_path):
     cases, expected = [], []
     for seed, ((old, new), filter_) in enumerate((sizes, x) for sizes in SIZES for x in FILTERS):

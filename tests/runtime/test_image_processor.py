@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
 from dataclasses import asdict
 
@@ -14,8 +15,8 @@ import pytest
 
 from keras_tfm import checkpoints, models
 from keras_tfm.optional_package import install_command
-from keras_tfm.runtime import ImageProcessor
-from keras_tfm.runtime.image_processor import FILTERS, open_size
+from keras_tfm.runtime import ImageProcessor, decoded_picture
+from keras_tfm.runtime.image_processor import FILTERS, open_size, open_upright
 
 PIL = pytest.importorskip("PIL")
 Image = pytest.importorskip("PIL.Image")
@@ -266,6 +267,57 @@ def test_a_picture_is_turned_as_its_orientation_says(orientation, expected):
     assert ImageProcessor(size, channels=1)(content)[0, ..., 0].tolist() == expected
 
 
+# Lossless where the format allows it, so that every corner keeps its grey.
+TURNED = {
+    "JPEG": {"quality": 100},
+    "MPO": {"quality": 100, "save_all": True},
+    "PNG": {},
+    "WEBP": {"lossless": True},
+    "TIFF": {},
+    "AVIF": {"quality": 100},
+}
+
+
+@pytest.mark.parametrize("kind", TURNED)
+def test_every_format_that_turns_a_picture(kind):
+    """The size is that of the picture as it is decoded: Pillow turns some formats, others not."""
+    if kind not in Image.registered_extensions().values():
+        pytest.skip(f"this Pillow has no {kind}")
+    corners = np.kron([[10, 90], [170, 250]], np.ones((16, 24))).astype("uint8")
+    upright = {1: corners, 5: corners.T, 6: np.rot90(corners, -1), 8: np.rot90(corners)}
+    for orientation, expected in upright.items():
+        options = TURNED[kind] | {"exif": turned(orientation)}
+        content = file_of(Image.fromarray(corners).convert("RGB"), kind, **options)
+        assert open_size(content) == expected.shape, orientation
+        picture = open_upright(content)
+        assert (picture.height, picture.width) == expected.shape, orientation
+        processor = ImageProcessor(expected.shape, channels=1)
+        pixels, sizes = processor.with_sizes([content])
+        assert sizes == [expected.shape]
+        assert np.abs(pixels[0, ..., 0].astype(int) - expected).max() <= 3, orientation
+
+
+def test_an_orientation_behind_the_pixels_or_in_xmp():
+    """PNG allows EXIF data after the pixels; editors also write the orientation as XMP."""
+    values = np.array([[1, 2, 3], [4, 5, 6]], "uint8")
+    content = file_of(Image.fromarray(values), exif=turned(6))
+    start = content.index(b"eXIf") - 4
+    length = 12 + int.from_bytes(content[start : start + 4], "big")
+    end = content.index(b"IEND") - 4
+    chunk = content[start : start + length]
+    late = content[:start] + content[start + length : end] + chunk + content[end:]
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><r tiff:Orientation="6"/></x:xmpmeta>'
+    text = b"XML:com.adobe.xmp" + bytes(5) + xmp
+    named = b"iTXt" + text
+    chunk = len(text).to_bytes(4, "big") + named + zlib.crc32(named).to_bytes(4, "big")
+    plain = file_of(Image.fromarray(values))
+    end = plain.index(b"IEND") - 4
+    for turned_file in (late, plain[:end] + chunk + plain[end:]):
+        found = ImageProcessor((3, 2), channels=1)(turned_file)
+        assert found[0, ..., 0].tolist() == [[4, 1], [5, 2], [6, 3]]
+        assert open_size(turned_file) == (3, 2)
+
+
 def test_a_photograph_with_damaged_exif_data_is_read():
     image = noise(16, 8)
     content = file_of(image, "JPEG", exif=turned(6))
@@ -406,6 +458,83 @@ def test_a_picture_that_pillow_opened_and_cannot_decode():
     image = Image.open(io.BytesIO(content[: len(content) // 2]))
     with pytest.raises(ValueError, match="the picture is damaged or truncated"):
         ImageProcessor((5, 7))(image)
+
+
+# --- Files that are small and decode to much, or that other programs would read -----------------
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch):
+    """Also by a program that turns Pillow's warning off; the file has no pixels to decode."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    small, large = noise(20, 25), noise(25, 21)
+    assert ImageProcessor((5, 7))(file_of(small)).shape == (1, 5, 7, 3)
+    for kind in ("PNG", "GIF", "TIFF", "WEBP", "BMP"):
+        content = file_of(large, kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for call in (ImageProcessor((5, 7)), open_size, open_upright):
+                with pytest.raises(ValueError, match="the picture is too large: it has 25 x 21 "):
+                    call(content)
+        with pytest.raises(ValueError, match=r"too large: .* PIL\.Image\.MAX_IMAGE_PIXELS = None"):
+            ImageProcessor((5, 7))(content)
+    with pytest.raises(ValueError, match="the picture is too large"):
+        ImageProcessor((5, 7))(file_of(noise(50, 50)))  # Pillow's own error
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert ImageProcessor((5, 7))(file_of(noise(50, 50))).shape == (1, 5, 7, 3)
+
+
+def test_a_large_photograph_is_decoded_at_a_reduced_size(monkeypatch):
+    """108 megapixels, say: the size for boxes stays that of the file."""
+    photograph = Image.linear_gradient("L").resize((64, 48))
+    content = file_of(photograph, "JPEG", quality=95, exif=turned(6))
+    expected = ImageProcessor((8, 6), channels=1)(content)
+    for limit, size in ((3072, (64, 48)), (3071, (32, 24)), (768, (32, 24))):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        found, sizes = ImageProcessor((8, 6), channels=1).with_sizes(content)
+        assert sizes == [(64, 48)] and open_size(content) == (64, 48)
+        picture = open_upright(content)
+        assert (picture.height, picture.width) == size
+        assert np.abs(found.astype(int) - expected).max() <= 2
+    for options, limit in (({"progressive": True}, 3071), ({}, 767)):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(ValueError, match="too large: it has 64 x 48 pixels, more than"):
+            ImageProcessor((8, 6))(file_of(photograph, "JPEG", **options))
+
+
+def test_a_transparent_picture_in_tiles_is_as_whole(monkeypatch):
+    image = noise(13, 11, "RGBA")
+    expected = rgb(Image.alpha_composite(Image.new("RGBA", image.size, (40, 40, 40, 255)), image))
+    monkeypatch.setattr(decoded_picture, "_TILE", 5)
+    (found,) = ImageProcessor((11, 13), background=40)(file_of(image))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PCX", "ICO", "PSD"])
+def test_formats_that_are_not_named_are_not_opened(kind, monkeypatch, tmp_path):
+    """Pillow would start Ghostscript for EPS."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "check_call", refuse)
+    content = b"8BPS\0\1" + bytes(20) if kind == "PSD" else file_of(noise(16, 16), kind)
+    (tmp_path / "picture.png").write_bytes(content)
+    for source in (content, tmp_path / "picture.png"):
+        for call in (ImageProcessor((5, 7)), open_size, open_upright):
+            with pytest.raises(
+                ValueError, match="not a picture of a format that Pillow reads here"
+            ):
+                call(source)
+
+
+def test_texts_that_unpack_to_much_in_a_picture():
+    """Pillow's own limit, of 1 MB a text."""
+    text = b"zTXt" + b"Comment\0\0" + zlib.compress(bytes(1 << 22))
+    chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
+    content = file_of(noise(5, 7))
+    content = content[:33] + chunk + content[33:]
+    with pytest.raises(ValueError, match="damaged or truncated: Decompressed data too large"):
+        ImageProcessor((5, 7))(content)
 
 
 @pytest.mark.parametrize(
