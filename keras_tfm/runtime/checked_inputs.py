@@ -240,15 +240,20 @@ def _audio(name: str, values: Any, expected: Spec) -> np.ndarray:
     arrays = [samples_of(name, row) for row in rows]
     result = np.zeros((len(arrays), length), expected["dtype"])
     for row, array in zip(result, arrays, strict=True):
-        if len(array) > length:
-            raise ValueError(
-                f"{name} has {len(array)} samples, {len(array) / rate:.2f} seconds, but the file "
-                f"takes at most {length}, {length / rate:.2f} seconds: cut it, best at a pause"
-            )
+        check_duration(name, len(array), length, rate)
         if len(array) < length and not expected["padded"]:
             raise ValueError(f"{name} must have {length} samples, got {len(array)}")
         row[: len(array)] = array
     return result
+
+
+def check_duration(name: str, count: int, length: int, rate: int) -> None:
+    """Raises a ValueError if audio of `count` samples at `rate` is longer than a file takes."""
+    if count > length:
+        raise ValueError(
+            f"{name} has {count} samples, {count / rate:.2f} seconds, but the file takes at most "
+            f"{length}, {length / rate:.2f} seconds: cut it, best at a pause"
+        )
 
 
 def is_ids(expected: Spec) -> bool:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import samples_of
+from keras_tfm.runtime.checked_inputs import check_duration, samples_of
 from keras_tfm.runtime.signature_runner import check_one
 from keras_tfm.runtime.text import generated_texts
-from keras_tfm.runtime.wav import read_wav, resampled
+from keras_tfm.runtime.wav import LARGEST_RATE, read_wav, resampled, resampled_length
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
@@ -93,8 +93,12 @@ def as_samples(model: Model, audio: Any, sample_rate: int | None) -> tuple[str, 
         samples, found = read_wav(audio)
     else:
         what, found = name, rate if sample_rate is None else sample_rate
-        if not isinstance(found, int | np.integer) or isinstance(found, bool) or found < 1:
-            raise ValueError(f"sample_rate must be a positive integer, in Hz, got {found!r}")
+        is_integer = isinstance(found, int | np.integer) and not isinstance(found, bool)
+        if not is_integer or not 1 <= found <= LARGEST_RATE:
+            raise ValueError(
+                f"sample_rate must be a positive integer, in Hz, of at most {LARGEST_RATE}, "
+                f"got {found!r}"
+            )
         array = np.asarray(audio)
         if array.ndim not in (1, 2) or array.shape[1:] == (0,):
             raise ValueError(
@@ -107,4 +111,9 @@ def as_samples(model: Model, audio: Any, sample_rate: int | None) -> tuple[str, 
         channels = array.T if array.ndim == 2 else array[np.newaxis]
         samples = np.mean([samples_of(name, channel) for channel in channels], axis=0)
     samples = samples_of(what, np.asarray(samples, "float32"))
+    lengths = [
+        x["inputs"][name]["shape"][1] for x in model.signatures.values() if name in x["inputs"]
+    ]
+    # Before it is resampled: the sound of a low rate becomes many samples.
+    check_duration(name, resampled_length(len(samples), int(found), rate), max(lengths), rate)
     return name, resampled(samples, int(found), rate)

@@ -1,6 +1,7 @@
 """WAV files, resampling, and files that take audio: transcripts, classes and clear errors."""
 
 import struct
+import tracemalloc
 import wave
 
 import keras
@@ -13,6 +14,7 @@ from keras_weights import randomize
 import keras_tfm
 from keras_tfm import layers, models, runtime
 from keras_tfm.generation import Greedy, generate, processors
+from keras_tfm.runtime import wav
 from keras_tfm.runtime.wav import read_wav, resampled
 
 RATE = 16000
@@ -42,6 +44,13 @@ def wav_of(samples, rate=RATE, kind=1, bits=16, extensible=False):
 
 
 # WAV files
+
+
+def of_header(channels=1, rate=RATE):
+    """The bytes of a WAV file whose header says this of some bytes of sound."""
+    form = struct.pack("<HHIIHH", 1, channels, rate, 0, 0, 16)
+    body = b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", 16) + bytes(16)
+    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WAVE" + body
 
 
 @pytest.mark.parametrize(
@@ -77,6 +86,8 @@ def test_a_file_of_the_standard_library(tmp_path):
         (wav_of(SOUND)[:40], "is damaged: it has no samples"),
         (wav_of(SOUND, kind=6, bits=8), "got 8 bits of format 6"),
         (wav_of(SOUND, rate=0), "is damaged: it has 1 channels at 0 Hz"),
+        (of_header(rate=4294967290), "is damaged: it has 1 channels at 4294967290 Hz"),
+        (of_header(channels=0), "is damaged: it has 0 channels at 16000 Hz"),
         (b"RIFF\0\0\0\0WAVEdata\4\0\0\0abcd", "samples of an unknown format"),
     ],
 )
@@ -91,6 +102,24 @@ def test_a_file_that_was_cut_off_has_its_first_samples():
     samples, _ = read_wav(wav_of(SOUND)[:-1001])
     assert_close(samples, SOUND[: len(samples)], 5e-5)
     assert len(samples) == 8000 - 501
+
+
+def test_sizes_in_the_header_are_not_believed():
+    """65,535 channels, of which the file has not one sample each; 4 GB of samples."""
+    samples, _ = read_wav(of_header(channels=65535))
+    assert samples.shape == (0,)
+    content = wav_of(SOUND)
+    place = content.index(b"data") + 4
+    samples, _ = read_wav(content[:place] + b"\xff\xff\xff\xff" + content[place + 4 :])
+    assert_close(samples, SOUND, 5e-5)
+
+
+def test_many_samples_are_converted_in_parts(monkeypatch):
+    stereo = np.stack([SOUND, -0.5 * SOUND], axis=1)
+    monkeypatch.setattr(wav, "_BLOCK", 300)
+    for kind, bits in ((1, 8), (1, 24), (3, 64)):
+        samples, _ = read_wav(wav_of(stereo, RATE, kind, bits))
+        assert_close(samples, 0.25 * SOUND, 1e-2 if bits == 8 else 1e-6)
 
 
 # Resampling
@@ -110,6 +139,34 @@ def test_what_the_lower_rate_cannot_hold_is_removed():
     """10 kHz would be heard as 6 kHz."""
     tone = np.sin(2 * np.pi * 10000 * np.arange(24000) / 48000).astype("float32")
     assert np.abs(resampled(tone, 48000, RATE)[200:-200]).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "new_rate"),
+    [(1, 7, 5), (97, 11127, 16000), (300, 16000, 8001), (53, 3, 1000), (5000, 999983, 16000)],
+)
+def test_it_is_the_formula_for_any_two_rates(count, rate, new_rate, monkeypatch):
+    """Also where the kernels are computed in several blocks."""
+    monkeypatch.setattr(wav, "_BLOCK", 1 << 11)
+    samples = np.random.default_rng(0).standard_normal(count).astype("float32")
+    found = resampled(samples, rate, new_rate)
+    assert found.shape == (-(-count * new_rate // rate),) and found.dtype == np.float32
+    times = np.arange(count) / rate - np.arange(len(found))[:, np.newaxis] / new_rate
+    times *= 0.95 * min(rate, new_rate)
+    window = np.where(np.abs(times) < 32, np.cos(times / 64 * np.pi) ** 2, 0)
+    expected = np.sinc(times) * window @ samples * 0.95 * min(rate, new_rate) / rate
+    assert_close(found, expected, 1e-6)  # rounding to float32
+
+
+@pytest.mark.parametrize("rate", [11127, 44101, 383999, 9999991])
+def test_the_memory_does_not_depend_on_the_rates(rate):
+    """A kernel for each pair of samples of the two rates took 5.5 GB for a file of 60 bytes."""
+    samples, found = read_wav(wav_of(SOUND, rate))
+    tracemalloc.start()
+    resampled(samples, found, RATE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6  # some blocks of 1 MB
 
 
 # Models
@@ -210,6 +267,8 @@ def test_silence_is_audio_like_any_other(file, whisper):
         (b"not a recording", ValueError, "the WAV file is no WAV file"),
         (wav_of(SOUND[:0]), ValueError, "the WAV file has no samples"),
         (wav_of(np.zeros(60 * RATE)), ValueError, "60.00 seconds, but the file takes at most"),
+        # As 16 kHz it would take 2 GB.
+        (wav_of(SOUND, rate=1), ValueError, "has 128000000 samples, 8000.00 seconds, but the file"),
         (
             wav_of(np.where(TIME > 0.25, np.nan, SOUND), kind=3, bits=32),
             ValueError,
