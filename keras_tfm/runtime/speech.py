@@ -11,10 +11,13 @@ import numpy as np
 from keras_tfm.runtime.checked_inputs import check_duration, samples_of
 from keras_tfm.runtime.signature_runner import check_one
 from keras_tfm.runtime.text import generated_texts
-from keras_tfm.runtime.wav import LARGEST_RATE, read_wav, resampled, resampled_length
+from keras_tfm.runtime.wav import read_wav, resampled, resampled_length
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
+
+# In Hz. Recorders of ultrasound reach 1 MHz; a header with more is damaged.
+LARGEST_RATE = 10_000_000
 
 
 class Speech:
@@ -46,8 +49,8 @@ class Speech:
 
         Raises:
             ValueError: there are no samples, or more than the file takes; samples that are NaN, or
-                not from -1 to 1; a file that is no WAV file; the .tflite file has no input of audio
-                or no tokenizer; or as `generate_text`.
+                not from -1 to 1; a sample rate over 10 MHz; a file that is no WAV file; the .tflite
+                file has no input of audio or no tokenizer; or as `generate_text`.
             TypeError: the samples are not numbers of a known kind.
             FileNotFoundError: there is no such WAV file.
         """
@@ -93,12 +96,8 @@ def as_samples(model: Model, audio: Any, sample_rate: int | None) -> tuple[str, 
         samples, found = read_wav(audio)
     else:
         what, found = name, rate if sample_rate is None else sample_rate
-        is_integer = isinstance(found, int | np.integer) and not isinstance(found, bool)
-        if not is_integer or not 1 <= found <= LARGEST_RATE:
-            raise ValueError(
-                f"sample_rate must be a positive integer, in Hz, of at most {LARGEST_RATE}, "
-                f"got {found!r}"
-            )
+        if not isinstance(found, int | np.integer) or isinstance(found, bool) or found < 1:
+            raise ValueError(f"sample_rate must be a positive integer, in Hz, got {found!r}")
         array = np.asarray(audio)
         if array.ndim not in (1, 2) or array.shape[1:] == (0,):
             raise ValueError(
@@ -110,6 +109,10 @@ def as_samples(model: Model, audio: Any, sample_rate: int | None) -> tuple[str, 
             )
         channels = array.T if array.ndim == 2 else array[np.newaxis]
         samples = np.mean([samples_of(name, channel) for channel in channels], axis=0)
+    if found > LARGEST_RATE:
+        raise ValueError(
+            f"{what} must have a sample rate of at most {LARGEST_RATE} Hz, got {found} Hz"
+        )
     samples = samples_of(what, np.asarray(samples, "float32"))
     lengths = [
         x["inputs"][name]["shape"][1] for x in model.signatures.values() if name in x["inputs"]

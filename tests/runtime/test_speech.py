@@ -86,7 +86,6 @@ def test_a_file_of_the_standard_library(tmp_path):
         (wav_of(SOUND)[:40], "is damaged: it has no samples"),
         (wav_of(SOUND, kind=6, bits=8), "got 8 bits of format 6"),
         (wav_of(SOUND, rate=0), "is damaged: it has 1 channels at 0 Hz"),
-        (of_header(rate=4294967290), "is damaged: it has 1 channels at 4294967290 Hz"),
         (of_header(channels=0), "is damaged: it has 0 channels at 16000 Hz"),
         (b"RIFF\0\0\0\0WAVEdata\4\0\0\0abcd", "samples of an unknown format"),
     ],
@@ -158,12 +157,11 @@ def test_it_is_the_formula_for_any_two_rates(count, rate, new_rate, monkeypatch)
     assert_close(found, expected, 1e-6)  # rounding to float32
 
 
-@pytest.mark.parametrize("rate", [11127, 44101, 383999, 9999991])
+@pytest.mark.parametrize("rate", [11127, 44101, 383999, 4294967290])
 def test_the_memory_does_not_depend_on_the_rates(rate):
     """A kernel for each pair of samples of the two rates took 5.5 GB for a file of 60 bytes."""
-    samples, found = read_wav(wav_of(SOUND, rate))
     tracemalloc.start()
-    resampled(samples, found, RATE)
+    resampled(SOUND, rate, RATE)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10e6  # some blocks of 1 MB
@@ -267,7 +265,8 @@ def test_silence_is_audio_like_any_other(file, whisper):
         (b"not a recording", ValueError, "the WAV file is no WAV file"),
         (wav_of(SOUND[:0]), ValueError, "the WAV file has no samples"),
         (wav_of(np.zeros(60 * RATE)), ValueError, "60.00 seconds, but the file takes at most"),
-        # As 16 kHz it would take 2 GB.
+        (of_header(rate=4294967290), ValueError, "at most 10000000 Hz, got 4294967290 Hz"),
+        # As 16 kHz it would take 0.5 GB.
         (wav_of(SOUND, rate=1), ValueError, "has 128000000 samples, 8000.00 seconds, but the file"),
         (
             wav_of(np.where(TIME > 0.25, np.nan, SOUND), kind=3, bits=32),
