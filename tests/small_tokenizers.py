@@ -83,6 +83,31 @@ def byte_pairs():
 
 
 @functools.cache
+def byte_fallback():
+    """As Llama 2's: pieces that begin with "\u2581", and bytes for other characters."""
+    known = sorted({letter for text in CORPUS[:2] for letter in text if letter.isascii()} - {" "})
+    tokens = ["<pad>", "<s>", "</s>", "<unk>", "\u2581", *known]
+    tokens += [f"<0x{i:02X}>" for i in range(256)]
+    merges = [("\u2581", letter) for letter in known if letter.isalpha()]
+    tokens += ["".join(pair) for pair in merges]
+    ids = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens(tokens[:4])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@functools.cache
 def word_pieces():
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

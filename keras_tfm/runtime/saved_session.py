@@ -17,19 +17,23 @@ _VERSION = 1
 _ENTRY, _KNOWN = "entry/", "known/"
 
 
-def write(path: str | Path, sha256: str, tokens: list[int], steps: "Steps") -> None:
+def write(
+    path: str | Path, sha256: str, tokens: list[int], owed: int | None, steps: "Steps"
+) -> None:
     """Writes a session; the file is complete or unchanged.
 
     Args:
         path: the file. Unlike `np.savez`, nothing is appended to its name.
         sha256: str, the checksum of the .tflite file.
         tokens: list of int, all tokens.
+        owed: int, as of `GivenText`; None if all of their text was given.
         steps: their KV caches.
     """
     arrays: dict[str, Any] = {
         "version": np.array(_VERSION),
         "sha256": np.array(sha256),
         "tokens": np.array(tokens, "int32"),
+        **({} if owed is None else {"owed": np.array(owed)}),
         **{_ENTRY + key: x for key, x in steps.kept().items()},
         **{_KNOWN + key: x for key, x in steps.known.items()},
     }
@@ -46,8 +50,8 @@ def write(path: str | Path, sha256: str, tokens: list[int], steps: "Steps") -> N
 
 def read(
     path: str | Path, sha256: str, decode: dict[str, Any]
-) -> tuple[list[int], dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The tokens, the known arguments and the cache entries of a file.
+) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The tokens, the characters owed, the known arguments and the cache entries of a file.
 
     Args:
         path: the file.
@@ -66,7 +70,7 @@ def read(
         raise ValueError(
             f"{path} was saved with another file: expected the checksum {sha256}, got {found[:64]}"
         )
-    tokens = arrays["tokens"]
+    tokens, owed = arrays["tokens"], arrays.get("owed")
     entries, known = (
         {key.removeprefix(kind): x for key, x in arrays.items() if key.startswith(kind)}
         for kind in (_ENTRY, _KNOWN)
@@ -82,6 +86,7 @@ def read(
         and tokens.dtype == np.int32
         and len(tokens) <= decode["max_length"]
         and bool(np.all((tokens >= 0) & (tokens < size)))
+        and (owed is None or (owed.ndim == 0 and owed.dtype.kind == "i"))
         and entries.keys() == {*growing}
         and others <= known.keys()
         and len(widths) <= 1
@@ -92,7 +97,7 @@ def read(
     )
     if not fits:
         raise ValueError(f"{path} is damaged: its tokens and caches are not those of a session")
-    return tokens.tolist(), known, entries
+    return tokens.tolist(), None if owed is None else int(owed), known, entries
 
 
 def _fits(x: np.ndarray, spec: dict[str, Any], columns: int | None = None) -> bool:

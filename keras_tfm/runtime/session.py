@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import threading
 from collections.abc import Generator, Iterator, Sequence
@@ -16,23 +17,22 @@ from keras_tfm.runtime.checked_inputs import integer_rows, prompt_spec
 from keras_tfm.runtime.constraints import Constraint, begin
 from keras_tfm.runtime.host_loop import checked_tokens, end_ids_of
 from keras_tfm.runtime.sampling import Choose, Sampler, chooser
+from keras_tfm.runtime.session_text import GivenText, Run, checked_stops
 from keras_tfm.runtime.steps import Steps
-from keras_tfm.runtime.text import before_stop, pieces, tokenizer_of
+from keras_tfm.runtime.text import tokenizer_of
 from keras_tfm.runtime.tokenizer import Tokenizer, prompt_ids
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
     from keras_tfm.runtime.signature_runner import SignatureRunner
 
-# The number of earlier tokens that are decoded with new ones, for the spaces between them.
-_CONTEXT = 16
-
 
 class Reply(NamedTuple):
     """What a session generated.
 
     Attributes:
-        text: str, without special tokens; None if the file has no tokenizer.
+        text: str, complete characters, without special tokens; None if the file has no tokenizer.
+            If "max_tokens" ends it within a character, the next reply begins with that character.
         tokens: (T,), int32, without the end token.
         ended: str, why it ended: "end" (an end token, or a complete text of a constraint), "stop"
             (a stop string), "max_tokens", or "full" (the session has `max_length` tokens).
@@ -89,11 +89,16 @@ class Session:
         self._number = -1  # that of `runner.cache_user` while LiteRT's buffers are this session's
         self._turn = 0  # a stream ends when another call has changed the session
         self._tokens: list[int] = []
+        self._given = GivenText()
         if restore is not None:
             if inputs is not None:
                 raise ValueError("a restored session has its inputs: leave out `inputs`")
             signature = runner.signatures[runner.names("decode")[0]]
-            self._tokens, known, entries = saved_session.read(restore, runner.checksum, signature)
+            self._tokens, owed, known, entries = saved_session.read(
+                restore, runner.checksum, signature
+            )
+            if owed is not None:
+                self._given = GivenText(len(self._tokens), owed)
             self._steps = Steps(runner.signatures, runner.buffers, known, 1)
             self._steps.restore(entries)
             return
@@ -178,7 +183,7 @@ class Session:
             TypeError: an argument has the wrong type.
             RuntimeError: another thread uses the session.
         """
-        run = _Run(max_tokens)
+        run = Run(max_tokens)
         with self._used():
             if self._has_tokenizer() or stop:
                 text = "".join(self._texts(run, choose, stop, constraint))
@@ -198,10 +203,11 @@ class Session:
     ) -> Iterator[str]:
         """Yields the text of `generate` piece by piece; arguments and errors as there.
 
-        A stream may be left at any token: the session has the tokens up to there. A stream cannot
-        go on after another call has changed the session: it raises a RuntimeError.
+        A stream may be left at any piece: the session has the tokens up to there, and the next call
+        begins with the text that was not yielded, such as a character whose last bytes are missing.
+        A stream cannot go on after another call has changed the session: it raises a RuntimeError.
         """
-        return self._shared_out(self._texts(_Run(max_tokens), choose, stop, constraint))
+        return self._shared_out(self._texts(Run(max_tokens), choose, stop, constraint))
 
     def stream_tokens(
         self,
@@ -211,7 +217,7 @@ class Session:
         constraint: Constraint | None = None,
     ) -> Iterator[int]:
         """Yields the tokens of `generate`, without the end token; needs no tokenizer."""
-        return self._shared_out(self._generated(_Run(max_tokens), choose, constraint))
+        return self._shared_out(self._generated(Run(max_tokens), choose, constraint))
 
     def rewind(self, count: int) -> None:
         """Removes the last `count` tokens. Nothing is read again.
@@ -227,6 +233,7 @@ class Session:
                 raise ValueError(f"count must be in 0..{len(self._tokens)}, got {count}")
             self._turn += 1
             self._rewind(len(self._tokens) - count)
+            self._given.rewind(len(self._tokens))
 
     def fork(self) -> Session:
         """An independent session with the same tokens, for instance for another thread.
@@ -238,6 +245,7 @@ class Session:
             vars(result).update(vars(self))
             result._lock, result._number = threading.Lock(), -1
             result._tokens, result._steps = list(self._tokens), self._steps.fork()
+            result._given = copy.copy(self._given)
             return result
 
     def save(self, path: str | Path) -> None:
@@ -246,7 +254,8 @@ class Session:
         The file is written completely or not at all. It belongs to this .tflite file.
         """
         with self._used(run=False):
-            saved_session.write(path, self._runner.checksum, self._tokens, self._steps)
+            owed = self._given.owed(len(self._tokens))
+            saved_session.write(path, self._runner.checksum, self._tokens, owed, self._steps)
 
     @contextmanager
     def _used(self, run: bool = True) -> Iterator[None]:
@@ -294,7 +303,7 @@ class Session:
             yield value
 
     def _generated(
-        self, run: _Run, choose: Choose | Sampler | None, constraint: Constraint | None
+        self, run: Run, choose: Choose | Sampler | None, constraint: Constraint | None
     ) -> Generator[int]:
         """Yields new tokens, which the session has by then."""
         if not self._tokens and self._settings["start_id"] is not None:
@@ -337,26 +346,12 @@ class Session:
         run.ended = "max_tokens" if len(self._tokens) - run.first == run.max_tokens else "full"
 
     def _texts(
-        self, run: _Run, choose: Choose | Sampler | None, stop: Any, constraint: Constraint | None
+        self, run: Run, choose: Choose | Sampler | None, stop: Any, constraint: Constraint | None
     ) -> Generator[str]:
         """Yields the text of new tokens up to a stop string."""
-        tokenizer, stops = self._tokenizer(), self._stops(stop)
-        before = self._tokens[-_CONTEXT:]
-        tokens = self._generated(run, choose, constraint)
-        boundaries: list[tuple[int, int]] = []  # new characters and all tokens after each piece
-
-        def counted() -> Iterator[str]:
-            count = 0
-            for piece in pieces(tokens, tokenizer, before, ()):
-                count += len(piece)
-                boundaries.append((count, len(self._tokens)))
-                yield piece
-
-        found = yield from before_stop(counted(), stops)
-        if found is not None:
-            run.ended = "stop"
-            whole = [length for count, length in boundaries if count <= found]
-            self._rewind(max(whole, default=run.first))
+        tokenizer, stops = self._tokenizer(), checked_stops(stop)
+        new = self._generated(run, choose, constraint)
+        return self._given.stream(self._tokens, new, tokenizer, run, stops, self._rewind)
 
     def _ids(self, text: Any) -> list[int]:
         """The ids of a text or of ids, checked."""
@@ -376,22 +371,3 @@ class Session:
 
     def _tokenizer(self) -> Tokenizer:
         return tokenizer_of(self._model, self._settings["target"])
-
-    @staticmethod
-    def _stops(stop: str | Sequence[str]) -> list[str]:
-        """The stop strings, checked."""
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if not all(isinstance(one, str) and one for one in stops):
-            raise TypeError(f"stop must be texts of at least one character, got {stop!r}")
-        return stops
-
-
-class _Run:
-    """The limits of one generation, and what became of it."""
-
-    def __init__(self, max_tokens: int | None):
-        if max_tokens is not None and operator.index(max_tokens) < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        self.max_tokens = max_tokens
-        self.first = 0  # the number of tokens before the new ones
-        self.ended = ""

@@ -7,6 +7,7 @@ file's start token is put first unless the tokenizer did so.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.signature_runner import check_one
 from keras_tfm.runtime.tokenizer import (
+    INCOMPLETE,
     Tokenizer,
     prompt_ids,
     read,
@@ -30,9 +32,6 @@ from keras_tfm.runtime.tokenizer import (
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
-
-# A tokenizer decodes bytes that are not, or not yet, a character to this.
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Hypothesis(NamedTuple):
@@ -120,31 +119,64 @@ def stream_text(
 
 
 def pieces(
-    tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int], end_ids: Sequence[int]
-) -> Iterator[str]:
+    tokens: Iterable[int],
+    tokenizer: Tokenizer,
+    before: Sequence[int],
+    end_ids: Sequence[int] = (),
+    *,
+    given: int | None = None,
+    ended: Callable[[], bool] = lambda: True,
+) -> Generator[str]:
     """Yields the text that each token adds after `before`, as soon as its characters are complete.
 
     A character may take several tokens, and a space may belong to the next token. So the new text
-    is the text of all tokens minus the text without the new ones.
+    is the text of all tokens minus the text that was given.
+
+    Args:
+        tokens: the new tokens.
+        tokenizer: `Tokenizer`.
+        before: the tokens before.
+        end_ids: the new tokens end before one of these.
+        given: int, the number of characters of `before` that were given; by default all. If new
+            tokens complete a character whose bytes begin in `before`, the text has it.
+        ended: whether no more tokens can follow, after the last one: then the text ends with what
+            there is of an incomplete character, as the tokenizer decodes it.
     """
     ids, begin, end = list(before), 0, len(before)
-    for token in tokens:
-        if token in end_ids:
-            break
+    text = tokenizer.decode(ids)
+    known = text[:given]
+    for token in itertools.takewhile(lambda token: token not in end_ids, tokens):
         ids.append(token)
-        known, text = tokenizer.decode(ids[begin:end]), tokenizer.decode(ids[begin:])
-        if len(text) > len(known) and not text.endswith(_INCOMPLETE):
-            yield text[len(known) :]
-            begin, end = end, len(ids)
-    known, text = tokenizer.decode(ids[begin:end]), tokenizer.decode(ids[begin:])
-    if len(text) > len(known):
+        text = tokenizer.decode(ids[begin:])
+        if not text.startswith(known):  # bytes that were given as U+FFFD are a character now
+            same = itertools.takewhile(
+                lambda pair: pair[0] == pair[1], zip(known, text, strict=False)
+            )
+            known = known[: sum(1 for _ in same)]
+        piece = complete(text)[len(known) :]
+        if piece:
+            yield piece
+            known += piece
+            own = tokenizer.decode(ids[end:])
+            if known == text and own:  # the next characters need no tokens before these
+                begin, end = end, len(ids)
+                text = known = own
+    if len(text) > len(known) and ended():
         yield text[len(known) :]
 
 
-def before_stop(texts: Iterable[str], stops: Sequence[str]) -> Generator[str, None, int | None]:
+def complete(text: str) -> str:
+    """A decoded text without bytes at its end that are not, or not yet, a character."""
+    return text.rstrip(INCOMPLETE)
+
+
+def before_stop(
+    texts: Iterable[str], stops: Sequence[str], found: Callable[[int], None] = lambda count: None
+) -> Generator[str]:
     """Yields the text before the first of some strings, as soon as it cannot belong to one.
 
-    Returns the number of characters before that string; None if the text has none.
+    When it finds one, it calls `found` with the number of characters before it, and then yields
+    the last text.
 
     >>> from keras_tfm.runtime.text import before_stop
     >>> list(before_stop(["a", "b#", "c#", "#d"], ["##"]))
@@ -153,17 +185,18 @@ def before_stop(texts: Iterable[str], stops: Sequence[str]) -> Generator[str, No
     held, count = "", 0
     for text in texts:
         held += text
-        found = min((at for at in map(held.find, stops) if at >= 0), default=None)
-        kept = held[: found if found is not None else len(held) - _begun(held, stops)]
+        at = min((i for i in map(held.find, stops) if i >= 0), default=None)
+        kept = held[: at if at is not None else len(held) - _begun(held, stops)]
+        count += len(kept)
+        if at is not None:
+            found(count)
         if kept:
             yield kept
-            count += len(kept)
             held = held[len(kept) :]
-        if found is not None:
-            return count
+        if at is not None:
+            return
     if held:
         yield held
-    return None
 
 
 def _begun(text: str, stops: Sequence[str]) -> int:

@@ -5,11 +5,17 @@ for a SentencePiece model. A package is imported when it is first needed.
 """
 
 import abc
+import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from keras_tfm.optional_package import optional_package
+
+# A tokenizer decodes bytes that are not, or not yet, a character to this.
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer(abc.ABC):
@@ -67,6 +73,8 @@ class _HuggingFace(Tokenizer):
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+            decoder = self._tokenizer.decoder
+            self._has_bytes = decoder is not None and b"ByteFallback" in decoder.__getstate__()
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
         with refusing(f"the tokenizer cannot read {shown(text)}"):
@@ -88,11 +96,33 @@ class _HuggingFace(Tokenizer):
         return text
 
     def decode(self, ids: Iterable[int]) -> str:
-        text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        numbers = [int(i) for i in ids]
+        text: str = self._tokenizer.decode(numbers, skip_special_tokens=True)
+        if self._has_bytes and INCOMPLETE in text:
+            # One byte that is no character, or not yet, makes the package replace all bytes of its
+            # run, so that text disappears as tokens are added. SentencePiece keeps the characters.
+            special = {
+                i for i, x in self._tokenizer.get_added_tokens_decoder().items() if x.special
+            }
+            tokens = (self._tokenizer.id_to_token(i) for i in numbers if i not in special)
+            text = self._tokenizer.decoder.decode(_characters(token for token in tokens if token))
         return text
 
     def token(self, number: int) -> str:
         return self._tokenizer.id_to_token(number) or ""
+
+
+def _characters(tokens: Iterable[str]) -> list[str]:
+    """Tokens, with each run of bytes such as "<0xC3>" as its text; U+FFFD for other bytes."""
+    result = []
+    for is_bytes, run in itertools.groupby(tokens, lambda x: bool(_BYTE.fullmatch(x))):
+        if is_bytes:
+            content = bytes(int(token[3:5], 16) for token in run)
+            text = content.decode("utf-8", "surrogateescape")
+            result.append(re.sub("[\udc80-\udcff]", INCOMPLETE, text))
+        else:
+            result += run
+    return result
 
 
 class _SentencePiece(Tokenizer):

@@ -363,6 +363,90 @@ def test_a_stop_string_that_does_not_come():
     assert reply.ended == "max_tokens"
 
 
+class Next:
+    """Chooses the tokens of a text and the end, over several calls."""
+
+    def __init__(self, text):
+        self.tokens = iter([*byte_pairs().encode(text).ids, END])
+
+    def __call__(self, logits):
+        return [next(self.tokens)]
+
+
+@pytest.mark.parametrize("text", ["東京は日本の首都です。", "Schön, 5 € für Müller", "ok 👍 done"])
+def test_a_session_is_continued_within_a_character(text, tmp_path):
+    """By calls, streams that are left, a fork, and a session that was saved."""
+    model = load(written())
+    for step in (1, 2, 3, 7):
+        session, choose, said = model.session(), Next(text), ""
+        session.append("hello")
+        while True:
+            reply = session.generate(step, choose)
+            said += reply.text
+            if reply.ended == "end":
+                break
+            if step == 2:
+                session = session.fork()
+            if step == 3:
+                session.save(tmp_path / "session.npz")
+                session = model.session(restore=tmp_path / "session.npz")
+        assert said == text
+        assert session.text == "hello" + text
+    session, choose, said = model.session(), Next(text), ""
+    session.append("hello")
+    while (piece := next(session.stream(choose=choose, stop="k\0"), None)) is not None:
+        said += piece
+    assert said == text
+
+
+def test_text_that_is_not_owed():
+    """After other tokens, after `stream_tokens`, after a rewind."""
+    model = load(written())
+    ids = byte_pairs().encode("東京").ids
+    assert len(ids) > 4
+    session, choose = model.session(), Next("東京東京")
+    session.append("a")
+    assert session.generate(2, choose).text == ""
+    session.append("b")  # the bytes stay in the session, but are no text any more
+    assert session.text.startswith("a\ufffd")
+    assert session.generate(3, lambda logits: byte_pairs().encode("c").ids[:1]).text == "ccc"
+    session.rewind(len(session))
+    session.append("a")
+    choose = Next("東京東京")
+    list(session.stream_tokens(2, choose))
+    assert session.generate(len(ids) - 2, choose).text == "東京"
+    session.generate(2, choose)
+    session.rewind(2)
+    assert session.generate(2, Next("dd")).text == "dd"
+
+
+def test_the_end_of_a_full_session_gives_what_there_is():
+    session = load(written()).session()
+    session.append([5] * (LENGTH - 2))
+    reply = session.generate(choose=Next("東京"))
+    assert reply.ended == "full"
+    assert reply.text == "\ufffd"
+
+
+def test_older_saved_sessions_are_read(tmp_path):
+    model = load(written())
+    session = model.session()
+    session.append("a")
+    choose = Next("東京")
+    session.generate(1, choose)
+    session.save(tmp_path / "new.npz")
+    with np.load(tmp_path / "new.npz") as loaded:
+        arrays = dict(loaded)
+    assert arrays.pop("owed") == 0
+    np.savez(tmp_path / "old.npz", **arrays)
+    restored = model.session(restore=tmp_path / "old.npz")
+    assert "".join(restored.stream(choose=choose)) == "東京"
+    for wrong in (0.5, [1], "a"):
+        np.savez(tmp_path / "wrong.npz", **arrays, owed=np.array(wrong))
+        with pytest.raises(ValueError, match="is damaged"):
+            model.session(restore=tmp_path / "wrong.npz")
+
+
 def test_a_file_without_a_tokenizer():
     session = load(written(tokenizer=None)).session()
     session.append([4, 5])
