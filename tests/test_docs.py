@@ -44,7 +44,7 @@ SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
     "chat": ["tokenizers"],
     "cookbook": ["tokenizers"],
-    "from-kerashub": ["keras_hub", "safetensors"],
+    "from-kerashub": ["keras_hub", "tensorflow_text", "safetensors", "tokenizers"],
     "from-transformers-tf": ["safetensors"],
     "on-device": ["tokenizers"],
     "data": ["tokenizers", "sentencepiece"],
@@ -68,6 +68,8 @@ def blocks_of(page):
 # Keras's own saving makes NumPy arrays of variables.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:int8_full:UserWarning")
+# KerasHub's `fit` makes a tf.data.Dataset of the texts, and then warns about its own `shuffle`.
+@pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")
 @pytest.mark.parametrize(
     "page",
     # The first is the README's program, which tests/test_readme.py runs; of training the parts are

@@ -41,6 +41,7 @@ from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safeten
 from keras_tfm.checkpoints.vit import DEIT, VIT
 from keras_tfm.checkpoints.whisper import WHISPER
 from keras_tfm.checkpoints.without_storage import without_storage
+from keras_tfm.generation.keras_hub_models import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model, with_dtype
 from keras_tfm.models.identity import is_functional
@@ -128,6 +129,8 @@ def load_huggingface(
     folder = Path(folder)
     config = Config(folder)
     model_type = config.text("model_type", None)
+    if str(config.fields.get("module")).startswith("keras_hub."):
+        raise ValueError(f"{folder} is a preset of KerasHub, whose weights have other names: {WAY}")
     if model_type not in FAMILIES:
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
@@ -301,5 +304,7 @@ def _known(model: keras.Model) -> tuple[Family, Model]:
     names = dict.fromkeys(family.builder.__name__ for family in FAMILIES.values())
     raise ValueError(
         f"expected a model of models.{', models.'.join(names)}, "
-        f"got {model.name!r}, " + ("composed by hand" if name is None else f"of models.{name}")
+        f"got {model.name!r}, "
+        + ("composed by hand" if name is None else f"of models.{name}")
+        + keras_hub_hint(model)
     )

@@ -23,6 +23,7 @@ from keras_tfm.export.litertlm_verification import check_runtime, verify_litertl
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import Request, check_keywords
+from keras_tfm.generation.keras_hub_models import refuse_keras_hub
 from keras_tfm.generation.model_inputs import input_names
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.generation.tokenizer_forms import form_of
@@ -174,6 +175,7 @@ def export_litertlm(
     path = Path(path)
     if path.suffix != ".litertlm":  # LiteRT-LM tells formats by their endings
         raise ValueError(f"path must end in .litertlm, got {path}")
+    refuse_keras_hub(model)
     model = exportable(model)
     others = input_names(model)
     if len(others) > 1:

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from keras_tfm.generation.keras_hub_models import keras_hub_hint, refuse_keras_hub
 from keras_tfm.keras_internals import calls_of, producer
 from keras_tfm.layers import (
     EndTokenPooling,
@@ -64,12 +65,13 @@ def call_model(model: keras.Model, inputs: dict[str, Any]) -> Any:
 def find_target(model: keras.Model, target: str | None = None) -> str:
     """The name of the stepped input: `target` if given, else "target", or the only input."""
     names = input_names(model)
+    refuse_keras_hub(model)
     if target is None:
         target = "target" if "target" in names or len(names) > 1 else names[0]
     if target not in names:
         raise ValueError(
             f"the model has no input {target!r} to step, its inputs are {names}: "
-            "choose one with target=..."
+            f"choose one with target=...{keras_hub_hint(model)}"
         )
     return target
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.generation.keras_hub_models import keras_hub_hint
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
 from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import SteppedModel
@@ -63,6 +64,7 @@ def check_stepping(
     raise ValueError(
         f"{model.name} cannot be stepped: a token at a time, layer {name!r} gives another result "
         "than over the whole sequence, so it mixes positions of the target without a DecodingScope"
+        + keras_hub_hint(model)
     )
 
 
@@ -115,8 +117,8 @@ def _both(
                 steps.append(arrays(part))
             cache = scope.cache
     except Exception as error:
-        name = stepped.model.name
-        raise ValueError(f"{name} cannot be stepped: {_first_line(error)}") from error
+        message = f"{stepped.model.name} cannot be stepped: {_first_line(error)}"
+        raise ValueError(message + keras_hub_hint(stepped.model)) from error
     return whole, [list(outputs) for outputs in zip(*steps, strict=True)]
 
 

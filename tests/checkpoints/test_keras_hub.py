@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_tfm import layers
-from keras_tfm.checkpoints import copy_keras_hub_weights
+from keras_tfm import export, generation, layers
+from keras_tfm.checkpoints import copy_keras_hub_weights, load_huggingface, save_huggingface
 
 hub = pytest.importorskip("keras_hub").layers
 
@@ -163,3 +163,65 @@ def test_embeddings_that_would_give_other_values_are_an_error(theirs, ours, text
     new.build((None, None))
     with pytest.raises(ValueError, match=text):
         copy_keras_hub_weights(old, new)
+
+
+def causal_lm():
+    models = pytest.importorskip("keras_hub").models
+    backbone = models.GPT2Backbone(
+        vocabulary_size=11,
+        num_layers=1,
+        num_heads=H,
+        hidden_dim=D,
+        intermediate_dim=F,
+        max_sequence_length=7,
+    )
+    return models.GPT2CausalLM(backbone=backbone, preprocessor=None)
+
+
+def with_one_input(task):
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    mask = keras.ops.ones_like(tokens)
+    return keras.Model(tokens, task({"token_ids": tokens, "padding_mask": mask}))
+
+
+PAGE = "from-kerashub.md"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda task, path: generation.generate(task, [[3, 4]], max_length=5),
+        lambda task, path: generation.generate(
+            task, {"token_ids": [[3, 4]], "padding_mask": [[1, 1]]}, 5, target="token_ids"
+        ),
+        lambda task, path: generation.generate(task.backbone, [[3, 4]], max_length=5),
+        lambda task, path: generation.generate(with_one_input(task), [[3, 4]], max_length=5),
+        lambda task, path: export.export_tflite(task, path, prompt_length=3, max_length=5),
+        lambda task, path: export.export_saved_model(
+            task, path.parent / "saved", start_id=1, max_length=5
+        ),
+        lambda task, path: export.export_litertlm(
+            task, path.with_suffix(".litertlm"), None, max_length=5
+        ),
+        lambda task, path: save_huggingface(task, path.parent / "folder"),
+    ],
+)
+def test_errors_about_a_task_name_the_page(use, tmp_path):
+    with pytest.raises(ValueError, match=PAGE) as caught:
+        use(causal_lm(), tmp_path / "model.tflite")
+    assert "GPT2CausalLM of KerasHub" in str(caught.value) or "Backbone" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preset_of_keras_hub_is_not_a_folder_of_hugging_face(tmp_path):
+    causal_lm().backbone.save_to_preset(str(tmp_path / "preset"))
+    with pytest.raises(ValueError, match=f"is a preset of KerasHub.*{PAGE}"):
+        load_huggingface(tmp_path / "preset")
+
+
+def test_a_layer_of_keras_hub_is_named():
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = hub.TransformerDecoder(F, H)(hub.TokenAndPositionEmbedding(11, 7, D)(tokens))
+    with pytest.raises(ValueError, match=f"cannot be stepped.* of KerasHub.*{PAGE}"):
+        generation.generate(keras.Model(tokens, keras.layers.Dense(11)(x)), [[3, 4]], 5)
