@@ -45,3 +45,24 @@ def check_rate(name: str, value: Any, optional: bool = False) -> None:
     check_number(name, value, optional)
     if value is not None and not 0 <= value <= 1:
         raise ValueError(f"{name} must be within 0 and 1, got {value}")
+
+
+def check_labels(labels: Any) -> None:
+    """Raises unless `labels` are names of classes, each for one class.
+
+    "N/A" may be several: COCO's lists have it for classes that are not used.
+
+    >>> from keras_tfm.arguments import check_labels
+    >>> check_labels(["cat", "dog", "cat"])
+    Traceback (most recent call last):
+    ValueError: labels must be different, got 'cat' for the classes 0 and 2: name them apart
+    """
+    if isinstance(labels, str) or not all(isinstance(x, str) for x in labels):
+        raise ValueError(f"labels must be a list of texts, got {labels!r}")
+    first: dict[str, int] = {}
+    for i, label in enumerate(labels):
+        if first.setdefault(label, i) != i and label != "N/A":
+            raise ValueError(
+                f"labels must be different, got {label!r} for the classes {first[label]} and {i}: "
+                "name them apart"
+            )

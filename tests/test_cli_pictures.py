@@ -124,6 +124,8 @@ def test_labels_override_those_of_the_file(run, folder, tmp_path):
     assert code == 2 and "'--labels'" in err and "{'output': 5}, got 2" in err
     code, _, err = run(*arguments, "a,,b,c,d")
     assert code == 2 and "label 1 of 'a,,b,c,d' is empty" in err
+    code, _, err = run(*arguments, "a,b,c,b,d")
+    assert code == 2 and "different, got 'b' for the classes 1 and 3" in err
 
 
 def test_a_detector_prints_a_line_per_object(run, folder):

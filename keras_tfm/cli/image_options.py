@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.arguments import check_labels
 from keras_tfm.cli.console import typer
 from keras_tfm.runtime import ImageProcessor
 
@@ -28,6 +29,10 @@ def labels_of(text: str | None) -> list[str] | None:
         raise typer.BadParameter(
             f"label {names.index('')} of {text!r} is empty", param_hint="'--labels'"
         )
+    try:
+        check_labels(names)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--labels'") from None
     return names
 
 

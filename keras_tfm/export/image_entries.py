@@ -16,6 +16,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.arguments import check_labels
+from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.model_inputs import image_inputs, input_specs
 from keras_tfm.models.identity import head_of, identity_of
 from keras_tfm.runtime.image_processor import ImageProcessor
@@ -61,8 +63,8 @@ def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, A
     """The entry "labels": the given names of classes, or those of the head. Empty without any.
 
     Raises:
-        ValueError: the labels are not texts, or no output has as many classes. A detector's logits
-            have one class more, "no object".
+        ValueError: the labels are not texts, two that were given are equal, or no output has as
+            many classes. A detector's logits have one class more, "no object".
     """
     if labels is None:
         head = head_of(model)
@@ -70,11 +72,13 @@ def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, A
         labels = given.get("labels") or identity_of(model).arguments.get("labels")
         if labels is None:
             return {}
-    if isinstance(labels, str) or not all(isinstance(x, str) for x in labels):
-        raise ValueError(f"labels must be a list of texts, got {labels!r}")
-    outputs = keras.tree.flatten(model.output)
-    sizes = sorted({x.shape[-1] for x in outputs if len(x.shape) > 1})
-    if not {len(labels), len(labels) + 1} & set(sizes):
+    else:  # released models have equal ones: ImageNet has two cranes
+        check_labels(labels)
+    outputs = named_outputs(model, model.output)
+    sizes = sorted({x.shape[-1] for x in outputs.values() if len(x.shape) > 1})
+    if {"logits", "boxes"} <= outputs.keys():
+        sizes = [outputs["logits"].shape[-1] - 1]
+    if len(labels) not in sizes:
         raise ValueError(
             f"labels must be as many as an output has classes, {sizes}, got {len(labels)}"
         )

@@ -5,6 +5,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import small_pictures
 from compare import assert_close
 from execution import tensorflow_only
 from keras_weights import randomize
@@ -104,6 +105,9 @@ def test_an_input_that_another_layer_reads_too_stays_float(tmp_path):
             r"inputs of pixels, \['pixels'\].*got 'x'",
         ),
         ({"labels": ["a", "b"]}, ValueError, r"as many as an output has classes, \[4\], got 2"),
+        ({"labels": [*"abc"]}, ValueError, r"as many as an output has classes, \[4\], got 3"),
+        ({"labels": [*"abcde"]}, ValueError, r"as many as an output has classes, \[4\], got 5"),
+        ({"labels": [*"abca"]}, ValueError, "different, got 'a' for the classes 0 and 3: name"),
         ({"labels": "abcd"}, ValueError, "labels must be a list of texts, got 'abcd'"),
     ],
 )
@@ -113,6 +117,26 @@ def test_what_does_not_fit_is_refused(classifier, options, error, message, tmp_p
     with pytest.raises(error, match=message):
         export_tflite(classifier, tmp_path / "x.tflite", **options)
     assert not (tmp_path / "x.tflite").exists()
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], [*"abcd"], [*"abcde"]])
+def test_a_detector_has_one_label_fewer_than_its_logits(labels, tmp_path):
+    """Three and "no object"; its boxes, of four numbers, have no classes."""
+    from keras_tfm.export import export_tflite
+
+    message = rf"as many as an output has classes, \[3\], got {len(labels)}"
+    with pytest.raises(ValueError, match=message):
+        export_tflite(small_pictures.detector(), tmp_path / "x.tflite", labels=labels)
+
+
+def test_equal_names_in_a_released_model_are_kept(tmp_path):
+    """ImageNet has two cranes, and COCO's lists "N/A" for classes that are not used."""
+    from keras_tfm.export.image_entries import label_entry
+
+    body = models.vit(16, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
+    loaded = models.image_classifier(body, 3, labels=["crane", "ant", "crane"])
+    assert label_entry(loaded, None) == {"labels": ["crane", "ant", "crane"]}
+    assert label_entry(loaded, ["N/A", "ant", "N/A"]) == {"labels": ["N/A", "ant", "N/A"]}
 
 
 @pytest.mark.parametrize(
