@@ -21,6 +21,7 @@ from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.model_inputs import image_inputs, input_specs
 from keras_tfm.models.identity import head_of, identity_of
 from keras_tfm.runtime.image_processor import ImageProcessor
+from keras_tfm.runtime.manifest_tensors import check_label_count
 
 
 def image_entries(
@@ -75,11 +76,6 @@ def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, A
     else:  # released models have equal ones: ImageNet has two cranes
         check_labels(labels)
     outputs = named_outputs(model, model.output)
-    sizes = sorted({x.shape[-1] for x in outputs.values() if len(x.shape) > 1})
-    if {"logits", "boxes"} <= outputs.keys():
-        sizes = [outputs["logits"].shape[-1] - 1]
-    if len(labels) not in sizes:
-        raise ValueError(
-            f"labels must be as many as an output has classes, {sizes}, got {len(labels)}"
-        )
+    shapes = {name: {"shape": list(x.shape)} for name, x in outputs.items()}
+    check_label_count("labels", len(labels), shapes)
     return {"labels": list(labels)}

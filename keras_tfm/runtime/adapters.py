@@ -174,20 +174,30 @@ def write_constants(content: bytearray, layers: Mapping[str, Any], adapter: Adap
     for name, where in layers.items():
         # Matrix products store their weights transposed.
         depth, width, rank = where["depth"], where["width"], where["rank"]
-        a, b = np.zeros((rank, depth), "float32"), np.zeros((width, rank), "float32")
-        if adapter is not None:
-            layer = adapter.layers[name]
-            own = layer.a.shape[1]
-            a[:own], b[:, :own] = layer.a.T, layer.scaled.T
-        for values, numbers in ((a, where["a"]), (b, where["b"])):
-            for number in numbers:
-                view = _view(content, model, number)
-                if view.size != values.nbytes:
-                    raise ValueError(
-                        f"the adapter of {name!r} needs a constant of {values.nbytes} bytes, "
-                        f"buffer {number} of the file has {view.size}"
-                    )
+        layer = None if adapter is None else adapter.layers[name]
+        for key, shape in (("a", (rank, depth)), ("b", (width, rank))):
+            # First: the sizes of the manifest are those of buffers, or nothing is allocated.
+            views = [_constant(content, model, number, shape, name) for number in where[key]]
+            values = np.zeros(shape if views else 0, "float32")
+            if layer is not None and views:
+                own = layer.a.shape[1]
+                matrix = layer.a.T if key == "a" else layer.scaled.T
+                values[(slice(own),) if key == "a" else (slice(None), slice(own))] = matrix
+            for view in views:
                 view[...] = np.frombuffer(values.tobytes(), np.uint8)
+
+
+def _constant(
+    content: bytearray, model: Any, number: int, shape: tuple[int, int], name: str
+) -> np.ndarray:
+    """The bytes of a buffer that holds a matrix of this shape, float32."""
+    view, size = _view(content, model, number), 4 * shape[0] * shape[1]
+    if view.size != size:
+        raise ValueError(
+            f"the adapter of {name!r} needs a constant of {size} bytes, "
+            f"buffer {number} of the file has {view.size}"
+        )
+    return view
 
 
 def _view(content: bytearray, model: Any, number: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from keras_tfm.runtime.detection import as_pixels
-from keras_tfm.runtime.text import generated_texts
+from keras_tfm.runtime.text import generated_texts, target_of
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
@@ -39,15 +39,10 @@ class Captions:
         if isinstance(images, dict):
             raise TypeError("expected a picture or a list of them, got a dictionary")
         inputs = as_pixels(model, images)
-        targets = [x["target"] for x in model.signatures.values() if "target" in x]
-        if not targets:
-            raise ValueError(
-                f"{model.path} writes no text: export it with the signature 'generate', "
-                f"it has {list(model.signatures)}"
-            )
+        target = target_of(model)
         (pixels,) = inputs.values()
         if prompt is not None:
-            inputs[targets[0]] = [list(prompt)] * len(pixels)
+            inputs[target] = [list(prompt)] * len(pixels)
         found = generated_texts(model, inputs, with_prompt=False)
         texts = [x if isinstance(x, str) else str(x[0].text) for x in found]
         several = isinstance(images, list | tuple) or np.ndim(images) == 4

@@ -10,7 +10,7 @@ import numpy as np
 from keras_tfm.runtime.decoded_picture import import_pillow
 from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.sampling import Sampler
-from keras_tfm.runtime.text import tokenizer_of
+from keras_tfm.runtime.text import target_of, tokenizer_of
 from keras_tfm.runtime.tokenizer import shown
 
 if TYPE_CHECKING:
@@ -92,6 +92,11 @@ class Drawings:
         rows = np.repeat(prompts, candidates, axis=0)
         codes = _painted(painter, rows, guidance, sampler or Sampler())
         pixels = next(iter(decoder.predict(codes).values()))
+        if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
+            raise ValueError(
+                f"{model.path}: the model of {DECODER!r} must return pictures (B, H, W, 1 or 3), "
+                f"got {pixels.shape}"
+            )
         arrays = np.clip(np.rint(pixels), 0, 255).astype("uint8")
         arrays = arrays[..., 0] if arrays.shape[-1] == 1 else arrays
         drawn = [
@@ -162,7 +167,7 @@ def _prompts(painter: Model, texts: list[Any]) -> np.ndarray:
 
 def _target(painter: Model) -> str:
     """The name of the input of tokens."""
-    return str(next(x["target"] for x in painter.signatures.values() if "target" in x))
+    return target_of(painter)
 
 
 def _painted(painter: Model, prompts: np.ndarray, guidance: float, sampler: Sampler) -> np.ndarray:

@@ -173,8 +173,8 @@ def _of_texts(model: Model, texts: Any, prefix: str) -> np.ndarray:
 
 def _prefix(model: Model, arguments: dict[str, Any], prompt: str | None) -> str:
     """The text of the prompt with this name, or of the default one."""
-    prompts: dict[str, str] = arguments["prompts"] or {}
-    name = arguments["default_prompt"] if prompt is None else prompt
+    prompts: dict[str, str] = arguments.get("prompts") or {}
+    name = arguments.get("default_prompt") if prompt is None else prompt
     if name is None:
         return ""
     if name not in prompts:

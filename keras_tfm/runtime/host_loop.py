@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.runtime.litert_internals import as_value_errors
 from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.sampling import Choose
 from keras_tfm.runtime.steps import Steps
@@ -29,7 +30,8 @@ class CopiedBuffers:
 
     def run(self) -> dict[str, np.ndarray]:
         """The results for the arguments in `inputs`."""
-        return self._runner(**self.inputs)
+        with as_value_errors():
+            return self._runner(**self.inputs)
 
 
 def step(

@@ -110,7 +110,7 @@ class Inspection:
         lines.append(f"  {'weights of':{width}} {'kB':>10} {'share':>7}")
         for path, size in sizes.items():
             share = size / self.bytes
-            bar = "#" * round(40 * share)
+            bar = "#" * round(40 * min(share, 1))
             path = path or "no layer"
             lines.append(f"  {path:{width}} {size / 1e3:10.1f} {share:7.1%} {bar}".rstrip())
         kinds = (f"{kind} {size / 1e3:.1f} kB" for kind, size in self.bytes_by_kind.items())

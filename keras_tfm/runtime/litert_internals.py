@@ -4,9 +4,28 @@ Tested with ai-edge-litert 2.3; pyproject.toml excludes 2.4 until it is tested. 
 test in tests/runtime/test_litert_internals.py, which fails when a name moves.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+
+@contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Turns LiteRT's errors while it runs, of an id outside a table for instance, into ValueErrors.
+
+    >>> from keras_tfm.runtime.litert_internals import as_value_errors
+    >>> with as_value_errors():
+    ...     raise RuntimeError("gather index out of bounds\nNode number 3 (GATHER) failed")
+    Traceback (most recent call last):
+    ValueError: LiteRT cannot run the file on these inputs: gather index out of bounds
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise ValueError(f"LiteRT cannot run the file on these inputs: {reason[:200]}") from None
 
 
 class Buffers:
@@ -31,7 +50,8 @@ class Buffers:
 
     def run(self) -> dict[str, np.ndarray]:
         """Runs the signature. The outputs by name, valid until the next run."""
-        self._wrapper.Invoke(self._subgraph)
+        with as_value_errors():
+            self._wrapper.Invoke(self._subgraph)
         return {name: self._array(index) for name, index in self._outputs.items()}
 
 

@@ -81,7 +81,10 @@ def _check(path: Path, check: Callable[[], None]) -> None:
     try:
         check()
     except ValueError as error:
-        raise ValueError(f"{path} has a manifest that cannot be read: {error}") from None
+        # One line, whatever the names and values in the manifest are.
+        reason = " ".join(str(error).splitlines())
+        reason = reason if len(reason) <= 500 else f"{reason[:500]}..."
+        raise ValueError(f"{path} has a manifest that cannot be read: {reason}") from None
 
 
 def is_export(path: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.image_processor import ImageProcessor
+from keras_tfm.runtime.manifest_tensors import check_tensors
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
 FORMAT = 2
@@ -119,7 +120,12 @@ _INPUT = {
     "end_id": _ID._replace(optional=True),
     "sample_rate": _SIZE._replace(optional=True),
 }
-_SIGNATURE = {"role": _among(ROLES), "inputs": _TENSORS, "outputs": _TENSORS}
+_SIGNATURE = {
+    "role": _among(ROLES),
+    "inputs": _TENSORS,
+    "outputs": _TENSORS,
+    "model": _NAME._replace(optional=True),
+}
 _STEPPED = {
     "max_length": _SIZE,
     "start_id": Field("an id or null", lambda x: x is None or _is_integer(x)),
@@ -166,7 +172,7 @@ _MANIFEST = {
     "signatures": Field("an object of signatures", lambda x: isinstance(x, dict) and bool(x)),
     "layers": Field(
         "an object of sizes",
-        lambda x: isinstance(x, dict) and all(_is_integer(size) for size in x.values()),
+        lambda x: isinstance(x, dict) and all(_is_integer(n) and n >> 63 == 0 for n in x.values()),
     ),
     **_OF_MODEL,
     "adapters": Field("an object with base and layers", _is_adapters, optional=True),
@@ -219,6 +225,7 @@ def check_fields(manifest: dict[str, Any], stored: dict[str, Any]) -> None:
     for name, signature in signatures.items():
         if signature["role"] == "prefill" and not targets & signature["inputs"].keys():
             raise ValueError(f"signatures.{name}.inputs lacks the target of a decode signature")
+    check_tensors(manifest)
 
 
 def _check_models(manifest: dict[str, Any]) -> None:
@@ -294,7 +301,10 @@ def _tensor(x: tuple[list[int], str] | None) -> str:
 
 
 def _shown(x: Any) -> str:
-    text = json.dumps(x)
+    try:
+        text = json.dumps(x)
+    except RecursionError:
+        text = f"a deeply nested {type(x).__name__}"
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

@@ -12,7 +12,7 @@ from keras_tfm.runtime import adapters
 from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
 from keras_tfm.runtime.host_loop import CopiedBuffers
-from keras_tfm.runtime.litert_internals import Buffers
+from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
 from keras_tfm.runtime.manifest_fields import by_length, of_kind
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
@@ -127,7 +127,8 @@ class SignatureRunner:
         lengths = {key: len(x) for key, x in arrays.items() if key not in shared}
         if len(set(lengths.values())) != 1:
             raise ValueError(f"all inputs must have the same number of rows, got {lengths}")
-        rows, batch = lengths[next(iter(expected))], next(iter(expected.values()))["shape"][0]
+        first, rows = next(iter(lengths.items()))
+        batch = expected[first]["shape"][0]
         if rows == 0:
             raise ValueError("got no rows")
         results = []
@@ -142,7 +143,8 @@ class SignatureRunner:
 
     def _call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if "self" not in arrays:
-            return self.runners[name](**arrays)
+            with as_value_errors():
+                return self.runners[name](**arrays)
         buffers = self.buffers(name)  # LiteRT's runner cannot take a keyword `self`
         for key, array in arrays.items():
             buffers.inputs[key][...] = array

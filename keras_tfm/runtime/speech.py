@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_tfm.runtime.checked_inputs import check_duration, samples_of
 from keras_tfm.runtime.signature_runner import check_one
-from keras_tfm.runtime.text import generated_texts
+from keras_tfm.runtime.text import generated_texts, target_of
 from keras_tfm.runtime.wav import read_wav, resampled, resampled_length
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ class Speech:
         name, samples = as_samples(model, audio, sample_rate)
         inputs: dict[str, Any] = {name: samples[np.newaxis]}
         if prompt is not None:
-            target = next(x["target"] for x in model.signatures.values() if "target" in x)
-            inputs[target] = [list(prompt)]
+            inputs[target_of(model)] = [list(prompt)]
         return str(_of_generated(model, inputs))
 
     def predict_audio(self, audio: Any, sample_rate: int | None = None) -> dict[str, np.ndarray]:

@@ -326,6 +326,17 @@ def _rows(
     return rows
 
 
+def target_of(model: Model) -> str:
+    """The name of the stepped input; raises a ValueError if no signature writes text."""
+    for signature in model.signatures.values():
+        if "target" in signature:
+            return str(signature["target"])
+    raise ValueError(
+        f"{model.path} writes no text: export it with the signature 'generate', "
+        f"it has {list(model.signatures)}"
+    )
+
+
 def tokenizer_of(model: Model, name: str) -> Tokenizer:
     """The tokenizer of an input; raises a ValueError if the file has none."""
     if name not in model.tokenizers:
