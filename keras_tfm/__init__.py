@@ -45,6 +45,7 @@ def load_model(path: Any, compile: bool = True) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
+        IsADirectoryError: it is a folder, such as `checkpoints.load_huggingface` loads.
         ValueError: it is no `.keras` file, or was cut off.
 
     >>> import tempfile
@@ -58,6 +59,11 @@ def load_model(path: Any, compile: bool = True) -> Any:
     import zipfile
 
     # Keras says of a file that was cut off that it was not found; and it takes seconds to import.
+    if Path(path).is_dir():
+        raise IsADirectoryError(
+            f"{path} is a folder, expected a .keras file: checkpoints.load_huggingface and "
+            "load_sentence_transformer load folders"
+        )
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file: {path}")
     if not zipfile.is_zipfile(path):

@@ -355,7 +355,7 @@ def test_custom_classes(run, tmp_path, monkeypatch):
     script += "keras.Model(x, own_layers.Doubled()(x)).save('model.keras')"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
     code, _, err = run("export", "model.keras", "x.tflite")
-    assert code == 1 and "Doubled" in err
+    assert code == 1 and "name it with --custom own_layers:Doubled" in " ".join(err.split())
     code, _, err = run("export", "model.keras", "x.tflite", "--custom", "own_layers:Doubled")
     assert code == 0, err
     result = runtime.load("x.tflite").predict([[1, 2, 3, 4]])["output"]

@@ -23,6 +23,9 @@ from keras_tfm.cli.console import (
 from keras_tfm.cli import model_commands  # first: `--help` lists commands in this order
 
 # isort: split
+from keras_tfm.cli import import_command
+
+# isort: split
 from keras_tfm.cli import file_commands
 
 # isort: split
@@ -32,7 +35,15 @@ from keras_tfm.cli import predict_command
 from keras_tfm.cli import chat_command
 from keras_tfm.version import __version__
 
-__all__ = ["app", "chat_command", "file_commands", "main", "model_commands", "predict_command"]
+__all__ = [
+    "app",
+    "chat_command",
+    "file_commands",
+    "import_command",
+    "main",
+    "model_commands",
+    "predict_command",
+]
 
 
 def _print_version(is_given: bool) -> None:

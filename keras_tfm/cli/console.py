@@ -102,7 +102,7 @@ def work(text: str, options: Mapping[str, str] | None = None) -> Iterator[None]:
                 line = f"{text}: {record.getMessage()}"
                 status.update(line)
                 if not messages.is_terminal:
-                    messages.print(line)
+                    messages.print(line, soft_wrap=True)
 
         logger, handler = logging.getLogger("keras_tfm"), Steps()
         logger.addHandler(handler)

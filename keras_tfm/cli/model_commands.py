@@ -1,14 +1,11 @@
-"""Commands for a .keras model: export, verify, import."""
+"""Commands for a Keras model: export, verify."""
 
-import importlib
-import json
 import math
-import os
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+from keras_tfm.cli.checkpoint_folder import folder_arguments
 from keras_tfm.cli.console import (
     Accelerator,
     Adapter,
@@ -22,6 +19,7 @@ from keras_tfm.cli.console import (
     work,
 )
 from keras_tfm.cli.image_options import RULE, channels_of, labels_of, processor_of
+from keras_tfm.cli.model_loading import Architecture, Custom, ModelPath, load_model
 
 
 class Quantization(StrEnum):
@@ -47,7 +45,6 @@ def _tolerance(value: float | None) -> float | None:
     return value
 
 
-ModelPath = Annotated[Path, typer.Argument(help="A .keras file; loaded in safe mode.")]
 Inputs = Annotated[
     Path | None,
     typer.Option(help="An .npz file of rows by input to compare with; by default random rows."),
@@ -59,13 +56,6 @@ Tolerance = Annotated[
         callback=_tolerance,
     ),
 ]
-Custom = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A custom class that the model uses: module:Class; repeatable. The module is "
-        "imported, which runs its code."
-    ),
-]
 # The option of `export` for each argument of `export_tflite`.
 EXPORT_OPTIONS = {
     "quantization": "--quantize",
@@ -73,6 +63,7 @@ EXPORT_OPTIONS = {
     "source_length": "--lengths",
     "prompt_length": "--prompt-lengths",
     "prefill_lengths": "--prompt-lengths",
+    "default_prompt": "--prompt",
     "max_length": "--max-length",
     "start_id": "--start",
     "end_id": "--end",
@@ -100,8 +91,12 @@ def export(
     model: ModelPath,
     output: Annotated[Path, typer.Argument(help="The .tflite or .litertlm file to write.")],
     format_: Annotated[
-        Format, typer.Option("--format", help="litertlm: a language model for LiteRT-LM.")
-    ] = Format.tflite,
+        Format | None,
+        typer.Option(
+            "--format",
+            help="litertlm: a language model for LiteRT-LM; by default that of OUTPUT's ending.",
+        ),
+    ] = None,
     quantize: Annotated[Quantization, typer.Option(help="The format of the weights.")] = (
         Quantization.float32
     ),
@@ -124,6 +119,13 @@ def export(
         typer.Option(help="Maximum number of tokens per row, with the start token or prompt."),
     ] = None,
     start: Annotated[int | None, typer.Option(help="Id of the start token.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="In the place of --start: the first ids of an answer, separated by commas, such "
+            "as language and task of a Whisper."
+        ),
+    ] = None,
     end: Annotated[str | None, typer.Option(help="Id of the end token, or several: 2,3.")] = None,
     batch_size: Annotated[int, typer.Option(help="Rows per call.")] = 1,
     target: Annotated[
@@ -153,7 +155,8 @@ def export(
         typer.Option(help="Calibration data for int8_full: an .npz file of a few hundred rows."),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json or a SentencePiece .model to store.")
+        Path | None,
+        typer.Option(help="A tokenizer.json, a SentencePiece .model or a folder with a tokenizer."),
     ] = None,
     detokenizer: Annotated[
         Path | None, typer.Option(help="The tokenizer of the generated text, if different.")
@@ -186,20 +189,35 @@ def export(
         bool, typer.Option("--force", help="Replace a file that is not an earlier export.")
     ] = False,
     custom: Custom = None,
+    architecture: Architecture = None,
+    segments: Annotated[
+        bool | None,
+        typer.Option(
+            help="Of a folder: keep the input of segments; by default where the head may read "
+            "pairs of texts."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exports a .keras model to one file, and verifies the file against the model.
+    """Exports a model to one file, and verifies the file against the model.
+
+    Of a folder, what the options leave open is the folder's: tokenizer, chat template, start and
+    end tokens, lengths, rules for pictures; the command prints what it took. --max-length is then
+    at most 1024, and --lengths are 32, 128 and the longest text, of at most 512 tokens.
 
     Rows shorter than --lengths are padded with the padding id of their embedding.
     """
+    if format_ is None:
+        format_ = Format.litertlm if output.suffix == ".litertlm" else Format.tflite
     if hypotheses > beam:
         raise typer.BadParameter(
             f"{hypotheses} must be at most --beam, got {beam}", param_hint="'--hypotheses'"
         )
-    source_length, names = numbers(lengths, "--lengths"), labels_of(labels)
+    source_length, names_of_classes = numbers(lengths, "--lengths"), labels_of(labels)
     if images is not None and not Path(images).is_dir():
         processor_of(images)  # raises before TensorFlow and the model are loaded
     prompt_length = numbers(prompt_lengths, "--prompt-lengths")
+    default_prompt = numbers(prompt, "--prompt")
     end_id = numbers(end, "--end")
     verify_inputs, rows = _arrays(inputs, "--inputs"), None if data is None else _rows_of(data)
     if format_ is Format.litertlm:
@@ -207,6 +225,7 @@ def export(
             "--signatures": signatures,
             "--lengths": lengths,
             "--target": target,
+            "--prompt": prompt,
         }
         others |= {"--detokenizer": detokenizer, "--data": data, "--inputs": inputs}
         others |= {"--images": images, "--labels": labels}
@@ -216,52 +235,74 @@ def export(
         given += ["--beam"] * (beam > 1) + ["--batch-size"] * (batch_size > 1)
         if given:
             raise typer.BadParameter(f"is not for --format {format_}", param_hint=f"'{given[0]}'")
-        if max_length is None or end_id is None:
+        if not model.is_dir() and (max_length is None or end_id is None):
             raise typer.BadParameter(
                 f"--format {format_} needs it", param_hint="'--max-length', '--end'"
             )
     with work("loading TensorFlow"):
         from keras_tfm.export import export_litertlm, export_tflite
-        from keras_tfm.generation import Beam
+        from keras_tfm.generation import Beam, Greedy, Strategy
     template = None
     if chat_template is not None:
         from keras_tfm.checkpoints import load_chat_template
 
         template = load_chat_template(chat_template)
-    loaded = _load(model, custom)
-    common: dict[str, Any] = {
-        "quantization": quantize.value,
+    processor = None if images is None or Path(images).is_dir() else processor_of(images)
+    loaded = load_model(
+        model,
+        custom,
+        architecture=architecture,
+        segments=segments,
+        image_size=None if processor is None else processor.size,
+    )
+    arguments: dict[str, Any] = {
+        "signatures": signatures and [name.strip() for name in signatures.split(",")],
+        "source_length": source_length,
+        "prompt_length": prompt_length,
+        "default_prompt": default_prompt,
         "max_length": max_length,
         "start_id": start,
         "end_id": end_id,
+        "tokenizer": _tokenizer_of(tokenizer),
+        "detokenizer": _tokenizer_of(detokenizer),
+        "chat_template": template,
+        "images": None if images is None else processor_of(images, channels_of(loaded)),
+        "accelerator": accelerator.value,
+    }
+    if model.is_dir():
+        with work(f"reading {model}"):
+            arguments |= folder_arguments(model, loaded, arguments, format_ is Format.litertlm)
+    common: dict[str, Any] = {
+        "quantization": quantize.value,
         "keep_float": keep_float or (),
         "keep_int8": keep_int8 or (),
-        "tokenizer": tokenizer,
-        "chat_template": template,
         "verify": verify,
         "tolerance": tolerance,
         "overwrite": force,
     }
+    steps = arguments.pop("processors", ())
     with work(f"exporting {model.name}", EXPORT_OPTIONS):
         if format_ is Format.litertlm:
-            report = export_litertlm(loaded, output, prefill_lengths=prompt_length, **common)
+            names = ("max_length", "start_id", "end_id", "tokenizer", "chat_template")
+            chosen = {name: arguments[name] for name in names}
+            report = export_litertlm(
+                loaded, output, prefill_lengths=prompt_length, **chosen, **common
+            )
         else:
+            strategy: Strategy | None = Greedy(steps) if steps else None
+            if beam > 1:
+                strategy = Beam(beam, length_penalty, hypotheses, processors=steps)
             report = export_tflite(
                 loaded,
                 output,
-                None if signatures is None else [name.strip() for name in signatures.split(",")],
-                source_length=source_length,
-                prompt_length=prompt_length,
                 batch_size=batch_size,
                 target=target,
-                accelerator=accelerator.value,
                 cache=cache.value,
-                strategy=Beam(beam, length_penalty, hypotheses) if beam > 1 else None,
+                strategy=strategy,
                 representative_data=rows,
-                detokenizer=detokenizer,
-                images=None if images is None else processor_of(images, channels_of(loaded)),
-                labels=names,
+                labels=names_of_classes,
                 verify_inputs=verify_inputs,
+                **arguments,
                 **common,
             )
     print_result(report, as_json)
@@ -274,99 +315,30 @@ def verify(
     inputs: Inputs = None,
     tolerance: Tolerance = None,
     custom: Custom = None,
+    architecture: Architecture = None,
     adapter: Adapter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compares every signature of a .tflite file with its .keras model.
+    """Compares every signature of a .tflite file with its model.
 
     With --adapter, the file runs with the adapter, and the model must have been saved with it.
     """
     verify_inputs = _arrays(inputs, "--inputs")
     with work("loading TensorFlow"):
         from keras_tfm.export import verify as verify_file
-    loaded = _load(model, custom)
+    loaded = load_model(model, custom, architecture=architecture)
     with work(f"comparing {file.name} with {model.name}"):
         result = verify_file(loaded, file, verify_inputs, tolerance, adapter=adapter)
     print_result(result, as_json)
 
 
-@app.command("import")
-def import_(
-    folder: Annotated[Path, typer.Argument(help="A model folder of Hugging Face transformers.")],
-    output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
-    architecture: Annotated[
-        str | None,
-        typer.Option(help="The model class; by default that of config.json."),
-    ] = None,
-    segments: Annotated[
-        bool,
-        typer.Option(
-            help="Keep the segments input (BERT, ELECTRA, ALBERT, DeBERTa), for pairs of texts."
-        ),
-    ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Converts a folder of transformers with its weights to a .keras file. Downloads nothing.
+def _tokenizer_of(path: Path | None) -> Any:
+    """The tokenizer of a folder; the path of a file, which the export reads."""
+    if path is None or not path.is_dir():
+        return path
+    from keras_tfm.checkpoints import load_tokenizer
 
-    BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT, DeBERTa v2 and v3, GPT, GPT-2, GPT-Neo,
-    Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3, T5, BART, mBART, PEGASUS and Marian.
-    """
-    if output.suffix != ".keras":
-        raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"no such folder: {output.parent}")
-    if output.exists() and not (force and output.is_file()):
-        raise FileExistsError(
-            f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
-        )
-    with work("loading TensorFlow"):
-        from keras_tfm.checkpoints import load_huggingface
-    with work(f"reading {folder}"):
-        options = {} if segments else {"segments": False}
-        model = load_huggingface(folder, architecture, **options)
-        new = output.with_name(f".{output.name}.new.keras")
-        try:
-            model.save(new)
-            os.replace(new, output)
-        finally:
-            new.unlink(missing_ok=True)
-    inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
-    result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
-    shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"
-    print(json.dumps(result, indent=2) if as_json else shown, flush=True)
-
-
-def _load(path: Path, custom: list[str] | None) -> Any:
-    """The model of a .keras file, with the classes of --custom."""
-    with work("loading TensorFlow"):
-        import keras
-
-        import keras_tfm
-    classes = dict(_custom_class(text) for text in custom or ())
-    with work(f"loading {path.name}"), keras.saving.custom_object_scope(classes):
-        return keras_tfm.load_model(path, compile=False)
-
-
-def _custom_class(text: str) -> tuple[str, Any]:
-    """The name and the class of "module:Class"; the module may be in the current folder."""
-    module_name, _, name = text.partition(":")
-    hint = "'--custom'"
-    if not module_name or not name:
-        raise typer.BadParameter(f"expected module:Class, got {text!r}", param_hint=hint)
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module itself imports a missing package
-        raise typer.BadParameter(f"there is no module {module_name!r}", param_hint=hint) from None
-    if not callable(getattr(module, name, None)):
-        raise typer.BadParameter(
-            f"the module {module_name!r} has no class {name!r}", param_hint=hint
-        )
-    return name, getattr(module, name)
+    return load_tokenizer(path)
 
 
 def _arrays(path: Path | None, option: str) -> dict[str, Any] | None:

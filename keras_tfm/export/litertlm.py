@@ -20,6 +20,7 @@ from keras_tfm.export.litertlm_package import (
 )
 from keras_tfm.export.litertlm_signatures import litertlm_signatures
 from keras_tfm.export.litertlm_verification import check_runtime, verify_litertlm
+from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import Request, check_keywords
@@ -78,6 +79,7 @@ class LiteRTLMArguments(TypedDict, total=False):
     cache: str
 
 
+@without_mask_warnings()
 def export_litertlm(
     model: keras.Model,
     path: str | Path,

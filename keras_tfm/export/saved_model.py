@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export import files
+from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.request import GenerationArguments, Request, check_keywords
 from keras_tfm.export.signatures import Signature, make_signatures
 from keras_tfm.export.text_signatures import (
@@ -17,6 +18,7 @@ from keras_tfm.export.text_signatures import (
 )
 
 
+@without_mask_warnings()
 def export_saved_model(
     model: keras.Model,
     path: str | Path,

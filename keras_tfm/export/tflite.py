@@ -14,6 +14,7 @@ from keras_tfm.export.conversion import convert, exportable, manifest_of, own_na
 from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.int8_caches import with_int8_operators
+from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
@@ -33,6 +34,7 @@ from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.image_processor import ImageProcessor
 
 
+@without_mask_warnings()
 def export_tflite(
     model: keras.Model | Mapping[str, keras.Model],
     path: str | Path,

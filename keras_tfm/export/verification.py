@@ -13,6 +13,7 @@ import numpy as np
 from keras_tfm.export.checks import Check, root_mean_square
 from keras_tfm.export.comparison import Comparisons
 from keras_tfm.export.float_file import FloatFile
+from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.model_outputs import ModelOutputs
 from keras_tfm.export.pairing import check_pair, other_arguments
 from keras_tfm.export.precision import in_float32
@@ -94,6 +95,7 @@ class VerificationError(ValueError):
         self.verification = verification
 
 
+@without_mask_warnings()
 def verify(
     model: keras.Model | Mapping[str, keras.Model],
     path: str | Path,

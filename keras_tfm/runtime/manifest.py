@@ -30,10 +30,13 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
+        IsADirectoryError: it is a folder.
         ValueError: the file is damaged, not a .tflite file, not written by keras_tfm, or written by
             a newer version; or its manifest lacks a field or does not describe its signatures.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     content = _mapped(path)

@@ -1,0 +1,314 @@
+"""What a folder of transformers or sentence-transformers says about the export of its model."""
+
+import inspect
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.cli.console import messages
+from keras_tfm.cli.image_options import channels_of, processor_of
+
+# The most tokens of a chat or a continued text, of a generated target, and of a text that is read,
+# unless the options say otherwise: a folder's own limit may be 131,072.
+CONVERSATION, TARGET, SOURCE = 1024, 128, 512
+# Shorter lengths of texts and prompts: a short text need not be computed as a long one.
+SHORT, PROMPT = (32, 128), 64
+# Architectures of transformers, by their endings, that read pairs of texts.
+_OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForNextSentencePrediction")
+
+
+def load_folder(
+    folder: Path,
+    architecture: str | None = None,
+    segments: bool | None = None,
+    image_size: tuple[int, int] | None = None,
+) -> Any:
+    """The model of a folder.
+
+    Args:
+        folder: a folder saved by transformers or sentence-transformers.
+        architecture: the class in transformers; None: that of `config.json`, and for
+            sentence-transformers its pooling.
+        segments: whether the model keeps the input of segments, if it can have one. None: only if
+            its head may read pairs of texts.
+        image_size: the height and width of the model's images; None: those of the folder.
+    """
+    from keras_tfm import checkpoints
+    from keras_tfm.checkpoints.config import Config
+    from keras_tfm.checkpoints.huggingface import FAMILIES
+
+    if (folder / "modules.json").is_file() and architecture is None:
+        return checkpoints.load_sentence_transformer(folder)
+    config = Config(folder)
+    family = FAMILIES.get(str(config.fields.get("model_type")))
+    known = () if family is None else inspect.signature(family.builder).parameters
+    options: dict[str, Any] = {}
+    if segments is None:
+        names = [architecture] if architecture else config.fields.get("architectures")
+        segments = not isinstance(names, list) or any(str(x).endswith(_OF_PAIRS) for x in names)
+    if not segments and "segments" in known:
+        options["segments"] = False
+    if image_size is not None and "image_size" in known:
+        options["image_size"] = image_size
+    return checkpoints.load_huggingface(folder, architecture, **options)
+
+
+@dataclass
+class _Taken:
+    """Arguments by name, and what was taken, in the words of the options."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, name: str, value: Any, note: str) -> None:
+        self.arguments[name] = value
+        self.notes.append(note)
+
+
+def folder_arguments(
+    folder: Path, model: Any, given: dict[str, Any], is_litertlm: bool
+) -> dict[str, Any]:
+    """The arguments of an export that a folder and its model tell; prints them as options.
+
+    Args:
+        folder: the folder.
+        model: its model.
+        given: the arguments of the export by name; None, where an option was left out.
+        is_litertlm: whether the export is a .litertlm file.
+
+    Returns:
+        Arguments by name, and for a model of speech `processors`, those of its strategy.
+    """
+    made = _Taken()
+    open_ = {name for name, value in given.items() if value is None}
+    texts = _inputs_of_text(model)
+    own: dict[str, Any] = getattr(model, "arguments", None) or {}
+    head = getattr(model, "head", None)
+    writes = head is not None and head.kind == "language_model"
+    ids = _ids(folder, own)
+    if writes and "signatures" in open_ and not is_litertlm:
+        roles = _signatures(model, given)
+        made.take("signatures", roles, f"--signatures {','.join(roles)}")
+    roles = made.arguments.get("signatures") or given["signatures"] or []
+    _take_tokenizers(made, folder, texts, open_, writes)
+    has_tokenizer = "tokenizer" not in open_ or "tokenizer" in made.arguments
+    if writes and "chat_template" in open_ and len(texts) == 1 and has_tokenizer:
+        _take_template(made, folder)
+    if "images" in open_ and not is_litertlm:
+        _take_images(made, folder, model)
+    if writes:
+        _take_end(made, ids, model, open_)
+        _take_generation(made, ids, own, model, roles, given, is_litertlm)
+    if is_litertlm:
+        _take_start(made, ids, open_)
+    of_sources = _with_open_length(model, writes)
+    if "source_length" in open_ and of_sources and not is_litertlm:
+        lengths = _source_lengths(model, of_sources, _longest_text(folder, own))
+        made.take("source_length", lengths, f"--lengths {','.join(map(str, lengths))}")
+    messages.print(f"of the folder: {'; '.join(made.notes) or 'nothing'}", soft_wrap=True)
+    return made.arguments
+
+
+def _inputs_of_text(model: Any) -> list[str]:
+    """The inputs of ids that a tokenizer writes: not the segments of BERT."""
+    from keras_tfm.generation.pad_ids import pad_ids
+
+    return [name for name in pad_ids(model) if name != "segments"]
+
+
+def _signatures(model: Any, given: dict[str, Any]) -> list[str]:
+    """Those for chats and generated texts: a decoder's, or an encoder-decoder's."""
+    from keras_tfm.generation.model_inputs import input_names
+
+    if len(input_names(model)) == 1:
+        return ["prefill", "decode"]
+    return ["encode", "decode"] if given["accelerator"] == "gpu" else ["generate"]
+
+
+def _ids(folder: Path, own: dict[str, Any]) -> dict[str, Any]:
+    """Special ids: those of `generation_config.json`, then of the model, then of `config.json`."""
+    from keras_tfm.checkpoints.config import Config
+
+    config = Config(folder)
+    ids = {key: config.fields.get(key) for key in ("bos_token_id", "eos_token_id")}
+    ids["decoder_start_token_id"] = config.fields.get("decoder_start_token_id")
+    for name, value in (("eos_token_id", "end_id"), ("decoder_start_token_id", "start_id")):
+        if own.get(value) is not None:
+            ids[name] = own[value]
+    ids |= {k: v for k, v in (config.generation_fields or {}).items() if v is not None}
+    return ids
+
+
+def _take_tokenizers(
+    made: _Taken, folder: Path, texts: list[str], open_: set[str], writes: bool
+) -> None:
+    from keras_tfm import checkpoints
+
+    if not texts or "tokenizer" not in open_:
+        return
+    try:
+        tokenizer = checkpoints.load_tokenizer(folder)
+    except FileNotFoundError:
+        made.notes.append("no tokenizer, which it lacks: the file takes ids")
+        return
+    value: Any = dict.fromkeys(texts, tokenizer)
+    if "target" in value and "detokenizer" in open_ and (folder / "target.spm").is_file():
+        value["target"] = checkpoints.load_tokenizer(folder, target=True)
+    made.take("tokenizer", tokenizer if len(texts) == 1 and writes else value, "its tokenizer")
+
+
+def _take_template(made: _Taken, folder: Path) -> None:
+    from keras_tfm.checkpoints import load_chat_template
+
+    try:
+        template = load_chat_template(folder)
+    except FileNotFoundError:
+        return
+    except ValueError as error:  # a file without it still continues texts
+        made.notes.append(f"no chat template: {error}")
+        return
+    made.take("chat_template", template, "its chat template")
+
+
+def _take_images(made: _Taken, folder: Path, model: Any) -> None:
+    from keras_tfm.checkpoints.image_settings import FILE
+    from keras_tfm.generation.model_inputs import image_inputs
+
+    if not image_inputs(model):
+        return
+    if not (folder / FILE).is_file():
+        made.notes.append(f"no rule for pictures, as it has no {FILE}: --images gives one")
+        return
+    try:
+        processor = processor_of(str(folder), channels_of(model))
+    except ValueError as error:
+        raise ValueError(f"{error}; --images gives another rule, such as 480x640:fit") from None
+    made.take("images", processor, f"the rule for pictures in {FILE}")
+
+
+def _take_end(made: _Taken, ids: dict[str, Any], model: Any, open_: set[str]) -> None:
+    if "end_id" not in open_ or ids.get("eos_token_id") is None:
+        return
+    value = ids["eos_token_id"]
+    several = value if isinstance(value, list) else [value]
+    size = model.outputs[0].shape[-1]
+    if not several or not all(type(x) is int and 0 <= x < size for x in several):
+        made.notes.append(f"no end token: its eos_token_id is {value}, and ids are below {size}")
+        return
+    made.take("end_id", several, f"--end {','.join(map(str, several))}")
+
+
+def _take_start(made: _Taken, ids: dict[str, Any], open_: set[str]) -> None:
+    """The token that LiteRT-LM puts before the first text: the one of the tokenizer or template."""
+    tokenizer, template = (made.arguments.get(x) for x in ("tokenizer", "chat_template"))
+    if "start_id" not in open_ or tokenizer is None:
+        return
+    first = tokenizer.encode("").ids[:1]
+    ends = made.arguments.get("end_id") or []
+    start = ids.get("bos_token_id")
+    if first and first[0] not in ends:
+        made.take("start_id", first[0], f"--start {first[0]}")
+    elif template is not None and type(start) is int and tokenizer.id_to_token(start):
+        text = tokenizer.id_to_token(start)
+        if any(x.startswith(text) for x in (template.first, *(template.system or ())[:1])):
+            made.take("start_id", start, f"--start {start}")
+
+
+def _take_generation(
+    made: _Taken,
+    ids: dict[str, Any],
+    own: dict[str, Any],
+    model: Any,
+    roles: list[str],
+    given: dict[str, Any],
+    is_litertlm: bool,
+) -> None:
+    """Lengths of generated texts, start tokens and prompts."""
+    from keras_tfm.generation.model_inputs import audio_inputs, input_names
+
+    alone = len(input_names(model)) == 1
+    limit = own.get("max_length")
+    longest = min(CONVERSATION if alone else TARGET, limit or CONVERSATION)
+    if given["max_length"] is None:
+        of = f" (of {limit})" if limit and limit > longest else ""
+        made.take("max_length", longest, f"--max-length {longest}{of}")
+    longest = given["max_length"] or longest
+    if is_litertlm:
+        return
+    steps = {"prefill", "generate"} & set(roles)
+    prompted = given["prompt_length"] is not None or given["default_prompt"] is not None
+    if audio_inputs(model) and "generate" in steps:
+        _take_transcription(made, ids, model, given)
+    elif alone and steps and not prompted:
+        length = max(1, min(PROMPT, longest // 2))
+        made.take("prompt_length", length, f"--prompt-lengths {length}")
+    elif not alone and given["start_id"] is None and not prompted:
+        start, first = ids.get("decoder_start_token_id"), own.get("forced_first_id")
+        if type(start) is int and first is not None and "generate" in steps:
+            made.take("default_prompt", [start, first], f"--prompt {start},{first}")
+            made.arguments["prompt_length"] = 2
+        elif type(start) is int:
+            made.take("start_id", start, f"--start {start}")
+
+
+def _take_transcription(
+    made: _Taken, ids: dict[str, Any], model: Any, given: dict[str, Any]
+) -> None:
+    """Whisper's first tokens, and the processors with which transformers generates."""
+    from keras_tfm.generation import processors
+
+    prompt = given["default_prompt"]
+    if prompt is None and given["prompt_length"] is None:
+        start, languages = ids.get("decoder_start_token_id"), ids.get("lang_to_id")
+        tasks = ids.get("task_to_id") or {}
+        silent = [x for x in [ids.get("no_timestamps_token_id")] if x is not None]
+        if start is None:
+            return
+        if languages:
+            english = [start, next(iter(languages.values())), *list(tasks.values())[:1], *silent]
+            raise ValueError(
+                "the folder knows several languages: --prompt must be the ids of the start, the "
+                f"language and the task, such as --prompt {','.join(map(str, english))}, of "
+                f"{json.dumps(languages)[:200]}"
+            )
+        prompt = [start, *silent]
+        made.take("default_prompt", prompt, f"--prompt {','.join(map(str, prompt))}")
+    if prompt is not None and given["prompt_length"] is None:
+        made.arguments["prompt_length"] = len(prompt)
+    made.arguments["processors"] = processors.transcription(model)
+
+
+def _longest_text(folder: Path, own: dict[str, Any]) -> int:
+    """The longest text that the model reads, in tokens, as far as its files say."""
+    from keras_tfm.checkpoints.tensors import read_json
+
+    found = [own.get("max_length"), SOURCE]
+    names = {
+        "tokenizer_config.json": "model_max_length",
+        "sentence_bert_config.json": "max_seq_length",
+    }
+    for file, name in names.items():
+        if (folder / file).is_file():
+            found.append(read_json(folder / file).get(name))
+    return min(x for x in found if isinstance(x, int) and x > 0)
+
+
+def _with_open_length(model: Any, writes: bool) -> list[str]:
+    """The inputs of an open length that are not stepped, and whose layers do not set it."""
+    from keras_tfm.generation.model_inputs import audio_inputs, find_target, input_specs
+
+    fixed = {*audio_inputs(model), *([find_target(model)] if writes else [])}
+    specs = input_specs(model)
+    return [name for name, x in specs.items() if name not in fixed and None in x.shape[1:]]
+
+
+def _source_lengths(model: Any, names: list[str], longest: int) -> list[int]:
+    """Several lengths for a model that masks padding, otherwise the longest."""
+    from keras_tfm.export.invisible_padding import invisibly_padded
+    from keras_tfm.generation.model_inputs import vocabulary_sizes
+    from keras_tfm.generation.pad_ids import pad_ids
+
+    ids = pad_ids(model)
+    masked = names and invisibly_padded(model, names, vocabulary_sizes(model), ids) >= set(names)
+    return [*(n for n in SHORT if masked and n < longest), longest]

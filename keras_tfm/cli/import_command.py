@@ -1,0 +1,57 @@
+"""The command `keras-tfm import`: a folder of transformers as a .keras file."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from keras_tfm.cli.console import AsJson, app, typer, work
+from keras_tfm.cli.model_loading import Architecture, load_model
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of Hugging Face transformers or sentence-transformers.")
+    ],
+    output: Annotated[Path, typer.Argument(help="The .keras file to write.")],
+    architecture: Architecture = None,
+    segments: Annotated[
+        bool,
+        typer.Option(
+            help="Keep the segments input (BERT, ELECTRA, ALBERT, DeBERTa), for pairs of texts."
+        ),
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Converts a folder with its weights to a .keras file. Downloads nothing.
+
+    Model types, as in config.json. Texts: albert, bart, bert, deberta-v2, distilbert, electra,
+    gemma, gemma2, gemma3_text, gpt2, gpt_neo, llama, marian, mbart, mistral, openai-gpt, pegasus,
+    qwen2, qwen3, roberta, t5, xlm-roberta, and sentence-transformers of these. Images: deit, detr,
+    dinov2, dinov2_with_registers, flava_image_codebook, imagegpt, resnet, vit. Images and texts:
+    clip, clip_text_model, clip_vision_model, lxmert. Speech: whisper.
+    """
+    if output.suffix != ".keras":
+        raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"no such folder: {output.parent}")
+    if output.exists() and not (force and output.is_file()):
+        raise FileExistsError(
+            f"{output} exists" + ("; --force replaces it" if output.is_file() else "")
+        )
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {folder}")
+    model = load_model(folder, None, architecture=architecture, segments=segments)
+    with work(f"saving {output}"):
+        new = output.with_name(f".{output.name}.new.keras")
+        try:
+            model.save(new)
+            os.replace(new, output)
+        finally:
+            new.unlink(missing_ok=True)
+    inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
+    result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
+    shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"
+    print(json.dumps(result, indent=2) if as_json else shown, flush=True)

@@ -1,0 +1,244 @@
+"""The command line with folders of transformers and sentence-transformers, in one step."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras_weights import randomize
+from small_tokenizers import WORDS, words
+
+import keras_tfm
+from keras_tfm import checkpoints, cli, layers, models, runtime
+from keras_tfm.checkpoints.huggingface import FAMILIES
+from keras_tfm.cli import import_command
+from keras_tfm.cli.checkpoint_folder import folder_arguments, load_folder
+from keras_tfm.export import export_saved_model, export_tflite
+from keras_tfm.generation import generate, processors
+
+pytest.importorskip("safetensors")
+
+HUGGING_FACE = Path(__file__).parent / "parity" / "huggingface"
+CHAT = (
+    "{% for m in messages %}{{ m.role }} {{ m.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+SIZES = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
+# float32, one block.
+FLOAT32 = 1e-5
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command: its exit code, standard output and standard error in one line."""
+
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, " ".join(output.err.split())
+
+    return command
+
+
+def with_tokenizer(folder, around="", **settings):
+    words(around=around).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    """A folder of sentence-transformers, whose texts have at most 7 tokens."""
+    folder = tmp_path / "sentences"
+    bert = models.bert(len(WORDS), **SIZES, max_length=9)
+    checkpoints.save_huggingface(randomize(bert, 3), folder)
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": kind, "path": path} for kind, path in paths.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    return with_tokenizer(folder, "<start> $A end")
+
+
+def test_sentence_embeddings(run, sentences, tmp_path):
+    code, _, err = run("export", sentences, tmp_path / "x.tflite", "--no-verify")
+    assert code == 0, err
+    assert "of the folder: its tokenizer; --lengths 7" in err
+    file = runtime.load(tmp_path / "x.tflite")
+    ids = [[1, 2, 3, 7], [1, 4, 7, 0]]
+    expected = np.asarray(
+        checkpoints.load_sentence_transformer(sentences)({"tokens": np.array(ids)})
+    )
+    np.testing.assert_allclose(file.embed(["two three", "four"]), expected, atol=FLOAT32)
+    # The file says so, too, and a folder of sentence-transformers keeps its pooling in Keras.
+    assert run("verify", sentences, tmp_path / "x.tflite")[0] == 0
+    assert run("import", sentences, tmp_path / "x.keras")[0] == 0
+    assert keras_tfm.load_model(tmp_path / "x.keras").head.kind == "sentence_embedding"
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """A decoder with a chat template, two end tokens, and 131,072 positions."""
+    folder = tmp_path / "chat"
+    model = models.llama(len(WORDS), **SIZES, max_length=131072)
+    checkpoints.save_huggingface(randomize(model, 3), folder, end_id=9)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9], "bos_token_id": 1}')
+    return with_tokenizer(folder, "<start> $A", chat_template=CHAT, bos_token="<start>")
+
+
+def test_a_chat_model(run, chat, tmp_path):
+    code, _, err = run(
+        "export",
+        chat,
+        tmp_path / "x.tflite",
+        "--max-length",
+        20,
+        "--no-verify",
+        "--tokenizer",
+        chat,
+    )
+    assert code == 0, err
+    for text in ("--signatures prefill,decode", "its chat template; --end 7,9"):
+        assert text in err
+    assert "--max-length" not in err.split("exporting")[0]  # the option's
+    file = runtime.load(tmp_path / "x.tflite")
+    assert file.signatures["decode"]["end_id"] == [7, 9]
+    assert file.chat_prompt("two") == "user two end assistant "
+    session = file.session()
+    session.append(file.chat_prompt("two"))
+    prompt = session.tokens.tolist()
+    assert prompt[0] == 1
+    answer = session.generate(5, runtime.Sampler(temperature=0)).tokens
+    model = checkpoints.load_huggingface(chat)
+    tokens = generate(model, [prompt], max_length=len(prompt) + 5, end_id=[7, 9]).tokens[0]
+    np.testing.assert_array_equal(answer, np.asarray(tokens)[len(prompt) :][: len(answer)])
+
+
+def arguments_of(folder, is_litertlm=False, **given):
+    """What an export takes from a folder when its options are these."""
+    names = ["signatures", "source_length", "prompt_length", "default_prompt", "max_length"]
+    names += ["start_id", "end_id", "tokenizer", "detokenizer", "chat_template", "images"]
+    options = {**dict.fromkeys(names), "accelerator": "cpu", **given}
+    return folder_arguments(folder, load_folder(folder), options, is_litertlm)
+
+
+def test_the_length_of_a_chat_is_limited_and_said(chat, capsys):
+    arguments = arguments_of(chat)
+    assert (arguments["max_length"], arguments["prompt_length"]) == (1024, 64)
+    assert "--max-length 1024 (of 131072); --prompt-lengths 64" in capsys.readouterr().err
+
+
+def test_a_chat_model_for_litertlm(run, chat, tmp_path):
+    """The ending of the output tells the format, the tokenizer the start token."""
+    pytest.importorskip("litert_lm_builder")
+    code, _, err = run("export", chat, tmp_path / "x.litertlm", "--max-length", 64, "--no-verify")
+    assert code == 0, err
+    assert "its tokenizer; its chat template; --end 7,9; --start 1" in err
+    assert (tmp_path / "x.litertlm").read_bytes()[:8] == b"LITERTLM"
+
+
+def test_a_template_that_strings_cannot_represent_is_left_out_and_said(chat, capsys):
+    with_tokenizer(chat, chat_template="{{ messages | length }}", bos_token="<start>")
+    assert "chat_template" not in arguments_of(chat)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no chat template: " in line and "cannot be written as strings" in line
+
+
+def test_a_translator(tmp_path, capsys):
+    """T5 has the start token and the end token of the folder, which has no tokenizer here."""
+    arguments = arguments_of(HUGGING_FACE / "t5")
+    assert arguments == {
+        "signatures": ["generate"],
+        "end_id": [1],
+        "start_id": 0,
+        "max_length": 128,
+        "source_length": [32, 128, 512],
+    }
+    assert "no tokenizer, which it lacks: the file takes ids" in capsys.readouterr().err
+    # A GPU delegate runs no loop, and a prompt takes the place of the start token.
+    arguments = arguments_of(HUGGING_FACE / "t5", accelerator="gpu", default_prompt=[0, 3])
+    assert arguments["signatures"] == ["encode", "decode"] and "start_id" not in arguments
+
+
+def test_marian_has_two_tokenizers_and_bart_a_forced_first_token(tmp_path):
+    folder = tmp_path / "bart"
+    ids = {"start_id": 7, "end_id": 7, "forced_first_id": 1}
+    bart = models.bart(len(WORDS), **SIZES, max_length=9, **ids)
+    checkpoints.save_huggingface(bart, folder)
+    arguments = arguments_of(with_tokenizer(folder, "<start> $A end"))
+    assert arguments["default_prompt"] == [7, 1] and arguments["prompt_length"] == 2
+    assert arguments["tokenizer"].keys() == {"source", "target"} and "start_id" not in arguments
+
+
+@pytest.mark.parametrize(
+    ("case", "inputs"),
+    [("bert_sequence", {"tokens", "segments"}), ("bert_token", {"tokens"})],
+)
+def test_segments_are_kept_for_pairs(case, inputs):
+    model = load_folder(HUGGING_FACE / case)
+    assert set(model.input) == inputs
+    assert set(load_folder(HUGGING_FACE / case, segments=True).input) == {"tokens", "segments"}
+
+
+def test_pictures(run, tmp_path):
+    """The rule for pictures is the folder's; --images makes the model another size."""
+    folder = tmp_path / "vit"
+    vit = models.image_classifier(models.vit(8, 4, **SIZES), 3)
+    processor = runtime.ImageProcessor((8, 8), resample="bicubic")
+    checkpoints.save_huggingface(randomize(vit, 3), folder, image_processor=processor)
+    assert arguments_of(folder) == {"images": processor}
+    options = ["--no-verify", "--images", "12x8:fit"]
+    code, _, err = run("export", folder, tmp_path / "x.tflite", *options)
+    assert code == 0, err
+    (made,) = runtime.load(tmp_path / "x.tflite").image_processors.values()
+    assert made.size == (12, 8)
+
+
+def test_speech_in_several_languages_needs_a_prompt(tmp_path):
+    folder = tmp_path / "whisper"
+    sizes = {"num_mels": 4, "max_source_length": 50, "max_length": 9, "start_id": 1, "end_id": 7}
+    sizes["suppressed_ids"] = [5]
+    speech = models.whisper(len(WORDS), **SIZES, **sizes)
+    checkpoints.save_huggingface(randomize(speech, 3), folder)
+    with_tokenizer(folder)
+    fields = json.loads((folder / "config.json").read_text())
+    ids = {"lang_to_id": {"<|en|>": 3}, "task_to_id": {"transcribe": 4}}
+    (folder / "generation_config.json").write_text(json.dumps({**fields, **ids}))
+    with pytest.raises(ValueError, match="such as --prompt 1,3,4"):
+        arguments_of(folder)
+    arguments = arguments_of(folder, default_prompt=[1, 3, 4])
+    assert arguments["prompt_length"] == 3 and "source_length" not in arguments
+    assert arguments["processors"] == processors.transcription(load_folder(folder))
+
+
+def test_import_names_every_model_type():
+    help_ = import_command.import_.__doc__.split("Model types", 1)[1]
+    assert set(FAMILIES) <= set(re.findall(r"[\w-]+", help_))
+
+
+def test_a_folder_is_not_called_missing(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for command, output in (("export", "x.tflite"), ("import", "x.keras")):
+        code, _, err = run(command, tmp_path / "empty", output)
+        assert code == 1 and "empty has no config.json" in err
+    code, _, err = run("inspect", tmp_path / "empty")
+    assert code == 1 and "empty is a folder, expected a .tflite file" in err
+    with pytest.raises(IsADirectoryError, match=r"is a folder, expected a \.keras file"):
+        keras_tfm.load_model(tmp_path / "empty")
+
+
+def test_a_lost_mask_is_not_warned_of_in_an_export(recwarn, tmp_path):
+    """Keras warned when the model was built; warnings are errors here."""
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    x = layers.TokenEmbedding(11, 4, mask_zero=True)(ids)
+    with pytest.warns(UserWarning, match="mask attached"):
+        x = keras.layers.Conv1D(4, 3, padding="same")(x)
+    model = keras.Model(ids, x)
+    export_tflite(model, tmp_path / "x.tflite", source_length=5)
+    export_saved_model(model, tmp_path / "saved")
