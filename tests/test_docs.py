@@ -111,6 +111,18 @@ def test_the_first_model_is_the_readme_s():
     assert [x for x in first.splitlines() if x] == [x for x in program.splitlines() if x]
 
 
+def test_a_processor_is_not_said_to_be_missing():
+    """The guide to generation has two tables with the arguments of `transformers`."""
+    page = (DOCS / "generation.md").read_text()
+    rows = [
+        [x.strip() for x in row.split("|")[1:-1]] for row in re.findall(r"^\|.*\|$", page, re.M)
+    ]
+    here = {x for row in rows if len(row) == 3 for x in re.findall(r"`(\w+)`", row[2])}
+    missing = [row[0] for row in rows if len(row) == 2 and "not supported" in row[1]]
+    assert len(here) > 10 and len(missing) > 3
+    assert here & {x for row in missing for x in re.findall(r"`(\w+)`", row)} == set()
+
+
 def script(name):
     spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

@@ -66,7 +66,10 @@ def inspect(
     if accelerator is Accelerator.gpu:
         with work(f"inspecting {file.name}"):
             found = check_file(file)
-        lines = [str(x) for x in found] or [f"{file}: no operator that the GPU delegate refuses"]
+        lines = [str(x) for x in found] or [
+            f"{file}: no operator that the GPU delegate refuses by its source; compare its outputs "
+            "on the delegate, which computes some graphs wrongly"
+        ]
         print(json.dumps([asdict(x) for x in found], indent=2) if as_json else "\n".join(lines))
         return
 

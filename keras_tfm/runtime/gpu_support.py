@@ -4,7 +4,8 @@ The source is that of ML Drift's delegate, google-ai-edge/LiteRT at commit f6745
 `NewOperationParser` and `GetOpsToReplaceWithOptions` in ml_drift_delegate/tflite/model_builder.cc,
 and tflite/tools/versioning/gpu_compatibility.cc. `CompiledModel` takes a signature as a whole or
 not at all. Two things that it accepts and computes wrongly are listed, too. Not every check is
-repeated here: a signature without findings may still be refused, and no GPU was tried.
+repeated here: a signature without findings may still be refused, computed wrongly, or crash the
+process (docs/export.md has what was tried).
 
 Example:
 
