@@ -17,7 +17,7 @@ LONGEST = 400
 
 # Each layer may import those above it. Two packages of one layer do not import each other.
 LAYERS = [
-    {"version", "optional_package"},
+    {"version", "matmul_precision", "optional_package"},
     {"arguments", "keras_internals", "optimizer_internals", "text", "images", "runtime"},
     {"layers", "distributed"},
     {"models"},
@@ -29,6 +29,7 @@ LAYERS = [
 ONLY = {
     "arguments": set(),
     "keras_internals": set(),
+    "matmul_precision": set(),
     "optimizer_internals": set(),
     "optional_package": set(),
     "version": set(),

@@ -21,6 +21,7 @@ from keras_tfm.export.verification import (
     VerificationError,
     verify,
 )
+from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.model import Model, load
 from keras_tfm.runtime.tokenizer import Tokenizer
 
@@ -54,6 +55,7 @@ def check_runtime() -> None:
         raise missing_litert_lm("litert_lm")
 
 
+@full_precision()
 def verify_litertlm(
     model: keras.Model,
     path: Path,

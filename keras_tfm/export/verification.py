@@ -22,6 +22,7 @@ from keras_tfm.export.stored_weights import ModelWeights
 from keras_tfm.export.verification_rows import check_given
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest_fields import is_rounded
 from keras_tfm.runtime.model import Model, load
@@ -96,6 +97,7 @@ class VerificationError(ValueError):
 
 
 @without_mask_warnings()
+@full_precision()
 def verify(
     model: keras.Model | Mapping[str, keras.Model],
     path: str | Path,
