@@ -30,7 +30,7 @@ def file_of(kind: str):
 
 def _beam(path):
     return export_tflite(
-        small(), path, source_length=[4, 8], max_length=9, prompt_length=3, start_id=1, end_id=7,
+        small(), path, source_length=[4, 8], max_length=9, start_id=1, end_id=7,
         strategy=Beam(3, hypotheses=2), tokenizer=_words_of_both(), verify=False,
     )  # fmt: skip
 

@@ -77,8 +77,9 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
   await runtime;
   try {
     const cpuOptions = { numThreads: threads };
-    const compiled = await loadAndCompile(bytes, { accelerator: "wasm", cpuOptions });
-    compareSignatures(manifest, compiled.signatures);
+    const file = await loadAndCompile(bytes, { accelerator: "wasm", cpuOptions });
+    compareSignatures(manifest, file.signatures);
+    const compiled = withModelErrors(file, Object.keys(manifest.signatures));
     const models = parts.map(([name, own, abilities]) => [
       name,
       new Model(compiled, own, bytes.length, abilities),
@@ -90,6 +91,21 @@ export async function loadModel(url, { threads = 1, onProgress = () => {} } = {}
     if (error instanceof ModelError) throw error;
     throw new ModelError(`LiteRT.js cannot load the file: ${error.message}`);
   }
+}
+
+/** A compiled file, whose runs throw a ModelError where LiteRT.js throws something else. */
+function withModelErrors(file, names) {
+  const runs = names.map((name) => {
+    const run = async (inputs) => {
+      try {
+        return await file.signatures[name].run(inputs);
+      } catch (error) {
+        throw new ModelError(`LiteRT.js cannot run ${name} on these inputs: ${error.message}`);
+      }
+    };
+    return [name, { run }];
+  });
+  return { signatures: Object.fromEntries(runs), delete: () => file.delete() };
 }
 
 /** The models of a file by name, each with a manifest of its own; of a single model without one. */
@@ -335,7 +351,8 @@ export class Model {
    * @throws {PictureError} not a picture, or damaged.
    */
   async pixels(source) {
-    return (await images.pixelsOf(this.#ability("predictImages").processor, source)).pixels;
+    const { processor } = this.#ability("predictImages");
+    return (await images.pixelsOf(processor, source)).pixels;
   }
 
   /**
@@ -1416,8 +1433,10 @@ function checkedCode(code) {
 }
 
 /** The given tokens that the generated ones follow. */
-function promptOf(ids, { goesOn, startId }) {
-  return goesOn ? [...ids] : [startId];
+function promptOf(ids, { goesOn, startId, length }) {
+  if (!goesOn) return [startId];
+  if (ids.length >= 1 && ids.length <= length) return [...ids];
+  throw new TextError(`A prompt of this file must have 1 to ${length} tokens, not ${ids.length}.`);
 }
 
 function textOf(ids, tokenizer) {
@@ -1473,7 +1492,10 @@ export function softmax(logits) {
 
 /** The shortest signature for so many tokens. */
 function fitting(signatures, count) {
-  return signatures.find(({ length }) => count <= length);
+  const found = signatures.find(({ length }) => count <= length);
+  if (found) return found;
+  const most = signatures.at(-1).length;
+  throw new TextError(`The model reads at most ${most} tokens, not ${count}.`);
 }
 
 function filled({ shape, dtype }, value) {
@@ -1753,7 +1775,7 @@ function checkFields(manifest) {
     }
     for (const [key, holds] of Object.entries(fields)) {
       if (!holds(owner[key])) {
-        const value = key in owner ? `is ${JSON.stringify(owner[key])}` : "is missing";
+        const value = key in owner ? `is ${shown(owner[key])}` : "is missing";
         throw new ModelError(`The file's manifest cannot be read: ${place}.${key} ${value}.`);
       }
     }
@@ -1770,7 +1792,9 @@ function checkFields(manifest) {
     const place = `signatures.${name}`;
     check(place, signature, SIGNATURE);
     check(place, signature, SETTINGS[signature.role] ?? {});
-    if (manifest.models) check(place, signature, { model: (x) => x in manifest.models });
+    if (manifest.models) {
+      check(place, signature, { model: (x) => isText(x) && Object.hasOwn(manifest.models, x) });
+    }
     for (const [kind, fields] of [["inputs", INPUT], ["outputs", TENSOR]]) {
       for (const [key, tensor] of Object.entries(signature[kind])) {
         check(`${place}.${kind}.${key}`, tensor, fields);
@@ -1786,6 +1810,179 @@ function checkFields(manifest) {
       }
     }
   }
+  for (const [name, own] of modelsIn(manifest)) checkTensors(name && `models.${name}: `, own);
+}
+
+function shown(value) {
+  const text = String(JSON.stringify(value));
+  return text.length > 60 ? `${text.slice(0, 60)}...` : text;
+}
+
+const ROLES = { predict: ["input"], encode: ["input"], generate: ["input", "padding"] };
+Object.assign(ROLES, { prefill: ["input", "position", "cache", "encoded"] });
+ROLES.decode = ROLES.prefill;
+const IDS = 2 ** 31; // in 32 bits
+const LARGEST_RESIZE = 4096;
+
+function need(holds, place, found) {
+  if (holds) return;
+  const value = found === undefined ? "" : `: ${shown(found)}`;
+  throw new ModelError(`The file's manifest does not describe it: ${place}${value}.`);
+}
+
+const same = (a, b) => String(a) === String(b);
+const areBelow = (size, ids) => [ids ?? []].flat().every((id) => id < size);
+const isWhole = (dtype) => /^u?int/.test(dtype);
+const ofKind = ({ inputs }, kind) => Object.entries(inputs).filter(([, x]) => x.kind === kind);
+
+/**
+ * Throws unless the fields of a model agree with its tensors and with each other, so that later code
+ * neither allocates nor indexes by a number that no tensor has; the same rules as in
+ * keras_tfm/runtime/manifest_tensors.py.
+ */
+function checkTensors(owner, { signatures, images = {}, labels }) {
+  const all = Object.entries(signatures).map(([name, x]) => [`${owner}signatures.${name}`, x]);
+  const ofRole = (role) => all.filter(([, x]) => x.role === role);
+  for (const [place, x] of all) checkInputs(place, x);
+  for (const [place, x] of ofRole("generate")) checkGenerate(place, x);
+  const steps = [...ofRole("decode"), ...ofRole("prefill")];
+  if (steps.length) checkDecoders(owner, ofRole("decode"));
+  const [[, decode] = []] = steps;
+  const capacities = ofRole("decode").map(([, x]) => x.capacity);
+  for (const [place, x] of steps) checkStep(place, x, decode, capacities);
+  for (const [place, x] of decode ? ofRole("encode") : []) checkEncode(place, x, decode);
+  for (const [name, rules] of Object.entries(images)) {
+    const inputs = Object.values(signatures).flatMap(({ inputs }) => inputs[name] ?? []);
+    checkRules(`${owner}images.${name}`, rules, inputs);
+  }
+  const [[, { outputs } = {}] = []] = ofRole("predict");
+  if (labels && outputs) {
+    const last = ({ shape }) => shape.at(-1);
+    const isDetector = outputs.logits && outputs.boxes; // its last class is "no object"
+    const sizes = isDetector ? [last(outputs.logits) - 1] : Object.values(outputs).map(last);
+    need(sizes.includes(labels.length), `${owner}labels`, labels.length);
+  }
+}
+
+function checkInputs(place, { role, inputs }) {
+  need(Object.hasOwn(ROLES, role), `${place}.role`, role);
+  need(Object.keys(inputs).length, `${place}.inputs`, inputs);
+  for (const [name, input] of Object.entries(inputs)) {
+    const { shape, dtype, kind, pad_id, end_id, vocabulary_size: size = IDS } = input;
+    const at = `${place}.inputs.${name}`;
+    need(ROLES[role].includes(kind), `${at}.kind`, kind);
+    need(shape.length && !shape.includes(0), `${at}.shape`, shape);
+    need(size <= IDS && (size === IDS || isWhole(dtype)), `${at}.vocabulary_size`, size);
+    const takesIds = isWhole(dtype) && shape.length === 2;
+    need(pad_id === undefined || (takesIds && pad_id < size), `${at}.pad_id`, pad_id);
+    need(end_id === undefined || (pad_id !== undefined && end_id < size), `${at}.end_id`, end_id);
+  }
+  const batched = Object.values(inputs).filter(({ kind }) => kind !== "position");
+  need(new Set(batched.map(({ shape }) => shape[0])).size === 1, `${place} has one batch size`);
+}
+
+function checkSpecialIds(place, { start_id, pad_id, default_prompt, end_id }, size = IDS) {
+  for (const [key, ids] of Object.entries({ start_id, pad_id, default_prompt })) {
+    need(areBelow(size, ids), `${place}.${key}`, ids);
+  }
+  need(areBelow(IDS, end_id), `${place}.end_id`, end_id);
+}
+
+function checkGenerate(place, signature) {
+  const { inputs, outputs, prompt, target, max_length: length, default_prompt = [] } = signature;
+  const { shape, dtype } = outputs.tokens;
+  const [batch] = Object.values(inputs)[0].shape;
+  const areRows = isWhole(dtype) && [2, 3].includes(shape.length) && shape[0] === batch;
+  need(areRows, `${place}.outputs.tokens`, shape);
+  need(length <= shape.at(-1), `${place}.max_length`, length);
+  const scores = outputs.scores?.shape ?? (shape.length === 2 ? [batch] : null);
+  need(same(scores, shape.slice(0, -1)), `${place}.outputs.scores`, scores);
+  const padding = ofKind(signature, "padding").map(([, x]) => x.shape);
+  const wanted = prompt === undefined ? [] : [[batch]];
+  need(padding.length === wanted.length && same(padding, wanted), `${place}: padding`, padding);
+  need(prompt === undefined || prompt === target, `${place}.prompt`, prompt);
+  if (prompt === undefined) return checkSpecialIds(place, signature);
+  const own = inputs[prompt];
+  need(own?.pad_id !== undefined && own.kind === "input", `${place}.inputs.${prompt}`, own);
+  need([default_prompt].flat().length <= own.shape[1], `${place}.default_prompt`, default_prompt);
+  return checkSpecialIds(place, signature, own.vocabulary_size);
+}
+
+/** The signatures "decode" of a loop on the host, which differ in their capacity alone. */
+function checkDecoders(owner, decoders) {
+  need(decoders.length, `${owner}it has no signature decode`);
+  const [[, first]] = decoders;
+  const largest = Math.max(...decoders.map(([, x]) => x.capacity));
+  need(first.max_length <= largest, `${owner}max_length`, first.max_length);
+  const fields = ["target", "max_length", "start_id", "end_id", "pad_id", "prefix", "transposed"];
+  for (const [place, x] of decoders) {
+    for (const key of fields) need(shown(x[key]) === shown(first[key]), `${place}.${key}`, x[key]);
+    checkSpecialIds(place, x, x.inputs[x.target].vocabulary_size);
+  }
+}
+
+/** A decode signature or a prefill: its tokens, its position and its caches. */
+function checkStep(place, signature, decode, capacities) {
+  const { inputs, outputs, capacity } = signature;
+  const { target, transposed = [], prefix = 0, max_length: length } = decode;
+  const positions = ofKind(signature, "position").map(([, x]) => x);
+  const areNumbers = positions.every((x) => isWhole(x.dtype) && product(x.shape) === 1);
+  const count = Number(capacity !== undefined);
+  need(areNumbers && positions.length === count, `${place} has one position`);
+  need(!count || capacities.includes(capacity), `${place}.capacity`, capacity);
+  const { pad_id, kind, shape } = inputs[target] ?? {};
+  const most = signature.role === "decode" ? 1 : Math.min(length, capacity ?? length);
+  const takesIds = pad_id !== undefined && kind === "input" && shape[1] <= most;
+  const batch = decode.inputs[target].shape[0];
+  need(takesIds && shape[0] === batch, `${place}.inputs.${target}`, shape);
+  const cachesOf = (x) => Object.keys(x.outputs).filter((name) => name !== "logits").sort();
+  const names = cachesOf(decode);
+  need(same(cachesOf(signature), names), `${place}.outputs`, cachesOf(signature));
+  need(transposed.every((name) => names.includes(name)), `${place}.transposed`, transposed);
+  const widths = [shape[1], prefix + Math.max(...capacities)];
+  for (const name of names) {
+    const { shape: columns, dtype } = outputs[name];
+    const axis = columnAxis(name, columns, transposed);
+    const hasColumns = axis < columns.length && widths.includes(columns[axis]);
+    need(hasColumns, `${place}.outputs.${name}`, columns);
+    const others = decode.outputs[name].shape;
+    const isAlike = others.length === columns.length;
+    need(isAlike && same(others.with(axis, 0), columns.with(axis, 0)), `${place}.${name}`, columns);
+    if (!count) continue;
+    const { [name]: cache = {} } = inputs;
+    const wanted = [columns.with(axis, prefix + capacity), dtype, "cache"];
+    const isRight = same(wanted, [cache.shape, cache.dtype, cache.kind]);
+    need(isRight, `${place}.inputs.${name}`, cache.shape);
+  }
+  for (const [name, x] of Object.entries(inputs)) {
+    const own = name === target || names.includes(name) ? x : (decode.inputs[name] ?? x);
+    const isShared = same([x.shape, x.dtype, x.kind], [own.shape, own.dtype, own.kind]);
+    need(isShared, `${place}.inputs.${name}`, x.shape);
+  }
+  const values = product(shape) * decode.outputs.logits.shape.at(-1);
+  const logits = outputs.logits?.shape;
+  need(!logits || product(logits) === values, `${place}.outputs.logits`, logits);
+}
+
+/** What "encode" returns for "decode": all of a constant argument, or the columns of a prefix. */
+function checkEncode(place, { outputs }, decode) {
+  const { transposed = [], prefix = 0 } = decode;
+  for (const [name, { shape, dtype }] of Object.entries(outputs)) {
+    const own = decode.inputs[name];
+    if (!own) continue;
+    const axis = columnAxis(name, own.shape, transposed);
+    const wanted = decode.outputs[name] ? own.shape.with(axis, prefix) : own.shape;
+    need(same([wanted, own.dtype], [shape, dtype]), `${place}.outputs.${name}`, shape);
+  }
+}
+
+/** The rules for the pictures of an input, of all signatures that have it. */
+function checkRules(place, { size, channels, resize }, inputs) {
+  const fits = ({ shape, dtype }) => dtype === "uint8" && same(shape.slice(1), [...size, channels]);
+  need(inputs.length && inputs.every(fits), `${place}.size`, size);
+  const most = Math.max(LARGEST_RESIZE, 2 * size[0], 2 * size[1]);
+  const edges = [resize].flat().filter((edge) => Number.isInteger(edge));
+  need(areBelow(most + 1, edges), `${place}.resize`, resize);
 }
 
 /** Throws unless the file has the manifest's signatures. */

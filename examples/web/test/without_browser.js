@@ -61,11 +61,14 @@ export function metadataOf(bytes, name) {
   return entriesOf(bytes)[name].data;
 }
 
-/** The file with other metadata, and the manifest's text, which has the checksum of all that. */
+/** The file with other metadata, and a manifest or its text, which gets the checksum of all that. */
 export function fileWith(bytes, manifest, others = {}) {
   const zeros = "0".repeat(64);
-  const { sha256, ...fields } = manifest;
-  const text = JSON.stringify({ ...fields, sha256: zeros });
+  let text = manifest; // a text that has these zeros
+  if (typeof manifest !== "string") {
+    const { sha256, ...fields } = manifest;
+    text = JSON.stringify({ ...fields, sha256: zeros });
+  }
   const ascii = text.replace(/[^\0-\x7f]/g, (x) => `\\u${x.charCodeAt(0).toString(16).padStart(4, "0")}`);
   const places = entriesOf(bytes);
   const parts = Object.entries({ ...others, keras_tfm: ascii }).map(([name, content]) => {
