@@ -17,7 +17,7 @@ Example:
 True
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Tensor = Any
@@ -185,6 +185,41 @@ def share_in_clones(model_class: Any) -> Any:
     return model_class
 
 
+def check_calls_with(model_class: Any) -> Any:
+    """Class decorator for functional models: Keras calls `model.check_inputs(inputs)` first.
+
+    In every call: by `fit`, `predict` and their like, by the user, and by another model. A subclass
+    with a `call` of its own may take what it likes, and is checked where it calls its graph.
+    """
+
+    def compatible(self: Any, *args: Any) -> None:
+        if is_functional(self):
+            self.check_inputs(*args)
+        super(model_class, self)._assert_input_compatibility(*args)
+
+    def standardize(self: Any, inputs: Any) -> Any:
+        self.check_inputs(inputs)
+        return super(model_class, self)._standardize_inputs(inputs)
+
+    model_class._assert_input_compatibility = compatible
+    model_class._standardize_inputs = standardize
+    return model_class
+
+
+def saved_content(model: Any) -> Any:
+    """A `.keras` file in memory (`io.BytesIO`), as `pickle` carries models."""
+    import keras
+
+    return keras.Model.__reduce__(model)[1][0]
+
+
+def load_content(content: Any) -> Any:
+    """The model of `saved_content`, compiled as it was. As unsafe as every pickle."""
+    import keras
+
+    return keras.Model._unpickle_model(content)
+
+
 # Seeds and variables.
 
 
@@ -215,155 +250,3 @@ def set_uninitialized_variables(variables: list[Any]) -> None:
     from keras.src.backend.common import global_state
 
     global_state.set_global_attribute("uninitialized_variables", variables)
-
-
-# Training: the model and its compiled loss.
-
-
-def strategy_of(model: Any) -> Any:
-    """The `tf.distribute` strategy of a model, or None. TensorFlow backend only."""
-    return model._distribute_strategy
-
-
-def takes_training(model: Any) -> bool:
-    """Whether the model's `call` has an argument `training`."""
-    return model._call_has_training_arg
-
-
-def compute_loss(
-    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> Any:
-    """`model.compute_loss`, even if a subclass overrides it without the argument `training`."""
-    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
-
-
-def unscale_loss(loss: Tensor) -> Tensor:
-    """A loss before Keras divided it by the number of replicas."""
-    from keras.src.losses.loss import unscale_loss_for_distribution
-
-    return unscale_loss_for_distribution(loss)
-
-
-def loss_tracker(model: Any) -> Any:
-    """The metric in which a compiled model averages its loss over an epoch."""
-    return model._loss_tracker
-
-
-def compile_loss_class() -> Any:
-    """The class of a model's compiled loss, for subclasses."""
-    from keras.src.trainers.compile_utils import CompileLoss
-
-    return CompileLoss
-
-
-def compiled_loss(model: Any) -> Any:
-    """The `CompileLoss` of a compiled model, or None."""
-    return model._compile_loss
-
-
-def set_compiled_loss(model: Any, loss: Any) -> None:
-    """Replaces the `CompileLoss` of a compiled model."""
-    model._compile_loss = loss
-
-
-class LossArguments(NamedTuple):
-    """The arguments of `CompileLoss`'s constructor."""
-
-    loss: Any
-    loss_weights: Any
-    output_names: Any
-
-
-def loss_arguments(loss: Any) -> LossArguments:
-    """The arguments that a `CompileLoss` was created with."""
-    return LossArguments(loss._user_loss, loss._user_loss_weights, loss.output_names)
-
-
-def wrap_losses(loss: Any, wrap: Callable[[Any], Any]) -> None:
-    """Replaces the loss function of each output of a `CompileLoss` that is built.
-
-    Args:
-        loss: a `CompileLoss`.
-        wrap: function from a loss function to its replacement.
-    """
-    loss._flat_losses = [entry._replace(loss=wrap(entry.loss)) for entry in loss._flat_losses]
-
-
-# Training: building and the data of `fit`.
-
-
-def build_with(model_class: Any) -> Any:
-    """Class decorator: before `fit`, Keras calls `model.build_before(iterator, data_batch)`.
-
-    `fit` and `evaluate` pass an `EpochIterator`, other methods a batch; the other argument is None.
-    Keras 3.15's own build fails on distributed batches.
-    """
-
-    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        self.build_before(iterator, data_batch)
-
-    model_class._maybe_symbolic_build = build
-    return model_class
-
-
-def default_build(model: Any, data_batch: Any) -> None:
-    """Builds a model from a batch as Keras does without `build_with`."""
-    import keras
-
-    keras.Model._maybe_symbolic_build(model, data_batch=data_batch)
-
-
-def symbolic_build(model: Any, data_batch: Any) -> None:
-    """Creates the variables of a model, its metrics, loss and optimizer from specs of a batch."""
-    model._symbolic_build(data_batch=data_batch)
-
-
-def element_spec(iterator: Any) -> Any:
-    """The `tf.data` specs of the (distributed) batches of an `EpochIterator`."""
-    return iterator._distributed_dataset.element_spec
-
-
-def restarts_each_epoch(iterator: Any) -> bool:
-    """Whether an `EpochIterator` restarts its arrays or its `tf.data.Dataset` in each epoch."""
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-
-    known = isinstance(iterator.data_adapter, (ArrayDataAdapter, TFDatasetAdapter))
-    return known and iterator.steps_per_epoch is None
-
-
-def replace_next_epoch(iterator: Any, epoch: Callable[[Iterator[Any]], Iterable[Any]]) -> None:
-    """Replaces the steps of the next epoch of an `EpochIterator`; later epochs are unchanged.
-
-    Args:
-        iterator: an `EpochIterator`.
-        epoch: function from the steps of that epoch, each `(begin, end, batches)`, to the steps
-            that `fit` runs.
-    """
-    whole = iterator._enumerate_iterator
-
-    def enumerate_once() -> Iterator[Any]:
-        iterator._enumerate_iterator = whole
-        yield from epoch(whole())
-
-    iterator._enumerate_iterator = enumerate_once
-
-
-def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Makes `fit` start at an epoch; call it in `on_train_begin`. None undoes it."""
-    model._initial_epoch = epoch
-
-
-def callback_list() -> Any:
-    """The `CallbackList` that is calling a callback, found on the stack of this thread."""
-    import inspect
-
-    import keras
-
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.callbacks.CallbackList):
-            return caller
-        frame = frame.f_back
-    raise RuntimeError("expected a call by a keras.callbacks.CallbackList, got one without it")

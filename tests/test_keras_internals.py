@@ -58,7 +58,7 @@ class Holder(keras.layers.Layer):
 def test_every_function_is_tested_here():
     functions = inspect.getmembers(keras_internals, inspect.isfunction)
     names = [name for name, f in functions if f.__module__ == keras_internals.__name__]
-    assert len(names) > 30
+    assert len(names) > 20
     used = set(
         re.findall(r"(?:keras_internals\.|(?<=[ (]))(\w+)\b(?!,)", Path(__file__).read_text())
     )
@@ -242,193 +242,6 @@ def test_uninitialized_variables():
     assert keras_internals.uninitialized_variables() == before
 
 
-# Training: the model and its compiled loss.
-
-
-def compiled(**kwargs):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", loss="mse", **kwargs)
-    return model
-
-
-def test_takes_training():
-    class Untaking(keras.Model):
-        def call(self, x):
-            return x
-
-    assert keras_internals.takes_training(compiled())
-    assert not keras_internals.takes_training(Untaking())
-
-
-def test_compute_loss():
-    model, y = compiled(), np.zeros((3, 1), "float32")
-    prediction = keras.ops.convert_to_tensor(np.full((3, 1), 2.0, "float32"))
-    loss = keras_internals.compute_loss(model, X, y, prediction, None, training=True)
-    assert float(loss) == 4.0
-
-
-def test_loss_tracker():
-    model = compiled()
-    model.fit(X, np.zeros((3, 1)), verbose=0)
-    (logged,) = [m for m in model.metrics if m.name == "loss"]
-    assert keras_internals.loss_tracker(model) is logged
-
-
-def test_compiled_loss():
-    model = compiled(loss_weights=[2.0])
-    loss = keras_internals.compiled_loss(model)
-    assert isinstance(loss, keras_internals.compile_loss_class())
-    arguments = keras_internals.loss_arguments(loss)
-    assert arguments[:2] == ("mse", [2.0])
-    again = keras_internals.compile_loss_class()(**arguments._asdict())
-    keras_internals.set_compiled_loss(model, again)
-    ones, zeros = np.ones((3, 1), "float32"), np.zeros((3, 1), "float32")
-    assert float(model.compute_loss(X, zeros, keras.ops.convert_to_tensor(ones))) == 2.0
-    keras_internals.wrap_losses(again, lambda loss: lambda *args: 3.0 * loss(*args))
-    assert float(model.compute_loss(X, zeros, keras.ops.convert_to_tensor(ones))) == 6.0
-
-
-@ON_TENSORFLOW
-def test_strategy_of_and_unscale_loss():
-    import tensorflow as tf
-
-    assert keras_internals.strategy_of(compiled()) is None
-    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
-    with strategy.scope():
-        assert keras_internals.strategy_of(compiled()) is strategy
-    cpus = tf.config.list_logical_devices("CPU")
-    strategy = tf.distribute.MirroredStrategy([x.name for x in cpus])
-    with strategy.scope():
-        loss = keras_internals.unscale_loss(tf.constant(3.0))
-    assert float(loss) == 3.0 * strategy.num_replicas_in_sync
-
-
-# Training: building and the data of `fit`.
-
-
-@ON_TENSORFLOW
-def test_build_with_replaces_what_fit_builds_by():
-    calls = []
-
-    @keras_internals.build_with
-    class Built(keras.Model):
-        def build_before(self, iterator, data_batch):
-            calls.append((iterator, data_batch))
-            if iterator is None:
-                keras_internals.default_build(self, data_batch)
-            else:
-                calls.append(keras_internals.element_spec(iterator))
-
-    x = keras.Input((2,))
-    model = Built(x, keras.layers.Dense(1)(x))
-    model.compile("sgd", loss="mse")
-    model.fit(X, np.zeros((3, 1), "float32"), verbose=0)
-    (iterator, batch), spec = calls
-    assert batch is None and iterator.data_adapter.batch_size == 32
-    assert [tuple(t.shape)[1:] for t in spec] == [(2,), (1,)]
-    del calls[:]
-    model.train_on_batch(X, np.zeros((3, 1), "float32"))
-    assert calls[0][0] is None and calls[0][1] is not None
-
-
-@ON_TENSORFLOW
-def test_default_build_calls_keras_where_build_with_does_not(monkeypatch):
-    got = []
-    monkeypatch.setattr(
-        keras.Model, "_maybe_symbolic_build", lambda self, **kwargs: got.append(kwargs)
-    )
-    keras_internals.default_build(compiled(), "batch")
-    assert got == [{"data_batch": "batch"}]
-
-
-def test_symbolic_build():
-    model = compiled(metrics=["mae"])
-    batch = (X, np.zeros((3, 1), "float32"), None)
-    assert not model.optimizer.built
-    keras_internals.symbolic_build(model, tuple(None if x is None else x for x in batch))
-    assert model.optimizer.built
-    assert [m.name for m in model.metrics[1].metrics] == ["mae"]
-
-
-class Steps(keras.callbacks.Callback):
-    """Counts the batches of each epoch, from epoch `first` on."""
-
-    def __init__(self, first=0):
-        super().__init__()
-        self.first = first
-        self.epochs = []
-
-    def on_train_begin(self, logs=None):
-        keras_internals.set_initial_epoch(self.model, self.first)
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epochs.append([epoch, 0])
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.epochs[-1][1] += 1
-
-
-def test_set_initial_epoch():
-    steps = Steps(first=2)
-    compiled().fit(X, np.zeros((3, 1)), epochs=4, batch_size=1, verbose=0, callbacks=[steps])
-    assert steps.epochs == [[2, 3], [3, 3]]
-
-
-def test_callback_list_may_be_replaced_in_on_train_begin():
-    """The loop over the old list continues, and later methods are called on the new one."""
-    called = []
-
-    class Named(keras.callbacks.Callback):
-        def __init__(self, name):
-            super().__init__()
-            self.name = name
-
-        def on_train_begin(self, logs=None):
-            called.append(f"{self.name} begin")
-            if self.name == "a":
-                found = keras_internals.callback_list()
-                found.callbacks = [Named("new"), *found.callbacks[1:], self]
-
-        def on_train_end(self, logs=None):
-            called.append(f"{self.name} end")
-
-    callbacks = [Named("a"), Named("b")]
-    compiled().fit(X, np.zeros((3, 1)), verbose=0, callbacks=callbacks)
-    assert called == ["a begin", "b begin", "new end", "b end", "a end"]
-    with pytest.raises(RuntimeError, match=r"expected a call by a keras\.callbacks\.CallbackList"):
-        keras_internals.callback_list()
-
-
-def epoch_iterator(x, **kwargs):
-    """That of `fit`, of the TensorFlow backend."""
-    import tensorflow as tf
-    from keras.src.backend.tensorflow.trainer import TFEpochIterator
-
-    return TFEpochIterator(tf.distribute.get_strategy(), x=x, **kwargs)
-
-
-@ON_TENSORFLOW
-def test_replace_next_epoch():
-    iterator = epoch_iterator(X, batch_size=1, steps_per_execution=1)
-    keras_internals.replace_next_epoch(iterator, lambda steps: list(steps)[:1])
-    assert [begin for begin, *_ in iterator] == [0]
-    assert len([next(batches) for _, _, batches in iterator]) == 3
-
-
-@ON_TENSORFLOW
-def test_restarts_each_epoch():
-    import tensorflow as tf
-
-    def generator():
-        yield (X,)
-
-    assert keras_internals.restarts_each_epoch(epoch_iterator(X))
-    data = tf.data.Dataset.from_tensor_slices(X).batch(2)
-    assert keras_internals.restarts_each_epoch(epoch_iterator(data))
-    assert not keras_internals.restarts_each_epoch(epoch_iterator(data, steps_per_epoch=1))
-    assert not keras_internals.restarts_each_epoch(epoch_iterator(generator()))
-
-
 def test_is_functional():
     x = keras.Input((3,))
     model = keras.Model(x, keras.layers.Dense(2)(x))
@@ -484,6 +297,45 @@ def test_share_in_clones():
         keras.models.clone_model(model, clone_function=copied)
         assert len({id(x) for x in copies}) == number
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(-X)), np.zeros_like(X))
+
+
+def test_check_calls_with():
+    """Keras's own calls, a nested model's, and the graph of a class with a `call` of its own."""
+    seen = []
+    functional = type(shared()[0])
+
+    @keras_internals.check_calls_with
+    class Checked(functional):
+        def check_inputs(self, inputs):
+            seen.append(type(inputs))
+
+    class Halved(Checked):
+        def call(self, inputs):
+            return super().call({"x": inputs[0] / 2})
+
+    x = keras.Input((2,), name="x")
+    model = Checked({"x": x}, keras.layers.ReLU()(x))
+    seen.clear()
+    model({"x": X})
+    model.predict({"x": X}, verbose=0)
+    model.stateless_call([], [], {"x": X})
+    assert set(seen) == {dict} and len(seen) > 3
+    seen.clear()
+    model({"x": keras.Input((2,))})
+    assert dict in seen
+    halved = Halved({"x": x}, keras.layers.ReLU()(x))
+    seen.clear()
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(halved([X])), X / 2)
+    assert seen == [dict]
+
+
+def test_saved_content_and_load_content():
+    model, _ = shared()
+    model.compile(keras.optimizers.SGD(0.5))
+    again = keras_internals.load_content(keras_internals.saved_content(model))
+    expected = keras.ops.convert_to_numpy(model([X, 2 * X]))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(again([X, 2 * X])), expected)
+    assert float(again.optimizer.learning_rate) == 0.5
 
 
 def test_in_symbolic_scope():

@@ -21,6 +21,7 @@ REVISED = [
     "keras_tfm/export",
     "keras_tfm/runtime",
     "keras_tfm/keras_internals.py",
+    "keras_tfm/trainer_internals.py",
     "README.md",
     "docs",
     "export",

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_tfm import keras_internals
+from keras_tfm import keras_internals, trainer_internals
 from keras_tfm.distributed.global_gradients import (
     innermost,
     leave_sums_to_the_model,
@@ -18,7 +18,7 @@ from keras_tfm.distributed.global_loss import GlobalLoss, over_replicas
 Tensor = Any
 
 
-@keras_internals.build_with
+@trainer_internals.build_with
 class DistributedModel(keras.Model):
     """What `keras_tfm.Model` adds to Keras 3.15 on TensorFlow.
 
@@ -63,10 +63,10 @@ class DistributedModel(keras.Model):
         if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
             leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
-        loss = keras_internals.compiled_loss(self)
+        loss = trainer_internals.compiled_loss(self)
         if loss is not None:
-            arguments = keras_internals.loss_arguments(loss)
-            keras_internals.set_compiled_loss(self, GlobalLoss(**arguments._asdict()))
+            arguments = trainer_internals.loss_arguments(loss)
+            trainer_internals.set_compiled_loss(self, GlobalLoss(**arguments._asdict()))
         own_steps = getattr(innermost(self.optimizer), "gradient_accumulation_steps", None)
         if own_steps:
             raise ValueError(
@@ -107,20 +107,20 @@ class DistributedModel(keras.Model):
         """The loss and metrics of one batch."""
         batch = x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self._forward(x, training=False)
-        loss = keras_internals.compute_loss(self, x, y, y_pred, sample_weight, training=False)
+        loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=False)
         self._track(loss, batch)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return self._logs()
 
     def _forward(self, x: Any, training: bool) -> Any:
-        return self(x, training=training) if keras_internals.takes_training(self) else self(x)
+        return self(x, training=training) if trainer_internals.takes_training(self) else self(x)
 
     def _gradients(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
         """The loss of a batch or a part, and its gradients; updates the metrics."""
         x, y, sample_weight = batch
         with tf.GradientTape() as tape:
             y_pred = self._forward(x, training=True)
-            loss = keras_internals.compute_loss(self, x, y, y_pred, sample_weight, training=True)
+            loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=True)
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
@@ -148,9 +148,9 @@ class DistributedModel(keras.Model):
         def count() -> None:
             # Only its counts are read, so the graph prunes the rest.
             y_pred = self._forward(x, training=False)
-            keras_internals.compute_loss(self, x, y, y_pred, sample_weight, training=False)
+            trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=False)
 
-        with keras_internals.compiled_loss(self).in_parts(parts, count):
+        with trainer_internals.compiled_loss(self).in_parts(parts, count):
             _, loss, sums = tf.while_loop(
                 lambda part, *_: part < parts,
                 step,
@@ -164,8 +164,8 @@ class DistributedModel(keras.Model):
         # Each replica's loss is already divided by the global count: equal weights in this mean.
         rows = tf.cast(tf.shape(_first(batch[0]))[0], "float32")
         replicas = self.distribute_strategy.num_replicas_in_sync
-        keras_internals.loss_tracker(self).update_state(
-            keras_internals.unscale_loss(loss),
+        trainer_internals.loss_tracker(self).update_state(
+            trainer_internals.unscale_loss(loss),
             sample_weight=rows if replicas == 1 else over_replicas(rows) / replicas,
         )
 
@@ -182,9 +182,9 @@ class DistributedModel(keras.Model):
         Args:
             data: the `EpochIterator` of `fit`; no batch is drawn.
         """
-        spec = tree.map_structure(_tensor_spec, keras_internals.element_spec(data))
+        spec = tree.map_structure(_tensor_spec, trainer_internals.element_spec(data))
         with self.distribute_strategy.scope():
-            keras_internals.symbolic_build(self, spec)
+            trainer_internals.symbolic_build(self, spec)
 
     def build_before(self, iterator: Any, data_batch: Any) -> None:
         """Builds the model under a strategy: for `fit` and `evaluate`, or for a single batch.
@@ -194,11 +194,11 @@ class DistributedModel(keras.Model):
             data_batch: the batch, if there is no iterator.
         """
         self.epoch_iterator = iterator
-        strategy = keras_internals.strategy_of(self)
+        strategy = trainer_internals.strategy_of(self)
         if strategy is None:
             return
         if iterator is None:
-            keras_internals.default_build(self, data_batch)
+            trainer_internals.default_build(self, data_batch)
         else:
             replicas = strategy.num_replicas_in_sync
             _check_batch_size(iterator.data_adapter.batch_size, replicas)
@@ -207,7 +207,7 @@ class DistributedModel(keras.Model):
     def _check_strategy(self) -> None:
         """Raises for settings with which Keras 3.15 starts `fit` under a strategy, then fails."""
         current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-        own = keras_internals.strategy_of(self)
+        own = trainer_internals.strategy_of(self)
         strategy = own or current
         if strategy is None:
             return

@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 from keras import losses, ops
 
-from keras_tfm import keras_internals
+from keras_tfm import keras_internals, trainer_internals
 from keras_tfm.distributed.joint_loss import joint_loss
 
 Tensor = Any
-CompileLoss: Any = keras_internals.compile_loss_class()
+CompileLoss: Any = trainer_internals.compile_loss_class()
 
 
 class GlobalLoss(CompileLoss):
@@ -34,7 +34,7 @@ class GlobalLoss(CompileLoss):
             self.built = True
             return
         super().build(y_true, y_pred)
-        keras_internals.wrap_losses(self, lambda loss: GlobalMean(loss, self.batch))
+        trainer_internals.wrap_losses(self, lambda loss: GlobalMean(loss, self.batch))
 
     def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """The sum of the losses of all outputs, or the one loss that takes all outputs."""

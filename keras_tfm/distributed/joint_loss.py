@@ -4,14 +4,14 @@ Example:
 
 >>> import keras
 >>> from keras_tfm.distributed.joint_loss import joint_loss
->>> from keras_tfm.keras_internals import compile_loss_class
+>>> from keras_tfm.trainer_internals import compile_loss_class
 >>> print(joint_loss(compile_loss_class()("mse")))
 None
 """
 
 from typing import Any
 
-from keras_tfm.keras_internals import compile_loss_class, loss_arguments
+from keras_tfm.trainer_internals import compile_loss_class, loss_arguments
 
 CompileLoss: Any = compile_loss_class()
 

@@ -10,6 +10,7 @@ from keras_tfm.generation.logits import check_logits
 from keras_tfm.generation.model_inputs import find_target, input_specs
 from keras_tfm.generation.shared_traces import SharedTraces
 from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
+from keras_tfm.models.checked_inputs import check_keys
 
 Tensor = Any
 
@@ -122,7 +123,11 @@ class SteppedModel:
 
         Returns:
             A dict of the tensors that the steps read, and their masks.
+
+        Raises:
+            ValueError: an input is missing, or is none of the model.
         """
+        check_keys(self.model.name, list(self._specs), list({**inputs, self.target: None}))
         values = {
             self._inputs[name]: self._converted(name, x)
             for name, x in inputs.items()

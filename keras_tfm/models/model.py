@@ -7,13 +7,15 @@ import keras
 
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.keras_internals import (
-    compiled_loss,
-    loss_arguments,
+    check_calls_with,
+    load_content,
     object_sharing_scope,
-    set_compiled_loss,
+    saved_content,
     share_in_clones,
 )
 from keras_tfm.models import identity
+from keras_tfm.models.checked_inputs import check_inputs
+from keras_tfm.trainer_internals import compiled_loss, loss_arguments, set_compiled_loss
 
 Base: Any
 if keras.backend.backend() == "tensorflow":
@@ -79,6 +81,10 @@ class Model(Base):
       the other, which needs the memory of one part and gives the gradient of the whole batch;
     - early errors for settings with which Keras 3.15 would fail during training.
 
+    On every backend, a dictionary of inputs with a missing or a surplus key is a `ValueError`:
+    Keras 3.15 gives a model the values of surplus keys in place of its inputs. Models can be
+    pickled, with the optimizer's state, as joblib, Ray and `multiprocessing` do.
+
     A custom loss whose mean is not over rows, masked labels or sample weights needs a method
     `count(y_true, y_pred, sample_weight)` that returns the divisor of its mean. A loss of all
     outputs together has an attribute `joint`, True, and a method `sums_and_counts(y_true, y_pred,
@@ -136,6 +142,11 @@ class Model(Base):
         with object_sharing_scope():
             return super().from_config(config, custom_objects)
 
+    def __reduce__(self) -> Any:
+        """What `pickle` carries: a `.keras` file with the optimizer's state."""
+        custom = None if type(self) is _FunctionalModel else type(self)
+        return _unpickle, (saved_content(self), custom)
+
     @_Part
     def family(self) -> str | None:
         """Name of the builder, or None."""
@@ -173,6 +184,7 @@ _x = keras.Input((1,), name="x")
 _Functional: Any = type(keras.Model(_x, _x, name="x"))
 
 
+@check_calls_with
 class _FunctionalModel(Model, _Functional):
     """`Model(inputs, outputs)`.
 
@@ -180,11 +192,21 @@ class _FunctionalModel(Model, _Functional):
     subclass that is not, made of layers and a `call`, could then not be constructed.
     """
 
+    def check_inputs(self, inputs: Any) -> None:
+        """Raises a ValueError for surplus and missing keys of a dictionary."""
+        check_inputs(self, inputs)
+
 
 _FunctionalModel.__name__ = _FunctionalModel.__qualname__ = "Model"
 # Both are saved under one name, which is loaded as `Model`.
 keras.saving.register_keras_serializable("keras_tfm", "Model")(_FunctionalModel)
 keras.saving.register_keras_serializable("keras_tfm", "Model")(Model)
+
+
+def _unpickle(content: Any, custom: type | None) -> Any:
+    """The model of a pickle; `custom`, the user's class of models, need not be registered."""
+    with keras.saving.custom_object_scope({} if custom is None else {custom.__name__: custom}):
+        return load_content(content)
 
 
 def _is_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

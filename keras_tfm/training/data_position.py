@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import tree
 
-from keras_tfm.keras_internals import replace_next_epoch, restarts_each_epoch
+from keras_tfm.trainer_internals import replace_next_epoch, restarts_each_epoch
 
 
 def pass_epoch(data: Any, steps: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import callback_list, set_initial_epoch
+from keras_tfm.trainer_internals import callback_list, set_initial_epoch
 from keras_tfm.training.callback_states import CallbackStates
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tfm.keras_internals import is_functional
 from keras_tfm.layers import AttentionProbe
+from keras_tfm.models.checked_inputs import check_inputs
 from keras_tfm.optional_package import missing_package
 from keras_tfm.training.gradients import GradientWatch
 from keras_tfm.training.metrics import TokenMean
@@ -168,6 +170,8 @@ class TensorBoard(keras.callbacks.TensorBoard):
         from keras_tfm.plots import plot_attention
 
         row = keras.tree.map_structure(lambda x: np.asarray(x)[:1], self.attention_inputs)
+        if is_functional(self.model):  # a `keras.Model` would assign surplus keys to its inputs
+            check_inputs(self.model, row)
         with AttentionProbe() as probe:
             self.model(row, training=False)
         with self._train_writer.as_default():

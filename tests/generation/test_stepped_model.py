@@ -123,6 +123,12 @@ def test_a_target_that_is_not_there():
         SteppedModel(encoder_decoder(), "sauce")
 
 
+@pytest.mark.parametrize("names", [["source", "attention_mask"], []], ids=["surplus", "missing"])
+def test_encode_refuses_other_names(names):
+    with pytest.raises(ValueError, match=r"small expects the inputs \['source', 'target'\], got"):
+        SteppedModel(encoder_decoder()).encode(dict.fromkeys(names, SOURCES))
+
+
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid", "layer"])
 def test_probabilities_are_refused(activation):
     ids = keras.Input((None,), dtype="int32", name="tokens")

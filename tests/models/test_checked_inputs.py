@@ -1,0 +1,129 @@
+"""A model takes inputs by their names, and refuses others in every call."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_tfm
+from keras_tfm import models
+
+SMALL = {"dim": 6, "num_layers": 1, "num_heads": 2, "intermediate_dim": 11}
+IDS = np.array([[3, 4, 5, 0], [7, 2, 0, 0]])
+INPUTS = {"tokens": IDS, "segments": 0 * IDS}
+SURPLUS = "bert expects the inputs ['tokens', 'segments'], got 'attention_mask' too: remove it"
+MISSING = "bert expects the inputs ['tokens', 'segments'], got ['tokens']"
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    model = models.sequence_classifier(models.bert(13, **SMALL, dropout=0.0), 3, dropout=0.0)
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    return model
+
+
+def batches(inputs):
+    while True:
+        yield inputs, np.array([0, 1])
+
+
+def outer(model, inputs):
+    symbols = {name: keras.Input((4,), dtype="int32", name=name) for name in inputs}
+    return keras.Model(symbols, model(symbols))
+
+
+CALLS = {
+    "fit": lambda model, x: model.fit(x, np.array([0, 1]), verbose=0),
+    "fit, generator": lambda model, x: model.fit(
+        batches(x), steps_per_epoch=1, shuffle=False, verbose=0
+    ),
+    "evaluate": lambda model, x: model.evaluate(x, np.array([0, 1]), verbose=0),
+    "predict": lambda model, x: model.predict(x, verbose=0),
+    "train_on_batch": lambda model, x: model.train_on_batch(x, np.array([0, 1])),
+    "test_on_batch": lambda model, x: model.test_on_batch(x, np.array([0, 1])),
+    "predict_on_batch": lambda model, x: model.predict_on_batch(x),
+    "call": lambda model, x: model(x),
+    "inside another model": outer,
+    "stateless_call": lambda model, x: model.stateless_call(
+        model.trainable_variables, model.non_trainable_variables, x
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("surplus", [True, False], ids=["surplus", "missing"])
+def test_every_call_refuses_other_names(classifier, call, surplus):
+    # "attention_mask" comes before "segments" in the alphabet: Keras took it for the segments.
+    inputs = {**INPUTS, "attention_mask": IDS > 0} if surplus else {"tokens": IDS}
+    with pytest.raises(ValueError) as error:
+        CALLS[call](classifier, inputs)
+    assert str(error.value) == (SURPLUS if surplus else MISSING)
+
+
+def structures():
+    """Models that sum their inputs, weighted by 1, 10, 100 ..., and inputs of ones for each."""
+
+    def total(xs):
+        return sum(10.0**i * x for i, x in enumerate(xs))
+
+    a, b, c = (keras.Input((1,), name=name) for name in "abc")
+    one = np.ones((1, 1), "float32")
+    return {
+        "one": (keras_tfm.Model(a, total([a])), {"a": one}, 1),
+        "a list of one": (keras_tfm.Model([a], total([a])), {"a": one}, 1),
+        "a list": (keras_tfm.Model([b, a], total([a, b])), {"a": one, "b": 2 * one}, 21),
+        "a tuple": (keras_tfm.Model((b, a), total([a, b])), {"a": one, "b": 2 * one}, 21),
+        "a dict": (
+            keras_tfm.Model({"b": b, "a": a}, total([a, b])),
+            {"a": one, "b": 2 * one},
+            21,
+        ),
+        "nested": (
+            keras_tfm.Model({"x": {"b": b, "a": a}, "c": c}, total([a, b, c])),
+            {"x": {"a": one, "b": 2 * one}, "c": 3 * one},
+            321,
+        ),
+        "in a list": (
+            keras_tfm.Model([{"b": b, "a": a}, c], total([a, b, c])),
+            [{"a": one, "b": 2 * one}, 3 * one],
+            321,
+        ),
+    }
+
+
+# Keras warns of the dictionary {"a": ...} for the input "a", and takes it.
+@pytest.mark.filterwarnings("ignore:The structure of `inputs`:UserWarning")
+@pytest.mark.parametrize("name", structures())
+def test_structures_of_inputs(name):
+    model, inputs, total = structures()[name]
+    assert float(model(inputs)[0, 0]) == total
+    for place in (["x"], ["x", "c"], [0]):  # with one more key in every dictionary
+        wrong = keras.tree.map_structure(lambda x: x, inputs)
+        holder = wrong[0] if name == "in a list" else wrong
+        if place == ["x"] and name == "nested":
+            holder = wrong["x"]
+        holder["Surplus"] = np.full((1, 1), 9.0, "float32")  # first in the alphabet
+        with pytest.raises(ValueError, match=r"expects the inputs \[.*\], got 'Surplus' too"):
+            model(wrong)
+        del holder["Surplus"], holder["a" if "a" in holder else "c"]
+        with pytest.raises(ValueError, match="expects the inputs"):
+            model(wrong)
+
+
+def test_a_list_in_the_order_of_the_inputs():
+    model, inputs, total = structures()["a list"]
+    assert float(model([inputs["b"], inputs["a"]])[0, 0]) == total
+
+
+def test_a_call_of_the_users_own_may_take_more():
+    class Scaled(keras_tfm.Model):
+        def call(self, inputs, training=None):
+            inputs = dict(inputs)
+            factor = inputs.pop("factor")
+            return super().call(inputs, training=training) * factor
+
+    x = keras.Input((1,), name="x")
+    model = Scaled({"x": x}, x + 1.0)
+    one = np.ones((1, 1), "float32")
+    assert float(model({"x": one, "factor": 3 * one})[0, 0]) == 6.0
+    with pytest.raises(ValueError, match=r"got 'other' too: remove it"):
+        model({"x": one, "factor": one, "other": one})
