@@ -41,6 +41,7 @@ CONTENTS = {
         "export",
         "litertlm",
         "chat",
+        "control-tokens",
         "huggingface",
         "families",
     ],

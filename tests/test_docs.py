@@ -31,6 +31,7 @@ GUIDES = [
     "litertlm",
     "huggingface",
     "chat",
+    "control-tokens",
     "cookbook",
     "families",
     "from-kerashub",
@@ -43,6 +44,7 @@ SLOW = ["first-model", "training", "export", "cookbook", "huggingface", "images"
 SMALLER = {"first-model": {"20_000": "500", "epochs=3": "epochs=1"}}
 NEEDED = {
     "chat": ["tokenizers"],
+    "control-tokens": ["tokenizers"],
     "cookbook": ["tokenizers"],
     "from-kerashub": ["keras_hub", "tensorflow_text", "safetensors", "tokenizers"],
     "from-transformers-tf": ["safetensors"],

@@ -165,7 +165,8 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizers in the file, by input; read at the first use.
 
-        Each has `encode(text)`, which returns ids, and `decode(ids)`, which returns text.
+        Each has `encode(text)`, which returns ids, `decode(ids)`, which returns text, and
+        `control_tokens()`, the tokens that a text should not contain if a user wrote it.
 
         Raises:
             ValueError: the file was replaced by another one since it was loaded.

@@ -58,6 +58,14 @@ class Tokenizer(abc.ABC):
         """The token of an id as the vocabulary has it, a special one too, as "<s>"."""
 
     @abc.abstractmethod
+    def control_tokens(self) -> list[str]:
+        """The texts that are one token wherever a text has them, such as "<|im_end|>".
+
+        The tokens that were added to a Hugging Face tokenizer. SentencePiece reads its control
+        tokens in no text, so it has none; its user-defined symbols are not listed.
+        """
+
+    @abc.abstractmethod
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]: ...
 
 
@@ -110,6 +118,10 @@ class _HuggingFace(Tokenizer):
 
     def token(self, number: int) -> str:
         return self._tokenizer.id_to_token(number) or ""
+
+    def control_tokens(self) -> list[str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [added[number].content for number in sorted(added)]
 
 
 def _characters(tokens: Iterable[str]) -> list[str]:
@@ -171,6 +183,9 @@ class _SentencePiece(Tokenizer):
     def token(self, number: int) -> str:
         token: str = self._processor.id_to_piece(number)
         return token
+
+    def control_tokens(self) -> list[str]:
+        return []
 
 
 def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) -> Tokenizer:

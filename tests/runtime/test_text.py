@@ -472,3 +472,16 @@ def test_a_missing_package_is_named(monkeypatch, package, name):
     command = install_command(package, dependencies=False)
     with pytest.raises(ModuleNotFoundError, match=re.escape(f"needs {package}: {command}")):
         read(name, b"")
+
+
+def test_control_tokens_are_those_that_a_text_can_contain():
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    read_again = read("a.json", tokenizer.to_str().encode())
+    assert read_again.control_tokens() == ["<s>", "<think>"]
+    assert read_again.encode("a<s>a<think>") == [0, 1, 0, 2]
+    assert read_again.encode("a< s>a") == [0, 0, 0, 0, 0]
