@@ -17,7 +17,7 @@ LONGEST = 400
 
 # Each layer may import those above it. Two packages of one layer do not import each other.
 LAYERS = [
-    {"version", "matmul_precision", "optional_package"},
+    {"version", "atomic_files", "matmul_precision", "optional_package"},
     {
         "arguments",
         "keras_internals",
@@ -36,13 +36,14 @@ LAYERS = [
 # What else may be imported, or not: package -> all that it may import of keras_tfm.
 ONLY = {
     "arguments": set(),
+    "atomic_files": set(),
     "keras_internals": set(),
     "matmul_precision": set(),
     "optimizer_internals": set(),
     "trainer_internals": set(),
     "optional_package": set(),
     "version": set(),
-    "runtime": {"optional_package", "version"},
+    "runtime": {"atomic_files", "optional_package", "version"},
     "text": {"arguments", "optional_package"},
     "images": {"arguments"},
     "distributed": {"arguments", "keras_internals", "optimizer_internals", "trainer_internals"},

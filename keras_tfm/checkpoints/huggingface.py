@@ -1,8 +1,9 @@
 """Loads and saves folders of Hugging Face transformers."""
 
+import contextlib
 import json
-import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm import atomic_files
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.albert import ALBERT
 from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
@@ -202,7 +204,8 @@ def save_huggingface(
 
     For a model of images or audio also `preprocessor_config.json`.
 
-    The files are first written to a temporary folder, loaded and compared with the model.
+    The files are first written to a temporary folder `.keras_tfm-*` in `folder`, loaded and
+    compared with the model. If the process is killed, the next save to `folder` removes it.
 
     Args:
         model: `keras.Model` made by a builder of `keras_tfm.models` for one of these families, with
@@ -259,9 +262,7 @@ def save_huggingface(
     config["dtype"] = "float32"
     if end_id is not None:
         config["eos_token_id"] = end_id
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-        new = Path(temporary)
+    with _new_files(folder) as new:
         text = json.dumps(config, indent=2, sort_keys=True)
         (new / "config.json").write_text(text + "\n", encoding="utf-8")
         save_file(tensors, new / SINGLE, metadata={"format": "pt"})
@@ -275,9 +276,25 @@ def save_huggingface(
         given = model.arguments
         options = {name: given[name] for name in ("image_size", "audio") if name in given}
         check_equal(model, load_huggingface(new, **options))
-        folder.mkdir(exist_ok=True)
         for name in names:
-            os.replace(new / name, folder / name)
+            atomic_files.flush(new / name)
+        for name in names:
+            atomic_files.replace(new / name, folder / name)
+
+
+@contextmanager
+def _new_files(folder: Path) -> Iterator[Path]:
+    """A temporary folder in a folder, which is removed after an error if it was created here."""
+    exists = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with atomic_files.temporary_folder(folder) as new:
+            yield new
+    except BaseException:
+        if not exists:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _check_end_id(model: Model, end_id: int | None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import colorsys
 import importlib
-import os
 import unicodedata
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.atomic_files import replaced
 from keras_tfm.runtime import Detection
 from keras_tfm.runtime.decoded_picture import import_pillow
 from keras_tfm.runtime.image_processor import open_size, open_upright
@@ -50,13 +50,8 @@ def draw_labels(picture: Path, lines: Sequence[str], output: Path, background: i
 
 def save(image: Any, path: Path) -> None:
     """Saves a picture of Pillow; until it is complete, an earlier file stays as it was."""
-    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
+    with replaced(path) as new:
         image.save(new)
-        os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def color_of(label: str) -> Color:

@@ -1,10 +1,10 @@
 """The command `keras-tfm import`: a folder of transformers as a .keras file."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
+from keras_tfm.atomic_files import replaced
 from keras_tfm.cli.console import AsJson, app, typer, work
 from keras_tfm.cli.model_loading import Architecture, load_model
 
@@ -44,13 +44,8 @@ def import_(
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
     model = load_model(folder, None, architecture=architecture, segments=segments)
-    with work(f"saving {output}"):
-        new = output.with_name(f".{output.name}.new.keras")
-        try:
-            model.save(new)
-            os.replace(new, output)
-        finally:
-            new.unlink(missing_ok=True)
+    with work(f"saving {output}"), replaced(output) as new:
+        model.save(new)
     inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
     result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
     shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"

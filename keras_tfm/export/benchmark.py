@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.atomic_files import replaced, temporary_folder
 from keras_tfm.export.other_process import run_module
 from keras_tfm.runtime.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.manifest_fields import of_kind
@@ -92,7 +92,8 @@ class Benchmark:
 
     def write_json(self, path: str | Path) -> None:
         """Writes `asdict()` to a file."""
-        Path(path).write_text(json.dumps(self.asdict(), indent=2) + "\n")
+        with replaced(path) as new:
+            new.write_text(json.dumps(self.asdict(), indent=2) + "\n")
 
     def __str__(self) -> str:
         """The measurements as a text table."""
@@ -180,7 +181,7 @@ def benchmark(
         latencies += [_latency(model, name, count, seconds, seed) for name in model.signatures]
     footprints = [_footprint(path, "packed", count) for count in threads]
     if weight_cache:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             _footprint(path, "cache", threads[0], folder)
             footprints += [_footprint(path, "cache", count, folder) for count in threads]
     content = Path(path).read_bytes()

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_tfm.export import files
+from keras_tfm import atomic_files
 from keras_tfm.export.model_group import ModelGroup
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import Quantization
@@ -89,7 +89,7 @@ def convert(
         ValueError: the graph needs an operator that LiteRT lacks; the error names the layer.
     """
     of_text = any(signature.of_text for signature in signatures)
-    with files.temporary_folder() as folder:
+    with atomic_files.temporary_folder() as folder:
         saved = folder / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
         with quantization.tracing():

@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 import keras
 
+from keras_tfm import atomic_files
 from keras_tfm.export import files
 from keras_tfm.export.carried_tokenizers import carry
 from keras_tfm.export.composites import with_rms_norms
@@ -239,9 +240,9 @@ def export_litertlm(
     names = {x.name: {x.parameters[request.target]: _TOKENS} for x in made}
     _log.info("counting operators")
     report = Report(**inspected(path, content, packed))
-    with files.temporary_folder(files.real(path).parent) as folder:
+    with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         model_path, new = folder / "model.tflite", folder / "new.litertlm"
-        files.write(model_path, flatbuffer.add_manifest(content, packed, {}, names))
+        atomic_files.write(model_path, flatbuffer.add_manifest(content, packed, {}, names))
         write_package(
             new,
             model_path,

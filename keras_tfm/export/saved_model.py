@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
+from keras_tfm import atomic_files
 from keras_tfm.export import files
 from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.request import GenerationArguments, Request, check_keywords
@@ -106,7 +107,7 @@ def export_saved_model(
     made = add_text_signatures(
         model, made, signatures, tokenizers, detokenizer, arguments.get("target")
     )
-    with files.temporary_folder(files.real(path).parent) as folder:
+    with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         new, resources = folder / "new", [*tokenizers.values(), detokenizer]
         write_saved_model(model, made, new, signatures[0], resources)
         files.replace_folder(new, path, overwrite)

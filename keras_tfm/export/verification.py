@@ -1,7 +1,6 @@
 """Verifies that each signature of an exported file returns what the model returns."""
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.checks import Check, root_mean_square
 from keras_tfm.export.comparison import Comparisons
 from keras_tfm.export.float_file import FloatFile
@@ -240,8 +240,8 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
     def comparison(
         of: dict[str, ModelOutputs], values: dict[int, np.ndarray], exact: bool
     ) -> Comparisons:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "float.tflite"
+        with temporary_folder() as folder:
+            path = folder / "float.tflite"
             manifest = file.manifest
             if exact:
                 manifest = {**manifest, "quantization": "float32"}
@@ -312,8 +312,8 @@ def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check
     for buffer, values in flatbuffer.float_weights(model).items():
         changed = values * (1 + 2.0**-23 * generator.uniform(-1, 1, values.shape))
         flatbuffer.store_float(model, buffer, changed.astype("float32"))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "last-bits.tflite"
+    with temporary_folder() as folder:
+        path = folder / "last-bits.tflite"
         path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
         other = Comparisons(comparison.outputs, load(path), comparison.inputs, comparison.strategy)
         for check in checks:

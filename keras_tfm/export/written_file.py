@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from keras_tfm import atomic_files
 from keras_tfm.export import files
 from keras_tfm.export.report import Report
 from keras_tfm.export.verification import Verification
@@ -35,9 +36,9 @@ def written(
     """
     _log.info("counting operators")
     report = Report(**inspected(path, content, dict(manifest)))
-    with files.temporary_folder(files.real(path).parent) as folder:
+    with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         new = folder / "new"
-        files.write(new, content)
+        atomic_files.write(new, content)
         if verified is not None and not (custom_operators and report.custom_operators):
             report.verification = verified(new, folder)
             report.verification.path = str(path)

@@ -8,13 +8,13 @@ the base's weights.
 import hashlib
 import io
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from keras_tfm.atomic_files import replaced
 
 _VERSION = 1
 # The entry with everything but the matrices, and the endings of their names.
@@ -77,15 +77,8 @@ def write(path: str | Path, base: str, layers: Mapping[str, LowRank]) -> None:
     arrays = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for name, layer in layers.items():
         arrays |= {name + _A: layer.a, name + _B: layer.b}
-    path = Path(path)
-    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        os.replace(new, path)
-    except BaseException:
-        Path(new).unlink()
-        raise
+    with replaced(path) as new, new.open("xb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read(path: str | Path) -> Adapter:

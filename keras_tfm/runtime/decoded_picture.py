@@ -1,4 +1,13 @@
-"""Picture files decoded, upright and opaque: what `ImageProcessor` resizes."""
+"""Picture files decoded, upright and opaque: what `ImageProcessor` resizes.
+
+Example:
+
+>>> import numpy as np
+>>> from keras_tfm.runtime.decoded_picture import upright
+>>> picture, size = upright(np.zeros((2, 3, 4), "uint8"), "the picture", "L", background=255)
+>>> np.asarray(picture).tolist(), size
+([[255, 255, 255], [255, 255, 255]], (2, 3))
+"""
 
 from __future__ import annotations
 

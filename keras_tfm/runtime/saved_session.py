@@ -1,12 +1,11 @@
 """Sessions as files: tokens, KV caches and the checksum of the .tflite file, in one .npz file."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_tfm.atomic_files import replaced
 from keras_tfm.runtime.manifest_fields import column_axes, of_kind
 
 if TYPE_CHECKING:
@@ -37,15 +36,8 @@ def write(
         **{_ENTRY + key: x for key, x in steps.kept().items()},
         **{_KNOWN + key: x for key, x in steps.known.items()},
     }
-    path = Path(path)
-    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)
-        os.replace(new, path)
-    except BaseException:
-        Path(new).unlink()
-        raise
+    with replaced(path) as new, new.open("xb") as file:
+        np.savez(file, **arrays)
 
 
 def read(

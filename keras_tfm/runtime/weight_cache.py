@@ -11,9 +11,6 @@ import functools
 import hashlib
 import os
 import platform
-import shutil
-import tempfile
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -23,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.runtime.manifest import import_litert
 
 Runner = Callable[..., dict[str, np.ndarray]]
@@ -30,8 +28,6 @@ Runner = Callable[..., dict[str, np.ndarray]]
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 # The size limit of a folder in bytes. Above it, the least recently used caches are deleted.
 MAX_BYTES = 4 << 30
-# Temporary folders older than this are from processes that were killed.
-_STALE_SECONDS = 3600.0
 
 
 def cached_runners(
@@ -114,8 +110,8 @@ def _valid(folder: Path, key: str) -> Path | None:
 def _built(source: Path | bytes, folder: Path, key: str, threads: int) -> Path | None:
     """A new cache; None if XNNPACK packs no weights of the model."""
     # In a temporary folder: another process may be building the same cache.
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as inside:
-        new = Path(inside) / "cache"
+    with temporary_folder(folder) as inside:
+        new = inside / "cache"
         _compiled(source, threads, new)
         if not new.is_file():
             return None
@@ -126,10 +122,6 @@ def _built(source: Path | bytes, folder: Path, key: str, threads: int) -> Path |
 
 def _limit(folder: Path, keep: Path | None) -> None:
     """Deletes the least recently used caches until the folder is within `MAX_BYTES`."""
-    for left in folder.glob(".building-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
     found = []
     for cache in folder.glob("*.xnnpack"):
         with contextlib.suppress(OSError):  # another process deleted it

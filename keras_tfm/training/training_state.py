@@ -1,6 +1,7 @@
 """Checkpoints of the training state: all variables, and the position in the data."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm import keras_internals
+from keras_tfm.atomic_files import replaced
 from keras_tfm.training.strategies import is_chief
 
 # The key, in a checkpoint, of the position and the configuration.
@@ -133,7 +135,13 @@ class TrainingState:
         return sorted(paths, key=lambda path: int(path.rpartition("-")[2]))
 
     def _manage(self, whole: list[str]) -> None:
-        # TensorFlow's list of the checkpoints may be damaged or out of date: it is written again.
+        # What a save that was killed left: parts of a checkpoint, and of TensorFlow's list.
+        for left in (*self.directory.glob("ckpt-*_temp"), *self.directory.glob("checkpoint.tmp*")):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for left in self.directory.glob("ckpt-*.data-*"):
+            if not left.with_suffix(".index").exists():
+                left.unlink()
+        # The list may be damaged or out of date: it is written again.
         listing = self.directory / "checkpoint"
         listing.unlink(missing_ok=True)
         if whole:
@@ -142,7 +150,8 @@ class TrainingState:
             times = [Path(f"{path}.index").stat().st_mtime for path in whole]
             lines += [f"all_model_checkpoint_timestamps: {time}" for time in times]
             lines.append(f'model_checkpoint_path: "{Path(whole[-1]).name}"')
-            listing.write_text("\n".join(lines) + "\n")
+            with replaced(listing) as new:
+                new.write_text("\n".join(lines) + "\n")
         self.manager = tf.train.CheckpointManager(
             self.checkpoint, str(self.directory), max_to_keep=self.keep
         )

@@ -14,8 +14,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_tfm import runtime
-from keras_tfm.export import export_saved_model, export_tflite, files
+from keras_tfm import atomic_files, runtime
+from keras_tfm.export import export_saved_model, export_tflite
 
 ROOT = Path(__file__).parents[2]
 MODEL = b"a trained model"
@@ -119,13 +119,13 @@ def test_what_is_not_a_regular_file_is_refused(tmp_path, kind, overwrite):
 
 
 def test_a_file_that_appears_during_the_export_is_kept(tmp_path, monkeypatch):
-    path, write = tmp_path / "model.tflite", files.write
+    path, write = tmp_path / "model.tflite", atomic_files.write
 
     def and_another(new, content):
         write(new, content)
         path.write_bytes(MODEL)
 
-    monkeypatch.setattr(files, "write", and_another)
+    monkeypatch.setattr(atomic_files, "write", and_another)
     with pytest.raises(FileExistsError):
         export(path)
     assert path.read_bytes() == MODEL
@@ -203,7 +203,7 @@ def test_a_symbolic_link_to_a_saved_model(tmp_path):
 KILLED = """
 import os, pathlib, signal, sys
 import keras, tensorflow as tf
-from keras_tfm.export import export_saved_model, export_tflite, files, saved_model, tflite
+from keras_tfm.export import export_saved_model, export_tflite, saved_model, tflite
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 
@@ -291,7 +291,10 @@ def test_what_kill_9_leaves_the_next_export_removes(killed, monkeypatch):
 
 
 def test_the_folder_of_an_export_that_runs_is_kept(tmp_path):
-    with files.temporary_folder(tmp_path) as first, files.temporary_folder(tmp_path) as second:
+    with (
+        atomic_files.temporary_folder(tmp_path) as first,
+        atomic_files.temporary_folder(tmp_path) as second,
+    ):
         assert first.is_dir() and second.is_dir() and first != second
     assert names(tmp_path) == []
 
@@ -301,7 +304,7 @@ def test_two_complete_saved_models_are_kept(tmp_path):
     left = tmp_path / ".keras_tfm-x"
     (left / "old").mkdir(parents=True)
     (left / "new").mkdir()
-    with files.temporary_folder(tmp_path):
+    with atomic_files.temporary_folder(tmp_path):
         pass
     assert names(left) == ["new", "old"]
 
@@ -311,7 +314,7 @@ def test_only_folders_that_are_ours_are_removed(tmp_path):
     (tmp_path / "target" / "thesis.txt").write_text("years of work")
     (tmp_path / ".keras_tfm-link").symlink_to(tmp_path / "target")
     (tmp_path / ".keras_tfm-file").write_text("")
-    with files.temporary_folder(tmp_path):
+    with atomic_files.temporary_folder(tmp_path):
         pass
     assert names(tmp_path) == [".keras_tfm-file", ".keras_tfm-link", "target"]
     assert names(tmp_path / "target") == ["thesis.txt"]
@@ -325,7 +328,7 @@ def test_handlers_of_signals_are_put_back(tmp_path):
     try:
         for handler in (signal.SIG_DFL, signal.SIG_IGN, own):
             signal.signal(signal.SIGTERM, handler)
-            with files.temporary_folder(tmp_path), files.temporary_folder(tmp_path):
+            with atomic_files.temporary_folder(tmp_path), atomic_files.temporary_folder(tmp_path):
                 ours = signal.getsignal(signal.SIGTERM) is not handler
                 assert ours == (handler is signal.SIG_DFL)
             assert signal.getsignal(signal.SIGTERM) is handler

@@ -17,7 +17,7 @@ from keras import layers
 from small_exports import QUESTIONS, real_file, small, small_file, small_tokens
 from small_models import SOURCES, TARGET_SIZE, logits_of
 
-from keras_tfm import runtime
+from keras_tfm import atomic_files, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.runtime import weight_cache
 
@@ -179,13 +179,14 @@ def test_the_caches_used_longest_ago_are_deleted(tmp_path, monkeypatch):
 
 
 def test_folders_of_killed_processes_are_deleted(report, tmp_path):
-    old, new = tmp_path / ".building-old", tmp_path / ".building-new"
-    for folder in (old, new):
-        folder.mkdir()
-        (folder / "cache").write_bytes(b"half")
-    os.utime(old, (1000, 1000))
-    runtime.load(report.path, weight_cache=tmp_path)
-    assert not old.exists() and new.exists()
+    """And not that of a process that is building a cache."""
+    left = tmp_path / ".keras_tfm-left"
+    left.mkdir()
+    (left / "cache").write_bytes(b"half")
+    with atomic_files.temporary_folder(tmp_path / "..") as moved:
+        building = moved.rename(tmp_path / ".keras_tfm-building")  # with its lock
+        runtime.load(report.path, weight_cache=tmp_path)
+        assert not left.exists() and building.exists()
 
 
 def test_files_without_a_valid_checksum_are_refused_before_the_cache(report, tmp_path):

@@ -369,6 +369,20 @@ def test_errors_of_the_arguments(tmp_path):
         training.Resume(tmp_path, keep=0)
 
 
+def test_what_a_killed_save_left_is_removed(tmp_path):
+    """As TensorFlow leaves it: the parts of a checkpoint, one without its index, half a list."""
+    model = keras_tfm.Model(x := keras.Input((1,)), keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    (tmp_path / "ckpt-7_temp").mkdir()
+    for name in ("ckpt-7_temp/part-00000-of-00001.index", "ckpt-8.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(b"half")
+    for name in ("checkpoint.tmp0123", "notes.txt"):
+        (tmp_path / name).write_text("")
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), callbacks=[training.Resume(tmp_path)], verbose=0)
+    names = ["checkpoint", "ckpt-1.data-00000-of-00001", "ckpt-1.index", "notes.txt"]
+    assert files(tmp_path) == names
+
+
 def test_a_model_of_keras_alone_is_refused(tmp_path):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
