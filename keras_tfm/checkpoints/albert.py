@@ -32,12 +32,17 @@ TABLE = (
     *dense("span", "qa_outputs", head=True),
 )
 
+# Values of fields that are missing in `config.json`: those of ALBERT xxlarge.
+_DEFAULTS = {
+    "vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384,
+}  # fmt: skip
+
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
     config.only(num_hidden_groups=1, inner_group_num=1)
     known = ("pooler.", "predictions.", "classifier.", "qa_outputs.")
     return {
-        **encoder_arguments(config),
+        **encoder_arguments(config, named, **_DEFAULTS),
         "activation": config.activation("hidden_act", "gelu_new"),
         "dropout": config.number("hidden_dropout_prob", 0.0, 1),
         "attention_dropout": config.number("attention_probs_dropout_prob", 0.0, 1),

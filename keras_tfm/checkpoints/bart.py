@@ -24,6 +24,14 @@ _IDS = {
 }
 
 
+# Version 5 of transformers added the last one.
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+
+
 def _stack(stack: str) -> list[Row]:
     block, path = f"{stack}.layers.{{i}}", f"{stack}_{{i}}"
     attention = f"{block}.self_attn"
@@ -94,13 +102,11 @@ def _arguments(
     config: Config, named: Named, forms: Mapping[str, bool], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     config.only(
+        is_causal=True,
         is_decoder=False,
         is_encoder_decoder=True,
-        add_cross_attention=False,
         pruned_heads={},
         tie_word_embeddings=True,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
         add_bias_logits=False,
         **forms,
     )
@@ -129,8 +135,8 @@ def _arguments(
         if config.fields["model_type"] != "marian":
             config.refuse("share_encoder_decoder_embeddings", False, "True")
         arguments["target_vocabulary_size"] = target_size
-    elif target_size != size:
-        config.refuse("decoder_vocab_size", target_size, f"vocab_size, {size}")
+    else:
+        target_size = size  # whatever decoder_vocab_size says
     return {**arguments, **_ids(config, defaults, (size, target_size))}
 
 
@@ -230,6 +236,7 @@ def _family(
             ignored=(r"(encoder|decoder)\.version",),
         ),
         base=f"{name}Model",
+        aliases=ALIASES,
     )
 
 

@@ -13,6 +13,9 @@ _QKV = tuple(f"{_ATTENTION}.self.{x}" for x in ("query", "key", "value"))
 _LAYER = "encoder.layer.{i}"
 
 
+_DEFAULTS = {
+    "vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072,
+}  # fmt: skip
 # The rows of the encoder, which RoBERTa and ELECTRA share.
 ENCODER = (
     Row("embedding/embeddings", ("embeddings.word_embeddings.weight",)),
@@ -38,22 +41,31 @@ TABLE = (
 )
 
 
-def encoder_arguments(config: Config, pad_id: int = 0) -> dict[str, Any]:
-    """The builder's arguments that BERT and its successors have in common."""
+def encoder_arguments(
+    config: Config, named: Named, pad_id: int = 0, **defaults: int
+) -> dict[str, Any]:
+    """The builder's arguments that BERT and its successors have in common.
+
+    Args:
+        config, named: the configuration and the tensors' names.
+        pad_id: int, the only padding id.
+        **defaults: values of fields that are missing in `config.json`, if they are not BERT's.
+    """
+    defaults = {**_DEFAULTS, **defaults}
     config.only(
         position_embedding_type="absolute",
         is_decoder=False,
         add_cross_attention=False,
         pruned_heads={},
         pad_token_id=pad_id,
-        tie_word_embeddings=True,
     )
+    check_tied(config, named)
     return {
-        "vocabulary_size": config.integer("vocab_size", 30522),
-        "dim": config.integer("hidden_size", 768),
+        "vocabulary_size": config.integer("vocab_size", defaults["vocab_size"]),
+        "dim": config.integer("hidden_size", defaults["hidden_size"]),
         "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
-        "num_heads": config.integer("num_attention_heads", 12),
-        "intermediate_dim": config.integer("intermediate_size", 3072),
+        "num_heads": config.integer("num_attention_heads", defaults["num_attention_heads"]),
+        "intermediate_dim": config.integer("intermediate_size", defaults["intermediate_size"]),
         "dropout": config.number("hidden_dropout_prob", 0.1, 1),
         "attention_dropout": config.number("attention_probs_dropout_prob", 0.1, 1),
         "activation": config.activation("hidden_act", "gelu"),
@@ -63,10 +75,17 @@ def encoder_arguments(config: Config, pad_id: int = 0) -> dict[str, Any]:
     }
 
 
+def check_tied(config: Config, named: Named) -> None:
+    """Raises if the output over the vocabulary has a table of its own; other heads have none."""
+    outputs = [x.removesuffix(".weight").removesuffix(".decoder") for x in named.names.aliases]
+    if any(named.begins(f"{output}.") for output in outputs):
+        config.only(tie_word_embeddings=True)
+
+
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
     # Files of a head without a pooler say nothing about it.
     known = ("pooler.", _MASKED, _NEXT, "classifier.", "qa_outputs.")
-    return {**encoder_arguments(config), "pooler": any(named.begins(x) for x in known)}
+    return {**encoder_arguments(config, named), "pooler": any(named.begins(x) for x in known)}
 
 
 def classifier_dropout(config: Config) -> Any:

@@ -13,6 +13,7 @@ Example:
 
 import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,12 @@ class Config:
             found = self.fields.get(name)
             if found is not None and found != value:
                 self.refuse(name, found, repr(value))
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        """Reads fields under another name: those of `aliases`, which has the field by the alias."""
+        for alias, name in aliases.items():
+            if self.fields.get(alias) is not None:
+                self.fields[name] = self.fields[alias]
 
     def refuse(self, name: str, value: Any, expected: str) -> None:
         """Raises a ValueError that names the field."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.bert import encoder_fields
+from keras_tfm.checkpoints.bert import check_tied, encoder_fields
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -47,11 +47,11 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     num_heads = config.integer("num_attention_heads", 24)
     config.only(
         pad_token_id=0,
-        tie_word_embeddings=True,
         conv_groups=1,
         pooler_hidden_size=dim,
         attention_head_size=dim // num_heads,
     )
+    check_tied(config, named)
     terms = _terms(config)
     absolute = config.flag("position_biased_input", True)
     if not absolute:  # some checkpoints have the table all the same

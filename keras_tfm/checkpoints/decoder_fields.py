@@ -8,95 +8,9 @@ from keras_tfm.checkpoints.bert import label_fields
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.family import Architecture
 from keras_tfm.checkpoints.names import Named
-from keras_tfm.layers import LinearScaling, Llama3Scaling, YaRNScaling
 from keras_tfm.models.causal_decoder import each_window
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Fields of `rope_parameters` by its `rope_type`, and the scaling's arguments.
-_SCALINGS: dict[str, tuple[Any, dict[str, str]]] = {
-    "linear": (LinearScaling, {"factor": "factor"}),
-    "yarn": (
-        YaRNScaling,
-        {
-            "factor": "factor",
-            "original_max_position_embeddings": "original_length",
-            "beta_fast": "beta_fast",
-            "beta_slow": "beta_slow",
-        },
-    ),
-    "llama3": (
-        Llama3Scaling,
-        {
-            "factor": "factor",
-            "original_max_position_embeddings": "original_length",
-            "low_freq_factor": "low_turns",
-            "high_freq_factor": "high_turns",
-        },
-    ),
-}
-
-
-def read_rope(config: Config, rope: Any, default: Any = 10000.0) -> tuple[float, Any]:
-    """Reads the base and the scaling of rotary positions.
-
-    Args:
-        config: the configuration.
-        rope: the value of `rope_parameters`, or of the older `rope_scaling`.
-        default: the base, if `rope` has no "rope_theta".
-    """
-    if not isinstance(rope, dict):
-        config.refuse("rope_parameters", rope, "a dictionary")
-    theta = rope.get("rope_theta", default)
-    if not isinstance(theta, int | float) or isinstance(theta, bool) or not theta > 0:
-        config.refuse("rope_theta", theta, "a positive number")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    fields = {key: x for key, x in rope.items() if key not in ("rope_type", "type", "rope_theta")}
-    if kind == "default":
-        names: dict[str, str] = {}
-    elif kind in _SCALINGS:
-        names = _SCALINGS[kind][1]
-    else:
-        config.refuse("rope_type", kind, f"one of {['default', *_SCALINGS]}")
-    known = {key: x for key, x in fields.items() if key in names and x is not None}
-    other = {key: x for key, x in fields.items() if key not in names and x is not None}
-    if other:
-        config.refuse("rope_parameters", fields, f"of the fields {list(names)}")
-    if kind == "default":
-        return theta, None
-    if kind == "yarn" and "original_max_position_embeddings" not in known:
-        known["original_max_position_embeddings"] = config.integer("max_position_embeddings", None)
-    try:
-        scaling = _SCALINGS[kind][0](**{names[key]: x for key, x in known.items()})
-    except TypeError:
-        config.refuse("rope_parameters", rope, f"of the fields {list(names)}")
-    return theta, scaling
-
-
-def rope_fields(model: models.Model, theta: float, scaling: Any) -> dict[str, Any]:
-    """The value of `rope_parameters`."""
-    fields: dict[str, Any] = {"rope_theta": theta, "rope_type": "default"}
-    for kind, (cls, names) in _SCALINGS.items():
-        if isinstance(scaling, cls):
-            values = {key: getattr(scaling, x) for key, x in names.items()}
-            fields = {"rope_theta": theta, "rope_type": kind, **values}
-    if scaling is not None and fields["rope_type"] == "default":
-        raise ValueError(
-            f"{model.name}: rope_scaling must be one of "
-            f"{[cls.__name__ for cls, _ in _SCALINGS.values()]} to be saved, "
-            f"got {type(scaling).__name__}"
-        )
-    return fields
-
-
-def read_rope_of_all(config: Config) -> dict[str, Any]:
-    """The builder's arguments for rotary positions that are the same in all blocks.
-
-    `config.json` has them in its newer form, `rope_parameters`, or in its older form.
-    """
-    newer = config.fields.get("rope_parameters")
-    rope = newer if newer is not None else config.fields.get("rope_scaling") or {}
-    theta, scaling = read_rope(config, rope, config.fields.get("rope_theta", 10000.0))
-    return {"rope_theta": theta, "rope_scaling": scaling}
 
 
 def read_windows(config: Config, kinds: Any, window: int | None) -> Any:

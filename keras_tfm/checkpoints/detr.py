@@ -3,6 +3,7 @@
 from typing import Any
 
 from keras_tfm import models
+from keras_tfm.checkpoints.bart import ALIASES
 from keras_tfm.checkpoints.bert import label_fields
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -76,11 +77,8 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
     config.only(
         position_embedding_type="sine",
-        dilation=False,
         # transformers then feeds each decoder layer's normalised output to the next one.
         auxiliary_loss=False,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
     )
     return {
         "image_size": config.size("image_size", 800),  # our own field
@@ -109,9 +107,11 @@ def _backbone_arguments(config: Config) -> dict[str, Any]:
     kind = part.text("model_type", "timm_backbone")
     if kind == "resnet":
         return grid_arguments(part)
+    config.only(dilation=False)
+    part.only(output_stride=32)
     name = part.text("backbone", config.text("backbone", "resnet50"))
     size = name.removeprefix("resnet")
-    if kind != "timm_backbone" or size not in SIZES or part.fields.get("output_stride", 32) != 32:
+    if kind != "timm_backbone" or size not in SIZES:
         config.refuse("backbone_config", part.fields or name, "a ResNet without dilation")
     return {"stem_dim": 64, **SIZES[size]}
 
@@ -160,4 +160,5 @@ DETR = Family(
     },
     names=Names(prefix="model.", ignored=(r".*\.num_batches_tracked",), renamed=_TIMM),
     base="DetrModel",
+    aliases=ALIASES,
 )

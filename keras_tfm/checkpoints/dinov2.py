@@ -40,7 +40,7 @@ def _width(dim: int, ratio: int, gated: bool) -> int:
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    arguments = vision_arguments(config)
+    arguments = vision_arguments(config, 14 if _registers(config) == 0 else 16)
     gated = config.flag("use_swiglu_ffn", False)
     if gated:
         arguments["activation"] = "silu"  # whatever hidden_act says

@@ -3,7 +3,7 @@
 from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.bert import label_fields
+from keras_tfm.checkpoints.bert import check_tied, label_fields
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -31,9 +31,8 @@ TABLE = (
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    config.only(
-        sinusoidal_pos_embds=False, pad_token_id=0, pruned_heads={}, tie_word_embeddings=True
-    )
+    config.only(pad_token_id=0, pruned_heads={})
+    check_tied(config, named)
     return {
         "vocabulary_size": config.integer("vocab_size", 30522),
         "dim": config.integer("dim", 768),
@@ -117,4 +116,9 @@ DISTILBERT = Family(
         ignored=(r"embeddings\.position_ids",),
     ),
     base="DistilBertModel",
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
 )

@@ -38,7 +38,9 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
     return {
-        **encoder_arguments(config),
+        **encoder_arguments(
+            config, named, hidden_size=256, num_attention_heads=4, intermediate_size=1024
+        ),
         "embedding_dim": config.integer("embedding_size", 128),
     }
 

@@ -59,6 +59,8 @@ class Family:
             the configuration determines their values. They are saved, and compared when loaded.
         preprocessor: function of a model that returns the fields of `preprocessor_config.json`, for
             models of audio, or None.
+        aliases: dict from the names that `transformers` has for fields of `config.json`
+            (`attribute_map`) to the fields. If a file has both, it reads the alias.
         unused: function of a model that returns the tensors of `transformers` on which the model's
             outputs do not depend, and which it does not have. They are ignored when loaded, and
             saved with these values.
@@ -76,6 +78,7 @@ class Family:
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     preprocessor: Callable[[Model], dict[str, Any] | None] = lambda model: None
     unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def entries(self, model: Model) -> list[Entry]:
         """An entry for each weight of a model."""

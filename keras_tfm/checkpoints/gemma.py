@@ -12,15 +12,18 @@ from keras_tfm.checkpoints.decoder_fields import (
     check_heads,
     check_saved,
     read_pad_id,
-    read_rope,
-    read_rope_of_all,
     read_windows,
-    rope_fields,
     window_of,
 )
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.llama import NAMES, shared_arguments, shared_fields, table
 from keras_tfm.checkpoints.names import Named
+from keras_tfm.checkpoints.rope import (
+    read_rope,
+    read_rope_by_layer_type,
+    rope_fields,
+    rope_fields_by_layer_type,
+)
 from keras_tfm.layers import gelu_tanh
 
 # Values of fields that are missing in `config.json`.
@@ -51,7 +54,7 @@ def _arguments(config: Config, named: Named, version: int) -> dict[str, Any]:
         "pad_id": read_pad_id(config, named, _PAD_ID),
     }
     if version == 1:
-        return {**arguments, **read_rope_of_all(config)}
+        return {**arguments, **read_rope(config)}
     if version == 3:
         config.only(attn_logit_softcapping=None)
     caps = (50.0, 30.0) if version == 2 else (None, None)
@@ -61,10 +64,7 @@ def _arguments(config: Config, named: Named, version: int) -> dict[str, Any]:
         "final_logit_soft_cap": _cap(config, "final_logit_softcapping", caps[1]),
         "windows": _windows(config, arguments["num_layers"], version),
     }
-    return {
-        **arguments,
-        **(read_rope_of_all(config) if version == 2 else _rope_by_layer_type(config)),
-    }
+    return {**arguments, **(read_rope if version == 2 else read_rope_by_layer_type)(config)}
 
 
 def _activation(config: Config, version: int) -> Any:
@@ -102,25 +102,6 @@ def _windows(config: Config, num_layers: int, version: int) -> Any:
     return read_windows(config, kinds, window)
 
 
-def _rope_by_layer_type(config: Config) -> dict[str, Any]:
-    """Rotary positions of blocks without and with a window."""
-    by_type = config.fields.get("rope_parameters")
-    by_type = {} if by_type is None else by_type
-    if not isinstance(by_type, dict) or not set(by_type) <= {FULL, SLIDING}:
-        config.refuse("rope_parameters", by_type, f"a dictionary of {FULL} and {SLIDING}")
-    rope = {**(by_type.get(FULL) or {}), **(config.fields.get("rope_scaling") or {})}
-    whole = read_rope(config, rope, config.fields.get("rope_theta", 1e6))
-    rope = by_type.get(SLIDING) or {}
-    local = read_rope(config, rope, config.fields.get("rope_local_base_freq", 1e4))
-    if local[1] is not None and local != whole:
-        config.refuse("rope_parameters", rope, f"without scaling in {SLIDING}, or as in {FULL}")
-    return {
-        "rope_theta": whole[0],
-        "rope_scaling": whole[1],
-        "local_rope_theta": None if local == whole else local[0],
-    }
-
-
 def _fields(model: models.Model, architecture: str, version: int) -> dict[str, Any]:
     given = model.arguments
     name = activation_name(given["activation"])
@@ -132,10 +113,9 @@ def _fields(model: models.Model, architecture: str, version: int) -> dict[str, A
     }
     kind = "Gemma" if version == 1 else f"Gemma {version}"
     check_saved(model, kind, attention_bias=(False, True), post_norm=version > 1)
-    rope = rope_fields(model, given["rope_theta"], given["rope_scaling"])
     if version < 3:
         check_saved(model, kind, local_rope_theta=None)
-        fields |= {"rope_parameters": rope, "rope_theta": given["rope_theta"]}
+        fields |= rope_fields(model)
     if version == 1:
         if name == "gelu":
             raise ValueError(
@@ -169,9 +149,7 @@ def _fields(model: models.Model, architecture: str, version: int) -> dict[str, A
     }
     if version == 3:
         check_saved(model, kind, attention_logit_soft_cap=None)
-        theta = given["local_rope_theta"]
-        local = rope if theta is None else rope_fields(model, theta, None)
-        fields["rope_parameters"] = {FULL: rope, SLIDING: local}
+        fields |= rope_fields_by_layer_type(model, window is not None)
     return fields
 
 

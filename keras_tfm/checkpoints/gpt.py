@@ -23,6 +23,12 @@ _dense = partial(dense, transposed=False)
 END = 50256
 
 
+ALIASES = {
+    "max_position_embeddings": "n_positions", "hidden_size": "n_embd",
+    "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+}  # fmt: skip
+
+
 def _table(embedding: str, positions: str) -> tuple[Row, ...]:
     return (
         Row("embedding/embeddings", (f"{embedding}.weight",)),
@@ -40,7 +46,7 @@ def _table(embedding: str, positions: str) -> tuple[Row, ...]:
 
 
 def _common(config: Config, named: Named, embedding: str) -> dict[str, Any]:
-    config.only(add_cross_attention=False, is_decoder=False, pruned_heads={})
+    config.only(add_cross_attention=False, pruned_heads={}, is_causal=True)
     dim = config.integer("n_embd", 768)
     return {
         "dim": dim,
@@ -155,6 +161,7 @@ def _family(
             ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
         ),
         base=f"{name}Model",
+        aliases=ALIASES,
         **rest,
     )
 

@@ -57,6 +57,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     if len(kinds) != num_layers:
         config.refuse("attention_types", kinds, f"one kind for each of {num_layers} blocks")
     window = config.integer("window_size", _WINDOW)
+    config.only(is_causal=True)
     return {
         "vocabulary_size": config.integer("vocab_size", 50257),
         "dim": dim,
@@ -130,4 +131,5 @@ GPT_NEO = Family(
         ignored=(r"h\.\d+\.attn\.attention\.(masked_)?bias",),
     ),
     base="GPTNeoModel",
+    aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
 )

@@ -136,6 +136,9 @@ def load_huggingface(
     if model_type not in FAMILIES:
         config.refuse("model_type", model_type, f"one of {list(FAMILIES)}")
     family = FAMILIES[model_type]
+    config.rename(family.aliases)
+    # Of any family: weights in another form, and blocks with fields of their own.
+    config.only(quantization_config={}, per_layer_config={})
     named = Named(Tensors(folder), family.names)
     name = architecture or _architecture(config, family, named)
     if name is None or name not in family.architectures:

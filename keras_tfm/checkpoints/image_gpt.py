@@ -7,6 +7,7 @@ from keras_tfm import models
 from keras_tfm.checkpoints.bert import label_fields
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.gpt import ALIASES
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
@@ -29,7 +30,7 @@ _TABLE = (
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    config.only(add_cross_attention=False, tie_word_embeddings=False)
+    config.only(add_cross_attention=False, tie_word_embeddings=False, is_causal=True)
     dim = config.integer("n_embd", 512)
     return {
         # One id more is the start token.
@@ -97,4 +98,5 @@ IMAGE_GPT = Family(
         ignored=(r"h\.\d+\.attn\.(masked_)?bias",),
     ),
     base="ImageGPTModel",
+    aliases=ALIASES,
 )

@@ -15,22 +15,35 @@ from keras_tfm.checkpoints.decoder_fields import (
     classifier_fields,
     is_tied,
     read_pad_id,
-    read_rope_of_all,
     read_windows,
-    rope_fields,
     window_of,
 )
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rope import read_rope, rope_fields
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
 _QKV = ["query", "key", "value"]
 # Values of fields that are missing in `config.json`.
-_DEFAULTS: dict[str, Any] = {
+_LLAMA: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
     "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
+_QWEN = {
+    **_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+_DEFAULTS = {
+    "llama": _LLAMA,
+    "mistral": {
+        **_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}  # fmt: skip
+_WINDOW = 4096  # if the field is missing
 NAMES = Names(
     prefix="model.",
     aliases={"lm_head.weight": "embed_tokens.weight"},
@@ -78,18 +91,18 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
     )
 
 
-def shared_arguments(
-    config: Config, named: Named, defaults: Mapping[str, Any] = _DEFAULTS
-) -> dict[str, Any]:
+def shared_arguments(config: Config, named: Named, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The builder's arguments that Llama and Gemma have in common.
 
     Args:
         config, named: the configuration and the tensors' names.
         defaults: values of fields that are missing in `config.json`.
     """
-    config.only(pruned_heads={}, is_decoder=False, add_cross_attention=False)
+    config.only(is_causal=True)
     heads = config.integer("num_attention_heads", defaults["num_attention_heads"])
     groups = defaults["num_key_value_heads"] or heads
+    if "num_key_value_heads" in config.fields:  # null: as many
+        groups = heads
     tied = defaults["tie_word_embeddings"]
     return {
         "vocabulary_size": config.integer("vocab_size", defaults["vocab_size"]),
@@ -133,28 +146,32 @@ def shared_fields(model: models.Model, architecture: str) -> dict[str, Any]:
 
 
 def _windows(config: Config, num_layers: int) -> Any:
-    """The window of each block, from `layer_types` or `use_sliding_window`."""
-    window = config.integer("sliding_window", None)
-    if not config.flag("use_sliding_window", config.fields.get("model_type") == "mistral"):
-        window = None
-    if window is None:
+    """The window of each block: one for all of Mistral's, by `layer_types` those of Qwen."""
+    model_type = config.text("model_type", None)
+    if model_type == "llama":
+        return None  # whatever the fields of the others say
+    missing = "sliding_window" not in config.fields  # null is no window
+    window = _WINDOW if missing else config.integer("sliding_window", None)
+    if model_type == "mistral":
+        return window
+    if window is None or not config.flag("use_sliding_window", False):
         return None
     kinds = config.fields.get("layer_types")
     if kinds is None:  # older files
-        first = config.integer("max_window_layers", 0, minimum=0)
+        first = config.integer("max_window_layers", 28, minimum=0)
         kinds = [FULL if i < first else SLIDING for i in range(num_layers)]
     return read_windows(config, kinds, window)
 
 
 def _arguments(config: Config, named: Named, bias: Any) -> dict[str, Any]:
-    arguments = shared_arguments(config, named)
+    arguments = shared_arguments(config, named, _DEFAULTS[config.fields["model_type"]])
     return {
         **arguments,
         "activation": config.activation("hidden_act", "silu"),
-        **read_rope_of_all(config),
+        **read_rope(config),
         "windows": _windows(config, arguments["num_layers"]),
         "attention_bias": arguments["attention_bias"] if bias is None else bias,
-        "feed_forward_bias": config.flag("mlp_bias", False),
+        "feed_forward_bias": bias is None and config.flag("mlp_bias", False),
         "query_key_norm": config.fields.get("model_type") == "qwen3",
         "pad_id": read_pad_id(config, named),
     }
@@ -166,7 +183,6 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> dict[str
         check_heads(model, model_type)
     else:
         check_saved(model, model_type, feed_forward_bias=False)
-    rope = rope_fields(model, given["rope_theta"], given["rope_scaling"])
     window, each = window_of(model)
     if model_type == "mistral" and None in each:
         raise ValueError(
@@ -175,8 +191,7 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> dict[str
     fields = {
         **shared_fields(model, architecture),
         "hidden_act": activation_name(given["activation"]),
-        "rope_parameters": rope,
-        "rope_theta": rope["rope_theta"],
+        **rope_fields(model),
         "sliding_window": window,
         "mlp_bias": given["feed_forward_bias"],
     }

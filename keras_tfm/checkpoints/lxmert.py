@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.bert import ENCODER
+from keras_tfm.checkpoints.bert import ENCODER, check_tied
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -95,7 +95,8 @@ def _unused(model: models.Model) -> dict[str, np.ndarray]:
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    config.only(visual_pos_dim=4, tie_word_embeddings=True)
+    config.only(visual_pos_dim=4)
+    check_tied(config, named)
     return {
         "vocabulary_size": config.integer("vocab_size", 30522),
         "dim": config.integer("hidden_size", 768),

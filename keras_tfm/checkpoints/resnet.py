@@ -47,8 +47,10 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 def grid_arguments(config: Config) -> dict[str, Any]:
     """The builder's arguments of the layers between pixels and the feature map."""
-    config.only(hidden_act="relu", downsample_in_first_stage=False, downsample_in_bottleneck=False)
+    config.only(hidden_act="relu", downsample_in_first_stage=False)
     layer_type = config.text("layer_type", "bottleneck")
+    if layer_type == "bottleneck":
+        config.only(downsample_in_bottleneck=False)
     if layer_type not in ("basic", "bottleneck"):
         config.refuse("layer_type", layer_type, "'basic' or 'bottleneck'")
     dims = config.integers("hidden_sizes", (256, 512, 1024, 2048))

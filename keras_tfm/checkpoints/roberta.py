@@ -35,14 +35,16 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
     pad_id = config.integer("pad_token_id", 1, minimum=0)
-    arguments = encoder_arguments(config, pad_id)
+    multilingual = config.text("model_type", None) == "xlm-roberta"
+    vocab_size = 30522 if multilingual else 50265  # if the field is missing
+    arguments = encoder_arguments(config, named, pad_id, vocab_size=vocab_size)
     rows = config.integer("max_position_embeddings", 512, minimum=pad_id + 2)
     return {
         **arguments,
         "max_length": rows - pad_id - 1,
         "pad_id": pad_id,
         "pooler": named.begins("pooler."),
-        "multilingual": config.text("model_type", None) == "xlm-roberta",
+        "multilingual": multilingual,
     }
 
 

@@ -53,7 +53,9 @@ def _table(model: models.Model) -> tuple[Row, ...]:
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    config.only(is_decoder=False, pad_token_id=0, pruned_heads={})
+    config.only(is_decoder=False, pad_token_id=0, pruned_heads={}, is_causal=True)
+    if named.begins("decoder."):
+        config.only(is_encoder_decoder=True)
     form = str(config.text("feed_forward_proj", "relu"))
     gate, _, name = form.rpartition("-")
     if gate not in ("", "gated"):
@@ -79,7 +81,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         "max_distance": config.integer("relative_attention_max_distance", 128),
         # Since version 5 of transformers `tie_word_embeddings` does not tell whether the output is
         # tied: it is not if the files have another tensor. A second field gives the output's scale.
-        "tie_output": tied and not untied,
+        "tie_output": not untied and (tied or "lm_head.weight" not in named.own),
         "scale_output": config.flag("scale_decoder_outputs", tied),
     }
 
@@ -143,4 +145,10 @@ T5 = Family(
         # An unused tensor of the first released files.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
     ),
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
 )

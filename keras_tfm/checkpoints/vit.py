@@ -49,13 +49,13 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def vision_arguments(config: Config) -> dict[str, Any]:
+def vision_arguments(config: Config, patch_size: int = 16) -> dict[str, Any]:
     """The builder's arguments that ViT, DeiT and DINOv2 have in common."""
     size = config.size("image_size", 224)
     return {
         "image_size": size,
         "position_size": size,
-        "patch_size": config.size("patch_size", 16),
+        "patch_size": config.size("patch_size", patch_size),
         "dim": config.integer("hidden_size", 768),
         "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
         "num_heads": config.integer("num_attention_heads", 12),

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 from keras_tfm import models
+from keras_tfm.checkpoints.bart import ALIASES
 from keras_tfm.checkpoints.config import Config, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
@@ -58,10 +59,9 @@ TABLE = (
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
     config.only(
+        is_causal=True,
         is_encoder_decoder=True,
         tie_word_embeddings=True,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
     )
     size = config.integer("vocab_size", 51865)
     num_mels = config.integer("num_mel_bins", 80)
@@ -176,5 +176,6 @@ WHISPER = Family(
     },
     names=Names(prefix="model.", aliases={"proj_out.weight": "decoder.embed_tokens.weight"}),
     base="WhisperModel",
+    aliases={**ALIASES, "num_key_value_heads": "encoder_attention_heads"},
     preprocessor=_preprocessor,
 )

@@ -75,7 +75,7 @@ def test_what_a_folder_cannot_express_is_refused(make, message, tmp_path):
         (lambda: gemma(post_norm=True, windows=[3, None]), "gemma2"),
         (lambda: gemma(post_norm=True, windows=5, attention_logit_soft_cap=2.0), "gemma2"),
         (lambda: gemma(**NORMS, windows=[3, None], local_rope_theta=9.0), "gemma3_text"),
-        (lambda: gemma(**NORMS, windows=3, rope_scaling=layers.LinearScaling(2.0)), "gemma3_text"),
+        (lambda: gemma(**NORMS, rope_scaling=layers.LinearScaling(2.0)), "gemma3_text"),
         (lambda: gpt(**NEO), "gpt_neo"),
         (lambda: gpt(**{**NEO, "windows": None}), "gpt_neo"),
     ],
@@ -90,6 +90,14 @@ def test_the_configuration_comes_back(make, model_type, tmp_path):
         json.loads((tmp_path / name / "config.json").read_text()) for name in ("first", "second")
     )
     assert first == second and first["model_type"] == model_type
+
+
+def test_scaled_blocks_with_windows_are_told(tmp_path):
+    """Version 5 of transformers has them, earlier ones scale the other blocks alone."""
+    model = gemma(**NORMS, windows=3, rope_scaling=layers.LinearScaling(2.0))
+    with pytest.warns(UserWarning, match="before version 5 does not scale the rotary positions"):
+        save_huggingface(model, tmp_path)
+    assert load_huggingface(tmp_path).arguments["rope_scaling"] == layers.LinearScaling(2.0)
 
 
 def test_norms_of_gemma_are_saved_minus_one(tmp_path):

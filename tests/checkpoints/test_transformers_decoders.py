@@ -270,7 +270,7 @@ OLD = ("GPTNeoForCausalLM", NEO)
     ("model", "fields", "message"),
     [
         (LLAMA, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type must be"),
-        (LLAMA, {"rope_parameters": {**YARN, "mscale": 0.7}}, "rope_parameters must be of the fi"),
+        (LLAMA, {"rope_parameters": {**YARN, "sections": []}}, "rope_parameters must be of the fi"),
         (LLAMA, {"rope_theta": "x", "rope_parameters": None}, "rope_theta must be a positive numb"),
         (LLAMA, {"hidden_act": "mish"}, "hidden_act must be one of"),
         (TWO, {"use_bidirectional_attention": True}, "use_bidirectional_attention must be False"),

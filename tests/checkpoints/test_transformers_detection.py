@@ -174,7 +174,7 @@ def timm_name(name):
     [
         ({"auxiliary_loss": True}, "auxiliary_loss must be False, got True"),
         ({"position_embedding_type": "learned"}, "position_embedding_type must be 'sine'"),
-        ({"dilation": True}, "dilation must be False, got True"),
+        ({"dilation": True, "backbone_config": None}, "dilation must be False, got True"),
         ({"backbone_config": {"model_type": "swin"}}, "backbone_config must be a ResNet without"),
         ({"backbone": "vit", "backbone_config": None}, "backbone_config must be a ResNet without"),
     ],

@@ -135,7 +135,7 @@ def test_their_feature_extractor_is_saved(tmp_path):
     ("fields", "message"),
     [
         ({"tie_word_embeddings": False}, "tie_word_embeddings must be True, got False"),
-        ({"encoder_layerdrop": 0.1}, "encoder_layerdrop must be 0.0, got 0.1"),
+        ({"is_causal": False}, "is_causal must be True, got False"),
         ({"activation_function": "mish"}, "activation_function must be one of"),
         ({"suppress_tokens": [37]}, r"suppress_tokens must be an id from 0 to 36, got \[37\]"),
         ({"decoder_start_token_id": [1]}, "decoder_start_token_id must be an id from 0 to 36"),

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.arguments import check_number
+from keras_tfm.arguments import check_number, check_positive
 from keras_tfm.layers.positions.sinusoids import angular_frequencies
 
 
@@ -96,13 +96,16 @@ class YaRNScaling(RotaryScaling):
 
     A frequency with more than `beta_fast` turns in `original_length` positions is kept, one with
     fewer than `beta_slow` turns is divided. Queries and keys are multiplied by 0.1 ln(factor) + 1,
-    the temperature of equation 22 of arXiv:2309.00071.
+    the temperature of equation 22 of arXiv:2309.00071, or by `attention_factor`.
 
     Args:
         factor: float, how many times longer, at least 1.
         original_length: int, sequence length in training.
         beta_fast: float, number of turns from which a frequency is kept.
         beta_slow: float, number of turns below which a frequency is divided by `factor`.
+        attention_factor: float, factor of queries and keys. Default: 0.1 ln(factor) + 1.
+        truncate: bool, whether the ramp begins and ends at whole indices of frequencies, as in
+            `transformers`, or at the exact ones.
 
     Example:
 
@@ -114,12 +117,15 @@ class YaRNScaling(RotaryScaling):
     original_length: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("original_length", self.original_length)
         if self.original_length < 1:
             raise ValueError(f"original_length must be at least 1, got {self.original_length}")
+        check_positive("attention_factor", self.attention_factor, optional=True)
         if not 0.0 < self.beta_slow <= self.beta_fast:
             raise ValueError(
                 f"beta_fast ({self.beta_fast}) must be at least beta_slow ({self.beta_slow}), "
@@ -134,8 +140,10 @@ class YaRNScaling(RotaryScaling):
             wavelength = self.original_length / (turns * 2 * math.pi)
             return dim * math.log(wavelength) / (2 * math.log(max_wavelength))
 
-        low = max(math.floor(index(self.beta_fast)), 0)
-        high = min(math.ceil(index(self.beta_slow)), dim - 1)
+        low, high = index(self.beta_fast), index(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
         ramp = np.clip((np.arange((dim + 1) // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
         plain = angular_frequencies(dim, max_wavelength)
         return plain * (1.0 - ramp) + plain / self.factor * ramp
@@ -143,6 +151,8 @@ class YaRNScaling(RotaryScaling):
     @property
     def magnitude(self) -> float:
         """The factor of queries and keys."""
+        if self.attention_factor is not None:
+            return self.attention_factor
         return 0.1 * math.log(self.factor) + 1.0
 
 
