@@ -1,11 +1,12 @@
 """Tokenizers from a SentencePiece model: T5, ALBERT, XLM-R, Llama, Gemma."""
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings, import_package, reading
+from keras_tfm.runtime.protobuf import message_fields
+from keras_tfm.runtime.tokenizer_limits import check_sentence_piece
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 # Values of `ModelProto.SentencePiece.type` and `TrainerSpec.model_type`.
@@ -37,19 +38,20 @@ def read_model(file: Path) -> SentencePieceModel:
     """
     pieces, kinds, algorithm, characters = [], [], _UNIGRAM, b""
     content = file.read_bytes()
+    check_sentence_piece(content)
     # Field 1 of the model is a piece, 2 the training's settings, 3 the normalisation's.
-    for number, value in _fields(content):
+    for number, value in message_fields(content):
         if not isinstance(value, bytes):
             continue
         if number == 1:
-            inner = dict(_fields(value))
+            inner = dict(message_fields(value))
             (score,) = struct.unpack("<f", inner.get(2, bytes(4)))
             pieces.append((inner.get(1, b"").decode("utf-8"), score))
             kinds.append(int(inner.get(3, 1)))
         elif number == 2:
-            algorithm = int(dict(_fields(value)).get(3, _UNIGRAM))
+            algorithm = int(dict(message_fields(value)).get(3, _UNIGRAM))
         elif number == 3:
-            characters = bytes(dict(_fields(value)).get(2, b""))
+            characters = bytes(dict(message_fields(value)).get(2, b""))
     if not pieces:
         raise ValueError("the file has no pieces")
     return SentencePieceModel(pieces, kinds, algorithm, characters)
@@ -60,6 +62,7 @@ def processor_of(file: Path) -> Any:
     content = file.read_bytes()
     if not content:
         raise ValueError("the file is empty")
+    check_sentence_piece(content)
     package = import_package("sentencepiece")
     return package.SentencePieceProcessor(model_proto=content)
 
@@ -238,35 +241,3 @@ def split_at_spaces(settings: TokenizerSettings, tokenizer: Any) -> None:
         [package.pre_tokenizers.WhitespaceSplit(), package.pre_tokenizers.Metaspace(**space)]
     )
     tokenizer.decoder = package.decoders.Metaspace(**space)
-
-
-def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protocol buffer message, with their numbers: bytes, or integers."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = content[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                return value
-            shift += 7
-
-    while position < len(content):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError(f"unknown wire type {kind}")
-            size = varint()
-        if position + size > len(content):
-            raise ValueError("the file is truncated")
-        yield key >> 3, content[position : position + size]
-        position += size

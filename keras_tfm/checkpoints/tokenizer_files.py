@@ -8,6 +8,7 @@ from keras_tfm.checkpoints import byte_pairs, sentence_pieces
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.marian_pieces import marian
 from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings, reading
+from keras_tfm.runtime.tokenizer_limits import check_tokenizer_json
 
 # The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
 SPARE_ROWS = 1024
@@ -63,7 +64,9 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
     config = Config(folder) if (folder / "config.json").is_file() else None
     if (folder / "tokenizer.json").is_file() and not target:
         with reading(folder / "tokenizer.json"):
-            tokenizer = settings.package.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            content = (folder / "tokenizer.json").read_bytes()
+            check_tokenizer_json(content)
+            tokenizer = settings.package.Tokenizer.from_str(content.decode("utf-8"))
             tokenizer.no_truncation()
             tokenizer.no_padding()
     else:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from keras_tfm.optional_package import optional_package
+from keras_tfm.runtime.tokenizer_limits import check_sentence_piece, check_tokenizer_json
 
 # A tokenizer decodes bytes that are not, or not yet, a character to this.
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -74,6 +75,7 @@ class _HuggingFace(Tokenizer):
 
     def __init__(self, content: bytes, options: Mapping[str, Any]):
         package = _import("tokenizers")
+        check_tokenizer_json(content)
         with refusing("not a tokenizer.json"):
             if options:
                 raise ValueError(f"unknown options {list(options)}")
@@ -146,6 +148,7 @@ class _SentencePiece(Tokenizer):
             if not set(options) <= {"add_bos", "add_eos"}:
                 raise ValueError(f"unknown options {list(options)}")
             self._options = {"add_bos": False, "add_eos": False, **options}
+            check_sentence_piece(content)
             self._processor = package.SentencePieceProcessor(model_proto=content)
             self.size = self._processor.get_piece_size()
             if self.size == 0:
