@@ -1,10 +1,10 @@
 """Reads the chat template of a Hugging Face folder as plain strings."""
 
-import datetime
-import json
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.checkpoints.jinja.meter import TemplateError
+from keras_tfm.checkpoints.jinja.program import LARGEST_SOURCE, Program
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
 from keras_tfm.optional_package import optional_package
@@ -18,11 +18,12 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     """Loads the chat template of a folder saved by `transformers`.
 
     The template is a Jinja program: `chat_template.jinja`, or `chat_template` in
-    `tokenizer_config.json`. It is rendered with placeholders in a sandbox, with the settings of
+    `tokenizer_config.json`. It is rendered with placeholders, with the settings of
     `transformers`, and what stands around the messages is kept, so that a device needs no Jinja.
     `export_tflite(chat_template=...)` stores it in the file, and
     `runtime.Model.chat_prompt(messages)` uses it. A start token that the tokenizer adds by itself
-    is not part of the strings. Dates in a template are those of the day of loading, and texts are
+    is not part of the strings. The program is a stranger's: its steps are counted, and it reaches
+    nothing but the messages. Dates in a template are those of the day of loading, and texts are
     used as they are, without the trimming that some templates do.
 
     Args:
@@ -33,8 +34,9 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
 
     Raises:
         FileNotFoundError: the folder does not exist, or has no chat template.
-        ValueError: the template is damaged, or its text depends on the messages in another way
-            than by their order: strings cannot represent it.
+        ValueError: the template is damaged; it takes more steps, text or depth than a chat template
+            needs; or its text depends on the messages in another way than by their order: strings
+            cannot represent it.
         ModuleNotFoundError: jinja2 is not installed; the message names the extra.
 
     Example:
@@ -81,7 +83,16 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
 def _source(folder: Path, settings: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        size = file.stat().st_size
+        if size > LARGEST_SOURCE:
+            raise ValueError(
+                f"{file}: the chat template cannot be read: it has {size:,} bytes, more than "
+                f"{LARGEST_SOURCE:,}"
+            )
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: the chat template cannot be read: {error}") from None
     source = settings.get("chat_template")
     if isinstance(source, list):  # several, by name
         named = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}
@@ -94,33 +105,17 @@ def _source(folder: Path, settings: dict[str, Any]) -> str:
 
 
 def _compiled(folder: Path, source: str, tokens: dict[str, str]) -> Any:
-    """A function of messages that renders the template, with the settings of `transformers`."""
-    sandbox = optional_package(
-        "jinja2.sandbox", "chat templates need jinja2", "jinja2", extra="checkpoints"
-    )
-    import jinja2
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def now(form: str) -> str:
-        return datetime.datetime.now().strftime(form)
-
-    environment.filters["tojson"] = lambda x, **options: json.dumps(x, ensure_ascii=False)
-    environment.globals.update(raise_exception=refuse, strftime_now=now)
+    """A function of messages that renders the template, with the variables of `transformers`."""
+    optional_package("jinja2", "chat templates need jinja2", "jinja2", extra="checkpoints")
     try:
-        template = environment.from_string(source)
-    except jinja2.TemplateError as error:
+        program = Program(source, {"tools": None, "documents": None, **tokens})
+    except TemplateError as error:
         raise ValueError(f"{folder}: the chat template cannot be read: {error}") from None
 
     def render(messages: list[dict[str, str]]) -> str:
         try:
-            return template.render(messages=messages, add_generation_prompt=True, **tokens)
-        except Exception as error:  # whatever the program does
+            return program.render(messages=messages, add_generation_prompt=True)
+        except TemplateError as error:
             raise ValueError(f"{folder}: the chat template failed: {error}") from None
 
     return render
@@ -166,4 +161,8 @@ def _without_start(folder: Path, template: ChatTemplate, start: Any) -> ChatTemp
     system = template.system
     if system is not None:
         system = (system[0].removeprefix(start), system[1])
-    return template._replace(first=template.first.removeprefix(start), system=system)
+    shorter = template._replace(first=template.first.removeprefix(start), system=system)
+    # Some tokenizers put a space before a text, but not after a start token that is written in it.
+    ids = tokenizer.encode(template.prompt("a"), add_special_tokens=False).ids
+    same = tokenizer.encode(shorter.prompt("a")).ids[: len(ids)] == ids
+    return shorter if same else template

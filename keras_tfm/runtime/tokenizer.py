@@ -184,7 +184,7 @@ class _SentencePiece(Tokenizer):
         return text
 
     def token(self, number: int) -> str:
-        token: str = self._processor.id_to_piece(number)
+        token: str = self._processor.id_to_piece(number) if number < self.size else ""
         return token
 
     def control_tokens(self) -> list[str]:
@@ -216,6 +216,8 @@ def prompt_ids(
 ) -> list[int]:
     """The ids of a prompt: the start token first, and no end token that the tokenizer appends.
 
+    A start token that the text begins with, as that of many chat templates, is there once.
+
     Args:
         tokenizer: that of the stepped input.
         text: str.
@@ -227,11 +229,24 @@ def prompt_ids(
         ValueError: there are no ids.
     """
     ids = tokenizer.encode_prompt(text, end_ids)
+    start = ids[0] if start_id is None and ids else start_id
+    token = "" if start is None else tokenizer.token(start)
+    if token and text.startswith(token):
+        written = tokenizer.encode_more(text)
+        if written[:1] == [start]:
+            ids = ids[max(0, _leading(ids, start) - _leading(written, start)) :]
+        else:  # as SentencePiece, which reads control tokens as text
+            ids = tokenizer.encode_prompt(text.removeprefix(token), end_ids)
     if start_id is not None and ids[:1] != [start_id]:
         ids = [start_id, *ids]
     if not ids:
         raise ValueError(f"{name!r} is an empty text, and there is no start_id")
     return ids
+
+
+def _leading(ids: Sequence[int], token: int | None) -> int:
+    """How often a token is at the start."""
+    return sum(1 for _ in itertools.takewhile(lambda one: one == token, ids))
 
 
 def without_start(ids: Sequence[int], start_id: int | None) -> list[int]:

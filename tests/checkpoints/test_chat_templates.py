@@ -11,6 +11,7 @@ from keras_tfm import runtime
 from keras_tfm.checkpoints import load_chat_template, load_tokenizer
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
+from keras_tfm.runtime.tokenizer import prompt_ids, read
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
@@ -89,6 +90,28 @@ def test_prompts_are_those_of_transformers(name, adds_start, tmp_path):
         if name != "chatml":
             ids = reference.apply_chat_template(messages, return_dict=False, **options)
             assert tokenizer.encode(template.prompt(messages)).ids == ids
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("adds_start", [True, False])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_has_the_tokens_of_transformers(name, adds_start, by_hand, tmp_path):
+    """Turn by turn, as a session reads it; by hand a template has its start token, too."""
+    transformers = pytest.importorskip("transformers")
+    folder = folder_of(tmp_path, TEMPLATES[name], adds_start)
+    template = load_chat_template(folder)
+    if by_hand and name != "chatml":
+        template = template._replace(first="<s>" + template.first.removeprefix("<s>"))
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    options = {"add_generation_prompt": True, "return_dict": False}
+    tokenizer = read("tokenizer.json", (folder / "tokenizer.json").read_bytes())
+    for start_id in {0, None} if name != "chatml" else {None}:
+        ids = prompt_ids(tokenizer, template.prompt(MESSAGES[:1]), start_id, [1], "x")
+        added = [0] if name == "chatml" and adds_start else []  # by the tokenizer alone
+        assert ids == [*added, *reference.apply_chat_template(MESSAGES[:1], **options)]
+        ids += tokenizer.encode_more(MESSAGES[1]["content"])
+        ids += tokenizer.encode_more(template.turn(MESSAGES[2]["content"]))
+        assert ids == [*added, *reference.apply_chat_template(MESSAGES, **options)]
 
 
 def test_a_template_in_a_file_of_its_own_and_several_by_name(tmp_path):

@@ -1,5 +1,6 @@
 """Text in, text out, with the tokenizers that a file carries."""
 
+import itertools
 import json
 import os
 import re
@@ -24,13 +25,14 @@ from small_tokenizers import (
     word_pieces,
     words,
 )
+from tokenizers import pre_tokenizers, processors
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam, generate
 from keras_tfm.optional_package import install_command
 from keras_tfm.runtime.text import pieces
-from keras_tfm.runtime.tokenizer import read
+from keras_tfm.runtime.tokenizer import prompt_ids, read
 
 TEXTS = ["three four FIVE six end", "eight nine ten", "nobody two", ""]
 IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [1, 2, 0, 0, 0], [0] * 5], "int32")
@@ -180,6 +182,38 @@ def test_a_start_that_the_tokenizer_does_not_add(monkeypatch):
     assert loaded.generate_text("two four") == continued([2, 4])
     with pytest.raises(ValueError, match="'tokens' is an empty text, and there is no start_id"):
         loaded.generate_text("")
+
+
+def test_a_start_token_that_a_prompt_writes_is_there_once():
+    """Of tokenizers that add one, of those that do not, and where the file adds it."""
+
+    def of(tokenizer, adds):
+        tokenizer = tokenizer.from_str(tokenizer.to_str())
+        if adds:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+            )
+        return tokenizer, read("tokenizer.json", tokenizer.to_str().encode())
+
+    spaced = byte_fallback().from_str(byte_fallback().to_str())  # a space before a text alone
+    spaced.normalizer = None
+    spaced.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "first", split=False)
+    for made, adds, start_id in itertools.product(
+        (byte_pairs(), byte_fallback(), spaced), (True, False), (None, 1)
+    ):
+        package, tokenizer = of(made, adds)
+        for text in ("hello", "<s>hello", "<s><s>hello", "<s>", "hello<s>"):
+            given = package.encode(text, add_special_tokens=False).ids
+            starts = text.startswith("<s>")
+            plain = package.encode(text).ids[: -1 if adds else None]
+            expected = given if starts else [1, *given] if start_id and not adds else plain
+            assert prompt_ids(tokenizer, text, start_id, [2], "x") == expected, (text, adds)
+    pieces, bos = sentence_pieces(), {"add_bos": True}
+    for options, start_id in ((bos, None), (bos, 1), ({}, 1)):
+        tokenizer = read("tokenizer.model", pieces, options)
+        expected = [1, *tokenizer.encode_more("hello")]
+        for text in ("hello", "<s>hello"):
+            assert prompt_ids(tokenizer, text, start_id, [2], "x") == expected
 
 
 def test_several_hypotheses(expected):

@@ -1,0 +1,1 @@
+"""An evaluator of Jinja with limits, for chat templates of strangers."""
