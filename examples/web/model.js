@@ -27,12 +27,14 @@
  *
  * One .tflite file is all there is to load: it holds the weights, the search, the tokenizers, the
  * rules for pictures and a checksum over all of that. This module needs `@litertjs/core` and
- * `@huggingface/tokenizers` in the page's import map and, for pictures alone, image_processor.js
- * and resampling.js beside it.
+ * `@huggingface/tokenizers` in the page's import map, tokenizer_check.js beside it and, for pictures
+ * alone, image_processor.js and resampling.js.
  */
 
 import { getGlobalLiteRt, loadAndCompile, loadLiteRt, Tensor } from "@litertjs/core";
 import { Tokenizer } from "@huggingface/tokenizers";
+
+import { checkTokenizer } from "./tokenizer_check.js";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest.py
 const FORMAT = 2; // keras_tfm/runtime/manifest_fields.py
@@ -1352,7 +1354,7 @@ function checkedToken(token, logits) {
 
 /** The tokens of a text, as one of the abilities reads it. */
 function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, more }) {
-  let { ids, tokens } = source.encode(text, { add_special_tokens: !more });
+  let { ids, tokens } = encoded(source, text, !more);
   const unknown = new Set(
     tokens.filter(
       (token, i) =>
@@ -1371,7 +1373,7 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, m
   if (goesOn && !more) {
     // Removes the end token that the tokenizer appends; an end token written in the text stays.
     const ends = (list) => list.length - list.findLastIndex((id) => !endIds.includes(id)) - 1;
-    const bare = source.encode(text, { add_special_tokens: false }).ids;
+    const bare = encoded(source, text, false).ids;
     ids = ids.slice(0, ids.length - Math.max(0, ends(ids) - ends(bare)));
     if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
     if (!ids.length) throw new TextError("The prompt is empty.");
@@ -1384,6 +1386,15 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, m
     );
   }
   return ids;
+}
+
+/** What the library makes of a text; of a very long one its calls overflow the stack. */
+function encoded(source, text, special) {
+  try {
+    return source.encode(text, { add_special_tokens: special });
+  } catch (error) {
+    throw new TextError(`The tokenizer cannot read the text: ${error.message}.`);
+  }
 }
 
 /** The tokens with which a caption begins, by default those of the file. */
@@ -2256,6 +2267,7 @@ function readTokenizer(key, manifest, metadata) {
       .map((step) => step.behavior)
       .find((value) => !SPLIT_BEHAVIORS.includes(value.toLowerCase()));
     if (behavior) throw new Error(`it splits with ${behavior}`);
+    checkTokenizer(json, content.length);
     // Of a WordLevel model the library makes its "legacy" one, which is the same thing.
     const config = { unk_token: json.model.unk_token, clean_up_tokenization_spaces: false };
     return new Tokenizer(json, config);

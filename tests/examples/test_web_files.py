@@ -1,11 +1,14 @@
 """examples/web/model.js in Node, without a browser, with what other people's files may hold."""
 
+import json
 from pathlib import Path
 
 import pytest
 from kinds_of_files import KINDS, file_of
 from manifest_lies import NOT_ON_THE_WEB, run_web
+from odd_tokenizers import CATASTROPHIC, PUBLISHED, WITHOUT_END, content
 from small_exports import classifier_file
+from small_tokenizers import word_pieces, words
 from web_pages import need_node, run_in_node
 
 pytestmark = pytest.mark.browser
@@ -29,3 +32,27 @@ def test_no_lie_of_a_manifest_is_worse_than_an_error(tmp_path):
     tally = run_web(tmp_path, seed=0, start=0, end=600)
     assert tally.lies.total() == 600 and not tally.faults
     assert 150 < tally.refused.total() < 600
+
+
+def test_tokenizers_that_never_end_are_refused(tmp_path):
+    # The library has a rule of its own for tables, and cuts words at 100 characters.
+    refused = {name: x for name, x in WITHOUT_END.items() if name != "a table"}
+    read = {
+        name: {
+            "settings": json.loads(tokenizer.to_str()),
+            "texts": [{"text": text, "ids": tokenizer.encode(text).ids} for text in texts],
+        }
+        for name, tokenizer, texts in (
+            ("words", words(), ["two three", "four"]),
+            ("word_pieces", word_pieces(), ["hello world", "text number 1"]),
+        )
+    }
+    cases = {
+        "model": str(classifier_file().path),
+        "refused": {name: json.loads(content(**x)) for name, x in refused.items()},
+        "forever": CATASTROPHIC,
+        "published": PUBLISHED,
+        "read": read,
+    }
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    run_in_node("test:tokenizers", CASES=tmp_path / "cases.json")
