@@ -2250,6 +2250,25 @@ function checkSize(tokenizer, size = Infinity) {
   }
 }
 
+/** The step of a pre-tokenizer, in which splits with other behaviors match the pieces instead. */
+function withKnownSplits(step) {
+  if (step?.type === "Sequence") {
+    return { ...step, pretokenizers: step.pretokenizers.map(withKnownSplits) };
+  }
+  const { type, pattern, behavior, invert } = step ?? {};
+  const name = String(behavior).toLowerCase();
+  if (type !== "Split" || SPLIT_BEHAVIORS.includes(name)) return step;
+  const found = pattern.Regex ?? pattern.String.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
+  const other = `(?:(?!${found})[\\s\\S])`;
+  const pieces = {
+    mergedwithprevious: `${other}*(?:${found})|${other}+`,
+    mergedwithnext: `(?:${found})${other}*|${other}+`,
+    contiguous: `(?:${found})+|${other}+`,
+  };
+  if (invert || !Object.hasOwn(pieces, name)) throw new Error(`it splits with ${behavior}`);
+  return { type, pattern: { Regex: pieces[name] }, behavior: "Isolated", invert: true };
+}
+
 function readTokenizer(key, manifest, metadata) {
   const name = manifest.tokenizers?.[key];
   const content = metadata.get(name);
@@ -2262,12 +2281,8 @@ function readTokenizer(key, manifest, metadata) {
     if (!TOKENIZER_MODELS.includes(json.model.type)) {
       throw new Error(`its model is ${json.model.type}, not one of ${TOKENIZER_MODELS.join(", ")}`);
     }
-    const behavior = [json.pre_tokenizer, ...(json.pre_tokenizer?.pretokenizers ?? [])]
-      .filter((step) => step?.type === "Split" && !step.invert)
-      .map((step) => step.behavior)
-      .find((value) => !SPLIT_BEHAVIORS.includes(value.toLowerCase()));
-    if (behavior) throw new Error(`it splits with ${behavior}`);
     checkTokenizer(json, content.length);
+    json.pre_tokenizer = withKnownSplits(json.pre_tokenizer);
     // Of a WordLevel model the library makes its "legacy" one, which is the same thing.
     const config = { unk_token: json.model.unk_token, clean_up_tokenization_spaces: false };
     return new Tokenizer(json, config);

@@ -9,9 +9,14 @@ from manifest_lies import NOT_ON_THE_WEB, run_web
 from odd_tokenizers import CATASTROPHIC, PUBLISHED, WITHOUT_END, content
 from small_exports import classifier_file
 from small_tokenizers import word_pieces, words
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
 from web_pages import need_node, run_in_node
 
+from keras_tfm.checkpoints import load_tokenizer
+
 pytestmark = pytest.mark.browser
+FOLDER = Path(__file__).parents[1] / "parity/huggingface_tokenizers"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,6 +52,10 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
             ("word_pieces", word_pieces(), ["hello world", "text number 1"]),
         )
     }
+    read |= dict(split_cases())
+    for folder in sorted(FOLDER.iterdir()):
+        settings = json.loads(load_tokenizer(folder).to_str())
+        read[folder.name] = {"settings": settings, "texts": []}
     cases = {
         "model": str(classifier_file().path),
         "refused": {name: json.loads(content(**x)) for name, x in refused.items()},
@@ -56,3 +65,18 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
     }
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     run_in_node("test:tokenizers", CASES=tmp_path / "cases.json")
+
+
+def split_cases():
+    """Tokenizers with the behaviors of splits that the library in the browser lacks."""
+    texts = ["ab-cd--e", "-ab12", "12--", "ab"]
+    for behavior in ("merged_with_previous", "merged_with_next", "contiguous", "isolated"):
+        for name, pattern in (("literal", "-"), ("regex", Regex("[0-9]+|-")), ("dot", "b.")):
+            split = pre_tokenizers.Split(pattern, behavior)
+            pieces = [piece for text in texts for piece, _ in split.pre_tokenize_str(text)]
+            vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+            tokenizer = Tokenizer(tokenizer_models.WordLevel(vocabulary))
+            tokenizer.pre_tokenizer = split
+            expected = [{"text": text, "ids": tokenizer.encode(text).ids} for text in texts]
+            settings = json.loads(tokenizer.to_str())
+            yield f"{behavior} {name}", {"settings": settings, "texts": expected}
