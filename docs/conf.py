@@ -25,7 +25,7 @@ _log = logging.getLogger("keras_tfm.docs")
 
 # The order of the pages, by caption.
 CONTENTS = {
-    "Start": ["first-model", "cookbook", "on-device", "gallery"],
+    "Start": ["first-model", "cookbook", "on-device", "microcontrollers", "gallery"],
     "Guides": [
         "data",
         "images",

@@ -37,6 +37,7 @@ GUIDES = [
     "from-kerashub",
     "from-transformers-tf",
     "on-device",
+    "microcontrollers",
     "troubleshooting",
 ]
 SLOW = ["first-model", "training", "export", "cookbook", "huggingface", "images"]
