@@ -53,7 +53,13 @@ def classifier_fields(model: models.Model, architecture: str) -> dict[str, Any]:
     """The fields of a classifier: class names and padding id."""
     if not architecture.endswith("ForSequenceClassification"):
         return {}
-    return {"pad_token_id": model.arguments["pad_id"], **label_fields(model)}
+    pad_id = model.arguments["pad_id"]
+    if pad_id is not None and pad_id < 0:
+        raise ValueError(
+            f"{model.name}: transformers pads with an id of the vocabulary, and the model with "
+            f"{pad_id}: give the builder the pad_id of the tokenizer"
+        )
+    return {"pad_token_id": pad_id, **label_fields(model)}
 
 
 def architectures(name: str, language_model: str, base: str) -> dict[str, Architecture]:

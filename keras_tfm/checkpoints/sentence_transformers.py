@@ -10,6 +10,10 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.huggingface import FAMILIES, load_huggingface
 from keras_tfm.checkpoints.tensors import Tensors, read_json
+from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
+from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings
+from keras_tfm.layers import TokenEmbedding
+from keras_tfm.layers.token_mask import NO_TOKEN, TokenMask
 
 # Names of sentence-transformers, as `pooling_mode`, and as a flag each in older folders.
 POOLING = {
@@ -99,7 +103,13 @@ def load_sentence_transformer(folder: str | Path, **options: Any) -> models.Mode
     family = Config(folders["Transformer"]).text("model_type", None)
     if family in FAMILIES and "segments" in inspect.signature(FAMILIES[family].builder).parameters:
         options = {"segments": False, **options}
+    appended = False
+    if family in FAMILIES and _is_decoder(FAMILIES[family].builder) and "pad_id" not in options:
+        options["pad_id"], appended = _padding(folders["Transformer"], folder)
     model = load_huggingface(folders["Transformer"], **options)
+    for layer in model.layers if appended else ():
+        if isinstance(layer, TokenEmbedding | TokenMask):
+            layer.padding = "after_end"
     dense = {}
     if "Dense" in folders:
         dense = _dense_arguments(folders["Dense"], model.features.shape[-1])
@@ -109,6 +119,39 @@ def load_sentence_transformer(folder: str | Path, **options: Any) -> models.Mode
     if dense:
         _load_dense(folders["Dense"], model.get_layer("projection"))
     return model
+
+
+def _is_decoder(builder: Any) -> bool:
+    """Whether a builder makes decoder-only models, which have a padding id only if it is given."""
+    parameters = inspect.signature(builder).parameters
+    return "start_id" not in parameters and (
+        "pad_id" in parameters and parameters["pad_id"].default is None
+    )
+
+
+def _padding(transformer: Path, folder: Path) -> tuple[int, bool]:
+    """The padding id of a folder's tokenizer, and whether the tokenizer appends it to each text.
+
+    -1 if it has none: rows are then padded with -1, which is no token.
+    """
+    config = Config(transformer)
+    pad_id = config.integer("pad_token_id", None, minimum=0)
+    place = next((x for x in (folder, transformer) if _has_tokenizer(x)), None)
+    ids: list[int] = []
+    if place is not None:
+        tokenizer = load_tokenizer(place)
+        text = TokenizerSettings(place).text("pad", "")
+        pad_id = tokenizer.token_to_id(text) if text else pad_id
+        ids = tokenizer.encode("a").ids
+    size = config.integer("vocab_size", None, minimum=1)
+    if pad_id is None or pad_id >= size:
+        return NO_TOKEN, False
+    return pad_id, ids[-1:] == [pad_id]
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    names = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    return any((folder / name).is_file() for name in names)
 
 
 def _modules(file: Path) -> list[tuple[str, str]]:

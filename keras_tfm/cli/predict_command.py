@@ -12,6 +12,7 @@ from keras_tfm.cli.file_commands import Threads, check_roles, check_tokenizers, 
 from keras_tfm.cli.image_options import labels_of
 from keras_tfm.cli.pictures import as_json_line, of_classes
 from keras_tfm.runtime.checked_inputs import is_pixels
+from keras_tfm.runtime.text_rows import is_pairs
 
 
 @app.command()
@@ -29,7 +30,15 @@ def predict(
         typer.Option(
             "--from-json",
             help="Read each row as JSON: an array, a text or the path of a picture for the first "
-            "input, or an object of them by input.",
+            "input, an array of two texts for a pair, or an object of them by input.",
+        ),
+    ] = False,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="Each row is a pair of texts with a tab between them, such as a question and a "
+            "passage.",
         ),
     ] = False,
     labels: Annotated[
@@ -126,16 +135,18 @@ def predict(
     model = load(file, threads, adapter, (), text_to_picture.draws)
     if text_to_picture.draws(model):
         others = {**of_pictures._asdict(), "labels": labels, "prompt": prompt}
-        refuse(
-            {**others, "from_json": from_json or None}, "the file draws: give texts and --output"
-        )
+        others |= {"from_json": from_json or None, "pairs": pairs or None}
+        refuse(others, "the file draws: give texts and --output")
         rows.run(texts, text_to_picture.answerer(model, texts, drawing, threads, as_json))
         return
     refuse(
         drawing._asdict(), "it is for files that draw, with models.dalle and models.dvae_decoder"
     )
+    if from_json:
+        refuse({"pairs": pairs or None}, "with --from-json a pair is an array of two texts")
     answer = None if from_json else _writer(model, texts, of_pictures, labels, prompt, as_json)
     if answer is not None:
+        refuse({"pairs": pairs or None}, "it is for files with one full pass over texts")
         rows.run(texts, answer)
         return
     refuse({"prompt": prompt}, "it is for files that write captions or transcripts")
@@ -145,6 +156,8 @@ def predict(
         _check_labels(model, names)
         _ = model.tokenizers  # read before, as they compare the manifest with the file's
         model.manifest = {**model.manifest, "labels": names}
+    if pairs and not model.tokenizers:
+        refuse({"pairs": pairs}, "it is for files with a tokenizer")
     if model.image_processors and not model.tokenizers and not from_json:
         rows.run(texts, pictures.answerer(model, texts, of_pictures, as_json))
         return
@@ -156,16 +169,20 @@ def predict(
         check_tokenizers(model, "or pass arrays with --from-json")
 
     def predicted(text: str) -> str:
-        row = _from_json(text, model) if from_json else text
+        row = _from_json(text, model) if from_json else _pair(text) if pairs else text
         values = list(row.values()) if isinstance(row, dict) else [row]
-        run = model.predict_text if any(isinstance(x, str) for x in values) else model.predict
+        is_of_text = any(isinstance(x, str) or is_pairs(x) for x in values)
+        run = model.predict_text if is_of_text else model.predict
         outputs = {name: x[0] for name, x in run(row).items()}
         if as_json:
             return as_json_line(
                 json.loads(text) if from_json else text,
                 {name: x.tolist() for name, x in outputs.items()},
             )
-        length = len(model.tokenizers[_first_text(model)].encode(row)) if row is text else None
+        length = None
+        if not from_json:
+            one = text if row is text else row[0]
+            length = len(model.tokenizers[_first_text(model)].encode_typed(one)[0])
         shown = {name: of_classes(x, model.labels, length) for name, x in outputs.items()}
         if len(shown) == 1:
             return next(iter(shown.values()))
@@ -218,6 +235,18 @@ def _check_labels(model: runtime.Model, labels: list[str]) -> None:
         )
 
 
+def _pair(text: str) -> list[tuple[str, ...]]:
+    """The two texts of a row, with a tab between them."""
+    both = tuple(text.split("\t"))
+    if len(both) != 2:
+        raise ValueError(f"expected two texts with a tab between them, got {len(both)}")
+    return [both]
+
+
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, list) and is_pairs([x])
+
+
 def _from_json(text: str, model: runtime.Model) -> Any:
     """A row of JSON, with pictures as pixels."""
     try:
@@ -227,6 +256,10 @@ def _from_json(text: str, model: runtime.Model) -> Any:
     if not isinstance(row, dict | list | str):
         raise ValueError(f"expected a JSON object, array or string, got {text[:40]!r}")
     processors = model.image_processors
+    if _is_pair(row):
+        return [tuple(row)]
+    if isinstance(row, dict):
+        row = {name: [tuple(x)] if _is_pair(x) else x for name, x in row.items()}
     if isinstance(row, str) and processors and not model.tokenizers:
         return {next(iter(processors)): next(iter(processors.values()))(row)}
     if isinstance(row, dict):

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.generation.model_inputs import call_model, input_specs
+from keras_tfm.generation.model_inputs import call_model, input_specs, inputs_of_tokens
+from keras_tfm.generation.pad_ids import paddings
+from keras_tfm.runtime.trailing_padding import REAL_PAD
 
 
 def invisibly_padded(
@@ -19,13 +21,26 @@ def invisibly_padded(
     """
     specs = input_specs(model)
     ids = tuple(key for key in pad_ids if specs[key].shape[1] is None)
+    # Masks of other dtypes than integers.
+    masks = [
+        key
+        for key, (kind, _) in inputs_of_tokens(model).items()
+        if kind == "mask_of" and key not in pad_ids and specs[key].shape[1] is None
+    ]
+    # A row without the token that the tokenizer appends would get it from its padding.
+    ended = [name for name, where in paddings(model).items() if where == "after_end"]
 
     @functools.cache
     def outputs(difference: int, longer: tuple[str, ...]) -> list[np.ndarray] | None:
         """With padding after the ids of `longer`; None if inputs must have equal lengths."""
         inputs = _some_rows(specs, sizes, pad_ids, difference)
-        for key in longer:
-            inputs[key] = np.pad(inputs[key], ((0, 0), (0, 3)), constant_values=pad_ids[key])
+        for key in masks:
+            inputs[key] = np.ones_like(inputs[key])
+        for key in ended:
+            inputs[key][:, -1] = REAL_PAD
+        for key in (*longer, *(masks if longer == ids else ())):
+            value = pad_ids.get(key, 0)
+            inputs[key] = np.pad(inputs[key], ((0, 0), (0, 3)), constant_values=value)
         return _outputs(model, inputs)
 
     def is_invisible(name: str) -> bool:

@@ -22,9 +22,10 @@ from keras_tfm.generation.model_inputs import (
     image_inputs,
     input_names,
     input_specs,
+    inputs_of_tokens,
     vocabulary_sizes,
 )
-from keras_tfm.generation.pad_ids import masked_ids, pad_ids
+from keras_tfm.generation.pad_ids import masked_ids, pad_ids, paddings
 from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime.manifest_fields import ROLES
@@ -139,6 +140,8 @@ class Request:
     Attributes:
         vocabulary_sizes: the number of ids of each input that an embedding reads.
         pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
+        paddings: where it is padding, of inputs in which it may be a token.
+        inputs_of_tokens: the inputs that follow from the tokens of another one, such as segments.
         end_tokens: the id that rows of an input must contain, where a layer reads its features.
         images: the inputs of pixels, uint8 in the file.
         audio: the inputs of audio with the layer that reads them.
@@ -198,6 +201,8 @@ class Request:
         self.cache = checked_cache(arguments, self.roles)
         self.vocabulary_sizes = vocabulary_sizes(model)
         self.pad_ids = pad_ids(model)
+        self.paddings = paddings(model)
+        self.inputs_of_tokens = inputs_of_tokens(model)
         self.end_tokens = end_tokens(model)
         self.images = image_inputs(model)
         self.audio = audio_inputs(model)

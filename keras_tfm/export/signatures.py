@@ -32,6 +32,8 @@ class Signature:
         settings: further entries of the manifest.
         padded: the inputs whose rows may be padded.
         pad_ids: the padding id of each input of ids (B, S).
+        paddings: where it is padding, see `generation.pad_ids.paddings`.
+        inputs_of_tokens: the inputs that follow from the tokens of another one.
         needing_a_token: the inputs whose rows need at least one token.
         kinds: the kind, of `manifest_fields.KINDS`, of each input that the exporter named.
         end_ids: the id that rows of an input must contain, see `generation.end_ids`.
@@ -47,6 +49,8 @@ class Signature:
     settings: dict[str, Any] = field(default_factory=dict)
     padded: frozenset[str] = frozenset()
     pad_ids: dict[str, int] = field(default_factory=dict)
+    paddings: dict[str, str] = field(default_factory=dict)
+    inputs_of_tokens: dict[str, tuple[str, str]] = field(default_factory=dict)
     needing_a_token: frozenset[str] = frozenset()
     kinds: dict[str, str] = field(default_factory=dict)
     end_ids: dict[str, int] = field(default_factory=dict)
@@ -92,6 +96,13 @@ class Signature:
             described[name]["padded"] = name in self.padded
             if name in self.pad_ids:
                 described[name]["pad_id"] = self.pad_ids[name]
+            # A prompt has no padding but that on its left, which the loop knows.
+            stepped = self.role != "predict" and name == self.settings.get("target")
+            if name in self.paddings and not stepped:
+                described[name]["padding"] = self.paddings[name]
+            if name in self.inputs_of_tokens:
+                kind, tokens = self.inputs_of_tokens[name]
+                described[name][kind] = tokens
             if name in self.needing_a_token:
                 described[name]["needs_token"] = True
             if name in self.end_ids:
@@ -129,6 +140,8 @@ def make_signatures(request: Request) -> list[Signature]:
             sample_rates={name: layer.sample_rate for name, layer in request.audio.items()},
             padded=signature.padded | padded_audio,
             pad_ids=request.pad_ids,
+            paddings=request.paddings,
+            inputs_of_tokens=request.inputs_of_tokens,
             needing_a_token=request.needing_a_token,
             end_ids=request.end_tokens,
             # A SavedModel is served by TensorFlow, a .tflite file by LiteRT with XNNPACK.

@@ -7,8 +7,14 @@ import keras
 import tensorflow as tf
 
 from keras_tfm.export.signatures import Signature
-from keras_tfm.generation.model_inputs import find_target, input_specs, vocabulary_sizes
+from keras_tfm.generation.model_inputs import (
+    find_target,
+    input_specs,
+    inputs_of_tokens,
+    vocabulary_sizes,
+)
 from keras_tfm.generation.preparation import end_ids_of
+from keras_tfm.runtime.trailing_padding import REAL_PAD
 
 TEXT = "_text"
 # Operators of tensorflow-text that were tested in LiteRT, with their kernels linked. Others are
@@ -59,7 +65,8 @@ def check_tokenizers(
             )
         tokenizers = dict(tokenizer)
     else:
-        tokenizers = dict.fromkeys(ids, tokenizer)
+        follow = inputs_of_tokens(model)
+        tokenizers = dict.fromkeys([name for name in ids if name not in follow], tokenizer)
         if not ids:
             raise ValueError(f"{model.name} has no input of ids (B, S) for a tokenizer")
     for name, one in tokenizers.items():
@@ -150,7 +157,9 @@ def _tokenized(
                 f"the tokenizer of input {name!r} returns ragged rows, which are padded with "
                 f"{pad_id}, but the model does not mask padding (no mask_zero or mask_id)"
             )
-        ids = ids.to_tensor(pad_id)
+        rows, ids = ids, ids.to_tensor(pad_id)
+    else:
+        rows = None
     if ids.shape.rank != 2 or not ids.dtype.is_integer:
         raise ValueError(
             f"the tokenizer of input {name!r} must return integer ids (B, S), "
@@ -160,6 +169,10 @@ def _tokenized(
     # Before the ids are used: otherwise the embedding's error may come first.
     with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
         missing = tf.maximum((1 if length is None else length) - columns, 0)
+        if rows is not None and signature.paddings.get(name, "by_id") != "by_id":
+            is_token = tf.sequence_mask(rows.row_lengths(), columns)
+            real = tf.constant(REAL_PAD, ids.dtype)
+            ids = tf.where(is_token & tf.equal(ids, tf.cast(pad_id, ids.dtype)), real, ids)
         ids = tf.pad(ids, [(0, 0), (0, missing)], constant_values=tf.cast(pad_id, ids.dtype))
     ids = tf.cast(ids, spec.dtype)
     if spec.shape.is_fully_defined():

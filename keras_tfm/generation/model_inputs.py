@@ -25,6 +25,10 @@ from keras_tfm.layers import (
     TokenEmbedding,
 )
 
+# Names in transformers and in KerasHub.
+_SEGMENTS = ("segments", "segment_ids", "token_type_ids")
+_MASKS = ("attention_mask", "padding_mask", "input_mask")
+
 
 def input_names(model: keras.Model) -> list[str]:
     """The names by which a functional model takes its inputs."""
@@ -107,6 +111,35 @@ def vocabulary_sizes(model: keras.Model) -> dict[str, int]:
                     name = inputs[id(x)]
                     sizes[name] = min(size, sizes.get(name, size))
     return sizes
+
+
+def inputs_of_tokens(model: keras.Model) -> dict[str, tuple[str, str]]:
+    """The inputs that follow from the tokens of another one: what they are, and the other's name.
+
+    "segments_of": the token types that a `SegmentEmbedding` reads, or an input named as those are
+    in `transformers` and KerasHub; "mask_of": an input with the name of a padding mask there.
+
+    >>> from keras_tfm.generation.model_inputs import inputs_of_tokens
+    >>> from keras_tfm.models import bert
+    >>> inputs_of_tokens(bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16))
+    {'segments': ('segments_of', 'tokens')}
+    """
+    specs = {name: x for name, x in input_specs(model).items() if len(x.shape) == 2}
+    kinds: dict[str, str] = {}
+    names = {id(x): name for name, x in specs.items()}
+    for operation in model.operations:
+        if isinstance(operation, SegmentEmbedding):
+            for node in calls_of(operation):
+                segments = [names[id(x)] for x in node.input_tensors[1:] if id(x) in names]
+                kinds |= dict.fromkeys(segments, "segments_of")
+    for name, x in specs.items():
+        if "int" in x.dtype and name in _SEGMENTS:
+            kinds[name] = "segments_of"
+        elif name in _MASKS:
+            kinds[name] = "mask_of"
+    others = [name for name, x in specs.items() if "int" in x.dtype and name not in kinds]
+    ids = [name for name in others if name in vocabulary_sizes(model)] or others
+    return {name: (kind, ids[0]) for name, kind in kinds.items()} if len(ids) == 1 else {}
 
 
 def end_tokens(model: keras.Model) -> dict[str, int]:

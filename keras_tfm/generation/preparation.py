@@ -16,9 +16,9 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.model_inputs import input_names, input_specs, vocabulary_sizes
-from keras_tfm.generation.pad_ids import masked_ids
+from keras_tfm.generation.pad_ids import masked_ids, paddings
 from keras_tfm.generation.position_tables import table_length
-from keras_tfm.runtime.trailing_padding import unpadded_prompts
+from keras_tfm.runtime.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
 
 
 class Prepared(NamedTuple):
@@ -94,7 +94,8 @@ class Preparation:
         self.model, self.target = model, target
         self.max_length, self.max_new_tokens = max_length, max_new_tokens
         self.start_id = start_id
-        masked = masked_ids(model).get(target)
+        self._pad_ids, self._paddings = masked_ids(model), paddings(model)
+        masked = self._pad_ids.get(target)
         self.masks_padding, self.pad_id = masked is not None, masked or 0
         self.table_length = table_length(model, target)
         self._specs = input_specs(model)
@@ -196,7 +197,7 @@ class Preparation:
 
     def _rows(self, rows: Any) -> list[np.ndarray]:
         """The prompts, each (P,), int32, without padding."""
-        is_array = not isinstance(rows, list | tuple)
+        is_array, is_text = not isinstance(rows, list | tuple), isinstance(rows, TokenRows)
         if is_array:
             rows = ops.convert_to_numpy(rows)
             if rows.ndim != 2:
@@ -213,10 +214,18 @@ class Preparation:
             self._check_range(self.target, array)
             result.append(array.astype("int32"))
         return unpadded_prompts(
-            self.target, result, self.pad_id, self.start_id, self.masks_padding, is_array
+            self.target,
+            result,
+            self.pad_id,
+            self.start_id,
+            self.masks_padding,
+            is_array,
+            is_text,
         )
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:
+        own = [self._pad_ids.get(name), REAL_PAD if name in self._paddings else None]
+        ids = ids[~np.isin(ids, [x for x in own if x is not None])]
         size = self._vocabulary_sizes.get(name)
         if size is not None and ids.size and (ids.min() < 0 or ids.max() >= size):
             raise ValueError(f"{name}: ids must be in 0..{size - 1}, got {ids.min()}..{ids.max()}")

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_tfm.generation.keras_hub_models import keras_hub_hint
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.generation.pad_ids import masked_ids
 from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.keras_internals import get_mask, set_mask
@@ -96,7 +97,7 @@ def _rounding(model: keras.Model) -> float:
 
 def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Any]:
     generator = np.random.default_rng(0)
-    sizes = vocabulary_sizes(model)
+    sizes, masked = vocabulary_sizes(model), masked_ids(model)
     inputs = {}
     for name, x in input_specs(model).items():
         # Another length than the target's, but not a longer one: position tables may end there.
@@ -112,7 +113,10 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
             # order. Id 0, which may be padding, only if there are no others.
             size = sizes.get(name, 3)
             first = min(1, max(size - 2, 0))
-            ids = first + np.arange(np.prod(shape)) % (size - first)
+            known = np.arange(first, size)
+            if size > 2:  # a full pass takes it for padding at the ends of a row, a step does not
+                known = known[known != masked.get(name, 0)]
+            ids = known[np.arange(np.prod(shape)) % len(known)]
             inputs[name] = generator.permutation(ids).reshape(shape).astype(x.dtype)
         else:
             inputs[name] = generator.normal(size=shape).astype(x.dtype)

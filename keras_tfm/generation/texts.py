@@ -7,9 +7,10 @@ import keras
 import numpy as np
 
 from keras_tfm.generation.model_inputs import input_names
-from keras_tfm.generation.pad_ids import masked_ids, pad_ids
+from keras_tfm.generation.pad_ids import masked_ids, pad_ids, paddings
 from keras_tfm.generation.tokenizer_forms import by_input, check_tokenizer, form_of
 from keras_tfm.runtime.tokenizer import Tokenizer, prompt_ids, shown, until_end, without_start
+from keras_tfm.runtime.trailing_padding import TokenRows, with_real_pads
 
 
 class TextInputs(NamedTuple):
@@ -87,7 +88,7 @@ class Texts:
                 raise ValueError(f"no tokenizer for {name!r}, only for {list(self._tokenizers)}")
             rows = [x] if isinstance(x, str) else list(x)
             if name == self._target:
-                inputs[name] = prompts = [self._prompt(text) for text in rows]
+                inputs[name] = prompts = TokenRows([self._prompt(text) for text in rows])
             else:
                 inputs[name] = self._padded(name, rows)
         if prompts is None:
@@ -132,10 +133,12 @@ class Texts:
                 f"{name!r}: texts of {min(lengths)} to {max(lengths)} tokens need padding, which "
                 "the model does not mask: use mask_zero=True or mask_id, or one text at a time"
             )
-        pad_id = pad_ids(self._model)[name]
+        pad_id, padding = pad_ids(self._model)[name], paddings(self._model).get(name)
         result = np.full((len(rows), max(lengths, default=0)), pad_id, "int32")
         for i, row in enumerate(rows):
-            result[i, : len(row)] = row
+            result[i, : len(row)] = (
+                row if padding is None else with_real_pads(np.array(row), pad_id, padding, True)
+            )
         return result
 
 

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tfm.generation.keras_hub_tokenizers import converted
-from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.generation.model_inputs import (
+    input_specs,
+    inputs_of_tokens,
+    vocabulary_sizes,
+)
 from keras_tfm.runtime.tokenizer import Tokenizer, read
 
 
@@ -35,7 +39,8 @@ def by_input(model: keras.Model, tokenizer: Any) -> dict[str, Any]:
 
     Args:
         model: functional model.
-        tokenizer: one for all inputs of ids, or a dictionary by input, or None.
+        tokenizer: one for all inputs of ids, or a dictionary by input, or None. One for all is not
+            for inputs that follow from the tokens of another one, such as segments.
     """
     specs = input_specs(model)
     names = [name for name, x in specs.items() if "int" in x.dtype and x.ndim == 2]
@@ -44,7 +49,8 @@ def by_input(model: keras.Model, tokenizer: Any) -> dict[str, Any]:
     if not isinstance(tokenizer, dict):
         if not names:
             raise ValueError(f"{model.name} has no input of ids (B, S) for a tokenizer")
-        return dict.fromkeys(names, tokenizer)
+        follow = inputs_of_tokens(model)
+        return dict.fromkeys([name for name in names if name not in follow], tokenizer)
     if not tokenizer or not set(tokenizer) <= set(names):
         raise ValueError(
             f"tokenizers are for the inputs of ids (B, S) {names}, got {list(tokenizer)}"

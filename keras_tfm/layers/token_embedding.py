@@ -11,6 +11,8 @@ from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.heads import leading
 from keras_tfm.layers.lookup import as_integers, is_integer, is_traced, lookup
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.token_mask import NO_TOKEN, PADDINGS, TokenMask, current_mask
+from keras_tfm.runtime.trailing_padding import REAL_PAD
 
 Tensor = Any
 
@@ -31,13 +33,21 @@ class TokenEmbedding(RematerializedLayer):
         dim: int, width of a vector (D).
         scale: bool, multiply the vectors by sqrt(D) in a lookup (not with `reverse`).
         mask_zero: bool, whether id 0 is padding, which later layers do not attend to.
-        mask_id: int, the padding id. Default: 0 with `mask_zero`, otherwise none.
+        mask_id: int, the padding id. Default: 0 with `mask_zero`, otherwise none. -1: rows are
+            padded with -1, which is no token. Otherwise an id -2 is the token `mask_id`, which
+            is not padding then.
+        padding: str, where `mask_id` is padding: "anywhere" (default); "ends", only before the
+            first and after the last other id of a row; "after_end", as "ends", but the first one
+            after the last other id is a token: the tokenizer appends it to each text.
         embeddings_initializer: initializer of the table (V, D). Default: normal with standard
             deviation D^-0.5, so that scaled vectors and tied logits start near unit variance.
 
     Call arguments:
         inputs: (B, T), integers, ids; with `reverse=True`, features (B, T, D).
         reverse: bool, return logits over the vocabulary.
+
+    The mask that the ids carry, if any, takes the place of the one by `mask_id`: pass it as
+    `model(ids, mask=mask)`, (B, T), boolean, True for tokens.
 
     Returns:
         Vectors (B, T, D), or logits (B, T, V) with `reverse=True`.
@@ -66,6 +76,7 @@ class TokenEmbedding(RematerializedLayer):
         mask_zero: bool = False,
         mask_id: int | None = None,
         embeddings_initializer: Any = None,
+        padding: str = "anywhere",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -74,13 +85,17 @@ class TokenEmbedding(RematerializedLayer):
         self.vocabulary_size = vocabulary_size
         self.dim = dim
         self.scale = scale
-        check_integer("mask_id", mask_id, minimum=0, optional=True)
+        check_integer("mask_id", mask_id, minimum=NO_TOKEN, optional=True)
         if mask_zero and mask_id not in (None, 0):
             raise ValueError(f"mask_zero=True means mask_id=0, got mask_id={mask_id}")
         if mask_id is not None and mask_id >= vocabulary_size:
             raise ValueError(
-                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {mask_id}"
+                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, or -1, "
+                f"got {mask_id}"
             )
+        if padding not in PADDINGS:
+            raise ValueError(f"padding must be one of {list(PADDINGS)}, got {padding!r}")
+        self.padding = padding
         self.mask_id = 0 if mask_zero else mask_id
         if embeddings_initializer is None:
             embeddings_initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
@@ -114,7 +129,7 @@ class TokenEmbedding(RematerializedLayer):
             return _logits(inputs, self._transposed(table))
         inputs = _integers(inputs)
         self._check_ids(inputs)
-        x = ops.cast(lookup(self.embeddings, inputs), self.compute_dtype)
+        x = ops.cast(lookup(self.embeddings, self._in_vocabulary(inputs)), self.compute_dtype)
         if self.scale:
             x = x * ops.cast(self.dim**0.5, x.dtype)
         return x
@@ -128,9 +143,21 @@ class TokenEmbedding(RematerializedLayer):
 
     def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
         """The padding mask of ids; features keep the mask that they carry."""
-        if not is_integer(inputs):
+        if not is_integer(inputs) or previous_mask is not None:
             return previous_mask
-        return None if self.mask_id is None else ops.not_equal(inputs, self.mask_id)
+        if self.mask_id is None:
+            return None
+        if isinstance(inputs, keras.KerasTensor):
+            return TokenMask(self.mask_id, self.padding)(inputs)
+        return current_mask(inputs, None, self.mask_id, self.padding)
+
+    def _in_vocabulary(self, ids: Tensor) -> Tensor:
+        """Ids that the table has."""
+        if self.mask_id is None or DecodingScope.current() is not None and self.mask_id >= 0:
+            return ids
+        if self.mask_id == NO_TOKEN:
+            return ops.maximum(ids, 0)
+        return ops.where(ops.equal(ids, REAL_PAD), ops.cast(self.mask_id, ids.dtype), ids)
 
     def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
         """(B, T) -> (B, T, D); with `reverse`, (B, T, D) -> (B, T, V)."""
@@ -158,6 +185,8 @@ class TokenEmbedding(RematerializedLayer):
         if is_traced(ids):
             return
         values = ops.convert_to_numpy(ids)
+        if self.mask_id is not None:
+            values = values[values != (NO_TOKEN if self.mask_id == NO_TOKEN else REAL_PAD)]
         if values.size and (values.min() < 0 or values.max() >= self.vocabulary_size):
             raise ValueError(
                 f"{self.name}: token ids must be in 0..{self.vocabulary_size - 1}, "
@@ -173,6 +202,7 @@ class TokenEmbedding(RematerializedLayer):
             "scale": self.scale,
             "mask_zero": self.mask_id == 0,
             "mask_id": self.mask_id,
+            "padding": self.padding,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
         }
 

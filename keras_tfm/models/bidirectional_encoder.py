@@ -98,6 +98,7 @@ def embed_tokens(
         given["vocabulary_size"],
         dim,
         mask_id=pad_id,
+        padding="ends",
         embeddings_initializer=initializer(),
         dtype=dtype,
         name="embedding",

@@ -65,6 +65,7 @@ def causal_decoder(
         given["dim"],
         scale=scale_embedding,
         mask_id=given.get("pad_id"),
+        padding="ends",
         embeddings_initializer=initializer(),
         dtype=dtype,
         name="embedding",

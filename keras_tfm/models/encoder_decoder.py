@@ -55,6 +55,7 @@ def encoder_decoder(
             dim,
             scale=given["scale_embedding"],
             mask_id=given["pad_id"],
+            padding="ends",
             embeddings_initializer=initializer,
             dtype=dtype,
             name=name,

@@ -130,6 +130,11 @@ class Model(Base):
         if _is_graph(args, kwargs) and not isinstance(self, _Functional):
             _make_functional(type(self))
         super().__init__(*args, **kwargs)
+        self.supports_masking = True  # otherwise Keras warns of `model(inputs, mask=mask)`
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: outputs have the masks that the layers inside give them."""
+        return
 
     def get_config(self) -> dict[str, Any]:
         """The configuration of the graph and its layers."""

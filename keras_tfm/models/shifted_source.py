@@ -10,6 +10,8 @@ from keras_tfm.models import identity
 from keras_tfm.models.model import Model
 
 Tensor = Any
+# The families whose classifiers read the source as target, too.
+SHIFTED = ("bart", "mbart", "pegasus", "marian")
 
 
 def with_shifted_source(model: keras.Model) -> keras.Model:
@@ -26,7 +28,8 @@ def with_shifted_source(model: keras.Model) -> keras.Model:
     if identity.identity_of(model).family == "mbart":
         # The last token of a source is its language, with which the target starts.
         real = ops.cast(ops.not_equal(source, arguments["pad_id"]), "int32")
-        last = ops.maximum(ops.sum(real, axis=1, keepdims=True) - 1, 0)
+        # Not their number: the padding id may be a token between others.
+        last = ops.max(real * ops.arange(ops.shape(source)[1]), axis=1, keepdims=True)
         first = ops.take_along_axis(source, last, axis=1)
     else:
         first = ops.full_like(source[:, :1], arguments["start_id"])

@@ -168,29 +168,31 @@ def t5(
         norm = RMSNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name=f"{stack}_norm")
         return Dropout(dropout, dtype=dtype, name=f"{stack}_dropout")(norm(x))
 
-    embedding = TokenEmbedding(vocabulary_size, dim, dtype=dtype, name="embedding")
+    embedding = TokenEmbedding(
+        vocabulary_size, dim, mask_zero=True, padding="ends", dtype=dtype, name="embedding"
+    )
     embedding_dropout = Dropout(dropout, dtype=dtype, name="embedding_dropout")
 
     source = keras.Input((None,), dtype="int32", name="source")
-    # Not `mask_zero` of the shared embedding: it would also mask the target's start token.
-    mask = ops.not_equal(source, 0)
     x, bias = embedding_dropout(embedding(source)), positions("encoder_positions")
     for i in range(num_layers):
-        x = TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x, mask=mask)
+        x = TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
     context = EncodedMarker(
         "t5", arguments, "embedding", encoders, dtype=dtype, name="encoded_marker"
     )(ending(x, "encoder"))
 
     target = keras.Input((None,), dtype="int32", name="target")
-    x, bias = embedding_dropout(embedding(target)), positions("decoder_positions")
+    # An operation drops the padding mask: the target's start token is the padding id.
+    x = embedding_dropout(ops.copy(embedding(target)))
+    bias = positions("decoder_positions")
     decoders = num_layers if num_decoder_layers is None else num_decoder_layers
     for i in range(decoders):
         x = TransformerDecoderBlock(
             **parts(bias, causal=True),
             cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
             name=f"decoder_{i}",
-        )(x, context, context_mask=mask)
+        )(x, context)
     blocks = [*encoders, *(f"decoder_{i}" for i in range(decoders))]
     x = FeaturesMarker("t5", arguments, "embedding", blocks, dtype=dtype, name="features_marker")(
         ending(x, "decoder")

@@ -1,7 +1,7 @@
 """Checks a caller's inputs and converts them to the shape and dtype of a signature.
 
 An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
-that id. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one
+that id, and with "padding" the same id as a token is passed as `REAL_PAD`. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one
 with "end_id" is an input whose rows must contain that id; one with "sample_rate" takes audio.
 
 Example:
@@ -17,7 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime.trailing_padding import unpadded_prompts
+from keras_tfm.runtime.trailing_padding import (
+    REAL_PAD,
+    TokenRows,
+    unpadded_prompts,
+    with_real_pads,
+)
 
 Spec = dict[str, Any]
 # The largest sample of audio that is read as a float. Resampling and mixing exceed 1 by a little.
@@ -29,6 +34,8 @@ def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
     shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
     if is_audio(expected):
         return _audio(name, values, expected)
+    if "mask_of" in expected and not is_ids(expected):
+        values = _padded_masks(values, shape[1])
     if dtype.kind in "iu":
         array = _integers(name, values, expected)
     else:
@@ -48,6 +55,9 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
     arrays, shape = integer_rows(name, values, expected), expected["shape"]
     if not is_ids(expected):
         return np.stack(arrays)
+    if "padding" in expected:
+        rule = expected["pad_id"], expected["padding"]
+        arrays = [with_real_pads(array, *rule) for array in arrays]
     if expected.get("needs_token"):
         for i, array in enumerate(arrays):
             if not (array != expected["pad_id"]).any():
@@ -78,6 +88,13 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
     return result
 
 
+def _padded_masks(values: Any, length: int) -> Any:
+    """Rows of a mask, those of a list padded with 0: after them there is no token."""
+    if not isinstance(values, list) or not all(isinstance(row, list) for row in values):
+        return values
+    return np.array([[*row, *[0] * (length - len(row))] for row in values])
+
+
 def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
     """Rows of integers in the range that the input takes; rows of ids may have any length."""
     shape = expected["shape"]
@@ -91,6 +108,8 @@ def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
     if len(shape) > 1 and not _is_sequence(rows[0]):
         rows = [values]
     arrays = [_array(name, row) for row in rows]
+    # An id for padding that is no token, or the padding id as a token.
+    own = {expected.get("pad_id"), REAL_PAD if "padding" in expected else None}
     for array in arrays:
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{name} must be integer ids, got {array.dtype}")
@@ -101,9 +120,8 @@ def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
     limits = np.iinfo(expected["dtype"])
     size = expected.get("vocabulary_size", int(limits.max) + 1)
     low = 0 if "vocabulary_size" in expected else int(limits.min)
-    found = [
-        bound for array in arrays if array.size for bound in (int(array.min()), int(array.max()))
-    ]
+    known = [array[~np.isin(array, [x for x in own if x is not None])] for array in arrays]
+    found = [bound for x in known if x.size for bound in (int(x.min()), int(x.max()))]
     if found and (min(found) < low or max(found) >= size):
         raise ValueError(
             f"{name}: ids must be in {low}..{size - 1}, got {min(found)}..{max(found)}"
@@ -141,7 +159,15 @@ def prompt_rows(name: str, values: Any, expected: Spec, start_id: int | None) ->
     """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`."""
     rows = integer_rows(name, values, expected)
     is_array = not isinstance(values, list | tuple)
-    return unpadded_prompts(name, rows, expected["pad_id"], start_id, expected["padded"], is_array)
+    return unpadded_prompts(
+        name,
+        rows,
+        expected["pad_id"],
+        start_id,
+        expected["padded"],
+        is_array,
+        isinstance(values, TokenRows),
+    )
 
 
 def left_padded(

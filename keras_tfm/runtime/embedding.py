@@ -156,16 +156,18 @@ def _of_texts(model: Model, texts: Any, prefix: str) -> np.ndarray:
         texts = [texts]
     elif not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
         raise TypeError(f"expected a text (str) or a list of texts, got {type(texts).__name__}")
-    name, rows = rows_of_texts(model, "predict", [prefix + text for text in texts])
+    inputs = rows_of_texts(model, "predict", [prefix + text for text in texts])
     # Grouped by exported length, so that one long text does not make all rows long.
     groups: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        chosen, _ = model._runner.choose("predict", {name: [row]})
+    for i in range(len(texts)):
+        one = {name: [rows[i]] for name, rows in inputs.items()}
+        chosen, _ = model._runner.choose("predict", one)
         groups.setdefault(chosen, []).append(i)
-    vectors: Any = [None] * len(rows)
+    vectors: Any = [None] * len(texts)
     output = _output(model)
     for signature, members in groups.items():
-        found = model.run(signature, {name: [rows[i] for i in members]})[output]
+        part = {name: [rows[i] for i in members] for name, rows in inputs.items()}
+        found = model.run(signature, part)[output]
         for i, vector in zip(members, found, strict=True):
             vectors[i] = vector
     return vectors[0] if single else np.stack(vectors)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.image_processor import ImageProcessor
 from keras_tfm.runtime.manifest_tensors import check_tensors
+from keras_tfm.runtime.trailing_padding import PADDINGS
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
 FORMAT = 2
@@ -106,6 +107,7 @@ def _among(names: tuple[str, ...]) -> Field:
 
 _SIZE = Field("a positive integer", lambda x: _is_integer(x, 1))
 _ID = Field("an id", _is_integer)
+_PAD = Field("an id or -1", lambda x: _is_integer(x, -1))
 _NAME = Field("a string", lambda x: isinstance(x, str))
 _FIELDS = Field("an object", lambda x: isinstance(x, dict))
 _TENSORS = Field("an object of tensors", lambda x: isinstance(x, dict) and bool(x))
@@ -114,7 +116,10 @@ _INPUT = {
     **_TENSOR,
     "kind": _among(KINDS),
     "padded": Field("true or false", lambda x: isinstance(x, bool)),
-    "pad_id": _ID._replace(optional=True),
+    "pad_id": _PAD._replace(optional=True),
+    "padding": _among(PADDINGS)._replace(optional=True),
+    "segments_of": _NAME._replace(optional=True),
+    "mask_of": _NAME._replace(optional=True),
     "vocabulary_size": _SIZE._replace(optional=True),
     "needs_token": Field("true or false", lambda x: isinstance(x, bool), optional=True),
     "end_id": _ID._replace(optional=True),
@@ -130,7 +135,7 @@ _STEPPED = {
     "max_length": _SIZE,
     "start_id": Field("an id or null", lambda x: x is None or _is_integer(x)),
     "end_id": Field("an id, a list of ids, or null", _is_end),
-    "pad_id": _ID,
+    "pad_id": _PAD,
     "target": _NAME,
 }
 _STRATEGY = Field(

@@ -61,9 +61,11 @@ def check_input(place: str, spec: dict[str, Any]) -> None:
     _require(size <= largest, f"{place}.vocabulary_size must be at most {largest}", size)
     if "pad_id" in spec:
         _require(len(shape) == 2, f"{place} has ids, which are rows (B, S)", shape)
-    for key in ("pad_id", "end_id"):
-        _check_ids(f"{place}.{key}", [spec[key]] if key in spec else (), size)
-    for key in ("end_id", "needs_token"):
+    # -1 is padding that is no token.
+    for key, none in (("pad_id", -1), ("end_id", None)):
+        known = [spec[key]] if key in spec and spec[key] != none else ()
+        _check_ids(f"{place}.{key}", known, size)
+    for key in ("end_id", "needs_token", "padding"):
         _require("pad_id" in spec or not spec.get(key), f"{place}.{key} needs a pad_id", "none")
     if "sample_rate" in spec:
         rate, is_audio = spec["sample_rate"], dtype.kind == "f" and len(shape) == 2
@@ -71,6 +73,13 @@ def check_input(place: str, spec: dict[str, Any]) -> None:
         _require(
             rate <= LARGEST_RATE, f"{place}.sample_rate must be at most {LARGEST_RATE} Hz", rate
         )
+
+
+def _check_follows(place: str, spec: dict[str, Any], tokens: Any, key: str) -> None:
+    """An input that is made of the tokens of another one has a value for each of them."""
+    if key in spec:
+        fits = tokens is not None and tokens["shape"] == spec["shape"] and "pad_id" in tokens
+        _require(fits, f"{place} must be an input of ids of the same shape", spec[key])
 
 
 def _require(holds: bool, expected: str, found: Any) -> None:
@@ -98,6 +107,8 @@ def _check_signature(place: str, signature: Signature) -> None:
     inputs, role = signature["inputs"], signature["role"]
     for name, spec in inputs.items():
         check_input(f"{place}.inputs.{name}", spec)
+        for key in ("segments_of", "mask_of"):
+            _check_follows(f"{place}.inputs.{name}.{key}", spec, inputs.get(spec.get(key)), key)
         _require(0 not in spec["shape"], f"{place}.inputs.{name} must not be empty", spec["shape"])
     by_role = {"predict": {"input"}, "encode": {"input"}, "generate": {"input", "padding"}}
     known = by_role.get(role, {"input", "position", "cache", "encoded"})
@@ -143,7 +154,8 @@ def _check_generate(place: str, signature: Signature, batch: int) -> None:
 def _check_special(place: str, signature: Signature, size: int) -> None:
     """The ids in the settings of a signature that generates."""
     for key in ("start_id", "pad_id", "default_prompt"):
-        _check_ids(f"{place}.{key}", _ids(signature.get(key)), size)
+        known = [] if key == "pad_id" and signature[key] == -1 else _ids(signature.get(key))
+        _check_ids(f"{place}.{key}", known, size)
     _check_ids(f"{place}.end_id", _ids(signature["end_id"]), _IDS)
 
 

@@ -41,5 +41,7 @@ def _integers(
         return generator.integers(low, high, shape)
     if size == 1:
         return np.zeros(shape, dtype)
+    if pad_id < 0:
+        return generator.integers(0, size, shape)
     ids = generator.integers(0, size - 1, shape)
     return ids + (ids >= pad_id)  # skips the pad id

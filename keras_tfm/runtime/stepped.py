@@ -18,6 +18,7 @@ from keras_tfm.runtime.host_loop import Guess, prompt_of, step
 from keras_tfm.runtime.manifest_fields import by_length, of_kind
 from keras_tfm.runtime.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.signature_runner import SignatureRunner
+from keras_tfm.runtime.trailing_padding import REAL_PAD
 
 
 def stream(
@@ -105,6 +106,9 @@ def _guess(
         )
     specs = {k: x for s in runner.signatures.values() for k, x in s["inputs"].items()}
     given = {key: separate_rows(key, x, specs.get(key)) for key, x in inputs.items()}
+    for key, spec in specs.items():  # a draft may repeat the ids of a source
+        if "padding" in spec and key in given:
+            given[key] = [np.where(x == REAL_PAD, spec["pad_id"], x) for x in given[key]]
     size = runner.signatures[runner.names("decode")[-1]]["vocabulary_size"]
 
     def guess(tokens: np.ndarray, count: int) -> np.ndarray:

@@ -14,21 +14,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime.checked_inputs import is_ids
+from keras_tfm.runtime.checked_inputs import prompt_spec
 from keras_tfm.runtime.drafts import Draft
 from keras_tfm.runtime.host_loop import end_ids_of
 from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.sampling import Choose, Sampler
 from keras_tfm.runtime.signature_runner import check_one
+from keras_tfm.runtime.text_rows import (
+    ids_of,
+    is_pairs,
+    is_text,
+    kind_of,
+    rows_of,
+    typed_rows,
+)
 from keras_tfm.runtime.tokenizer import (
     INCOMPLETE,
     Tokenizer,
     prompt_ids,
     read,
-    shown,
     until_end,
     without_start,
 )
+from keras_tfm.runtime.trailing_padding import TokenRows
 
 if TYPE_CHECKING:
     from keras_tfm.runtime.model import Model
@@ -86,21 +94,21 @@ def _generated(model: Model, request: _Generation) -> list[Any]:
 
 def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
     """See `Model.predict_text`."""
-    lengths = _lengths(model, "predict")
-    given = _by_name(model, texts, lengths)
-    return model.predict(
-        {
-            name: _rows(name, x, tokenizer_of(model, name).encode, lengths) if _is_text(x) else x
-            for name, x in given.items()
-        }
-    )
+    specs = _specs(model, "predict")
+    given = _by_name(model, texts, specs, pairs=True)
+    inputs = dict(given)
+    for name, x in given.items():
+        if is_text(x) or is_pairs(x):
+            made = typed_rows(name, x, tokenizer_of(model, name), specs)
+            inputs |= {key: rows for key, rows in made.items() if key == name or key not in given}
+    return model.predict(inputs)
 
 
-def rows_of_texts(model: Model, role: str, texts: list[str]) -> tuple[str, list[list[int]]]:
-    """The input of a role that takes text, and the ids of each text."""
-    lengths = _lengths(model, role)
-    (name,) = _by_name(model, texts, lengths)
-    return name, _rows(name, texts, tokenizer_of(model, name).encode, lengths)
+def rows_of_texts(model: Model, role: str, texts: list[str]) -> dict[str, list[Any]]:
+    """The rows of each text for a role that takes text, by input."""
+    specs = _specs(model, role)
+    (name,) = _by_name(model, texts, specs)
+    return typed_rows(name, texts, tokenizer_of(model, name), specs)
 
 
 def stream_text(
@@ -210,7 +218,7 @@ class _Generation:
 
     def __init__(self, model: Model, texts: Any, stepped: bool = False, with_prompt: bool = True):
         role = "decode" if stepped or not by_length(model.signatures, "generate") else "generate"
-        lengths = _lengths(model, role)
+        specs = _specs(model, role)
         signature = model.signatures[by_length(model.signatures, role)[-1]]
         target, start_id = signature["target"], signature["start_id"]
         self.target: str = target
@@ -219,16 +227,20 @@ class _Generation:
         self.with_prompt = with_prompt
         self.end_ids = end_ids_of(signature)
         self.tokenizer = tokenizer_of(model, target)
-        given = _by_name(model, texts, lengths, target)
+        given = _by_name(model, texts, specs, target)
         self.rows = len(next(iter(given.values()), ()))
-        kinds = [isinstance(x, str) for x in given.values() if _is_text(x)]
+        kinds = [isinstance(x, str) for x in given.values() if is_text(x)]
         self.single = bool(kinds) and all(kinds)
         self.inputs = dict(given)
-        for name in [name for name, x in given.items() if _is_text(x)]:
-            encode = self._prompt if name == target else tokenizer_of(model, name).encode
-            self.inputs[name] = _rows(name, given[name], encode, lengths)
+        for name in [name for name, x in given.items() if is_text(x)]:
+            if name == target:
+                rows = rows_of(name, given[name], self._prompt, specs.get(name))
+                self.inputs[name] = TokenRows(rows)
+            else:
+                encode = tokenizer_of(model, name).encode
+                self.inputs[name] = ids_of(name, given[name], encode, specs.get(name))
             self.rows = len(self.inputs[name])
-        if target in lengths and target not in given:
+        if target in specs and target not in given:
             if self.default == [None]:
                 raise ValueError(f"{model.path} was exported without a start_id: give {target!r}")
             self.inputs[target] = [self.default] * self.rows
@@ -253,8 +265,8 @@ class _Generation:
         return self.tokenizer.decode([*(self.written(row) if self.with_prompt else ()), *new])
 
 
-def _lengths(model: Model, role: str) -> dict[str, int | None]:
-    """The maximum number of ids of each input of a role; None for an input of another kind."""
+def _specs(model: Model, role: str) -> dict[str, dict[str, Any]]:
+    """The inputs of a role's longest signature in the manifest; of "decode", whole prompts."""
     check_one(model.path, model.signatures)
     names = by_length(model.signatures, role)
     if not names:
@@ -264,66 +276,30 @@ def _lengths(model: Model, role: str) -> dict[str, int | None]:
     if role == "decode":
         for name in by_length(model.signatures, "encode"):
             inputs.update(model.signatures[name]["inputs"])
-    lengths = {
-        key: spec["shape"][1] if is_ids(spec) else None
-        for key, spec in inputs.items()
-        if spec["kind"] == "input"
-    }
-    if role == "decode":
-        lengths[longest["target"]] = longest["max_length"] - 1
-    return lengths
+        inputs[longest["target"]] = prompt_spec(longest)
+    return {key: spec for key, spec in inputs.items() if spec["kind"] == "input"}
 
 
 def _by_name(
-    model: Model, texts: Any, lengths: dict[str, int | None], target: str | None = None
+    model: Model,
+    texts: Any,
+    specs: dict[str, dict[str, Any]],
+    target: str | None = None,
+    pairs: bool = False,
 ) -> dict[str, Any]:
     """`texts` by input; bare texts are for the first input that has a tokenizer.
 
     The stepped input comes last, since a text for it is a prompt.
     """
     if not isinstance(texts, dict):
-        if not _is_text(texts):
-            raise TypeError(f"expected a text (str) or a list of texts, got {_kind(texts)}")
-        names = [name for name in lengths if name in model.tokenizers and name != target]
-        texts = {next(iter(names), target or next(iter(lengths))): texts}
-    return texts
-
-
-def _is_text(x: Any) -> bool:
-    """Whether `x` is a text or a sequence of texts."""
-    if isinstance(x, np.ndarray) and x.ndim == 0:
-        return False
-    if isinstance(x, (list, tuple, np.ndarray)):
-        return all(isinstance(text, str) for text in x)
-    return isinstance(x, str)
-
-
-def _kind(x: Any) -> str:
-    name = type(x).__name__
-    if isinstance(x, np.ndarray):
-        name += f" of shape {x.shape} and dtype {x.dtype}"
-    if isinstance(x, (list, tuple)):
-        name += f" of {', '.join(sorted({type(one).__name__ for one in x}))}"
-    return name
-
-
-def _rows(
-    name: str, texts: Any, encode: Callable[[str], list[int]], lengths: dict[str, int | None]
-) -> list[list[int]]:
-    """The ids of each text, never truncated."""
-    texts = [texts] if isinstance(texts, str) else texts
-    if not len(texts):
-        raise ValueError(f"got no texts for {name!r}")
-    rows, length = [], lengths.get(name)
-    for text in texts:
-        ids = encode(text)
-        if length is not None and len(ids) > length:
-            raise ValueError(
-                f"{name}: {shown(text)} has {len(ids)} tokens, "
-                f"but the file was exported for at most {length}"
+        if not (is_text(texts) or (pairs and is_pairs(texts))):
+            also = " or of pairs of texts" if pairs else ""
+            raise TypeError(
+                f"expected a text (str) or a list of texts{also}, got {kind_of(texts)}"
             )
-        rows.append(ids)
-    return rows
+        names = [name for name in specs if name in model.tokenizers and name != target]
+        texts = {next(iter(names), target or next(iter(specs))): texts}
+    return texts
 
 
 def target_of(model: Model) -> str:

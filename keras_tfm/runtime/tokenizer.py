@@ -32,6 +32,15 @@ class Tokenizer(abc.ABC):
         """The ids of a text, with the special tokens that the tokenizer adds."""
         return self._encode(_checked(text), ())
 
+    def encode_typed(self, text: str | Sequence[str]) -> tuple[list[int], list[int]]:
+        """The ids of a text or of a pair of texts, and the segment (token type) of each id.
+
+        Raises:
+            ValueError: the tokenizer cannot join two texts.
+        """
+        both = [text] if isinstance(text, str) else list(text)
+        return self._encode_typed([_checked(one) for one in both])
+
     def encode_prompt(self, text: str, end_ids: Collection[int]) -> list[int]:
         """The ids of a prompt: the tokenizer appends none of `end_ids`.
 
@@ -69,6 +78,9 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]: ...
 
+    @abc.abstractmethod
+    def _encode_typed(self, texts: list[str]) -> tuple[list[int], list[int]]: ...
+
 
 class _HuggingFace(Tokenizer):
     """`tokenizer.json`; its truncation and padding settings are ignored."""
@@ -95,6 +107,11 @@ class _HuggingFace(Tokenizer):
                 while ids and ids[-1] in end_ids and added[len(ids) - 1]:
                     ids = ids[:-1]
             return ids
+
+    def _encode_typed(self, texts: list[str]) -> tuple[list[int], list[int]]:
+        with refusing(f"the tokenizer cannot read {' and '.join(map(shown, texts))}"):
+            encoding = self._tokenizer.encode(*texts)
+            return encoding.ids, encoding.type_ids
 
     def encode_more(self, text: str) -> list[int]:
         with refusing(f"the tokenizer cannot read {shown(_checked(text))}"):
@@ -161,6 +178,15 @@ class _SentencePiece(Tokenizer):
         with refusing(f"the tokenizer cannot read {shown(text)}"):
             ids: list[int] = self._processor.encode(text, **options)
             return ids
+
+    def _encode_typed(self, texts: list[str]) -> tuple[list[int], list[int]]:
+        if len(texts) > 1:
+            raise ValueError(
+                "a SentencePiece model does not say how two texts are joined: export the file with "
+                "a tokenizer.json, such as that of checkpoints.load_tokenizer"
+            )
+        ids = self._encode(texts[0], ())
+        return ids, [0] * len(ids)
 
     def encode_more(self, text: str) -> list[int]:
         with refusing(f"the tokenizer cannot read {shown(_checked(text))}"):

@@ -1,8 +1,54 @@
-"""Padding ids at the end of prompts: removed if the model masks them, otherwise refused."""
+"""Rows of ids in which the padding id may be a token, too.
+
+Padding ids at the end of prompts are removed if the model masks them, and otherwise refused. In
+other rows the padding id is a token between others, and in rows of a tokenizer everywhere: it is
+passed to the file as `REAL_PAD`.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
+
+# The padding id as a token, in a row of ids for a model whose manifest has "padding".
+REAL_PAD = -2
+# The values of "padding" in a manifest, see `with_real_pads`.
+PADDINGS = ("ends", "after_end", "by_id")
+
+
+class TokenRows(list[list[int]]):
+    """Prompts that a tokenizer made: no id in them is padding."""
+
+
+def with_real_pads(
+    row: np.ndarray, pad_id: int, padding: str, is_text: bool = False
+) -> np.ndarray:
+    """A row of ids (S,) in which `REAL_PAD` stands for each `pad_id` that is a token.
+
+    Args:
+        row: (S,), integers.
+        pad_id: int, the padding id.
+        padding: str, "padding" of the input in the manifest, see `layers.TokenEmbedding`: "ends" or
+            "after_end"; or "by_id", as "ends", but in rows of a tokenizer, too, the ids after the
+            last other id are padding, since the model returns the last other id's features.
+        is_text: bool, whether a tokenizer made the row.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.trailing_padding import with_real_pads
+    >>> row = np.array([0, 3, 0, 4, 0, 0])
+    >>> {x: with_real_pads(row, 0, x).tolist() for x in ("ends", "after_end")}
+    {'ends': [0, 3, -2, 4, 0, 0], 'after_end': [0, 3, -2, 4, -2, 0]}
+    >>> {x: with_real_pads(row, 0, x, True).tolist() for x in ("ends", "by_id")}
+    {'ends': [-2, 3, -2, 4, -2, -2], 'by_id': [-2, 3, -2, 4, 0, 0]}
+    """
+    others = np.flatnonzero(row != pad_id)
+    start = 0 if is_text or not len(others) else int(others[0])
+    end = int(others[-1]) + 1 if len(others) else 0
+    if is_text and padding != "by_id":
+        end = len(row)
+    elif padding == "after_end" and not (end and row[end - 1] == REAL_PAD):
+        end += 1
+    is_token = (row == pad_id) & (np.arange(len(row)) >= start) & (np.arange(len(row)) < end)
+    return np.where(is_token, REAL_PAD, row)
 
 
 def unpadded_length(row: Sequence[int] | np.ndarray, pad_id: int) -> int:
@@ -24,6 +70,7 @@ def unpadded_prompts(
     start_id: int | None,
     is_masked: bool,
     is_array: bool,
+    is_text: bool = False,
 ) -> list[np.ndarray]:
     """The prompts without trailing padding ids.
 
@@ -36,6 +83,7 @@ def unpadded_prompts(
             vocabulary, as 0 is in GPT-2 ("!").
         is_array: bool, whether the caller gave an array, whose rows have equal lengths. A row of a
             list may end in one unmasked padding id: it is taken as a token.
+        is_text: bool, whether a tokenizer made the rows: they have no padding.
 
     Raises:
         ValueError: a row ends in padding that the model would read as tokens.
@@ -48,6 +96,8 @@ def unpadded_prompts(
     >>> [row.tolist() for row in unpadded_prompts("target", rows, 0, 1, True, True)]
     [[5, 7], [5, 0, 7, 6]]
     """
+    if is_text:
+        return list(rows)
     lengths = [unpadded_length(row, pad_id) for row in rows]
     if is_masked:
         starts = [int(len(row) > 0 and row[0] == start_id) for row in rows]

@@ -201,3 +201,109 @@ def test_bad_arguments():
     ]:
         with pytest.raises(error, match=message):
             models.sentence_embedding(small(), **arguments)
+
+
+# --- Tokens that have the padding id -----------------------------------------------------------
+
+
+def test_a_padding_token_in_a_text_is_a_token():
+    vectors = runtime.load(exported()).embed(["a [PAD] dog", "[PAD]"], prompt="passage")
+    rows = [[2, 7, 0, 8, 3], [2, 0, 3]]
+    x = [unpadded(row).mean(0) for row in rows]
+    assert_close(vectors, unit(np.stack(x)), FLOAT32)
+
+
+def unpadded(row):
+    """Features of a row of the small BERT in which id 0 is a token."""
+    row = np.array([row])
+    inputs = {"tokens": row, "segments": np.zeros_like(row)}
+    masks = {name: np.ones(row.shape, "bool") for name in inputs}
+    return to_numpy(small()(inputs, mask=masks)["features"])[0].astype("float64")
+
+
+@functools.cache
+def small_decoder():
+    model = models.llama(9, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    return randomize(models.backbone(model), 4)
+
+
+END = 8
+TEXTS = ["a b", "c", "a b c a b", "b <end> c"]
+DECODER_ROWS = [[1, 2, END], [3, END], [1, 2, 3, 1, 2, END], [2, END, 3, END]]
+
+
+def saved_decoder(folder, pooling="lasttoken", padding="<end>", appends=True):
+    """A folder in the form of Qwen3-Embedding: its tokenizer appends the padding token."""
+    from tokenizers import Tokenizer, pre_tokenizers, processors
+    from tokenizers import models as tokenizer_models
+
+    folder = Path(folder)
+    checkpoints.save_huggingface(small_decoder(), folder)
+    words = ["!", "a", "b", "c", "d", "e", "f", "g", "<end>"]
+    tokenizer = Tokenizer(
+        tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="!")
+    )
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if appends:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A <end>", special_tokens=[("<end>", END)]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": padding}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": name, "path": path} for name, path in paths.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def decoder_vectors(pooling, listed=DECODER_ROWS):
+    """Of each row alone: the decoder has no mask."""
+    x = [to_numpy(small_decoder()(np.array([row])))[0].astype("float64") for row in listed]
+    return unit(np.stack([one[-1] if pooling == "lasttoken" else one.mean(0) for one in x]))
+
+
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
+@pytest.mark.parametrize("padding", ["<end>", None])
+def test_padded_rows_of_a_decoder(tmp_path, pooling, padding):
+    model = checkpoints.load_sentence_transformer(
+        saved_decoder(tmp_path / "model", pooling, padding)
+    )
+    pad_id = END if padding else -1
+    assert model.embedding.mask_id == pad_id
+    right = np.full((4, 9), pad_id)
+    left = right.copy()
+    for i, row in enumerate(DECODER_ROWS):
+        right[i, : len(row)], left[i, 9 - len(row) :] = row, row
+    expected = decoder_vectors(pooling)
+    for ids in (right, left):
+        assert_close(model.predict(ids, verbose=0), expected, FLOAT32)
+    for row, vector in zip(DECODER_ROWS, expected, strict=True):
+        assert_close(model(np.array([row]))[0], vector, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "appends"),
+    [("lasttoken", True), pytest.param("mean", False, marks=pytest.mark.slow)],
+)
+def test_texts_of_a_decoder_in_a_file(tmp_path, pooling, appends):
+    folder = saved_decoder(tmp_path / "model", pooling, appends=appends)
+    model = checkpoints.load_sentence_transformer(folder)
+    report = export_tflite(
+        model,
+        tmp_path / "model.tflite",
+        source_length=[4, 7],
+        batch_size=2,
+        tokenizer=checkpoints.load_tokenizer(folder),
+    )
+    file = runtime.load(report.path)
+    # Of no Keras model: an end at the end of a text, beside the one that the tokenizer appends.
+    listed = [*DECODER_ROWS, [END, 1, END], [1, END, END], [1, 2, END, END]]
+    listed = listed if appends else [row[:-1] for row in listed]
+    vectors = file.embed([*TEXTS, "<end> a", "a <end>", "a b <end>"])
+    assert_close(vectors, decoder_vectors(pooling, listed), FLOAT32)
+    if appends:  # ids of a caller: the tokenizer appended one end
+        assert_close(file.predict(DECODER_ROWS)["output"], decoder_vectors(pooling), FLOAT32)
