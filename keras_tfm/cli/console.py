@@ -75,6 +75,22 @@ def numbers(text: str | None, option: str) -> list[int] | None:
         ) from None
 
 
+def lengths_by_input(text: str | None, option: str) -> list[int] | dict[str, list[int]] | None:
+    """ "32,128" -> [32, 128]; "text=8,text=32,frames=9" -> {"text": [8, 32], "frames": [9]}."""
+    if text is None or "=" not in text:
+        return numbers(text, option)
+    result: dict[str, list[int]] = {}
+    for part in text.split(","):
+        name, is_named, length = part.rpartition("=")
+        if not is_named or not name:
+            raise typer.BadParameter(
+                f"expected a length for each input, such as text=32,frames=30, got {text!r}",
+                param_hint=f"'{option}'",
+            )
+        result.setdefault(name, []).extend(numbers(length, option) or [])
+    return result
+
+
 def refuse(options: Mapping[str, Any], reason: str) -> None:
     """Refuses options, values by name, that were given for something else."""
     for name, value in options.items():

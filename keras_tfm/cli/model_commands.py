@@ -13,6 +13,7 @@ from keras_tfm.cli.console import (
     Cache,
     FilePath,
     app,
+    lengths_by_input,
     numbers,
     print_result,
     typer,
@@ -105,7 +106,11 @@ def export(
         typer.Option(help="predict, generate, encode, prefill, decode; separated by commas."),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Length of the source in ids, or several: 32,128.")
+        str | None,
+        typer.Option(
+            help="Length of the source in ids, or several: 32,128; or a length for each input: "
+            "text=32,frames=100."
+        ),
     ] = None,
     prompt_lengths: Annotated[
         str | None,
@@ -213,7 +218,7 @@ def export(
         raise typer.BadParameter(
             f"{hypotheses} must be at most --beam, got {beam}", param_hint="'--hypotheses'"
         )
-    source_length, names_of_classes = numbers(lengths, "--lengths"), labels_of(labels)
+    source_length, names_of_classes = lengths_by_input(lengths, "--lengths"), labels_of(labels)
     if images is not None and not Path(images).is_dir():
         processor_of(images)  # raises before TensorFlow and the model are loaded
     prompt_length = numbers(prompt_lengths, "--prompt-lengths")

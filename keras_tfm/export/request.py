@@ -2,19 +2,18 @@
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export.cache_format import checked_cache
 from keras_tfm.export.default_prompt import checked_prompt
 from keras_tfm.export.draft_length import checked_draft_length
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
+from keras_tfm.export.source_lengths import index, integer, lengths_of, source_lengths
 from keras_tfm.generation.model_inputs import (
     audio_inputs,
     end_tokens,
@@ -70,7 +69,8 @@ class ExportArguments(GenerationArguments, total=False):
             audio: samples, by default the length to which the model pads.
             Shorter rows are padded with the input's padding id (`mask_id` of its embedding), which
             the model must mask. With several lengths, each gets its own signatures ("predict_32",
-            "encode_128"), and the runtime picks the shortest that fits.
+            "encode_128"), and the runtime picks the shortest that fits. Or a dictionary of the
+            lengths by input, {"text": 8, "frames": 30}, of which one input may have several.
         prompt_length: int or list of int (N), the maximum length of a prompt for the stepped input,
             or several lengths: one "prefill_N" each, and "generate" continues prompts of up to N
             tokens.
@@ -95,7 +95,7 @@ class ExportArguments(GenerationArguments, total=False):
     """
 
     batch_size: int
-    source_length: int | Sequence[int] | None
+    source_length: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None
     prompt_length: int | Sequence[int] | None
     default_prompt: Sequence[int] | None
     accelerator: str
@@ -141,6 +141,8 @@ class Request:
         vocabulary_sizes: the number of ids of each input that an embedding reads.
         pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
         paddings: where it is padding, of inputs in which it may be a token.
+        source_lengths: the lengths of the inputs with an open length, in ascending order.
+        own_lengths: the lengths of inputs that have one of their own.
         inputs_of_tokens: the inputs that follow from the tokens of another one, such as segments.
         end_tokens: the id that rows of an input must contain, where a layer reads its features.
         images: the inputs of pixels, uint8 in the file.
@@ -170,11 +172,12 @@ class Request:
         self.model = model
         self.roles = list(roles)
         # NumPy's integers become Python's, since the manifest is JSON.
-        self.batch_size = _index("batch_size", arguments.get("batch_size", 1 if static else None))
-        self.source_lengths = _lengths("source_length", arguments.get("source_length"))
-        self.prompt_lengths = _lengths("prompt_length", prompt_length)
-        self.max_length = None if max_length is None else _integer("max_length", max_length)
-        self.start_id = None if start_id is None else _integer("start_id", start_id)
+        self.batch_size = index("batch_size", arguments.get("batch_size", 1 if static else None))
+        given = source_lengths(model, self.roles, arguments)
+        self.source_lengths, self.own_lengths = given.each, given.own
+        self.prompt_lengths = lengths_of("prompt_length", prompt_length)
+        self.max_length = None if max_length is None else integer("max_length", max_length)
+        self.start_id = None if start_id is None else integer("start_id", start_id)
         self.end_ids = end_ids_of(arguments.get("end_id"))
         if strategy is not None and not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")
@@ -239,7 +242,13 @@ class Request:
     def padded(self) -> frozenset[str]:
         """The inputs whose rows may be padded. Found by calling the model, at the first use."""
         names = input_names(self.model) if "predict" in self.roles else self.others
-        return invisibly_padded(self.model, names, self.vocabulary_sizes, self.pad_ids)
+        found = invisibly_padded(self.model, names, self.vocabulary_sizes, self.pad_ids)
+        masks = {
+            name
+            for name, (kind, tokens) in self.inputs_of_tokens.items()
+            if kind == "mask_of" and tokens in found
+        }
+        return found | masks
 
     @property
     def masked_target(self) -> frozenset[str]:
@@ -332,7 +341,7 @@ class Request:
         return [
             name
             for name, x in input_specs(self.model).items()
-            if None in x.shape[1:] and name not in fixed
+            if None in x.shape[1:] and name not in (*fixed, *self.own_lengths)
         ]
 
     def specs(
@@ -350,7 +359,8 @@ class Request:
         for name, x in input_specs(self.model).items():
             if name not in names:
                 continue
-            here = lengths.get(name, longest if length is None else length)
+            here = longest if length is None else length
+            here = lengths.get(name, self.own_lengths.get(name, here))
             if here is None and self.static and name in self.audio:
                 here = self.audio[name].length  # what the layer pads to
             shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
@@ -372,30 +382,3 @@ class Request:
     def end_id_setting(self) -> int | list[int] | None:
         """The end tokens as the manifest stores them."""
         return self.end_ids[0] if len(self.end_ids) == 1 else list(self.end_ids) or None
-
-
-def _index(name: str, value: int | None) -> int | None:
-    if value is None:
-        return None
-    value = _integer(name, value)
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-
-
-def _lengths(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The lengths as an ascending tuple; empty for None."""
-    if values is None:
-        return ()
-    several: list[Any] = list(np.atleast_1d(np.asarray(values, object)))
-    result = sorted({_index(name, value) or 0 for value in several})
-    if len(result) < len(several) or not result:
-        raise ValueError(f"{name} must be one length or several different ones, got {values}")
-    return tuple(result)

@@ -167,7 +167,8 @@ def predict(request: Request) -> list[Signature]:
     """One full pass."""
     model, names = request.model, input_names(request.model)
     lengths: dict[str, int | None] = {}
-    if request.static and request.max_length is not None and len(names) > 1:
+    is_open = request.static and request.max_length is not None and len(names) > 1
+    if is_open and request.target not in request.own_lengths:
         lengths = {request.target: request.max_length}
     return [
         Signature(

@@ -18,7 +18,7 @@ from keras_tfm.export.host_caches import Caches
 from keras_tfm.export.signatures import Request, Signature
 from keras_tfm.generation.loop import cache_capacities
 from keras_tfm.layers import DecodingScope
-from keras_tfm.layers.decoding.cache import columns_of_entry, longer
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry, longer
 
 Tensor = Any
 
@@ -35,9 +35,7 @@ def encode(caches: Caches) -> list[Signature]:
     result = []
     for length in request.source_lengths or (None,):
 
-        def function(
-            inputs: dict[str, Tensor], missing: int = (longest or 0) - (length or 0)
-        ) -> Any:
+        def function(inputs: dict[str, Tensor], is_short: bool = length != longest) -> Any:
             token = tf.zeros((request.batch_size, 1), "int32")
             encoded = caches.model.encode(inputs)
             with caches.first_scope() as scope:
@@ -49,7 +47,9 @@ def encode(caches: Caches) -> list[Signature]:
                 entry: columns_of_entry(scope.new[entry], 0, caches.prefix)
                 for entry in (caches.growing if caches.prefix else ())
             }
-            contexts = {**_longer(contexts, missing), **prefixes}
+            if is_short:
+                contexts = _longer(contexts, caches)
+            contexts = {**contexts, **prefixes}
             return {**caches.flatten(contexts), **caches.to_host(encoded)}
 
         if not caches.specs(growing=False) and not caches.encoded and not caches.prefix:
@@ -179,9 +179,17 @@ def _step(
     return logits, caches.flatten(after)
 
 
-def _longer(entries: dict[str, dict[str, Tensor]], missing: int) -> dict[str, dict[str, Tensor]]:
-    """Entries padded with `missing` columns of zeros."""
+def _longer(entries: dict[str, dict[str, Tensor]], caches: Caches) -> dict[str, dict[str, Tensor]]:
+    """Entries padded with columns of zeros, as many as those of the longest source have."""
+    specs = caches.specs(growing=False)
+
+    def padded(entry: str, part: str, x: Tensor) -> Tensor:
+        if part not in COLUMN_AXES:
+            return x
+        axis, longest = COLUMN_AXES[part], specs[caches.flat_name(entry, part)].shape
+        return longer(part, x, longest[axis] - x.shape[axis])
+
     return {
-        entry: {part: longer(part, x, missing) for part, x in parts.items()}
+        entry: {part: padded(entry, part, x) for part, x in parts.items()}
         for entry, parts in entries.items()
     }

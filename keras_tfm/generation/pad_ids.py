@@ -27,9 +27,6 @@ def pad_ids(model: keras.Model) -> dict[str, int]:
     >>> import keras
     >>> from keras_tfm.generation.pad_ids import pad_ids
     >>> from keras_tfm.layers import TokenEmbedding
-from keras_tfm.layers.token_mask import TokenMask
-from keras_tfm.models.identity import head_of, identity_of
-from keras_tfm.models.shifted_source import SHIFTED
     >>> ids = keras.Input((None,), dtype="int32", name="ids")
     >>> pad_ids(keras.Model(ids, TokenEmbedding(11, 4, mask_id=7)(ids)))
     {'ids': 7}

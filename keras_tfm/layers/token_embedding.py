@@ -90,8 +90,7 @@ class TokenEmbedding(RematerializedLayer):
             raise ValueError(f"mask_zero=True means mask_id=0, got mask_id={mask_id}")
         if mask_id is not None and mask_id >= vocabulary_size:
             raise ValueError(
-                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, or -1, "
-                f"got {mask_id}"
+                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, or -1, got {mask_id}"
             )
         if padding not in PADDINGS:
             raise ValueError(f"padding must be one of {list(PADDINGS)}, got {padding!r}")
@@ -153,7 +152,7 @@ class TokenEmbedding(RematerializedLayer):
 
     def _in_vocabulary(self, ids: Tensor) -> Tensor:
         """Ids that the table has."""
-        if self.mask_id is None or DecodingScope.current() is not None and self.mask_id >= 0:
+        if self.mask_id is None or (DecodingScope.current() is not None and self.mask_id >= 0):
             return ids
         if self.mask_id == NO_TOKEN:
             return ops.maximum(ids, 0)

@@ -1,7 +1,7 @@
 """Which ids of a row are tokens, and which are padding.
 
-A padding id is often a token, too: GPT-2's is its end token, and "[PAD]" may be a word of a text. So
-a padding id is padding only where it can be: see `PADDINGS`.
+A padding id is often a token, too: GPT-2's is its end token, and "[PAD]" may be a word of a text.
+So a padding id is padding only where it can be: see `PADDINGS`.
 """
 
 from typing import Any
@@ -54,7 +54,9 @@ def token_mask(ids: Tensor, pad_id: int, padding: str = "anywhere") -> Tensor:
     escaped = ops.concatenate(
         [ops.zeros_like(other[..., :1]), ops.equal(ids[..., :-1], REAL_PAD)], axis=-1
     )
-    end = ops.logical_and(ops.equal(counted, total), ops.logical_and(ops.logical_not(other), before))
+    end = ops.logical_and(
+        ops.equal(counted, total), ops.logical_and(ops.logical_not(other), before)
+    )
     return ops.logical_or(inside, ops.logical_and(end, ops.logical_not(escaped)))
 
 

@@ -1,8 +1,9 @@
 """Checks a caller's inputs and converts them to the shape and dtype of a signature.
 
 An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
-that id, and with "padding" the same id as a token is passed as `REAL_PAD`. An entry with "needs_token" is an input for which a row of padding alone gives NaN; one
-with "end_id" is an input whose rows must contain that id; one with "sample_rate" takes audio.
+that id; with "padding", the same id as a token is passed as `REAL_PAD`. An entry with "needs_token"
+is an input for which a row of padding alone gives NaN; one with "end_id" is an input whose rows
+must contain that id; one with "sample_rate" takes audio; one with "mask_of" is a mask.
 
 Example:
 

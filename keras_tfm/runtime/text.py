@@ -294,9 +294,7 @@ def _by_name(
     if not isinstance(texts, dict):
         if not (is_text(texts) or (pairs and is_pairs(texts))):
             also = " or of pairs of texts" if pairs else ""
-            raise TypeError(
-                f"expected a text (str) or a list of texts{also}, got {kind_of(texts)}"
-            )
+            raise TypeError(f"expected a text (str) or a list of texts{also}, got {kind_of(texts)}")
         names = [name for name in specs if name in model.tokenizers and name != target]
         texts = {next(iter(names), target or next(iter(specs))): texts}
     return texts

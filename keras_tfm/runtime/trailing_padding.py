@@ -19,9 +19,7 @@ class TokenRows(list[list[int]]):
     """Prompts that a tokenizer made: no id in them is padding."""
 
 
-def with_real_pads(
-    row: np.ndarray, pad_id: int, padding: str, is_text: bool = False
-) -> np.ndarray:
+def with_real_pads(row: np.ndarray, pad_id: int, padding: str, is_text: bool = False) -> np.ndarray:
     """A row of ids (S,) in which `REAL_PAD` stands for each `pad_id` that is a token.
 
     Args:
