@@ -90,7 +90,7 @@ class TokenEmbedding(RematerializedLayer):
             raise ValueError(f"mask_zero=True means mask_id=0, got mask_id={mask_id}")
         if mask_id is not None and mask_id >= vocabulary_size:
             raise ValueError(
-                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, or -1, got {mask_id}"
+                f"mask_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {mask_id}"
             )
         if padding not in PADDINGS:
             raise ValueError(f"padding must be one of {list(PADDINGS)}, got {padding!r}")

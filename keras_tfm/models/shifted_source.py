@@ -29,7 +29,8 @@ def with_shifted_source(model: keras.Model) -> keras.Model:
         # The last token of a source is its language, with which the target starts.
         real = ops.cast(ops.not_equal(source, arguments["pad_id"]), "int32")
         # Not their number: the padding id may be a token between others.
-        last = ops.max(real * ops.arange(ops.shape(source)[1]), axis=1, keepdims=True)
+        columns = ops.cumsum(ops.ones_like(real), axis=1) - 1
+        last = ops.max(real * columns, axis=1, keepdims=True)
         first = ops.take_along_axis(source, last, axis=1)
     else:
         first = ops.full_like(source[:, :1], arguments["start_id"])
