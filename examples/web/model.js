@@ -2129,9 +2129,9 @@ function readCaption(manifest, metadata) {
 function readDraw(manifest, metadata) {
   if (!isArtist(manifest)) return null;
   const names = ["text_length", "text_vocabulary_size", "image_vocabulary_size"];
-  const [textLength, textSize] = names.map((name) => {
+  const [textLength, textSize, codes] = names.map((name) => {
     const value = manifest.model.arguments?.[name];
-    if (isCount(value)) return value;
+    if (isCount(value) && value) return value;
     throw new ModelError(`The file's manifest cannot be read: ${name} is ${value}.`);
   });
   const stepped = readSteps(manifest);
@@ -2140,6 +2140,13 @@ function readDraw(manifest, metadata) {
   if (!settings) throw new ModelError("The file has no signature decode or generate, which draw.");
   if (!stepped && settings.inputs[settings.prompt]?.shape[1] !== textLength) {
     throw new ModelError(`The file was exported with another prompt_length than ${textLength}.`);
+  }
+  const size = stepped
+    ? settings.outputs.logits.shape.at(-1)
+    : settings.inputs[settings.prompt].vocabulary_size;
+  const total = textLength + textSize + codes;
+  if (textLength >= settings.max_length || total !== (size ?? total)) {
+    throw new ModelError(`The file's manifest does not describe it: ${names.join(", ")}.`);
   }
   const source = readTokenizer(settings.target, manifest, metadata);
   const whole = stepped ? null : { signature, maxLength: signature.max_length };
