@@ -35,6 +35,7 @@ CONTENTS = {
         "mathematics",
         "layers",
         "masks",
+        "own-layers",
         "training",
         "distribution",
         "generation",

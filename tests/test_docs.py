@@ -23,6 +23,7 @@ GUIDES = [
     "mathematics",
     "masks",
     "layers",
+    "own-layers",
     "architecture",
     "training",
     "distribution",
