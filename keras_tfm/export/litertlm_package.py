@@ -5,7 +5,7 @@ Example:
 >>> from keras_tfm.export.litertlm_package import jinja
 >>> from keras_tfm.runtime import ChatTemplate
 >>> print(jinja(ChatTemplate("<user>", "<model>", "<end><user>"), end="<end>")[:60])
-{% for m in messages %}{% if m.role == 'system' %}{{ raise_e
+{% if tools %}{{ raise_exception("the chat template has no t
 """
 
 import importlib
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from keras_tfm.generation.strategies import Greedy, Sample, Strategy
 from keras_tfm.generation.tokenizer_forms import Form
 from keras_tfm.optional_package import missing_package
-from keras_tfm.runtime.chat_template import ChatTemplate
+from keras_tfm.runtime.chat_template import CONTENT, NO_SYSTEM, ROLES, UNSUPPORTED, ChatTemplate
 from keras_tfm.runtime.tokenizer import Tokenizer
 from keras_tfm.version import __version__
 
@@ -75,35 +75,67 @@ def jinja(template: ChatTemplate, end: str) -> str:
 
     LiteRT-LM keeps what it has read, the end token that the model generated included, and reads
     only the text that a new message adds. So the end belongs to the answer, and the rest of
-    `template.next` to the user's message.
+    `template.next` to the user's message. The program writes parts of conversations, too: one that
+    ends with an answer is an error only with `add_generation_prompt`. Otherwise it refuses what
+    `prompt` refuses.
 
     Args:
         template: `ChatTemplate`, without a start token.
         end: str, the text of the end token, a prefix of `template.next`, or "".
     """
     content = (
-        "{% if m.content is string %}{{ m.content }}{% else %}"
-        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+        "{% if m.content is string %}{{ m.content }}"
+        "{% elif m.content is mapping or m.content is not sequence or not m.content %}"
+        + _refusal(CONTENT, "m.content|string")
+        + "{% else %}{% for part in m.content %}"
+        "{% if part.type == 'text' and part.text is string %}{{ part.text }}{% else %}"
+        + _refusal(CONTENT, "'a part of the type ' ~ part.type")
+        + "{% endif %}{% endfor %}{% endif %}"
     )
     if template.system is None:
-        system = "{{ raise_exception('the chat template has no system message') }}"
+        system = _refusal(NO_SYSTEM)
     else:
         system = _quoted(template.system[0]) + content + _quoted(template.system[1])
+    roles = "messages|map(attribute='role')|join(', ')"
     return (
-        "{% for m in messages %}{% if m.role == 'system' %}"
+        "{% if tools %}"
+        + _refusal("the chat template has no tools")
+        + "{% endif %}{% for m in messages %}"
+        + "".join(
+            f"{{% if m.{key} %}}" + _refusal(f"the chat template has no {key}") + "{% endif %}"
+            for key in UNSUPPORTED
+        )
+        + "{% if m.role == 'system' and loop.first %}"
         + system
-        + "{% elif m.role == 'user' %}{% if loop.first %}"
+        + "{% elif m.role == 'user' and loop.first %}"
         + _quoted(template.first)
-        + "{% elif messages[loop.index0 - 1].role != 'system' %}"
-        + _quoted(template.next.removeprefix(end))
-        + "{% endif %}"
         + content
         + _quoted(template.answer)
-        + "{% else %}"
+        + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'system' %}"
+        + content
+        + _quoted(template.answer)
+        + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'assistant' %}"
+        + _quoted(template.next.removeprefix(end))
+        + content
+        + _quoted(template.answer)
+        + "{% elif m.role == 'assistant' and not loop.first"
+        + " and messages[loop.index0 - 1].role == 'user' %}"
         + content
         + _quoted(end)
-        + "{% endif %}{% endfor %}"
+        + "{% else %}"
+        + _refusal(ROLES, roles)
+        + "{% endif %}{% if loop.last and add_generation_prompt and m.role != 'user' %}"
+        + _refusal(ROLES, roles)
+        + "{% endif %}{% endfor %}{% if add_generation_prompt and not messages %}"
+        + _refusal(f"{ROLES}, got none")
+        + "{% endif %}"
     )
+
+
+def _refusal(message: str, received: str = "") -> str:
+    """An error, with the value of an expression."""
+    text = json.dumps(f"{message}, got " if received else message)
+    return "{{ raise_exception(" + text + (f" ~ ({received})" if received else "") + ") }}"
 
 
 def _quoted(text: str) -> str:

@@ -3,6 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+# The errors; the Jinja program of a .litertlm file has the same.
+ROLES = (
+    "messages must be of the roles user, assistant, user, ... in turn, with user last and "
+    "optionally system first"
+)
+NO_SYSTEM = "the model's chat template has no system message, got one"
+CONTENT = "the content of a message must be a text, or a list of parts of the type text"
+# What a message may have besides a text, and no template of strings can write.
+UNSUPPORTED = ("tool_calls", "function_call", "images", "videos", "audio")
+
 
 class ChatTemplate(NamedTuple):
     """The text around the messages of a conversation.
@@ -43,8 +53,11 @@ class ChatTemplate(NamedTuple):
 
         Args:
             text: str, the user's next text.
+
+        Raises:
+            TypeError: `text` is not a str.
         """
-        return f"{self.next}{text}{self.answer}"
+        return f"{self.next}{_text(text)}{self.answer}"
 
     def prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
         """The text that the model continues with its answer.
@@ -52,10 +65,11 @@ class ChatTemplate(NamedTuple):
         Args:
             messages: str, the user's text; or, as in `transformers`, dictionaries with a "role" and
                 a "content": optionally "system" first, then "user" and "assistant" in turn, and
-                "user" last.
+                "user" last. A content is a str, or a list of `{"type": "text", "text": str}`.
 
         Raises:
-            ValueError: the roles are in another order, or the model takes no system message.
+            ValueError: the roles are others or in another order; the model takes no system message;
+                a message has tool calls or media.
             TypeError: a message is not a dictionary of texts.
         """
         if isinstance(messages, str):
@@ -65,14 +79,11 @@ class ChatTemplate(NamedTuple):
         begin = self.first
         if roles[:1] == ["system"]:
             if self.system is None:
-                raise ValueError("the model's chat template has no system message, got one")
+                raise ValueError(NO_SYSTEM)
             begin = self.system[0] + texts.pop(0) + self.system[1]
         turns = roles[len(roles) - len(texts) :]
         if turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
-            raise ValueError(
-                "messages must be of the roles user, assistant, user, ... in turn, with user last "
-                f"and optionally system first, got {', '.join(roles) or 'none'}"
-            )
+            raise ValueError(f"{ROLES}, got {', '.join(roles) or 'none'}")
         between = [self.answer, self.next] * (len(texts) // 2) + [self.answer]
         return begin + "".join(x + y for x, y in zip(texts, between, strict=True))
 
@@ -80,6 +91,25 @@ class ChatTemplate(NamedTuple):
 def _content(message: Any) -> str:
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise TypeError(f"a message must be a dictionary with role and content, got {message!r}")
-    if not isinstance(message["content"], str):
-        raise TypeError(f"the content of a message must be a text, got {message['content']!r}")
-    return message["content"]
+    for key in UNSUPPORTED:
+        if message.get(key):
+            raise ValueError(f"the chat template has no {key}, got {message[key]!r}")
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple) or not content:
+        raise TypeError(f"{CONTENT}, got {content!r}")
+    return "".join(map(_part, content))
+
+
+def _part(part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, dict) else part
+        raise TypeError(f"{CONTENT}, got a part of the type {kind!r}")
+    return _text(part.get("text"))
+
+
+def _text(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"expected a text (str), got {type(text).__name__}")
+    return text

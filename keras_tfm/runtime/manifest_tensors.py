@@ -168,8 +168,12 @@ def _prompts(place: str, spec: dict[str, Any]) -> dict[str, Any]:
 def _check_step(place: str, signature: Signature, batch: int) -> None:
     """A decode signature or a prefill, by itself."""
     inputs, outputs = signature["inputs"], signature["outputs"]
+    lengths = [x["shape"][1] for x in inputs.values() if "pad_id" in x and len(x["shape"]) == 2]
     for name, spec in _of_kind(signature, "position").items():
-        is_number = math.prod(spec["shape"]) == 1 and np.dtype(spec["dtype"]).kind in "iu"
+        # LiteRT-LM has the positions of all tokens.
+        is_number = (
+            math.prod(spec["shape"]) in (1, *lengths) and np.dtype(spec["dtype"]).kind in "iu"
+        )
         _require(is_number, f"{place}.inputs.{name} must be one integer", spec["shape"])
     count = len(_of_kind(signature, "position"))
     most = int("capacity" in signature)
@@ -216,7 +220,8 @@ def _check_steps(signatures: dict[str, Signature]) -> None:
         _check_caches(other, signature, first, largest)
         for name, spec in signature["inputs"].items():
             wanted = shared.get(name, spec)
-            if name != first["target"] and _tensor(spec) != _tensor(wanted):
+            own = name == first["target"] or spec["kind"] == "position"
+            if not own and _tensor(spec) != _tensor(wanted):
                 raise ValueError(f"{other}.inputs.{name} must be that of {place}, got {spec}")
     for other, signature in by_role["prefill"].items():
         _check_prefill(other, signature, first)

@@ -163,7 +163,7 @@ def test_the_file_has_it(tmp_path):
         ([SYSTEM], ValueError, "no system message"),
         ([MESSAGES[0], MESSAGES[0]], ValueError, "got user, user"),
         (["ab"], TypeError, "must be a dictionary with role and content, got 'ab'"),
-        ([{"role": "user", "content": None}], TypeError, "must be a text, got None"),
+        ([{"role": "user", "content": None}], TypeError, "of the type text, got None"),
     ],
 )
 def test_other_messages_are_refused(messages, error, message):

@@ -211,6 +211,54 @@ def test_template_is_that_of_chat_prompts(files):
     ]
 
 
+_CONVERSATIONS = """
+import json, sys, litert_lm
+path, conversations = sys.argv[1], json.load(sys.stdin)
+litert_lm.set_min_log_severity(litert_lm.LogSeverity.ERROR)
+found = []
+with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
+    for messages in conversations:
+        with engine.create_conversation(
+            messages=messages[:-1], max_output_tokens=2
+        ) as conversation:
+            try:
+                conversation.send_message(messages[-1])
+                conversation.send_message("And now?")
+                found.append("answered twice")
+            except RuntimeError:
+                found.append("refused")
+print(json.dumps(found))
+"""
+
+
+def test_the_stock_runtime_refuses_what_the_template_cannot_write(files):
+    """And takes several turns in one conversation."""
+    _, report = files["gpt"]
+    said = {"role": "user", "content": "Hi"}
+    answer = {"role": "assistant", "content": "Hello."}
+    parts = [{"type": "text", "text": "a"}]
+    right = [[said], [said, answer, said], [{**said, "content": parts}]]
+    wrong = [
+        *(
+            [{"role": role, "content": "x"}, said]
+            for role in ("developer", "tool", "User", "model")
+        ),
+        [said, answer, {"role": "tool", "content": "42"}],
+        [said, said],
+        [{**said, "content": [*parts, {"type": "image", "path": "/x.png"}]}],
+        [said, {**answer, "content": None, "tool_calls": [{"function": {"name": "f"}}]}, said],
+        [said, {**answer, "content": None}, said],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", _CONVERSATIONS, report.path],
+        input=json.dumps([*right, *wrong]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == ["answered twice"] * len(right) + ["refused"] * len(wrong)
+
+
 def test_replaces_earlier_exports_only(files, tmp_path):
     model, report = files["gpt"]
     path = tmp_path / "model.litertlm"
