@@ -26,6 +26,7 @@ from keras_tfm.generation.model_inputs import (
 )
 from keras_tfm.generation.pad_ids import masked_ids, pad_ids, paddings
 from keras_tfm.generation.preparation import check_ids, end_ids_of
+from keras_tfm.generation.side_inputs import check_side_inputs
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.runtime.manifest_fields import ROLES
 
@@ -267,6 +268,7 @@ class Request:
                 "a SavedModel has the signatures 'predict' and 'generate'; only .tflite files have "
                 f"signatures with caches, got {roles}"
             )
+        check_side_inputs(self.model, self.target)
         if self.max_length is None:
             raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")
         if "generate" in roles and self.start_id is None and not self.prompt_lengths:

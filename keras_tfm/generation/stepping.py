@@ -12,6 +12,7 @@ from keras_tfm.generation.keras_hub_models import keras_hub_hint
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
 from keras_tfm.generation.pad_ids import masked_ids
 from keras_tfm.generation.shared_traces import FirstOfEqual
+from keras_tfm.generation.side_inputs import check_side_inputs
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
@@ -59,6 +60,7 @@ def check_stepping(
     >>> check_stepping(transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16))
     """
     stepped = SteppedModel(model, target)
+    check_side_inputs(model, stepped.target)
     # Checked once per graph. The ids of the variables are in the key because LoRA and `quantize`,
     # which change what a layer computes, replace variables.
     checked = vars(model).setdefault("_keras_tfm_checked", set())
