@@ -123,6 +123,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     fields = {
         "backbone_config": {"model_type": "resnet", **grid_fields(_backbone(model), channels)},
         "use_timm_backbone": False,
+        "use_pretrained_backbone": False,  # version 4 of transformers asks for a name otherwise
         "image_size": given["image_size"],
         "num_channels": channels,
         "num_queries": given["num_queries"],

@@ -45,8 +45,9 @@ from keras_tfm.checkpoints.whisper import WHISPER
 from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.generation.keras_hub_models import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.models import Model, with_dtype
+from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.identity import is_functional
+from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
 from keras_tfm.runtime.image_processor import ImageProcessor
 
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, DEBERTA)
@@ -62,6 +63,8 @@ FAMILIES: dict[str, Family] = {
     x.model_type: x
     for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS, *_VISION, *_IMAGE_AND_TEXT)
 }
+
+_SIZES = ("vocabulary_size", "target_vocabulary_size", "max_length")
 
 
 def load_huggingface(
@@ -104,7 +107,10 @@ def load_huggingface(
             have length 1 here.
             "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
-            configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`.
+            configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
+            larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does; a larger
+            `max_length` adds rows of zeros to a table of positions, a smaller one removes its last
+            rows. A warning tells of new rows.
 
     Returns:
         The model of that builder, with the head of the architecture. Its outputs are those of the
@@ -147,7 +153,10 @@ def load_huggingface(
             f"got {name!r}: give one as architecture="
         )
     make = family.architectures[name].make
-    arguments = {**family.arguments(config, named), **options}
+    stored = family.arguments(config, named)
+    # Sizes of tables in the files: a table of another size is made of the loaded one.
+    sizes = {key: options[key] for key in _SIZES if key in options and stored.get(key) is not None}
+    arguments = {**stored, **options, **{key: stored[key] for key in sizes}}
 
     def build() -> keras.Model:
         return make(family.builder(**arguments), config)
@@ -157,8 +166,37 @@ def load_huggingface(
         named.take_constants(family.constants(empty))
         named.leave_out(family.unused(empty))
         named.check(name, family.entries(empty), _hint(family, named, name))
+    if "max_length" in sizes and not (family.constants(empty) or _has_positions(empty)):
+        arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
     model = build()
     load_entries(named, family.entries(model))
+    return _resized(model, str(folder), stored, sizes)
+
+
+def _has_positions(model: Model) -> bool:
+    """Whether weights depend on the number of positions."""
+    return bool(position_tables(model)) or model.arguments.get("max_distance", 0) is None
+
+
+def _resized(
+    model: Model, folder: str, stored: dict[str, Any], sizes: dict[str, int]
+) -> keras.Model:
+    """The model with the sizes that were asked for, if they are not the folder's."""
+    sizes = {key: x for key, x in sizes.items() if x != stored[key]}
+    vocabularies = [key for key in sizes if key != "max_length"]
+    for key in vocabularies:
+        check_integer(key, sizes[key])
+        if sizes[key] < stored[key]:
+            raise ValueError(
+                f"{folder}: {key} must be at least the folder's {stored[key]}, got {sizes[key]}; "
+                "models.resize_vocabulary removes ids"
+            )
+    if vocabularies:
+        size = sizes.get("vocabulary_size", stored["vocabulary_size"])
+        model = resize_vocabulary(model, size, sizes.get("target_vocabulary_size"))
+    if "max_length" in sizes:
+        model = resize_positions(model, sizes["max_length"])
+    warn_of_new_rows(folder, stored, sizes)
     return model
 
 

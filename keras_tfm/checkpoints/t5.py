@@ -1,5 +1,6 @@
 """T5 checkpoints: tensor names, configuration and heads."""
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -100,6 +101,12 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     activation = activation_name(given["activation"])
     logits, decoder = architecture == "T5ForConditionalGeneration", architecture != "T5EncoderModel"
     layers, tied, scaled = given["num_decoder_layers"], given["tie_output"], given["scale_output"]
+    if logits and scaled not in (None, tied):
+        warnings.warn(
+            f"{model.name}: transformers before version 5 scales the output only if it is tied, "
+            f"so it will read another model than this one (scale_output={scaled})",
+            stacklevel=2,
+        )
     fields = {
         "vocab_size": given["vocabulary_size"],
         "d_model": given["dim"],

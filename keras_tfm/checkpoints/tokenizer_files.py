@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints import byte_pairs, sentence_pieces
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.marian_pieces import marian
@@ -14,7 +15,9 @@ from keras_tfm.runtime.tokenizer_limits import check_tokenizer_json
 SPARE_ROWS = 1024
 
 
-def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
+def load_tokenizer(
+    folder: str | Path, target: bool = False, vocabulary_size: int | None = None
+) -> Any:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
@@ -28,6 +31,8 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
             optional.
         target: bool, whether to load the tokenizer of target texts, which Marian has. It also
             decodes generated tokens, as the other one does if both have one vocabulary.
+        vocabulary_size: int, number of token ids of the model, if it is loaded with another number
+            than the folder's: for a tokenizer with added tokens. Default: that of `config.json`.
 
     Returns:
         A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
@@ -40,8 +45,8 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
         FileNotFoundError: the folder does not exist, or has none of these files.
         ValueError: a file is damaged; the class is another one, and there is no `tokenizer.json`;
             an added token gets another id than the settings say; or the vocabulary is larger than
-            `vocab_size` in `config.json`, or smaller by more than 1,024; or `target` is True for
-            another model than Marian.
+            the model's, `vocab_size` in `config.json`, or smaller by more than 1,024; or `target`
+            is True for another model than Marian.
         ModuleNotFoundError: `tokenizers`, or for T5 and Marian `sentencepiece`, is not installed.
 
     Example:
@@ -72,8 +77,11 @@ def load_tokenizer(folder: str | Path, target: bool = False) -> Any:
     else:
         tokenizer = _of_vocabulary(settings, config, target)
     size = "decoder_vocab_size" if target else "vocab_size"
-    if config is not None and size in config.fields:
-        _check_size(folder, tokenizer, config.integer(size, None))
+    check_integer("vocabulary_size", vocabulary_size, optional=True)
+    if vocabulary_size is None and config is not None:
+        vocabulary_size = config.integer(size, None)
+    if vocabulary_size is not None:
+        _check_size(folder, tokenizer, vocabulary_size)
     return tokenizer
 
 
@@ -82,7 +90,8 @@ def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
     if not size <= rows <= size + SPARE_ROWS:
         raise ValueError(
             f"{folder}: the tokenizer has {size} ids and the embedding {rows} rows (vocab_size in "
-            f"config.json): expected as many rows as ids, or up to {SPARE_ROWS} more"
+            f"config.json): expected as many rows as ids, or up to {SPARE_ROWS} more; for added "
+            "tokens, load the model and the tokenizer with vocabulary_size="
         )
 
 

@@ -36,6 +36,7 @@ from keras_tfm.models.marian import marian
 from keras_tfm.models.mbart import mbart
 from keras_tfm.models.model import Model
 from keras_tfm.models.pegasus import pegasus
+from keras_tfm.models.resize import resize_vocabulary
 from keras_tfm.models.resnet import resnet
 from keras_tfm.models.roberta import roberta
 from keras_tfm.models.t5 import t5
@@ -85,6 +86,7 @@ __all__ = [
     "pegasus",
     "question_answering",
     "replaced_token_detection",
+    "resize_vocabulary",
     "resnet",
     "roberta",
     "sentence_embedding",

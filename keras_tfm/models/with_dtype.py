@@ -1,6 +1,6 @@
 """Copies a model in another precision."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,30 +51,16 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     wanted_policy = keras.dtype_policies.get(dtype)
     policy = keras.dtype_policies.serialize(wanted_policy)
 
-    configs: dict[int, dict[str, Any]] = {}
-
-    def recreated(layer: Any) -> Any:
-        if not isinstance(layer, keras.layers.Layer):
-            return layer  # an operation, without weights
-        with _naming(layer, policy):
-            config = _replaced(configs[id(layer)], policy)
-            if isinstance(layer, FeaturesMarker):
-                config = _with_dtype_argument(config, policy)
-            return type(layer).from_config(config)
+    def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+        config = _replaced(config, policy)
+        if isinstance(layer, FeaturesMarker):
+            config = _with_dtype_argument(config, policy)
+        return config
 
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(wanted_policy)  # for models, and layers created inside layers
     try:
-        # The same graph without the compile state, which would be copied too.
-        kind = Model if isinstance(model, Model) else keras.Model
-        plain = kind(model.input, model.output, name=model.name)
-        # A part that several layers share, such as T5's position bias, is created only once. All
-        # configurations are read first: the second one of a shared part updates the first.
-        with object_sharing_scope():
-            for layer in _leaf_layers(plain):
-                with _naming(layer, policy):
-                    configs[id(layer)] = layer.get_config()
-            copy = keras.models.clone_model(plain, clone_function=recreated, recursive=True)
+        plain, copy = recreate(model, changed, f"in {_name(policy)}")
     finally:
         keras.config.set_dtype_policy(before)
     adapted = [
@@ -97,6 +83,40 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     return copy
 
 
+def recreate(
+    model: keras.Model, changed: Callable[[Any, dict[str, Any]], dict[str, Any]], form: str
+) -> tuple[keras.Model, keras.Model]:
+    """Creates the layers of a functional model again, with other configurations.
+
+    Args:
+        model: functional model.
+        changed: function of a layer and its configuration that returns the new configuration.
+        form: str, what is different, for errors, such as "in float32".
+
+    Returns:
+        The same graph as the model's without its compile state, and the new model.
+    """
+    configs: dict[int, dict[str, Any]] = {}
+
+    def recreated(layer: Any) -> Any:
+        if not isinstance(layer, keras.layers.Layer):
+            return layer  # an operation, without weights
+        with _naming(layer, form):
+            return type(layer).from_config(changed(layer, configs[id(layer)]))
+
+    # The same graph without the compile state, which would be copied too.
+    kind = Model if isinstance(model, Model) else keras.Model
+    plain = kind(model.input, model.output, name=model.name)
+    # A part that several layers share, such as T5's position bias, is created only once. All
+    # configurations are read first: the second one of a shared part updates the first.
+    with object_sharing_scope():
+        for layer in _leaf_layers(plain):
+            with _naming(layer, form):
+                configs[id(layer)] = layer.get_config()
+        copy = keras.models.clone_model(plain, clone_function=recreated, recursive=True)
+    return plain, copy
+
+
 def _adapted(layer: keras.layers.Layer) -> bool:
     """Whether a layer has LoRA adapters that can be added to its weights."""
     return getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
@@ -112,13 +132,13 @@ def _leaf_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 
 @contextmanager
-def _naming(layer: keras.layers.Layer, policy: dict[str, Any]) -> Iterator[None]:
+def _naming(layer: keras.layers.Layer, form: str) -> Iterator[None]:
     """Adds the layer's name to every error."""
     try:
         yield
     except Exception as error:
         raise ValueError(
-            f"{layer.name} cannot be recreated in {_name(policy)} from its get_config(): {error}"
+            f"{layer.name} cannot be recreated {form} from its get_config(): {error}"
         ) from error
 
 

@@ -1,0 +1,191 @@
+"""Copies a model with another vocabulary or another number of positions."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.layers import PositionEmbedding, TokenEmbedding
+from keras_tfm.models.identity import FeaturesMarker, identity_of
+from keras_tfm.models.model import Model
+from keras_tfm.models.with_dtype import recreate
+
+_TARGET = "target_vocabulary_size"
+# Their ids are no vocabulary that can grow: the start token, or the first picture's, is the last.
+_FIXED = ("image_gpt", "dalle")
+
+
+def resize_vocabulary(
+    model: keras.Model, vocabulary_size: int, target_vocabulary_size: int | None = None
+) -> Model:
+    """Copies a model with more or fewer token ids, as for tokens added to a tokenizer.
+
+    The rows of old ids stay as they are, in the table of the embedding, in an output layer of its
+    own and in an output bias. Rows of new ids are the mean of the old ones, so that a new token is
+    at first about as likely as an average one; train them. Everything else is copied: family,
+    arguments, head and LoRA adapters. To keep only the first ids, give a smaller number.
+
+    Args:
+        model: a model of a builder of `keras_tfm.models` that has token ids, with or without a
+            head. It is not changed.
+        vocabulary_size: int, new number of token ids; of source ids, if the target has a table of
+            its own.
+        target_vocabulary_size: int, new number of target ids of a model in which the target has a
+            table of its own (`models.marian`, `models.transformer`). Default: their number stays.
+
+    Returns:
+        The new model, not compiled.
+
+    Raises:
+        TypeError: a size is not an integer.
+        ValueError: the model has no vocabulary that can be resized; a special token, such as
+            `pad_id`, would be removed; the target has no table of its own; or a layer is quantized.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models import gpt, resize_vocabulary
+    >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> larger = resize_vocabulary(model, 13)
+    >>> ids = np.array([[3, 4, 5]])
+    >>> larger(ids).shape, bool(np.allclose(larger(ids)[..., :11], model(ids), atol=1e-6))
+    (TensorShape([1, 3, 13]), True)
+    """
+    check_integer("vocabulary_size", vocabulary_size)
+    check_integer("target_vocabulary_size", target_vocabulary_size, optional=True)
+    identity = identity_of(model)
+    given = identity.arguments
+    has_ids = any(isinstance(x, TokenEmbedding) for x in sublayers(model))
+    if "vocabulary_size" not in given or not has_ids or identity.family in _FIXED:
+        raise ValueError(
+            f"expected a model with a vocabulary of texts, got {model.name!r}, "
+            + (f"of models.{identity.family}" if identity.family else "composed by hand")
+        )
+    apart = given.get(_TARGET) is not None
+    if target_vocabulary_size is not None and not apart:
+        raise ValueError(
+            f"{model.name}: target_vocabulary_size must be None, as source and target share their "
+            f"ids, got {target_vocabulary_size}"
+        )
+    sizes = {"vocabulary_size": vocabulary_size}
+    if apart:
+        sizes[_TARGET] = target_vocabulary_size or given[_TARGET]
+    _check_ids(model, given, min(sizes.values()))
+
+    def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+        of_target = apart and layer.name != "source_embedding"
+        size = sizes[_TARGET if of_target else "vocabulary_size"]
+        if isinstance(layer, TokenEmbedding):
+            return {**config, "vocabulary_size": size}
+        if isinstance(layer, keras.layers.Dense) and layer.name == "output":
+            return {**config, "units": size}
+        return config
+
+    return _resized(model, sizes, changed, lambda rows: rows.mean(0))
+
+
+def _check_ids(model: keras.Model, given: Mapping[str, Any], size: int) -> None:
+    """Raises if a special token is not among the first ids."""
+    for name, value in given.items():
+        if name.endswith(("_id", "_ids")) and value is not None:
+            ids = value if isinstance(value, list | tuple) else [value]
+            if max(ids, default=0) >= size:
+                raise ValueError(f"{model.name}: vocabulary_size must exceed {name}, {value}")
+    if "projection_dim" in given and given.get("end_id", 0) is None:
+        raise ValueError(
+            f"{model.name}: expected a model with an end_id, as it pools the largest id otherwise"
+        )
+
+
+def position_tables(model: keras.Model) -> list[PositionEmbedding]:
+    """The tables of a model's text positions, of which there are `max_length`."""
+    identity = identity_of(model)
+    size = identity.arguments.get("max_length")
+    tables = [x for x in model.layers if isinstance(x, PositionEmbedding) and x.max_length == size]
+    fixed = ("image_", "encoder_") if identity.family == "whisper" else ("image_",)
+    return [x for x in tables if not x.name.startswith(fixed)]
+
+
+def resize_positions(model: keras.Model, max_length: int) -> Model:
+    """Copies a model with other positions: the first ones, and zeros for new ones.
+
+    Args:
+        model: a model of a builder that has the argument `max_length`.
+        max_length: int, new number of positions.
+    """
+    check_integer("max_length", max_length)
+    given = identity_of(model).arguments
+    tables = {x.name for x in position_tables(model)}
+    fields = {"max_length": max_length}
+    if given.get("max_distance", 0) is None:  # DeBERTa's default
+        fields["max_distance"] = given["max_length"]
+
+    def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, "max_length": max_length} if layer.name in tables else config
+
+    return _resized(model, fields, changed, lambda rows: np.zeros_like(rows[0]))
+
+
+def _resized(
+    model: keras.Model,
+    fields: Mapping[str, int],
+    changed: Callable[[Any, dict[str, Any]], dict[str, Any]],
+    new_row: Callable[[np.ndarray], np.ndarray],
+) -> Model:
+    """The copy, with `fields` among the arguments; new rows are `new_row` of the old ones."""
+    quantized = [x.path for x in sublayers(model) if getattr(x, "quantization_mode", None)]
+    if quantized:
+        raise ValueError(f"{model.name}: quantized layers cannot be resized, got {quantized[0]}")
+    old = identity_of(model).arguments
+
+    def configured(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(layer, FeaturesMarker):
+            arguments = layer.identity.arguments
+            new = {
+                name: x
+                for name, x in fields.items()
+                if name in arguments and arguments[name] == old[name]
+            }
+            return {**config, "arguments": {**config["arguments"], **new}}
+        return changed(layer, config)
+
+    plain, copy = recreate(model, configured, "with another size")
+    for layer, other in zip(sublayers(plain), sublayers(copy), strict=True):
+        # Adapters of layers inside a block are in no configuration.
+        if getattr(layer, "lora_enabled", False) and not other.lora_enabled:
+            other.enable_lora(layer.lora_rank, lora_alpha=layer.lora_alpha)
+    names, others = ([x.path for x in one.weights] for one in (plain, copy))
+    if names != others:
+        raise ValueError(f"{model.name} cannot be recreated: expected {names}, got {others}")
+    for new, weight in zip(copy.weights, plain.weights, strict=True):
+        new.trainable = weight.trainable
+        shape, wanted = tuple(weight.shape), tuple(new.shape)
+        if shape == wanted:
+            new.assign(weight)
+            continue
+        (axis,) = (i for i, (a, b) in enumerate(zip(shape, wanted, strict=True)) if a != b)
+        rows = np.moveaxis(ops.convert_to_numpy(ops.cast(weight, "float32")), axis, 0)
+        added = max(0, wanted[axis] - len(rows))
+        rows = np.concatenate([rows[: wanted[axis]], [new_row(rows)] * added]) if added else rows
+        new.assign(np.moveaxis(rows[: wanted[axis]], 0, axis))
+    return copy
+
+
+def warn_of_new_rows(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Tells which rows of a loaded model are not in its files."""
+    for key, values in (
+        ("vocabulary_size", "have the mean of the others"),
+        (_TARGET, "have the mean of the others"),
+        ("max_length", "are zeros"),
+    ):
+        if key in new and new[key] > old[key]:
+            warnings.warn(
+                f"{name}: {key} is {new[key]} instead of {old[key]}: the new rows {values} until "
+                "they are trained",
+                stacklevel=3,
+            )

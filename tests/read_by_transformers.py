@@ -1,0 +1,83 @@
+"""Compares folders of `saved_folders.py` with what transformers reads in them.
+
+`python tests/read_by_transformers.py FOLDER`: needs NumPy, PyTorch and transformers alone, of any
+version. It prints the largest relative error by family, and exits with 1 if one is too large or a
+tensor is missing, unknown or of another shape.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+# float32, relative to the largest output.
+TOLERANCE = 3e-5
+
+
+def outputs_of(model, inputs):
+    """By name; embeddings of length 1, as they are here."""
+    with torch.no_grad():
+        if isinstance(model, transformers.FlavaImageCodebook):
+            return {"logits": model(inputs["pixel_values"]).numpy()}
+        found = model(**inputs)
+    found = {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
+    for name in found:
+        if name.endswith("_embeds"):
+            found[name] = found[name] / found[name].norm(dim=-1, keepdim=True)
+    return {name: x.numpy() for name, x in found.items()}
+
+
+def error_of(folder):
+    """The largest relative error of a folder's outputs."""
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    # Other attention of version 4 leaves out Gemma 2's cap of scores and GPT-2's scaling by layer.
+    model, report = getattr(transformers, architecture).from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    wrong = {key: list(x) for key, x in report.items() if x and key != "error_msgs"}
+    if wrong:
+        raise ValueError(f"{folder.name}: {wrong}")
+    arrays = dict(np.load(folder / "expected.npz"))
+    inputs = {
+        name.removeprefix("in/"): torch.from_numpy(x)
+        for name, x in arrays.items()
+        if name.startswith("in/")
+    }
+    found = outputs_of(model.eval(), inputs)
+    errors = []
+    for name, x in arrays.items():
+        if name.startswith("out/"):
+            y = found[name.removeprefix("out/")]
+            if y.shape != x.shape:
+                raise ValueError(f"{folder.name}: {name} is {y.shape}, expected {x.shape}")
+            errors.append(float(np.abs(y - x).max() / np.abs(x).max()))
+    return max(errors)
+
+
+def main(folder):
+    transformers.logging.set_verbosity_error()
+    errors, failures = {}, []
+    old = int(transformers.__version__.split(".")[0]) < 5
+    for path in sorted(Path(folder).iterdir()):
+        if old and path.name.endswith("version 5"):  # version 4 makes both tables of one size
+            continue
+        try:
+            error = error_of(path)
+        except Exception as problem:  # the next folder all the same
+            failures.append(f"{type(problem).__name__}: {problem}")
+            continue
+        if not error <= TOLERANCE:
+            failures.append(f"{path.name}: relative error {error:.2g}")
+        errors.setdefault(path.name.split(",")[0], []).append(error)
+    print(f"transformers {transformers.__version__}")
+    for family, each in errors.items():
+        print(f"{family:24} {len(each):2} folders, relative error at most {max(each):.1e}")
+    print(*failures, sep="\n")
+    return int(bool(failures) or not errors)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
