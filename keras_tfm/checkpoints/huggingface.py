@@ -181,7 +181,7 @@ def _has_positions(model: Model) -> bool:
 def _resized(
     model: Model, folder: str, stored: dict[str, Any], sizes: dict[str, int]
 ) -> keras.Model:
-    """The model with the sizes that were asked for, if they are not the folder's."""
+    """The model with other sizes than the folder's."""
     sizes = {key: x for key, x in sizes.items() if x != stored[key]}
     vocabularies = [key for key in sizes if key != "max_length"]
     for key in vocabularies:
