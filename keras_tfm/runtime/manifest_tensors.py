@@ -377,7 +377,7 @@ def _check_head(place: str, kind: Any, arguments: dict[str, Any]) -> None:
 def _check_dalle(place: str, arguments: dict[str, Any], signatures: dict[str, Signature]) -> None:
     """The numbers of tokens of text and of codes, which are those of the tensors."""
     names = ("text_length", "text_vocabulary_size", "image_vocabulary_size")
-    numbers = [arguments.get(name) for name in names]
+    numbers: list[Any] = [arguments.get(name) for name in names]
     for name, value in zip(names, numbers, strict=True):
         is_size = type(value) is int and value >= 1
         _require(is_size, f"{place}.{name} must be a positive integer", value)

@@ -8,7 +8,7 @@ the growth of a text is bounded here, from the rules alone. Regular expressions 
 import base64
 import binascii
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from keras_tfm.runtime.backtracking import check_regex, least_length
@@ -39,9 +39,10 @@ class _Weights:
     def largest(self) -> float:
         return max([self.default, *self.of.values()])
 
-    def apply(self, change: Callable[[float], float]) -> None:
-        self.default = change(self.default)
-        self.of = {char: change(x) for char, x in self.of.items()}
+    def change(self, times: float = 1, plus: float = 0, least: float = 0) -> None:
+        """Each number x becomes times x + plus, and at least `least`."""
+        self.default = max(least, times * self.default + plus)
+        self.of = {char: max(least, times * x + plus) for char, x in self.of.items()}
 
     def replace(self, pattern: Any, content: str) -> None:
         """Puts a step before the others that replaces what a pattern matches by a text."""
@@ -50,9 +51,9 @@ class _Weights:
             # The first character of a match pays for all of it.
             self.of[literal[0]] = max(self[literal[0]], new)
         elif literal == "" or least_length(pattern["Regex"]) == 0:  # inserted everywhere
-            self.apply(lambda x: x + new)
+            self.change(plus=new)
         else:
-            self.apply(lambda x: max(x, new))
+            self.change(least=new)
 
 
 def check_tokenizer_json(content: bytes) -> None:
@@ -133,13 +134,11 @@ def _check_growth(steps: list[dict[str, Any]], of: str) -> None:
             weights.replace(step["pattern"], step["content"])
         elif kind == "Precompiled":
             longest = _longest_replacement(step.get("precompiled_charsmap") or "")
-            most = longest * weights.largest
-            weights.apply(lambda x, most=most: max(x, most))
+            weights.change(least=longest * weights.largest)
         elif kind == "ByteLevel" and of == "text":
-            weights.apply(lambda x: 2 * x)
+            weights.change(times=2)
         elif kind == "BertNormalizer":  # spaces around Chinese characters
-            spaces = 2 * weights[" "]
-            weights.apply(lambda x, spaces=spaces: x + spaces)
+            weights.change(plus=2 * weights[" "])
         elif kind == "Metaspace":
             weights.replace({"String": " "}, step.get("replacement") or "")
         elif kind == "TemplateProcessing":
@@ -147,9 +146,9 @@ def _check_growth(steps: list[dict[str, Any]], of: str) -> None:
             copies = sum("Sequence" in piece for piece in pieces)
             special = step.get("special_tokens") or {}
             added += sum(len(x["ids"]) for x in special.values()) * max(1, len(pieces))
-            weights.apply(lambda x, copies=copies: x * max(1, copies))
+            weights.change(times=max(1, copies))
         elif kind == "BPEDecoder" and not step.get("suffix", "</w>"):
-            weights.apply(lambda x: 2 * x)
+            weights.change(times=2)
         added += weights.text(step.get("prepend") or "") if kind == "Prepend" else 0
         if weights.largest > MOST:
             raise ValueError(
