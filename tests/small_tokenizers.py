@@ -85,7 +85,7 @@ def byte_pairs():
 @functools.cache
 def byte_fallback():
     """As Llama 2's: pieces that begin with "\u2581", and bytes for other characters."""
-    known = sorted({letter for text in CORPUS[:2] for letter in text if letter.isascii()} - {" "})
+    known = sorted({*CORPUS[0]} - {" "})
     tokens = ["<pad>", "<s>", "</s>", "<unk>", "\u2581", *known]
     tokens += [f"<0x{i:02X}>" for i in range(256)]
     merges = [("\u2581", letter) for letter in known if letter.isalpha()]

@@ -301,7 +301,7 @@ export class Model {
     const saved = restore === undefined ? undefined : checkedSession(restore, ability, sha256);
     const steps = new Steps(this.#compiled, ability);
     if (saved) steps.restore(saved);
-    return new Session(steps, ability, sha256, saved?.tokens);
+    return new Session(steps, ability, sha256, saved?.tokens, saved?.owed);
   }
 
   /**
@@ -311,9 +311,15 @@ export class Model {
    * @param {object} [options]
    * @param {boolean} [options.first] - whether the conversation begins with it.
    * @param {string} [options.system] - a system message, before the first message.
+   * @throws {TextError} a message that is not a text.
    */
-  chatMessage(text, { first = true, system } = {}) {
+  chatMessage(text, { first = true, system, ...others } = {}) {
     const template = this.manifest.chat_template;
+    const [unknown] = Object.keys(others);
+    if (unknown) throw new TextError(`A chat template of texts has no ${unknown}.`);
+    if (!isText(text) || !(system === undefined || isText(system))) {
+      throw new TextError("A message must be a text.");
+    }
     if (system !== undefined && !template?.system) {
       throw new ModelError("The file has no chat template with a system message.");
     }
@@ -998,14 +1004,18 @@ export class Session {
   #ability;
   #file;
   #tokens;
+  // How much of the text no call has given, while the session has `length` tokens: `characters` at
+  // the end of its complete characters, and the bytes behind them.
+  #owed;
   #busy = false;
   #turn = 0;
 
-  constructor(steps, ability, file, tokens = []) {
+  constructor(steps, ability, file, tokens = [], owed = null) {
     this.#steps = steps;
     this.#ability = ability;
     this.#file = file; // its checksum
     this.#tokens = [...tokens];
+    this.#owed = owed;
   }
 
   /** All tokens so far. */
@@ -1064,8 +1074,9 @@ export class Session {
   }
 
   /**
-   * Yields the text of `generate` piece by piece. A stream may be left at any token, and cannot go
-   * on after another call has changed the session.
+   * Yields the text of `generate` piece by piece. A stream may be left at any piece: the next call
+   * begins with the text that was not yielded, such as a character whose last bytes are missing. It
+   * cannot go on after another call has changed the session.
    *
    * @param {object} [options]
    * @param {number} [options.maxTokens]
@@ -1074,35 +1085,78 @@ export class Session {
    * @param {string[]} [options.stop] - the text ends before the first of these.
    */
   async *stream({ stop = [], ...options } = {}) {
-    const before = this.#tokens.slice(-16); // for the spaces between tokens
+    const { target } = this.#ability;
+    const carries = this.#owed?.length === this.#tokens.length;
+    const { before, given, owed } = this.#before(target, carries ? this.#owed.characters : null);
     const first = this.#tokens.length;
-    const boundaries = [[0, first]]; // new characters and all tokens after each piece
-    let [held, sent] = ["", 0];
-    const tokens = this.streamTokens(options);
-    for await (const piece of piecesOf(tokens, before, [], this.#ability.target)) {
-      held += piece;
-      boundaries.push([sent + held.length, this.#tokens.length]);
-      const found = stop.map((text) => held.indexOf(text)).filter((at) => at >= 0);
-      const at = found.length ? smallest(found) : held.length - begun(held, stop);
-      if (found.length) {
-        const whole = boundaries.filter(([count]) => count <= sent + at);
-        this.#cut(whole.at(-1)[1]);
+    const run = { ended: "" };
+    let [held, made, yielded] = ["", 0, 0]; // characters
+    const owe = (characters) => (this.#owed = { length: this.#tokens.length, characters });
+    const tokens = this.#generated(options, run);
+    const read = async function* () {
+      for await (const token of tokens) {
+        owe(made ? made - yielded : owed);
+        yield token;
       }
-      if (at) yield held.slice(0, at);
+    };
+    const ended = () => run.ended !== "maxTokens";
+    for await (const piece of piecesOf(read(), before, [], target, { given, ended })) {
+      made += piece.length;
+      held += piece;
+      const found = stop.map((text) => held.indexOf(text)).filter((at) => at >= 0);
+      const at = found.length ? Math.min(...found) : held.length - begun(held, stop);
+      if (found.length) {
+        run.ended = "stop";
+        const ids = [...before, ...this.#tokens.slice(first)];
+        this.#keep(ids, given + yielded + at, carries ? 0 : before.length);
+      }
+      const text = held.slice(0, at);
+      [held, yielded] = [held.slice(at), yielded + at];
+      owe(made - yielded); // the caller may leave the stream here
+      if (run.ended && run.ended !== "maxTokens") this.#owed = null;
+      if (text) yield text;
       if (found.length) return;
-      [held, sent] = [held.slice(at), sent + at];
     }
-    if (held) yield held;
+    if (!held) return;
+    if (run.ended === "maxTokens") owe(0);
+    yield held;
+  }
+
+  /** The last tokens, how many characters of their text were given, and how many are owed. */
+  #before(target, owed) {
+    for (let count = 16; ; count *= 2) {
+      const before = this.#tokens.slice(-count);
+      const text = textOf(before, target);
+      const known = complete(text).length;
+      const given = owed === null ? text.length : Math.max(0, known - owed);
+      // A decoder may remove a space at the start: of a text, not of the new tokens.
+      if (given || count >= this.#tokens.length) return { before, given, owed: known - given };
+    }
+  }
+
+  /** Removes the last of `ids` until `length` characters are left, or `least` ids. */
+  #keep(ids, length, least) {
+    let kept = ids.length;
+    for (; kept > least; kept--) {
+      const text = textOf(ids.slice(0, kept), this.#ability.target);
+      if (text.length <= length && text === complete(text)) break;
+    }
+    this.#cut(this.#tokens.length - ids.length + kept);
   }
 
   /** Yields the tokens of `stream`, without the end token; options as there, but for `stop`. */
-  async *streamTokens({ maxTokens = Infinity, choose = mostProbable } = {}) {
+  async *streamTokens(options) {
+    yield* this.#generated(options, {});
+  }
+
+  async *#generated({ maxTokens = Infinity, choose = mostProbable } = {}, run) {
     const { endIds, startId } = this.#ability;
     if (!this.#tokens.length && startId !== null) this.#tokens.push(startId);
     if (!this.#tokens.length) throw new TextError("The session is empty: append a prompt.");
     if (!this.remaining) {
       throw new TextError(`The session is full: it has ${this.#tokens.length} tokens.`);
     }
+    const first = this.#tokens.length;
     const turn = ++this.#turn;
     for (let count = 0; count < maxTokens && this.remaining; count++) {
       if (turn !== this.#turn) throw new TextError("The session was changed since this stream began.");
@@ -1113,10 +1167,14 @@ export class Session {
         const logits = await this.#steps.decode(this.#tokens[last]);
         return checkedToken(await choose(logits, this.tokens), logits);
       });
-      if (endIds.includes(token)) return;
+      if (endIds.includes(token)) {
+        run.ended = "end";
+        return;
+      }
       this.#tokens.push(token);
       yield token;
     }
+    run.ended = this.#tokens.length - first === maxTokens ? "maxTokens" : "full";
   }
 
   /** Removes the last `count` tokens. */
@@ -1127,12 +1185,13 @@ export class Session {
     this.#checkFree();
     this.#turn++;
     this.#cut(this.#tokens.length - count);
+    if (this.#owed?.length > this.#tokens.length) this.#owed = null;
   }
 
   /** An independent session with the same tokens and a copy of their KV caches. */
   fork() {
     this.#checkFree();
-    return new Session(this.#steps.fork(), this.#ability, this.#file, this.#tokens);
+    return new Session(this.#steps.fork(), this.#ability, this.#file, this.#tokens, this.#owed);
   }
 
   /**
@@ -1146,6 +1205,7 @@ export class Session {
       version: SAVED_VERSION,
       sha256: this.#file,
       tokens: this.tokens,
+      owed: this.#owed?.length === this.#tokens.length ? this.#owed.characters : null,
       caches: this.#steps.kept(),
     };
   }
@@ -1187,7 +1247,7 @@ function checkedSession(saved, ability, sha256) {
   if (saved.sha256 !== sha256) {
     throw new ModelError("The session was saved with another file.");
   }
-  const { tokens, caches } = saved;
+  const { tokens, caches, owed = null } = saved;
   const { grown, decoders, transposed, maxLength, stepped } = ability;
   const { inputs } = decoders[0];
   const size = inputs[stepped].vocabulary_size ?? Infinity;
@@ -1207,10 +1267,12 @@ function checkedSession(saved, ability, sha256) {
   }) : [-1];
   const [position] = positions;
   const same = position >= 0 && positions.every((other) => other === position);
-  if (!ids || tokens.length > maxLength || !same || position > tokens.length) {
+  const counted = owed === null || Number.isInteger(owed);
+  if (!ids || !counted || tokens.length > maxLength || !same || position > tokens.length) {
     throw new ModelError("The saved session is damaged: its tokens and caches do not fit the file.");
   }
-  return { tokens, caches, position };
+  const given = owed === null ? null : { length: tokens.length, characters: owed };
+  return { tokens, owed: given, caches, position };
 }
 
 /**
@@ -1375,6 +1437,10 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, m
     const ends = (list) => list.length - list.findLastIndex((id) => !endIds.includes(id)) - 1;
     const bare = encoded(source, text, false).ids;
     ids = ids.slice(0, ids.length - Math.max(0, ends(ids) - ends(bare)));
+    // A start token that is written in the text, as by a chat template, is there once.
+    const start = startId ?? ids[0];
+    const starts = (list) => list.concat(null).findIndex((id) => id !== start);
+    if (bare[0] === start) ids = ids.slice(Math.max(0, starts(ids) - starts(bare)));
     if (startId !== null && ids[0] !== startId) ids = [startId, ...ids];
     if (!ids.length) throw new TextError("The prompt is empty.");
   } else if (!more && tokens.every((token) => source.special_tokens.includes(token))) {
@@ -1459,26 +1525,42 @@ function textOf(ids, tokenizer) {
  * Yields the text that each token adds after `before`, as soon as its characters are complete.
  *
  * A character may take several tokens, and a space may belong to the next token. So the new text is
- * the text of all tokens minus the text without the new ones.
+ * the text of all tokens minus the text that was given: `given` characters of `before`, by default
+ * all. If new tokens complete a character whose bytes begin in `before`, the text has it. If `ended`
+ * says so after the last token, the text ends with what there is of an incomplete character.
  */
-async function* piecesOf(tokens, before, endIds, tokenizer) {
+async function* piecesOf(tokens, before, endIds, tokenizer, { given, ended = () => true } = {}) {
   const all = [...before];
   let [begin, end] = [0, all.length];
-  const added = () => {
-    const known = textOf(all.slice(begin, end), tokenizer).length;
-    return textOf(all.slice(begin), tokenizer).slice(known);
-  };
+  let text = textOf(all, tokenizer);
+  let known = text.slice(0, given);
   for await (const token of tokens) {
     if (endIds.includes(token)) break;
     all.push(token);
-    const piece = added();
-    if (piece && !piece.endsWith(INCOMPLETE)) {
-      yield piece;
-      [begin, end] = [end, all.length];
+    text = textOf(all.slice(begin), tokenizer);
+    if (!text.startsWith(known)) {
+      let same = 0;
+      while (known[same] === text[same]) same++;
+      known = known.slice(0, same); // bytes that were given as U+FFFD are a character now
+    }
+    const piece = complete(text).slice(known.length);
+    if (!piece) continue;
+    yield piece;
+    known += piece;
+    const own = textOf(all.slice(end), tokenizer);
+    if (known === text && own) {
+      [begin, end] = [end, all.length]; // the next characters need no tokens before these
+      text = known = own;
     }
   }
-  const rest = added();
-  if (rest) yield rest;
+  if (text.length > known.length && ended()) yield text.slice(known.length);
+}
+
+/** A decoded text without bytes at its end that are not, or not yet, a character. */
+function complete(text) {
+  let length = text.length;
+  while (text[length - 1] === INCOMPLETE) length--;
+  return text.slice(0, length);
 }
 
 /** Greedy search. */

@@ -8,12 +8,15 @@ from kinds_of_files import KINDS, file_of
 from manifest_lies import NOT_ON_THE_WEB, run_web
 from odd_tokenizers import CATASTROPHIC, PUBLISHED, WITHOUT_END, content
 from small_exports import classifier_file
-from small_tokenizers import word_pieces, words
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from small_tokenizers import byte_fallback, byte_pairs, word_pieces, words
+from small_writers import END, written
+from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from web_pages import need_node, run_in_node
 
 from keras_tfm.checkpoints import load_tokenizer
+from keras_tfm.runtime import ChatTemplate
+from keras_tfm.runtime.tokenizer import prompt_ids, read
 
 pytestmark = pytest.mark.browser
 FOLDER = Path(__file__).parents[1] / "parity/huggingface_tokenizers"
@@ -27,6 +30,35 @@ def node():
 
 def test_vocabularies_as_large_as_those_of_gemma_are_read():
     run_in_node("test:vocabularies", MODEL=classifier_file().path)
+
+
+def test_texts_of_sessions(tmp_path):
+    """Calls that end within a character, stop strings, start tokens, messages."""
+    template = ChatTemplate("User: ", "\nModel: ", "</s>\nUser: ")
+    model = written(chat_template=template)
+    said = ["東京は日本の首都です。", "ü 5 € für", "👍 done"]
+    tokenizers = {
+        name: {"json": made.to_str(), "texts": {x: made.encode(x).ids for x in said}}
+        for name, made in {"byte pairs": byte_pairs(), "byte fallback": byte_fallback()}.items()
+    }
+    tokenizers["byte fallback"]["texts"] = {
+        x: byte_fallback().encode("l" + x, add_special_tokens=False).ids[1:] for x in said
+    }
+    ids = byte_pairs().encode("ab##c").ids
+    kept = next(n for n in range(len(ids)) if byte_pairs().decode(ids[:n]) == "ab")
+    tokenizers["byte pairs"]["stops"] = {"text": "ab##c", "ids": ids, "kept": kept}
+    adding = byte_pairs().from_str(byte_pairs().to_str())
+    adding.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    read_start = read("tokenizer.json", adding.to_str().encode())
+    prompts = ["hello", "<s>hello", "<s><s>hello", "hello<s>", "hello</s>"]
+    start = {
+        "json": adding.to_str(),
+        "prompts": {x: prompt_ids(read_start, x, None, [END], "tokens") for x in prompts},
+    }
+    (tmp_path / "expected.json").write_text(json.dumps({"tokenizers": tokenizers, "start": start}))
+    run_in_node("test:sessions", MODEL=model, EXPECTED=tmp_path / "expected.json")
 
 
 def test_no_lie_of_a_manifest_is_worse_than_an_error(tmp_path):
