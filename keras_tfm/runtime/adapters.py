@@ -10,15 +10,18 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from keras_tfm.atomic_files import replaced
+from keras_tfm.runtime.npz_file import NpzError, NpzFile
 
 _VERSION = 1
 # The entry with everything but the matrices, and the endings of their names.
 _HEADER, _A, _B = "keras_tfm", "/a", "/b"
+# In bytes: it names the projections, 100 bytes each.
+_LARGEST_HEADER = 1 << 24
 
 
 class LowRank(NamedTuple):
@@ -81,50 +84,81 @@ def write(path: str | Path, base: str, layers: Mapping[str, LowRank]) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def read(path: str | Path) -> Adapter:
+def read(path: str | Path, file: Path | None = None, manifest: Any = None) -> Adapter:
     """The content of an adapter file.
+
+    Args:
+        path: the adapter file.
+        file: Path of the base file that it is for. Its shapes are then compared with those of
+            `manifest` before the matrices are read.
+        manifest: dict, that of the base file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or `save_adapter` did not write it.
+        ValueError: it is damaged, `save_adapter` did not write it, or it does not fit `file`.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     content = path.read_bytes()
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as loaded:
-            arrays = {name: np.asarray(loaded[name]) for name in loaded.files}
-        header = json.loads(arrays.pop(_HEADER).tobytes())
-        version, base, alphas = header["version"], header["base"], header["alpha"]
-        layers = {
-            name: LowRank(arrays.pop(name + _A), arrays.pop(name + _B), float(alpha))
-            for name, alpha in alphas.items()
-        }
-    except Exception as error:  # many types: not a zip file, damaged, pickled objects, other keys
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} is not an adapter file, or damaged ({reason[:200]})") from None
-    if version != _VERSION:
-        raise ValueError(
-            f"{path} is an adapter of version {version}, and this version of keras_tfm reads "
-            f"version {_VERSION}: update keras_tfm"
-        )
-    for name, layer in layers.items():
-        if not _is_low_rank(layer):
+        opened = NpzFile(io.BytesIO(content))
+        version, base, headers = _described(opened)
+        if version != _VERSION:
             raise ValueError(
-                f"{path} is damaged: {name!r} needs finite float32 matrices (D, rank) and "
-                f"(rank, F), got {layer.a.dtype} {layer.a.shape} and {layer.b.dtype} "
-                f"{layer.b.shape}"
+                f"{path} is an adapter of version {version}, and this version of keras_tfm reads "
+                f"version {_VERSION}: update keras_tfm"
             )
-    return Adapter(path, str(base), layers, hashlib.sha256(content).hexdigest())
+        for name, layer in headers.items():
+            _check_matrices(path, name, layer)
+        if file is not None:
+            _check(file, manifest, Adapter(path, base, headers, ""))
+        layers = {
+            name: LowRank(opened.read(name + _A), opened.read(name + _B), x.alpha)
+            for name, x in headers.items()
+        }
+    except NpzError as error:
+        raise ValueError(f"{path} is not an adapter file, or damaged ({error})") from None
+    for name, layer in layers.items():
+        if not all(np.all(np.isfinite(x)) for x in layer[:2]):
+            _refuse_matrices(path, name, layer)
+    return Adapter(path, base, layers, hashlib.sha256(content).hexdigest())
 
 
-def _is_low_rank(layer: LowRank) -> bool:
+def _described(opened: NpzFile) -> tuple[int, str, dict[str, LowRank]]:
+    """Version, fingerprint of the base, and layers whose matrices are `Header`s."""
+    headers = dict(opened.headers)
+    try:
+        first = headers.pop(_HEADER)
+        if first.dtype != np.uint8 or len(first.shape) != 1 or first.nbytes > _LARGEST_HEADER:
+            raise ValueError(f"its entry {_HEADER} is {first.dtype} {first.shape}")
+        header = json.loads(opened.read(_HEADER).tobytes())
+        layers: dict[str, Any] = {
+            name: LowRank(headers.pop(name + _A), headers.pop(name + _B), float(alpha))
+            for name, alpha in header["alpha"].items()
+        }
+        return header["version"], str(header["base"]), layers
+    except NpzError:
+        raise
+    except Exception as error:  # many types: damaged JSON, other keys
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NpzError(reason[:200]) from None
+
+
+def _check_matrices(path: Path, name: str, layer: LowRank) -> None:
     matrices = layer.a, layer.b
-    return (
-        all(x.ndim == 2 and x.dtype == np.float32 and np.all(np.isfinite(x)) for x in matrices)
+    if not (
+        all(len(x.shape) == 2 and x.dtype == np.float32 for x in matrices)
         and layer.a.shape[1] == layer.b.shape[0] > 0
-        and bool(np.isfinite(layer.alpha))
+        and np.isfinite(layer.alpha)
+    ):
+        _refuse_matrices(path, name, layer)
+
+
+def _refuse_matrices(path: Path, name: str, layer: LowRank) -> NoReturn:
+    raise ValueError(
+        f"{path} is damaged: {name!r} needs finite float32 matrices (D, rank) and (rank, F), got "
+        f"{layer.a.dtype} {layer.a.shape} and {layer.b.dtype} {layer.b.shape}"
     )
 
 
@@ -134,28 +168,19 @@ def buffers(manifest: Mapping[str, Any]) -> list[int]:
     return [number for x in layers.values() for number in (*x["a"], *x["b"])]
 
 
-def patched(path: Path, manifest: Mapping[str, Any], adapter: Adapter) -> bytes:
-    """The bytes of a base file with an adapter as its constants; the file is not changed.
+def patched(content: bytes, manifest: Mapping[str, Any], adapter: Adapter) -> bytes:
+    """The bytes of a base file with an adapter, read for it, as its constants.
 
     Layers that the adapter lacks stay without one. A rank below the file's is padded with zeros.
 
     Args:
-        path: the base file.
+        content: the bytes of the base file.
         manifest: its manifest, whose checksum was verified.
         adapter: the adapter.
-
-    Raises:
-        ValueError: the file has no separate adapters, or the adapter does not fit it.
     """
-    described = manifest.get("adapters")
-    if described is None:
-        raise ValueError(
-            f"{path} takes no adapter: export it with export_tflite(..., separate_adapters=True)"
-        )
-    _check(path, described, adapter)
-    content = bytearray(path.read_bytes())
-    write_constants(content, {name: described["layers"][name] for name in adapter.layers}, adapter)
-    return bytes(content)
+    layers, result = manifest["adapters"]["layers"], bytearray(content)
+    write_constants(result, {name: layers[name] for name in adapter.layers}, adapter)
+    return bytes(result)
 
 
 def write_constants(content: bytearray, layers: Mapping[str, Any], adapter: Adapter | None) -> None:
@@ -204,8 +229,13 @@ def _view(content: bytearray, model: Any, number: int) -> np.ndarray:
     return data if isinstance(data, np.ndarray) else np.zeros(0, np.uint8)
 
 
-def _check(path: Path, described: Mapping[str, Any], adapter: Adapter) -> None:
-    """Raises ValueError unless an adapter fits a file."""
+def _check(path: Path, manifest: Mapping[str, Any], adapter: Adapter) -> None:
+    """Raises ValueError unless the file has separate adapters, and an adapter fits it."""
+    described = manifest.get("adapters")
+    if described is None:
+        raise ValueError(
+            f"{path} takes no adapter: export it with export_tflite(..., separate_adapters=True)"
+        )
     if adapter.base != described["base"]:
         raise ValueError(
             f"{adapter.path} is an adapter of another base than {path}: expected the fingerprint "

@@ -95,7 +95,7 @@ class Session:
                 raise ValueError("a restored session has its inputs: leave out `inputs`")
             signature = runner.signatures[runner.names("decode")[0]]
             self._tokens, owed, known, entries = saved_session.read(
-                restore, runner.checksum, signature
+                restore, runner.checksum, runner.signatures, signature
             )
             if owed is not None:
                 self._given = GivenText(len(self._tokens), owed)

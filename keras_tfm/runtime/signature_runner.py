@@ -50,7 +50,9 @@ class SignatureRunner:
         self.manifest = manifests.read(path)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
         self.checksum: str = self.manifest["sha256"]
-        self._adapter = None if adapter is None else adapters.read(adapter)
+        self._adapter = None
+        if adapter is not None:
+            self._adapter = adapters.read(adapter, self.path, self.manifest)
         source: Path | bytes = self.path
         if self._adapter is not None:
             source = self.content()
@@ -79,7 +81,7 @@ class SignatureRunner:
         """The bytes of the file, with the adapter."""
         if self._adapter is None:
             return self.path.read_bytes()
-        return adapters.patched(self.path, self.manifest, self._adapter)
+        return adapters.patched(self.path.read_bytes(), self.manifest, self._adapter)
 
     def _interpreted(self, source: Path | bytes, threads: int) -> dict[str, Runner]:
         given = (

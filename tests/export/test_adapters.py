@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import sys
+import tracemalloc
 
 import keras
 import numpy as np
@@ -329,6 +330,27 @@ def test_adapters_that_do_not_fit(base, files, tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     refused(tmp_path / "other.npz", "not an adapter file, or damaged")
     refused(tmp_path / "none", "no such file", FileNotFoundError)
+
+
+def test_an_adapter_is_looked_at_before_it_is_unpacked(base, files, tmp_path):
+    with np.load(files[0][0]) as loaded:
+        arrays = dict(loaded)
+    np.savez_compressed(tmp_path / "packed.npz", **arrays)  # which is allowed
+    runtime.load(base, adapter=tmp_path / "packed.npz")
+    a = next(name for name in arrays if name.endswith("/a"))
+    large = np.zeros((1 << 26, 1), "float32")
+    for name, wrong, message in (
+        ("keras_tfm", large.view("uint8").reshape(-1), "not an adapter file, or damaged"),
+        (a, large, "must adapt a kernel"),
+        (a, large.reshape(-1), "is damaged: .*finite float32 matrices"),
+    ):
+        np.savez_compressed(tmp_path / "bomb.npz", **{**arrays, name: wrong})
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=message):
+            runtime.load(base, adapter=tmp_path / "bomb.npz")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 8e6
 
 
 def test_files_without_separate_adapters(files, tmp_path):

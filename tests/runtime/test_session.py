@@ -2,7 +2,9 @@
 
 import lzma
 import pickle
+import re
 import threading
+import tracemalloc
 from pathlib import Path
 
 import keras
@@ -285,6 +287,56 @@ def test_other_files_are_no_saved_sessions(tmp_path):
         np.savez(path, **{**arrays, name: wrong})
         with pytest.raises(ValueError, match="is damaged: its tokens and caches are not"):
             model.session(restore=path)
+
+
+def test_a_saved_session_is_looked_at_before_it_is_unpacked(tmp_path):
+    """3 MB could become 3 GB: names, shapes and dtypes are compared first."""
+    model, path, large = load(written()), tmp_path / "session.npz", 1 << 26
+    fresh(model, ids(30)).save(path)
+    with np.load(path) as loaded:
+        arrays = dict(loaded)
+    np.savez_compressed(path, **arrays)  # which is allowed
+    same(model.session(restore=path), fresh(model, ids(30)))
+    entry = next(x for x in arrays if x.startswith("entry/"))
+    flat = np.zeros(large, "uint8")
+    for changed in (
+        {"known/x": flat},
+        {"tokens": flat},
+        {"owed": flat},
+        {entry: flat},
+        {entry: np.zeros((1, *arrays[entry].shape[1:-1], large // 64), "float32")},
+    ):
+        arrays_ = {**arrays, **changed}
+        for some in (arrays_, {x: y for x, y in arrays_.items() if x not in ("sha256", entry)}):
+            np.savez_compressed(path, **some)
+            tracemalloc.start()
+            try:
+                model.session(restore=path)
+            except ValueError as error:
+                assert re.search("is damaged|is not a session", str(error)), error
+            else:
+                assert "known/x" in changed  # no signature reads it
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 8e6, changed.keys()
+    for name in ("version", "sha256"):
+        np.savez_compressed(path, **{**arrays, name: flat})
+        with pytest.raises(ValueError, match="is not a session that this version"):
+            model.session(restore=path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_caches_that_are_not_finite_are_refused(tmp_path, value):
+    """Their logits are NaN, of which the most probable token is 0."""
+    model, path = load(written()), tmp_path / "session.npz"
+    fresh(model, ids(30)).save(path)
+    with np.load(path) as loaded:
+        arrays = dict(loaded)
+    entry = next(x for x, y in arrays.items() if x.startswith("entry/") and y.dtype.kind == "f")
+    arrays[entry].flat[-1] = value
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=f"{entry} has values that are not finite"):
+        model.session(restore=path)
 
 
 # Text
