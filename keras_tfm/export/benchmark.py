@@ -157,6 +157,7 @@ def benchmark(
 
     Raises:
         FileNotFoundError, ValueError: as in `runtime.load`; or an argument is out of range.
+        TypeError: `path` is no path, but bytes.
 
     Example:
 
@@ -170,6 +171,11 @@ def benchmark(
     >>> [(x.signature, x.threads, x.median_ms > 0) for x in measured.latencies]
     [('predict', 1, True)]
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"path must be that of a file, which other processes load, too, got "
+            f"{type(path).__name__}"
+        )
     threads = list(threads)
     if not threads or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in threads):
         raise ValueError(f"threads must be integers of at least 1, got {threads}")

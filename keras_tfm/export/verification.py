@@ -24,6 +24,7 @@ from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest import File
 from keras_tfm.runtime.manifest_fields import is_rounded
 from keras_tfm.runtime.model import Model, load
 
@@ -100,7 +101,7 @@ class VerificationError(ValueError):
 @full_precision()
 def verify(
     model: keras.Model | Mapping[str, keras.Model],
-    path: str | Path,
+    path: File,
     inputs: dict[str, Any] | None = None,
     tolerance: float | None = None,
     strategy: Strategy | None = None,
@@ -123,7 +124,7 @@ def verify(
     Args:
         model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
             mixed precision is compared in float32.
-        path: str or Path, the file.
+        path: the file, as in `runtime.load`.
         inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
             stepped input is optional. Of several models, a dictionary of such by model. Default:
             random rows of every exported length.
@@ -173,7 +174,8 @@ def verify(
     else:
         _log.info("comparing %s without its rounding", path)
         _compare_rounding(comparison, checks, tolerance)
-    result = Verification(str(path), quantization, checks)
+    shown = path if isinstance(path, str | Path) else file.path
+    result = Verification(str(shown), quantization, checks)
     if result.failures:
         hints = [other_arguments(one, part) for one, part in pairs.values()]
         raise VerificationError(

@@ -16,10 +16,9 @@ generate: WHILE (1): the operator is not supported
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from keras_tfm.runtime.manifest import import_litert, read
+from keras_tfm.runtime.manifest import File, import_litert, read, read_content, source_of
 
 # The operators that `NewOperationParser` knows, by their names in the schema. DEQUANTIZE and
 # QUANTIZE depend on an option that is on by default.
@@ -63,14 +62,15 @@ class Finding:
         return f"{self.signature}: {self.operator} ({self.count}): {self.reason}"
 
 
-def check_file(path: str | Path) -> list[Finding]:
+def check_file(path: File) -> list[Finding]:
     """The findings of a file of keras_tfm; empty if none of the checks fails.
 
     Raises:
         FileNotFoundError, ValueError: as `runtime.load`.
     """
-    read(path)
-    return check(Path(path).read_bytes())
+    source, _ = source_of(path)
+    read(source)
+    return check(read_content(source))
 
 
 def check(content: bytes) -> list[Finding]:

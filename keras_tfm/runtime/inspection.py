@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.runtime import litert_internals
-from keras_tfm.runtime.manifest import import_litert, read
+from keras_tfm.runtime.manifest import File, import_litert, read, read_content, source_of
 from keras_tfm.runtime.manifest_fields import of_kind
 
 
@@ -139,14 +139,16 @@ def _described(tensors: dict[str, Any], cached: set[str]) -> str:
     return ", ".join(texts)
 
 
-def inspect_file(path: str | Path) -> Inspection:
-    """The content of a file, after its checksum was verified.
+def inspect_file(path: File) -> Inspection:
+    """The content of a file, given as in `runtime.load`, after its checksum was verified.
 
     Raises:
         FileNotFoundError, ValueError: as in `runtime.load`.
     """
-    manifest = read(path)
-    return Inspection(**inspected(path, Path(path).read_bytes(), manifest))
+    source, name = source_of(path)
+    manifest = read(source)
+    shown = path if isinstance(path, str | Path) else name
+    return Inspection(**inspected(shown, read_content(source), manifest))
 
 
 def inspected(path: str | Path, content: bytes, manifest: dict[str, Any]) -> dict[str, Any]:

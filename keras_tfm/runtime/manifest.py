@@ -6,6 +6,7 @@ still runs and returns wrong results, so the checksum covers every byte except i
 """
 
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -25,8 +26,48 @@ LITERTLM = b"LITERTLM"
 NO_CHECKSUM = "0" * 64
 
 
-def read(path: str | Path) -> dict[str, Any]:
+# What `read` and `runtime.load` take: a path, bytes, or something with their content.
+File = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | Any
+
+
+def source_of(file: File) -> tuple[Path | bytes, Path]:
+    """The absolute path or the bytes of a file, and its name for messages.
+
+    >>> import io
+    >>> from keras_tfm.runtime.manifest import source_of
+    >>> source_of(io.BytesIO(b"abc"))[0]
+    b'abc'
+
+    Raises:
+        TypeError: neither a path, bytes, nor an object with `read_bytes` or `read`.
+    """
+    if isinstance(file, str | os.PathLike):
+        # Another folder may be the current one when the file is read again.
+        path = Path(file).absolute()
+        return path, path
+    if isinstance(file, bytes | bytearray | memoryview):
+        return bytes(file), Path("<bytes>")
+    for name in ("read_bytes", "read"):  # `zipfile.Path` and others; open files
+        if callable(getattr(file, name, None)):
+            content = getattr(file, name)()
+            if isinstance(content, bytes):
+                return content, Path(str(file) if name == "read_bytes" else "<bytes>")
+    raise TypeError(
+        f"expected the path of a .tflite file, its bytes, or a binary file, "
+        f"got {type(file).__name__}"
+    )
+
+
+def read_content(source: Path | bytes) -> bytes:
+    """The bytes of a source."""
+    return source if isinstance(source, bytes) else source.read_bytes()
+
+
+def read(file: File) -> dict[str, Any]:
     """The manifest of a file, after verifying its checksum.
+
+    Args:
+        file: path or bytes, as in `source_of`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -34,12 +75,12 @@ def read(path: str | Path) -> dict[str, Any]:
         ValueError: the file is damaged, not a .tflite file, not written by keras_tfm, or written by
             a newer version; or its manifest lacks a field or does not describe its signatures.
     """
-    path = Path(path)
-    if path.is_dir():
+    source, path = source_of(file)
+    if isinstance(source, Path) and source.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
-    if not path.is_file():
+    if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    content = _mapped(path)
+    content = _mapped(source)
     if content[:8] == LITERTLM:
         command = install_command("litert-lm-api")
         raise ValueError(
@@ -66,11 +107,11 @@ def read(path: str | Path) -> dict[str, Any]:
     _check(path, lambda: check_format(manifest))
     digest = hashlib.sha256()
     # Read in blocks: mapped pages would count as memory of the process.
-    with path.open("rb") as file:
-        _update(digest, file, start)
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+        _update(digest, stream, start)
         digest.update(raw.replace(expected.encode(), NO_CHECKSUM.encode()))
-        file.seek(len(raw), 1)
-        _update(digest, file, len(content) - start - len(raw))
+        stream.seek(len(raw), 1)
+        _update(digest, stream, len(content) - start - len(raw))
     if digest.hexdigest() != expected:
         raise ValueError(
             f"{path} is damaged: expected the checksum {expected}, got {digest.hexdigest()}"
@@ -104,8 +145,10 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def _mapped(path: Path) -> Any:
-    with path.open("rb") as file:
+def _mapped(source: Path | bytes) -> Any:
+    if isinstance(source, bytes):
+        return source
+    with source.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
             return b""
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -117,14 +160,17 @@ def _update(digest: Any, file: IO[bytes], count: int) -> None:
         count -= len(block)
 
 
-def read_entries(path: Path, manifest: dict[str, Any], names: Iterable[str]) -> dict[str, bytes]:
+def read_entries(
+    source: Path | bytes, manifest: dict[str, Any], names: Iterable[str]
+) -> dict[str, bytes]:
     """Further metadata entries of a file whose manifest was read before, by name.
 
     Raises:
         ValueError: the file was replaced since then, or an entry is missing.
     """
     schema = import_litert("schema_py_generated")
-    content, entries = _mapped(path), {}
+    path = source_of(source)[1]
+    content, entries = _mapped(source), {}
     try:
         _, raw = _entry(content, schema, METADATA_NAME)
         same = json.loads(raw or b"{}") == manifest

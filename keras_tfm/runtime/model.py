@@ -15,6 +15,7 @@ from keras_tfm.runtime.drawing import Drawings
 from keras_tfm.runtime.embedding import Embeddings
 from keras_tfm.runtime.generate_signature import Generated, run_generate
 from keras_tfm.runtime.image_processor import ImageProcessor
+from keras_tfm.runtime.manifest import File
 from keras_tfm.runtime.manifest_fields import by_length
 from keras_tfm.runtime.session import Session
 from keras_tfm.runtime.signature_runner import SignatureRunner
@@ -28,10 +29,10 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A
     forked process can use the model of its parent. A pickle, as `multiprocessing` sends it, holds
-    the path: the receiver loads the file again.
+    the path, or the bytes if the model was loaded from bytes: the receiver loads the file again.
 
     Attributes:
-        path: str or Path, the file.
+        path: Path, the absolute path of the file; of bytes `<bytes>`, for messages.
         manifest: dict, the manifest of the file: signatures, quantization, versions.
         signatures: dict by name: the inputs and outputs with their shapes and dtypes; the `pad_id`
             of an input is the id that shorter rows are padded with.
@@ -39,12 +40,15 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
 
     def __init__(
         self,
-        path: str | Path,
+        path: File,
         threads: int = 1,
         weight_cache: str | Path | None = None,
         adapter: str | Path | None = None,
     ):
-        self._loaded_with = (threads, weight_cache, adapter)
+        # A pickle is read where another folder may be the current one.
+        self._loaded_with = (
+            threads, *(x and Path(x).absolute() for x in (weight_cache, adapter))
+        )  # fmt: skip
         self._runner = SignatureRunner(path, threads, weight_cache, adapter)
         self.path = self._runner.path
         self.manifest = self._runner.manifest
@@ -75,12 +79,11 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds the path and loads the file again."""
+        """A pickle holds the path, or the bytes, and loads the file again."""
         _ = self._runner.runners  # raises if the model was closed
         if self._whole is not None:
             return _model_in, self._whole
-        threads, *paths = self._loaded_with
-        return Model, (self.path.absolute(), threads, *(x and Path(x).absolute() for x in paths))
+        return Model, (self._runner.file, *self._loaded_with)
 
     def content(self) -> bytes:
         """The bytes of the file, with the constants of its adapter."""
@@ -296,7 +299,7 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
 
 
 def load(
-    path: str | Path,
+    path: File,
     threads: int = 1,
     *,
     weight_cache: str | Path | None = None,
@@ -305,7 +308,9 @@ def load(
     """Loads a file that `keras_tfm.export.export_tflite` wrote, and checks its checksum.
 
     Args:
-        path: str or Path, the .tflite file.
+        path: str or Path, the .tflite file. A later change of the current folder does not matter.
+            Or bytes, `bytearray`, `memoryview`, a binary file that is open for reading, or
+            `zipfile.Path`, with the content of the file, of which the model keeps a copy.
         threads: int, number of threads that LiteRT uses, 1 to 1024.
         weight_cache: str or Path, a folder for XNNPACK's packed weights, created if it is missing.
             A cache takes as much space as its file; above 4 GiB in total, the least recently used
@@ -329,7 +334,7 @@ def load(
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or keras_tfm did not write it; `threads` is out of range;
             `weight_cache` is empty; the adapter is damaged, or does not fit the file.
-        TypeError: `threads` is not an integer.
+        TypeError: `threads` is not an integer; `path` is neither a path nor bytes.
         OSError: `weight_cache` is a file, or cannot be created.
         ModuleNotFoundError: LiteRT is missing; the message names the extra to install.
 

@@ -24,7 +24,8 @@ class SignatureRunner:
     """Loads a file and runs its signatures on checked inputs, in chunks of the exported batch.
 
     Attributes:
-        path: str or Path, the file.
+        file: Path, absolute, or bytes: the file.
+        path: Path, its name in messages.
         manifest: dict, the manifest of the file: signatures, quantization, versions.
         signatures: dict by name: the inputs and outputs with their shapes and dtypes.
         checksum: str, that of the file and its adapter.
@@ -37,7 +38,7 @@ class SignatureRunner:
 
     def __init__(
         self,
-        path: str | Path,
+        file: manifests.File,
         threads: int,
         weight_cache: str | Path | None,
         adapter: str | Path | None = None,
@@ -46,14 +47,14 @@ class SignatureRunner:
             raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
         if not 1 <= threads <= MAX_THREADS:
             raise ValueError(f"threads must be in 1..{MAX_THREADS}, got {threads}")
-        threads, self.path = int(threads), Path(path)
-        self.manifest = manifests.read(path)
+        threads, (self.file, self.path) = int(threads), manifests.source_of(file)
+        self.manifest = manifests.read(self.file)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
         self.checksum: str = self.manifest["sha256"]
         self._adapter = None
         if adapter is not None:
             self._adapter = adapters.read(adapter, self.path, self.manifest)
-        source: Path | bytes = self.path
+        source = self.file
         if self._adapter is not None:
             source = self.content()
             both = self.checksum + self._adapter.checksum
@@ -80,8 +81,8 @@ class SignatureRunner:
     def content(self) -> bytes:
         """The bytes of the file, with the adapter."""
         if self._adapter is None:
-            return self.path.read_bytes()
-        return adapters.patched(self.path.read_bytes(), self.manifest, self._adapter)
+            return manifests.read_content(self.file)
+        return adapters.patched(manifests.read_content(self.file), self.manifest, self._adapter)
 
     def _interpreted(self, source: Path | bytes, threads: int) -> dict[str, Runner]:
         given = (

@@ -60,7 +60,7 @@ def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
     options: dict[str, Any] = model.manifest.get("tokenizer_options", {})
     # The manifest of the file, of which a model in a file of several has a part.
     whole = model._runner.manifest
-    contents = manifests.read_entries(model.path, whole, entries.values())
+    contents = manifests.read_entries(model._runner.file, whole, entries.values())
     made: dict[str, Tokenizer] = {}
     for entry in contents:
         made[entry] = read(entry, contents[entry], options.get(entry))

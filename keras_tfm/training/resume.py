@@ -83,7 +83,7 @@ class Resume(keras.callbacks.Callback):
                 raise ValueError(f"{name} must be above 0, got {value}")
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
-        self.directory = Path(directory)
+        self.directory = Path(directory).absolute()  # the current folder may change
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self.keep = keep

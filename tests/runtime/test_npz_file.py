@@ -3,11 +3,11 @@
 import io
 import re
 import struct
-import tracemalloc
 import zipfile
 
 import numpy as np
 import pytest
+from traced_memory import at_most
 
 from keras_tfm.runtime.npz_file import NpzError, NpzFile
 
@@ -62,8 +62,11 @@ FLOATS = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
         (file_of([("x.npy", array_of(FLOATS % "2,", bytes(8)))], zipfile.ZIP_BZIP2), "in another"),
         (file_of([("x.npy", array_of(FLOATS % "2,", bytes(8)))], zipfile.ZIP_LZMA), "in another"),
         (file_of([("x.npy", array_of(FLOATS % "2,", bytes(7)))]), "135 bytes, its header says 136"),
-        (file_of([("x.npy", array_of(FLOATS % "1 << 40,"))]), "header"),
-        (file_of([("x.npy", array_of(FLOATS % "1099511627776,"))]), "its header says 43980465111"),
+        (file_of([("x.npy", array_of(FLOATS % "1 << 40,"))]), "malformed"),
+        (
+            file_of([("x.npy", array_of(FLOATS % "1099511627776,"))]),
+            "says 4398046511232",
+        ),
         (file_of([("x.npy", array_of(FLOATS % "-2,", bytes(8)))]), "negative size"),
         (file_of([("x.npy", array_of((FLOATS % "1,").replace("<f4", "|O"), bytes(8)))]), "objects"),
         (file_of([("x.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1 << 24))]), "version"),
@@ -71,11 +74,8 @@ FLOATS = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
     ],
 )
 def test_what_numpy_did_not_write(content, message):
-    tracemalloc.start()
-    with pytest.raises(NpzError, match=re.escape(message)) as caught:
+    with at_most(1e6), pytest.raises(NpzError, match=re.escape(message)) as caught:
         NpzFile(content)
-    assert tracemalloc.get_traced_memory()[1] < 1e6
-    tracemalloc.stop()
     assert "\n" not in str(caught.value)
 
 
