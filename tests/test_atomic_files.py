@@ -39,7 +39,7 @@ def write_picture(path):
 
 def write_benchmark(path):
     pytest.importorskip("keras")
-    from keras_tfm.export.benchmark import Benchmark
+    from keras_tfm.runtime.benchmark import Benchmark
 
     Benchmark.write_json(SimpleNamespace(asdict=lambda: {"a": 1}), path)
 

@@ -452,19 +452,24 @@ def test_a_keras_file_with_code_in_it_is_refused(run, tmp_path):
 
 
 def test_a_device_needs_neither_keras_nor_tensorflow(file_path):
+    commands = [
+        ["generate", str(file_path), "--ids", "3,4,5"],
+        ["inspect", str(file_path)],
+        ["benchmark", str(file_path), "--threads", "1", "--seconds", "0.01"],
+    ]
     code = (
         "import sys\n"
         "for name in ('keras', 'tensorflow', 'torch', 'jax'): sys.modules[name] = None\n"
-        f"sys.argv = ['keras-tfm', 'generate', {str(file_path)!r}, '--ids', '3,4,5']\n"
         "from keras_tfm import cli\n"
-        "try: cli.main()\n"
-        "except SystemExit as ended: assert not ended.code\n"
-        f"sys.argv = ['keras-tfm', 'inspect', {str(file_path)!r}]\n"
-        "cli.main()\n"
+        f"for command in {commands}:\n"
+        "    sys.argv = ['keras-tfm', *command]\n"
+        "    try: cli.main()\n"
+        "    except SystemExit as ended: assert not ended.code\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{START},")
+    assert "tokens/s" in done.stdout
 
 
 def test_a_missing_extra_is_named():

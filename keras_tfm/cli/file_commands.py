@@ -42,8 +42,9 @@ def benchmark(
 ) -> None:
     """Measures latency, tokens per second, memory and load time on this machine."""
     counts = numbers(threads, "--threads") or ()
-    with work("loading TensorFlow"):
-        from keras_tfm.export import benchmark as measure
+    # Of the runtime: a device has neither Keras nor TensorFlow.
+    from keras_tfm.runtime.benchmark import benchmark as measure
+
     with work(f"running {file.name}", {"threads": "--threads", "seconds": "--seconds"}):
         result = measure(file, counts, seconds=seconds, weight_cache=weight_cache)
     print_result(result, as_json)

@@ -143,7 +143,9 @@ def export(
     ] = 1,
     accelerator: Annotated[
         Accelerator,
-        typer.Option(help="gpu: a graph for LiteRT's GPU delegate, without generate."),
+        typer.Option(
+            help="gpu: a graph for LiteRT's GPU delegate, without generate; compare it there."
+        ),
     ] = Accelerator.cpu,
     cache: Annotated[
         Cache, typer.Option(help="int8: KV caches in int8, for long texts and long sources.")

@@ -1,7 +1,6 @@
 """Export: the trained model as a SavedModel or as one .tflite file."""
 
 from keras_tfm.export.adapters import save_adapter
-from keras_tfm.export.benchmark import Benchmark, Footprint, Latency, benchmark
 from keras_tfm.export.calibration import calibrate
 from keras_tfm.export.litertlm import LiteRTLMArguments, export_litertlm
 from keras_tfm.export.report import Report
@@ -9,6 +8,7 @@ from keras_tfm.export.request import ExportArguments, GenerationArguments
 from keras_tfm.export.saved_model import export_saved_model
 from keras_tfm.export.tflite import export_tflite
 from keras_tfm.export.verification import Check, Verification, VerificationError, verify
+from keras_tfm.runtime.benchmark import Benchmark, Footprint, Latency, benchmark
 from keras_tfm.runtime.inspection import Subgraph
 
 __all__ = [

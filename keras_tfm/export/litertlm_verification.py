@@ -12,7 +12,6 @@ import numpy as np
 from keras_tfm.export.checks import Check, check, top_1_gaps
 from keras_tfm.export.litertlm_package import Chat, missing_litert_lm
 from keras_tfm.export.model_outputs import ModelOutputs
-from keras_tfm.export.other_process import run_module
 from keras_tfm.export.request import Request
 from keras_tfm.export.verification import (
     EXACT,
@@ -23,6 +22,7 @@ from keras_tfm.export.verification import (
 )
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.other_process import run_module
 from keras_tfm.runtime.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from tokenizers.models import WordLevel
 
 from keras_tfm import cli, export, layers, models, runtime
 from keras_tfm.export import litertlm, litertlm_package
-from keras_tfm.export.other_process import run_module
 from keras_tfm.generation import Beam, Greedy, Sample
 from keras_tfm.generation.processors import SuppressTokens
 from keras_tfm.runtime import ChatTemplate, flatbuffer
+from keras_tfm.runtime.other_process import run_module
 
 pytest.importorskip("litert_lm")
 pytest.importorskip("litert_lm_builder")

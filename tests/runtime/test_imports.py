@@ -28,8 +28,8 @@ def test_the_import_loads_numpy_alone():
     assert "numpy" in packages
     assert not packages & (HEAVY | {"ai_edge_litert", "flatbuffers"})
     of_ours = [name for name in modules if name.startswith("keras_tfm.")]
-    allowed = ("keras_tfm.version", "keras_tfm.optional_package")
-    assert all(name in allowed or "runtime" in name for name in of_ours)
+    allowed = {"keras_tfm.atomic_files", "keras_tfm.optional_package", "keras_tfm.version"}
+    assert {name for name in of_ours if "runtime" not in name} <= allowed
 
 
 @pytest.fixture(scope="module")

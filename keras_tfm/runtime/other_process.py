@@ -24,7 +24,7 @@ def run_module(what: str, module: str, *arguments: str, given: Any = None) -> An
 
     Example:
 
-    >>> from keras_tfm.export.other_process import run_module
+    >>> from keras_tfm.runtime.other_process import run_module
     >>> run_module("reading JSON", "json.tool", given={"a": 1})
     {'a': 1}
     """

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.atomic_files import replaced, temporary_folder
-from keras_tfm.export.other_process import run_module
 from keras_tfm.runtime.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.manifest_fields import of_kind
 from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.other_process import run_module
 from keras_tfm.runtime.random_inputs import random_inputs
 
 LEAST_RUNS = 5
@@ -143,6 +143,8 @@ def benchmark(
 ) -> Benchmark:
     """Measures a file that `export_tflite` wrote, on this machine, with random inputs.
 
+    A device without Keras imports it from `keras_tfm.runtime.benchmark`.
+
     Every signature is called for `seconds` with each number of threads. Ids have the exported
     length, without padding. With an `end_id`, rows may end early: only tokens up to and including
     the end are counted. A call whose rows end early still reads its whole source.
@@ -232,7 +234,7 @@ def count_tokens(
     """The number of generated tokens: after the start token or prompt, up to and including the end.
 
     >>> import numpy as np
-    >>> from keras_tfm.export.benchmark import count_tokens
+    >>> from keras_tfm.runtime.benchmark import count_tokens
     >>> count_tokens(np.array([[1, 5, 2, 0], [1, 5, 6, 7]]), end_id=2)
     5
     """
