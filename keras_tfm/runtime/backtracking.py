@@ -9,7 +9,7 @@ GPT-2, Llama 3, Qwen, DeepSeek and o200k do. examples/web/tokenizer_check.js has
 import re
 from typing import NamedTuple
 
-# Repetitions of so many times count as unbounded.
+# Groups and atoms with this number of repetitions count as unbounded.
 _MANY = 16
 _LONGEST, _DEEPEST = 20_000, 40
 _ALWAYS_FAILS = "it does not end with its groups"
@@ -69,7 +69,7 @@ class _Parser:
         return _Item(text, inside, looks, self.quantifier())
 
     def group_begins(self) -> bool:
-        """Reads the beginning of a group: whether it only looks around."""
+        """Reads how a group starts: whether it only looks around."""
         rest = self.pattern[self.at :]
         found = re.match(r"\((\?(<?[=!]|[:>]|<[A-Za-z_]\w*>|[a-z-]*:))?", rest)
         assert found is not None

@@ -17,7 +17,7 @@ def as_value_errors() -> Iterator[None]:
 
     >>> from keras_tfm.runtime.litert_internals import as_value_errors
     >>> with as_value_errors():
-    ...     raise RuntimeError("gather index out of bounds\nNode number 3 (GATHER) failed")
+    ...     raise RuntimeError("gather index out of bounds")
     Traceback (most recent call last):
     ValueError: LiteRT cannot run the file on these inputs: gather index out of bounds
     """

@@ -11,7 +11,7 @@ def message_fields(content: bytes) -> Iterator[tuple[int, Any]]:
         ValueError: the message is damaged.
 
     >>> from keras_tfm.runtime.protobuf import message_fields
-    >>> list(message_fields(b"\x0a\x02ab\x10\x05"))
+    >>> list(message_fields(bytes([10, 2, 97, 98, 16, 5])))
     [(1, b'ab'), (2, 5)]
     """
     position = 0

@@ -14,7 +14,7 @@ from typing import Any
 from keras_tfm.runtime.backtracking import check_regex, least_length
 from keras_tfm.runtime.protobuf import message_fields
 
-# Characters that a character of a text, or the beginning of one, may become.
+# Characters that a character of a text may become.
 MOST = 256
 # Characters that are put before or after each text.
 _ADDED = 1 << 14
