@@ -45,6 +45,20 @@ def unscale_loss(loss: Tensor) -> Tensor:
     return unscale_loss_for_distribution(loss)
 
 
+def weigh_additional_losses(model_class: Any) -> Any:
+    """Class decorator: `model.weigh_loss(loss)` follows Keras's sum of each additional loss.
+
+    These are the losses of `add_loss` and the regularizers. Keras divides them by the number of
+    replicas.
+    """
+
+    def aggregate(self: Any, loss: Tensor) -> Tensor:
+        return self.weigh_loss(super(model_class, self)._aggregate_additional_loss(loss))
+
+    model_class._aggregate_additional_loss = aggregate
+    return model_class
+
+
 def loss_tracker(model: Any) -> Any:
     """The metric in which a compiled model averages its loss over an epoch."""
     return model._loss_tracker

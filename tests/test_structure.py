@@ -58,8 +58,8 @@ BESIDE = {("training", "plots"), ("export", "plots")}
 
 # Private attributes of Keras 3.15 objects: layers, models, tensors, optimizers, iterators, losses.
 PRIVATE = {
-    "_all_reduce_sum_gradients", "_apply_weight_decay", "_assert_input_compatibility",
-    "_backend_update_step",
+    "_aggregate_additional_loss", "_all_reduce_sum_gradients", "_apply_weight_decay",
+    "_assert_input_compatibility", "_backend_update_step",
     "_call_context_args", "_call_has_mask_arg", "_call_has_training_arg",
     "_compile_loss", "_compile_metrics", "_compute_loss",
     "_distribute_strategy", "_distributed_dataset", "_enumerate_iterator", "_flat_losses",

@@ -209,3 +209,17 @@ def test_restarts_each_epoch():
     assert trainer_internals.restarts_each_epoch(epoch_iterator(data))
     assert not trainer_internals.restarts_each_epoch(epoch_iterator(data, steps_per_epoch=1))
     assert not trainer_internals.restarts_each_epoch(epoch_iterator(generator()))
+
+
+@ON_TENSORFLOW
+def test_weigh_additional_losses():
+    @trainer_internals.weigh_additional_losses
+    class Weighed(keras.Model):
+        def weigh_loss(self, loss):
+            return 3.0 * loss
+
+    x = keras.Input((2,))
+    y = keras.layers.ReLU(activity_regularizer=keras.regularizers.L1(0.5))(x)
+    model = Weighed(x, y)
+    model.compile("sgd")
+    assert model.test_on_batch(X) == pytest.approx(3 * 0.5 * X.sum() / len(X))

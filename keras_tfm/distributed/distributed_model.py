@@ -13,12 +13,13 @@ from keras_tfm.distributed.global_gradients import (
     leave_sums_to_the_model,
     sum_over_replicas,
 )
-from keras_tfm.distributed.global_loss import GlobalLoss, over_replicas
+from keras_tfm.distributed.global_loss import Batch, GlobalLoss, over_replicas
 
 Tensor = Any
 
 
 @trainer_internals.build_with
+@trainer_internals.weigh_additional_losses
 class DistributedModel(keras.Model):
     """What `keras_tfm.Model` adds to Keras 3.15 on TensorFlow.
 
@@ -30,6 +31,7 @@ class DistributedModel(keras.Model):
     optimizer: Any
     epoch_iterator: Any = None
     gradient_accumulation_steps = 1
+    _batch: Batch | None = None
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
@@ -63,10 +65,13 @@ class DistributedModel(keras.Model):
         if self.distribute_strategy.num_replicas_in_sync > 1 and self.optimizer is not None:
             leave_sums_to_the_model(self.optimizer)
         self.gradient_accumulation_steps = gradient_accumulation_steps
+        self._batch = Batch()
         loss = trainer_internals.compiled_loss(self)
         if loss is not None:
             arguments = trainer_internals.loss_arguments(loss)
-            trainer_internals.set_compiled_loss(self, GlobalLoss(**arguments._asdict()))
+            trainer_internals.set_compiled_loss(
+                self, GlobalLoss(**arguments._asdict(), batch=self._batch)
+            )
         own_steps = getattr(innermost(self.optimizer), "gradient_accumulation_steps", None)
         if own_steps:
             raise ValueError(
@@ -94,11 +99,12 @@ class DistributedModel(keras.Model):
         if not self.trainable_variables:  # Keras warns
             return super().train_step(data)
         batch = keras.utils.unpack_x_y_sample_weight(data)
+        rows = self._begin(batch)
         if self.gradient_accumulation_steps == 1:
             loss, gradients = self._gradients(batch)
         else:
             loss, gradients = self._accumulated(batch)
-        self._track(loss, batch)
+        self._end(loss, rows)
         gradients = sum_over_replicas(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self._logs()
@@ -106,68 +112,132 @@ class DistributedModel(keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """The loss and metrics of one batch."""
         batch = x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        rows = self._begin(batch)
         y_pred = self._forward(x, training=False)
-        loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=False)
-        self._track(loss, batch)
+        loss = self._loss(batch, y_pred, training=False)
+        self._end(loss, rows)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return self._logs()
 
+    @property
+    def losses(self) -> list[Tensor]:
+        """The losses of `add_loss` and the regularizers; in a step, those of this replica."""
+        captured = None if self._batch is None else self._batch.losses
+        return super().losses if captured is None else captured
+
+    def weigh_loss(self, loss: Tensor) -> Tensor:
+        """An additional loss, a mean over rows, times this replica's rows over their mean."""
+        share = None if self._batch is None else self._batch.replica_share
+        return loss if share is None else loss * tf.cast(share, loss.dtype)
+
+    def _loss(self, batch: tuple[Any, Any, Any], y_pred: Any, training: bool) -> Tensor:
+        """The loss of this replica's batch or part; 0 of no rows, whose mean is NaN."""
+        assert self._batch is not None
+        x, y, sample_weight = batch
+        loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
+        share = self._batch.replica_share
+        return loss if share is None else tf.where(share > 0, loss, 0)
+
+    def _begin(self, batch: tuple[Any, Any, Any]) -> Tensor:
+        """Begins a step; returns the mean number of rows of a replica, float32."""
+        assert self._batch is not None
+        state = self._batch
+        # Also what a step left that failed.
+        state.losses = state.replica_share = state.share = state.tracker_weight = None
+        rows = tf.cast(tf.shape(_first(batch[0]))[0], "float32")
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        if replicas == 1:
+            return rows
+        mean = over_replicas(rows) / replicas
+        state.replica_share = rows / mean
+        return mean
+
+    def _end(self, loss: Tensor, rows: Tensor) -> None:
+        """Ends a step: the mean of the replicas' losses, which have equal weights, is logged."""
+        assert self._batch is not None
+        trainer_internals.loss_tracker(self).update_state(
+            trainer_internals.unscale_loss(loss), sample_weight=rows
+        )
+        self._batch.losses = self._batch.replica_share = None
+
     def _forward(self, x: Any, training: bool) -> Any:
-        return self(x, training=training) if trainer_internals.takes_training(self) else self(x)
+        """The predictions; keeps the losses of the layers before another replica's pass."""
+        assert self._batch is not None
+        self._batch.losses = None
+        y_pred = self._predictions(x, training)
+        self._batch.losses = self.losses
+        return y_pred
+
+    def _predictions(self, x: Any, training: bool) -> Any:
+        takes_it = trainer_internals.takes_training(self)
+        return self(x, training=training) if takes_it else self(x)
 
     def _gradients(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
         """The loss of a batch or a part, and its gradients; updates the metrics."""
+        assert self._batch is not None
         x, y, sample_weight = batch
         with tf.GradientTape() as tape:
             y_pred = self._forward(x, training=True)
-            loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=True)
+            loss = self._loss(batch, y_pred, training=True)
+            if self._batch.share is not None:
+                loss *= tf.cast(self._batch.share, loss.dtype)
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.trainable_variables)
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss, gradients
 
     def _accumulated(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
-        """The loss and the gradients of a batch, which is processed in parts, one by one."""
-        parts = self.gradient_accumulation_steps
-        x, y, sample_weight = batch
+        """The loss and the gradients of a batch, which is processed in parts, one by one.
+
+        They are sums over the parts, each weighted by its share of the rows: a mean over rows is
+        that of the batch. `GlobalLoss` divides its own means, over labels, by the same share.
+        """
+        assert self._batch is not None
+        state = self._batch
+        x = batch[0]
         rows = tf.shape(_first(x))[0]
+        parts = tf.minimum(rows, self.gradient_accumulation_steps)  # each has a row at least
+        self._count(batch)
 
         def step(part: Tensor, loss: Tensor, sums: list[Tensor]) -> tuple[Tensor, Tensor, Any]:
             begin, end = rows * part // parts, rows * (part + 1) // parts
             piece = tree.map_structure(lambda t: None if t is None else t[begin:end], batch)
+            state.share = tf.cast(end - begin, "float32") / tf.cast(rows, "float32")
+            # Keras weighs a whole batch by its rows, where they are known before it runs.
+            state.tracker_weight = state.share * (_first(x).shape[0] or 1.0)
             part_loss, gradients = self._gradients(piece)
+            state.share = state.tracker_weight = None
             return (
                 part + 1,
-                loss + part_loss,
+                loss + tf.cast(part_loss, "float32"),
                 [
                     total if gradient is None else total + tf.convert_to_tensor(gradient)
                     for total, gradient in zip(sums, gradients, strict=True)
                 ],
             )
 
-        def count() -> None:
-            # Only its counts are read, so the graph prunes the rest.
-            y_pred = self._forward(x, training=False)
-            trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=False)
-
-        with trainer_internals.compiled_loss(self).in_parts(parts, count):
-            _, loss, sums = tf.while_loop(
-                lambda part, *_: part < parts,
-                step,
-                (0, tf.zeros(()), [tf.zeros(v.shape, v.dtype) for v in self.trainable_variables]),
-                parallel_iterations=1,
-                maximum_iterations=parts,
-            )
-        return loss / parts, [total / parts for total in sums]
-
-    def _track(self, loss: Tensor, batch: tuple[Any, Any, Any]) -> None:
-        # Each replica's loss is already divided by the global count: equal weights in this mean.
-        rows = tf.cast(tf.shape(_first(batch[0]))[0], "float32")
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        trainer_internals.loss_tracker(self).update_state(
-            trainer_internals.unscale_loss(loss),
-            sample_weight=rows if replicas == 1 else over_replicas(rows) / replicas,
+        _, loss, sums = tf.while_loop(
+            lambda part, *_: part < parts,
+            step,
+            (0, tf.zeros(()), [tf.zeros(v.shape, v.dtype) for v in self.trainable_variables]),
+            parallel_iterations=1,
+            maximum_iterations=self.gradient_accumulation_steps,
         )
+        return loss, sums
+
+    def _count(self, batch: tuple[Any, Any, Any]) -> None:
+        """Counts the labels of the whole batch, by which the losses of its parts are divided.
+
+        The graph prunes all but the counts. Of metrics that an overridden `compute_loss` updates,
+        a stateless scope drops the changes.
+        """
+        assert self._batch is not None
+        if trainer_internals.compiled_loss(self) is None:
+            return
+        with keras.StatelessScope():
+            y_pred = self._predictions(batch[0], training=False)
+            self._batch.losses = []
+            self._loss(batch, y_pred, training=False)
 
     def _logs(self) -> dict[str, Any]:
         """The metrics; of shape (1,) with several workers, as Keras reduces them over axis 0."""

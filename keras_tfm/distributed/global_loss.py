@@ -1,8 +1,6 @@
 """Losses whose mean is over the whole batch: all replicas, and all parts of an accumulation."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +22,9 @@ class GlobalLoss(CompileLoss):
     accumulation, of all parts of the batch.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, batch: "Batch | None" = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.batch = Batch()
+        self.batch = Batch() if batch is None else batch
 
     def build(self, y_true: Any, y_pred: Any) -> None:
         """Finds the loss of each output, and makes its mean global."""
@@ -40,49 +38,64 @@ class GlobalLoss(CompileLoss):
         """The sum of the losses of all outputs, or the one loss that takes all outputs."""
         loss = joint_loss(self)
         if loss is None:
-            return super().call(y_true, y_pred, sample_weight)
+            self.batch.calling = True
+            try:
+                return super().call(y_true, y_pred, sample_weight)
+            finally:
+                self.batch.calling = False
         self.built = True
         value = tf.zeros(())
         for i, (total, count) in enumerate(loss.sums_and_counts(y_true, y_pred, sample_weight)):
-            if self.batch.parts == 1 or self.batch.counting:
+            if self.batch.share is None:
                 self.batch.totals[i] = over_replicas(count)
-            # Gradients are summed over replicas, and divided by the number of parts.
-            value += tf.math.divide_no_nan(total * self.batch.parts, self.batch.totals[i])
+            # Gradients are summed over replicas, and weighted by the share of the part.
+            mean = tf.math.divide_no_nan(total, self.batch.totals[i])
+            value += mean if self.batch.share is None else mean / self.batch.share
         return value
 
     @property
     def metrics(self) -> list[Any]:
-        """The trackers of the losses of several outputs; none while labels are counted."""
+        """The trackers of the losses of several outputs; for a part, weighted by its share."""
         trackers = super().metrics
-        return [None] * len(trackers) if self.batch.counting else trackers
+        weight = self.batch.tracker_weight
+        if weight is None or not self.batch.calling:
+            return trackers
+        return [None if x is None else _Weighted(x, weight) for x in trackers]
 
-    @contextlib.contextmanager
-    def in_parts(self, parts: int, count: Callable[[], Any]) -> Iterator[None]:
-        """Inside this context each call of the loss is for one part of a batch.
 
-        Args:
-            parts: int, number of parts.
-            count: function that calls this loss once on the whole batch, to count its labels.
-        """
-        self.batch.parts, self.batch.counting = parts, True
-        count()
-        self.batch.counting = False
-        yield
-        self.batch.parts = 1
+class _Weighted:
+    """A tracker to which Keras gives a part with the weight of a whole batch."""
+
+    def __init__(self, tracker: Any, weight: Tensor):
+        self.tracker, self.weight = tracker, weight
+
+    def update_state(self, value: Tensor, sample_weight: Any = None) -> None:
+        """Adds the loss of a part."""
+        self.tracker.update_state(value, sample_weight=self.weight)
 
 
 class Batch(threading.local):
     """The current batch of a replica. Thread-local: each replica's step is traced in a thread.
 
     Attributes:
-        parts: int, number of parts that the batch is split into.
-        counting: bool, whether the losses are called only to count its labels.
+        share: (), float32, the share of the current part in the rows of the replica's batch, by
+            which the model multiplies the loss of the part; None outside parts.
+        replica_share: (), float32, the rows of this replica divided by the mean over the replicas;
+            None with one replica, and outside steps.
+        losses: list of the additional losses of the current forward pass; None outside steps.
+            Keras stores them in the layers, where another replica's pass replaces them.
+        tracker_weight: (), float32, the weight of the current part in the mean of each output's
+            loss; None outside parts.
+        calling: bool, whether the losses of the outputs are being called.
         totals: dict, the divisor of each loss's mean.
     """
 
     def __init__(self) -> None:
-        self.parts = 1
-        self.counting = False
+        self.share: Tensor | None = None
+        self.replica_share: Tensor | None = None
+        self.losses: list[Tensor] | None = None
+        self.tracker_weight: Tensor | None = None
+        self.calling = False
         self.totals: dict[Any, Tensor] = {}
 
 
@@ -101,19 +114,22 @@ class GlobalMean:
         self.batch = batch
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None) -> Tensor:
-        """This replica's and part's share of the mean, times parts; Keras divides by replicas."""
+        """This replica's share of the mean, times replicas; Keras divides by them.
+
+        Inside a part, its share of the mean divided by its share of the rows.
+        """
         value = self.loss(y_true, y_pred, sample_weight)
-        parts = self.batch.parts
+        share = self.batch.share
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if parts == replicas == 1:
-            return value
         if self.loss.reduction in ("sum", "none", None):
-            return parts * value
+            return value if share is None else value / ops.cast(share, value.dtype)
         count = tf.cast(label_count(self.loss, y_true, y_pred, sample_weight), value.dtype)
-        if parts == 1 or self.batch.counting:
+        if share is None:
             self.batch.totals[self] = over_replicas(count)
-        share = tf.math.divide_no_nan(count * (replicas * parts), self.batch.totals[self])
-        return value * share
+            if replicas == 1:
+                return value
+        mean = value * tf.math.divide_no_nan(count * replicas, self.batch.totals[self])
+        return mean if share is None else mean / ops.cast(share, value.dtype)
 
 
 def over_replicas(value: Tensor) -> Tensor:

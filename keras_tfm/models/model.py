@@ -78,7 +78,8 @@ class Model(Base):
       for any number of replicas and any padding. Keras averages the means of the replicas, where a
       token of a replica with many tokens weighs less;
     - `compile(..., gradient_accumulation_steps=k)`: each batch is processed in k parts, one after
-      the other, which needs the memory of one part and gives the gradient of the whole batch;
+      the other, which needs the memory of one part and gives the gradient of the whole batch
+      (`BatchNormalization` sees the parts);
     - early errors for settings with which Keras 3.15 would fail during training.
 
     On every backend, a dictionary of inputs with a missing or a surplus key is a `ValueError`:

@@ -119,6 +119,24 @@ def two_outputs(replicas, parts):
     return trained(model, inputs["target"], {"tokens": labels, "row": rows})
 
 
+def with_own_losses(replicas, parts=1):
+    """Terms beside the compiled loss; the last batch has three rows, and with 4 replicas a 0."""
+    inputs, _ = small_training.data()
+    with strategy_of(replicas).scope():
+        keras.utils.set_random_seed(1)
+        tokens = keras.Input((None,), dtype="int32", name="target")
+        x = layers.TokenEmbedding(small_training.SIZE, dim=8, mask_zero=True)(tokens)
+        l2 = keras.regularizers.L2(0.3)
+        x = keras.layers.GlobalAveragePooling1D()(x)
+        x = keras.layers.Dense(8, activity_regularizer=l2)(x)
+        x = keras.layers.Dense(3, kernel_regularizer=l2)(x)
+        model = keras_tfm.Model(tokens, x)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        optimizer = keras.optimizers.SGD(0.5)
+        model.compile(optimizer, loss, gradient_accumulation_steps=parts)
+    return trained(model, inputs["target"][:19], np.arange(19) % 3)
+
+
 def dropout():
     """The logits of two replicas that got the same rows, in training."""
     strategy = strategy_of(2)
@@ -244,6 +262,9 @@ if __name__ == "__main__":
             "strings 2": strings(2),
             "two outputs": two_outputs(1, 1),
             "two outputs, 2 replicas, 2 parts": two_outputs(2, 2),
+            "own losses 1": with_own_losses(1),
+            "own losses 4": with_own_losses(4),
+            "own losses 4, 2 parts": with_own_losses(4, 2),
             "dropout": dropout(),
             "refused": refused(),
             "keras fails": keras_fails(),

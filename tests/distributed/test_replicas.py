@@ -58,6 +58,12 @@ def test_two_outputs_with_a_loss_each(results):
     assert_equal(results["two outputs"], results["two outputs, 2 replicas, 2 parts"])
 
 
+@pytest.mark.parametrize("many", ["own losses 4", "own losses 4, 2 parts"])
+def test_additional_losses_by_rows(results, many):
+    """Keras lets a replica take the additional losses of another, without their gradients."""
+    assert_equal(results["own losses 1"], results[many])
+
+
 def test_the_trap_is_there(results):
     """Keras alone, with one process: other weights on two replicas than on one. Else why bother."""
     one, two = (np.array(results[f"keras alone {n}"]["weights"]) for n in (1, 2))
