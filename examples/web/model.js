@@ -1836,6 +1836,9 @@ const RULES = {
 };
 const OWNER = { tokenizers: optional(isObject), images: optional(isObject) }; // the file, or a model
 Object.assign(OWNER, { labels: optional((x) => Array.isArray(x) && x.every(isText)) });
+const isPair = (x) => Array.isArray(x) && x.length === 2 && x.every(isText);
+const isTemplate = (x) => isObject(x) && [x.first, x.answer, x.next].every(isText);
+OWNER.chat_template = optional((x) => isTemplate(x) && (x.system === null || isPair(x.system)));
 const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
 const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" };
 Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCount) });

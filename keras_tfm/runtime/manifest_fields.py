@@ -73,8 +73,9 @@ def _is_names(x: Any) -> bool:
 def _is_chat_template(x: Any) -> bool:
     if not isinstance(x, dict) or x.keys() != {*ChatTemplate._fields}:
         return False
-    system = [x["first"], x["answer"], x["next"], *(x["system"] or [])]
-    return len(system) in (3, 5) and all(isinstance(text, str) for text in system)
+    system = x["system"]
+    is_pair = system is None or (_is_names(system) and len(system) == 2)
+    return is_pair and _is_names([x["first"], x["answer"], x["next"]])
 
 
 def _is_adapters(x: Any) -> bool:

@@ -60,6 +60,16 @@ HUGE = 10**9
         ("captions", {f"{GENERATE}/inputs/padding/kind": "input"}, "lacks one of kind 'padding'"),
         ("captions", {"images/pixels/size": [10**6, 10**6]}, r"images.pixels must be of an input"),
         ("captions", {"images/pixels/resize": 10**6}, "resize: at most 4096"),
+        (
+            "classifier",
+            {"chat_template": {"first": "", "answer": "", "next": "", "system": []}},
+            "chat_template must be an object of texts",
+        ),
+        (
+            "classifier",
+            {"chat_template": {"first": "", "answer": "", "next": "", "system": 5}},
+            "chat_template must be an object of texts",
+        ),
         ("classifier", {"labels": ["a", "b"]}, r"as many as an output has classes, \[3\], got 2"),
         ("classifier", {"labels": [*"abcd"]}, r"as many as an output has classes, \[3\], got 4"),
         (
