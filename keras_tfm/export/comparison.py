@@ -43,7 +43,8 @@ class Comparison:
         self.outputs, self.file = outputs, file
         # Drafts do not change the tokens.
         self.strategy = strategy.strategy if isinstance(strategy, Drafted) else strategy
-        self.rows = VerificationRows(file, inputs)
+        numbers = {name: x.numbers for name, x in outputs.numbers.items()}
+        self.rows = VerificationRows(file, inputs, numbers)
         # By signature, the differences of each row, for inputs that do not depend on the file. For
         # "generate" these are the inputs of the first step.
         self.differences: dict[str, list[np.ndarray]] = {}

@@ -1,11 +1,13 @@
 """The outputs of a model, each computed once."""
 
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.export.input_numbers import InputNumbers, input_numbers
 from keras_tfm.export.signatures import named_outputs
 from keras_tfm.generation.model_inputs import call_model, input_specs
 
@@ -30,6 +32,11 @@ class ModelOutputs:
         self.model = model
         self.inputs = input_specs(model)
         self._known: dict[Any, dict[str, np.ndarray]] = {}
+
+    @cached_property
+    def numbers(self) -> dict[str, InputNumbers]:
+        """What the model tells of its inputs of numbers."""
+        return input_numbers(self.model)
 
     def of(self, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
         """The outputs by their names in a file, for arrays of inputs by name."""

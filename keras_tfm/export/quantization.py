@@ -1,5 +1,6 @@
 """The presets of `export_tflite(quantization=...)`."""
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm.export import four_bits
+from keras_tfm.export.input_numbers import input_numbers
 from keras_tfm.export.kept_layers import (
     exact_buffers,
     find_buffers,
@@ -23,9 +25,14 @@ from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection import inspect_subgraphs
 from keras_tfm.runtime.manifest_fields import QUANTIZATIONS
 
+_log = logging.getLogger(__name__)
+
 # In int8, scores and masks share 256 steps: with this mask value a 4-layer encoder has a relative
 # error of 0.04; with -100, 0.05; with -1e4, 0.35. A masked key has a weight of 1e-13.
 _MASKED_IN_8_BITS = -30.0
+
+# The maximum number of representative inputs with which a file is verified.
+_ROWS = 64
 
 # Converts the model to the bytes of a file. The argument configures the converter.
 Convert = Callable[[Callable[[Any], None]], bytes]
@@ -93,6 +100,8 @@ class Quantization:
                 "quantization='int8_full' would round the Fourier transform of "
                 f"{', '.join(self._constants)}: use 'int8'"
             )
+        if preset in ("float16", "int8", "int4"):
+            self._constants |= _raw_kernels(model)
         if preset == "int4":
             four_bits.import_quantizer()
         self.preset = preset
@@ -101,6 +110,8 @@ class Quantization:
         self._kernels: Mapping[str, np.ndarray] = {}
         self._data = representative_data
         self._samples: list[tuple[str, dict[str, np.ndarray]]] = []
+        # By signature, the first representative data as rows of the model's inputs.
+        self.rows: dict[str, dict[str, np.ndarray]] = {}
 
     def keep(self, kernels: Mapping[str, np.ndarray]) -> None:
         """Keeps further kernels (D, F) in float32, which the graph must hold bit for bit."""
@@ -135,14 +146,19 @@ class Quantization:
                 raise ValueError(f"representative_data must be a dictionary by model, of {names}")
             given = self._data
         for signature in signatures:
-            before = len(self._samples)
+            before, kept = len(self._samples), list[dict[str, np.ndarray]]()
             for number, sample in enumerate(given[signature.name]):
                 place = f"[{signature.name!r}]" if len(names) > 1 else ""
                 arrays = _sample(f"representative_data{place}[{number}]", sample, signature)
                 inputs = {signature.parameters[name]: x for name, x in arrays.items()}
                 self._samples.append((signature.name, inputs))
+                if len(kept) < _ROWS:
+                    kept.append(arrays)
             if len(self._samples) == before:
                 raise ValueError("representative_data must have a few hundred inputs, got none")
+            self.rows[signature.name] = {
+                name: np.concatenate([arrays[name] for arrays in kept]) for name in kept[0]
+            }
 
     def tracing(self) -> AbstractContextManager[None]:
         """The context in which the graph must be traced."""
@@ -195,6 +211,24 @@ class Quantization:
 
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         converter.representative_dataset = data
+
+
+def _raw_kernels(model: Any) -> dict[str, list[np.ndarray]]:
+    """The kernels that stay float32, by layer: those that read numbers too raw for 8 bits.
+
+    `model`: a functional model, or a `ModelGroup`.
+    """
+    found = {}
+    for one in getattr(model, "models", {"": model}).values():
+        for name, known in input_numbers(one).items():
+            for layer in known.raw:
+                _log.info(
+                    "keeping %s in float32: the numbers of %s are raw, by %s",
+                    *(layer.name, name, known.source),
+                )
+                kernels = [keras.ops.convert_to_numpy(w) for w in layer.weights if w.ndim > 1]
+                found[getattr(layer, "path", layer.name)] = [x.astype("float32") for x in kernels]
+    return found
 
 
 def masks_of(preset: str) -> AbstractContextManager[None]:
@@ -282,5 +316,5 @@ def _warn_of_fragments(content: bytes, plain: bytes) -> None:
                 f"in float32 in {before.partitions}: it may be slower than float32; "
                 "measure, and prefer quantization='int8' on a CPU",
                 UserWarning,
-                stacklevel=5,  # at the caller of `export_tflite`
+                stacklevel=6,  # at the caller of `export_tflite`
             )

@@ -114,7 +114,7 @@ def export_models(
         return verify_file(
             models,
             new,
-            options["verify_inputs"],
+            options["verify_inputs"] or quantized.rows or None,
             options["tolerance"],
             arguments.get("strategy"),
         )

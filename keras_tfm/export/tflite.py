@@ -233,7 +233,10 @@ def export_tflite(
     def verified(new: Path, folder: Path) -> Verification:
         with nullcontext() if placeholders is None else with_effect(model):
             adapter = save_adapter(model, folder / "adapter") if separate_adapters else None
-            return verify_file(model, new, verify_inputs, tolerance, request.strategy, adapter)
+            rows = verify_inputs
+            if rows is None and quantized.rows:  # calibration with them, so they are like real ones
+                (rows,) = quantized.rows.values()
+            return verify_file(model, new, rows, tolerance, request.strategy, adapter)
 
     return written(
         path, content, manifest, overwrite, custom_operators, verified if verify else None

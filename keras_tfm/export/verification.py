@@ -1,8 +1,9 @@
 """Verifies that each signature of an exported file returns what the model returns."""
 
 import logging
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.checks import Check, root_mean_square
 from keras_tfm.export.comparison import Comparisons
+from keras_tfm.export.float_constants import find_constants
 from keras_tfm.export.float_file import FloatFile
 from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.model_outputs import ModelOutputs
@@ -19,7 +21,7 @@ from keras_tfm.export.pairing import check_pair, other_arguments
 from keras_tfm.export.precision import in_float32
 from keras_tfm.export.quantization import masks_of
 from keras_tfm.export.stored_weights import ModelWeights
-from keras_tfm.export.verification_rows import check_given
+from keras_tfm.export.verification_rows import GUESS, check_given, inputs_of
 from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.matmul_precision import full_precision
@@ -58,11 +60,20 @@ _CHANCE = 2.0
 
 @dataclass
 class Verification:
-    """The checks of all signatures; `print` it, or take `asdict()`."""
+    """The checks of all signatures; `print` it, or take `asdict()`.
+
+    Attributes:
+        path: str, the file.
+        quantization: str, that of the file.
+        checks: list of `Check`, one a signature.
+        inputs: dict, what was run as each input, in words: rows that were given, or random ones.
+            Of several models, by "model.input".
+    """
 
     path: str
     quantization: str
     checks: list[Check]
+    inputs: dict[str, str] = field(default_factory=dict)
 
     @property
     def failures(self) -> list[str]:
@@ -86,6 +97,9 @@ class Verification:
                 f"{x.relative_error:9.1g} {x.tolerance:8.1g} {x.graph_error:8.1g} {top:>7} "
                 f"{x.ms:9.3f}"
             )
+        # What stands for ids and pixels is right for every model.
+        plain = ("random ids", "random uint8", "noise")
+        lines += [f"  {name}: {x}" for name, x in self.inputs.items() if not x.startswith(plain)]
         return "\n".join(lines)
 
 
@@ -127,7 +141,10 @@ def verify(
         path: the file, as in `runtime.load`.
         inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
             stepped input is optional. Of several models, a dictionary of such by model. Default:
-            random rows of every exported length.
+            random rows of every exported length. Random numbers have the mean and the deviation
+            that a normalisation of the input tells, or the weights of the layer that reads it;
+            where nothing tells them, a file with rounded weights needs real rows, and a warning
+            asks for them.
         tolerance: float, the largest allowed relative error (`Check.relative_error`) of the file as
             it is; default: 1e-4 in float32, otherwise a multiple of the error of rounding the
             weights.
@@ -175,7 +192,7 @@ def verify(
         _log.info("comparing %s without its rounding", path)
         _compare_rounding(comparison, checks, tolerance)
     shown = path if isinstance(path, str | Path) else file.path
-    result = Verification(str(shown), quantization, checks)
+    result = Verification(str(shown), quantization, checks, inputs=_described(comparison))
     if result.failures:
         hints = [other_arguments(one, part) for one, part in pairs.values()]
         raise VerificationError(
@@ -217,6 +234,28 @@ def _pairs(
         except (TypeError, ValueError) as error:
             raise type(error)(f"model {name!r}: {error}" if several else str(error)) from error
         result[name] = (one, part)
+    return result
+
+
+def _described(found: Comparisons) -> dict[str, str]:
+    """What was run as each input; warns where rounding was compared on a guess."""
+    result: dict[str, str] = {}
+    for name, outputs in found.outputs.items():
+        file = found.file.models[name] if name else found.file
+        given = (found.inputs or {}).get(name) if name else found.inputs
+        prefix = f"{name}." if name else ""
+        inputs = inputs_of(file, given, outputs.numbers)
+        result |= {prefix + key: x for key, x in inputs.items()}
+    guessed = [name for name, x in result.items() if x == GUESS]
+    quantization = found.file.manifest["quantization"]
+    if guessed and quantization != "float32":
+        warnings.warn(
+            f"the rounding of {quantization} was compared with the model on {GUESS}: give real "
+            f"rows of {', '.join(map(repr, guessed))} as verify_inputs (of export_tflite) or "
+            "inputs (of verify), or make a keras.layers.Normalization the first layer",
+            UserWarning,
+            stacklevel=4,  # at the caller of `verify`
+        )
     return result
 
 
@@ -266,6 +305,8 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
         of = found.outputs
         if quantization == "int8_full":
             of = {name: ModelOutputs(x.model) for name, x in of.items()}
+        models = {name: x.model for name, x in of.items()}
+        find_constants(unrounded, graph.stored, models, file.signatures)
         exact = comparison(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
         sampled = exact
         if any(np.any(x.spread) for x in unrounded.values()):

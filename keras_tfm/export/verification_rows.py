@@ -1,14 +1,17 @@
 """The inputs that a verification runs: the caller's rows, or random ones."""
 
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_tfm.export.input_numbers import InputNumbers
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.runtime.model import Model
-from keras_tfm.runtime.random_inputs import random_inputs
+from keras_tfm.runtime.random_inputs import Numbers, is_mask, random_inputs
 from keras_tfm.runtime.trailing_padding import unpadded_length
 
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
@@ -17,6 +20,8 @@ CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4)}
 # The maximum number of outputs in the calls of a signature, 0.3 GB, unless the minimum of calls has
 # more. A check has several copies: logits over a large vocabulary would fill the memory.
 OUTPUTS = 1 << 26
+# What the report says of an input of which the model tells nothing.
+GUESS = "normally distributed numbers, as nothing in the model tells the scale of real ones"
 
 
 class VerificationRows:
@@ -25,10 +30,16 @@ class VerificationRows:
     Args:
         file: the loaded file.
         given: rows of the model's inputs by name, of any lengths; None: random rows.
+        numbers: the distribution of inputs of numbers by name, where it is known.
     """
 
-    def __init__(self, file: Model, given: dict[str, Any] | None):
-        self.file, self.given = file, given
+    def __init__(
+        self,
+        file: Model,
+        given: dict[str, Any] | None,
+        numbers: Mapping[str, Numbers] = MappingProxyType({}),
+    ):
+        self.file, self.given, self.numbers = file, given, numbers
 
     def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
         """The arguments of call `number` of a signature, for the model and the file.
@@ -37,7 +48,7 @@ class VerificationRows:
         call has padding in its last quarter, half, or three quarters.
         """
         inputs = self.file.signatures[name]["inputs"]
-        arrays = random_inputs(self.file.signatures[name], seed=number)
+        arrays = random_inputs(self.file.signatures[name], number, self.numbers)
         for key, x in arrays.items():
             if inputs[key].get("vocabulary_size", 1) > 1 and x.dtype.kind in "iu":
                 # Ids of more than two axes, as of an alignment, have no padding id.
@@ -143,6 +154,38 @@ def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray
     taken = np.concatenate([np.random.default_rng(x).permutation(ids) for x in rounds])
     start = number * count - rounds[0] * len(ids)
     return taken[start : start + count].reshape(shape)
+
+
+def inputs_of(
+    file: Model, given: Mapping[str, Any] | None, numbers: Mapping[str, InputNumbers]
+) -> dict[str, str]:
+    """What a verification runs as each input of a file, in words.
+
+    Args:
+        file: the file, or the part of one model.
+        given: the caller's rows by input, or None.
+        numbers: what the model tells of its inputs of numbers.
+    """
+    result: dict[str, str] = {}
+    for signature in file.signatures.values():
+        for name, spec in signature["inputs"].items():
+            if spec["kind"] != "input" or name in result:
+                continue
+            if name in (given or {}):
+                result[name] = f"{len((given or {})[name])} rows given"
+            elif "vocabulary_size" in spec:
+                result[name] = f"random ids below {spec['vocabulary_size']}"
+            elif spec["dtype"] == "bool" or is_mask(name, spec):
+                result[name] = "random masks"
+            elif "sample_rate" in spec:
+                result[name] = "noise"
+            elif name in numbers:
+                source = numbers[name].source
+                told = f"random numbers of the scale that {source} tell"
+                result[name] = GUESS if source is None else told
+            else:
+                result[name] = f"random {spec['dtype']}"
+    return result
 
 
 def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
