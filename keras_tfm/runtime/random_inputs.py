@@ -1,5 +1,6 @@
 """Random inputs of a signature, for measuring and comparing it."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 
 # The standard deviation of random audio, whose samples are between -1 and 1.
 _LOUDNESS = 0.1
+_IS_MASK = re.compile(r"(^|_)masks?(_|$)")
 # The share of True in a random mask.
 _VISIBLE = 0.75
 
@@ -31,8 +33,8 @@ def random_inputs(
     """A random array for each input of a signature of the manifest, of the exported shape.
 
     - Ids come from the vocabulary in the manifest, without the pad id.
-    - Masks, which are bools and what has "mask" in its name, are True for three of four positions,
-      and for the first of each axis, so that no row is masked as a whole.
+    - Masks, which are bools and inputs of a name such as "attention_mask", are True for three of
+      four positions, and for the first of each axis, so that no row is masked as a whole.
     - Other integers without a vocabulary are 0 or 1; those of 8 bits, such as an image's, take any
       value.
     - Floats are normally distributed; audio has a standard deviation of 0.1.
@@ -76,8 +78,13 @@ def random_inputs(
 
 
 def is_mask(name: str, spec: dict[str, Any]) -> bool:
-    """Whether an input without a vocabulary is called a mask, as in `transformers`."""
-    return "mask" in name.lower() and "vocabulary_size" not in spec
+    """Whether an input without a vocabulary is called a mask, as in `transformers`.
+
+    >>> from keras_tfm.runtime.random_inputs import is_mask
+    >>> is_mask("attention_mask", {}), is_mask("masked_image", {})
+    (True, False)
+    """
+    return _IS_MASK.search(name.lower()) is not None and "vocabulary_size" not in spec
 
 
 def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
