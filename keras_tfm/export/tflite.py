@@ -85,7 +85,7 @@ def export_tflite(
             scaled at run time; no calibration data); "int8_full" (int8 activations between
             operators too, "predict" only, for integer-only processors; on a CPU it is slower and
             less accurate than "int8"); "int4" (one scale per 32 numbers of a row, needs
-            `keras-tfm[quantize]`).
+            the extra `quantize`).
         keep_float: list of str, layers whose weights stay float32 in "float16", "int8" and "int4":
             names, paths (`layer.path`), or consecutive parts of paths, as "decoder_0" or
             "self_attention/key".
