@@ -6,12 +6,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers import (
     PositionEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from keras_tfm.models.with_dtype import ADAPTERS
 
 # KerasHub's layer -> ours, then names of weights.
 LAYERS = {
@@ -35,8 +37,8 @@ FUSED = ("query", "key", "value")
 def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     """Copies the weights of a KerasHub layer to the corresponding layer of this library.
 
-    The two layers then return the same values for the same inputs and masks. KerasHub itself is not
-    imported.
+    The two layers then return the same values for the same inputs and masks. LoRA adapters are
+    merged. KerasHub itself is not imported.
 
     Args:
         source: built `TransformerEncoder`, `TransformerDecoder`, `PositionEmbedding` or
@@ -82,7 +84,7 @@ def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Laye
     for layer in (source, target):
         if not layer.built:
             raise ValueError(f"{layer.name} has no weights yet: build it, or call it once")
-    found = {_name(x, source): ops.convert_to_numpy(x) for x in source.weights}
+    found = _values(source)
     if kind in TABLES:
         if kind is TokenEmbedding:
             _check_embedding(source, target)
@@ -104,6 +106,19 @@ def copy_keras_hub_weights(source: keras.layers.Layer, target: keras.layers.Laye
             )
     for name, value in values.items():
         weights[name].assign(value)
+
+
+def _values(source: keras.layers.Layer) -> dict[str, np.ndarray]:
+    """The weights by name, with LoRA adapters merged into what they adapt."""
+    found = {_name(x, source): ops.convert_to_numpy(x) for x in source.weights}
+    for layer in sublayers(source):
+        if getattr(layer, "lora_enabled", False):
+            name = "kernel" if hasattr(layer, "kernel") else "embeddings"
+            path = f"{layer.path}/{name}".removeprefix(source.path + "/")
+            found[path] = ops.convert_to_numpy(getattr(layer, name))
+            for adapter in ADAPTERS:
+                found.pop(path.removesuffix(name) + adapter, None)
+    return found
 
 
 def _kind(layer: Any) -> str:

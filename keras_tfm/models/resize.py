@@ -187,5 +187,5 @@ def warn_of_new_rows(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) 
             warnings.warn(
                 f"{name}: {key} is {new[key]} instead of {old[key]}: the new rows {values} until "
                 "they are trained",
-                stacklevel=3,
+                stacklevel=4,
             )

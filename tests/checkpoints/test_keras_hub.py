@@ -70,6 +70,20 @@ def test_a_decoder(arguments, cross):
     np.testing.assert_allclose(found, expected, **CLOSE)
 
 
+def test_adapters_are_merged():
+    old, new = hub.TransformerEncoder(F, H), layers.TransformerEncoderBlock(F, H)
+    old.build((None, None, D))
+    new.build((None, None, D))
+    shaken(old)._feedforward_intermediate_dense.enable_lora(2)
+    old._self_attention_layer._query_dense.enable_lora(2)
+    for weight in old.weights:
+        if weight.name.startswith("lora"):
+            weight.assign(noise(*weight.shape))
+    copy_keras_hub_weights(old, new)
+    x = noise(2, 7, D)
+    np.testing.assert_allclose(new(x), old(x), **CLOSE)
+
+
 def test_embeddings_and_the_tied_output():
     old = hub.TokenAndPositionEmbedding(13, 9, D)
     token = layers.TokenEmbedding(13, D)
