@@ -208,8 +208,8 @@ export class Model {
    * @returns {string}
    */
   decode(tokens, given = 1) {
-    const { target, startId, endIds, padId } = this.#writing();
-    const written = until({ endIds, padId }, tokens.slice(given));
+    const { target, startId, endIds } = this.#writing();
+    const written = until({ endIds }, tokens.slice(given));
     const ids = [...Array.from(tokens).slice(0, given), ...written];
     return textOf(ids[0] === startId ? ids.slice(1) : ids, target);
   }
@@ -330,24 +330,27 @@ export class Model {
   }
 
   /**
-   * @param {string} text - may have characters that the model never saw, if its tokenizer has a
-   *   token for those.
+   * @param {string | [string, string]} text - or a pair of texts, such as a question and a passage;
+   *   may have characters that the model never saw, if its tokenizer has a token for those.
    * @returns {Promise<Record<string, Float32Array>>} the model's outputs by name, those of the
    *   shortest length that the text fits.
    * @throws {TextError}
    */
   async predict(text) {
-    return this.predictTokens(encode(text, this.#ability("predict")));
+    const { ids, segments } = encodeTyped(text, this.#ability("predict"));
+    return this.predictTokens(ids, segments);
   }
 
   /**
    * @param {number[]} ids - at most `length` tokens.
+   * @param {number[]} [segments] - the segment (token type) of each, of a model that reads them; by
+   *   default 0.
    * @returns {Promise<Record<string, Float32Array>>} as of `predict`.
    */
-  async predictTokens(ids) {
+  async predictTokens(ids, segments = []) {
     const { input, signatures } = this.#ability("predict");
     const signature = fitting(signatures, ids.length);
-    return firstRow(await this.#run(signature, input, ids), signature);
+    return firstRow(await this.#run(signature, input, ids, segments), signature);
   }
 
   /**
@@ -688,15 +691,20 @@ export class Model {
   }
 
   /** Runs a signature on one row of tokens, padded, in all rows of the batch. */
-  async #run(signature, input, ids) {
+  async #run(signature, input, ids, segments = []) {
     const { batch, length, name, inputs } = signature;
-    const rows = new Int32Array(batch * length).fill(inputs[input].pad_id);
-    for (let row = 0; row < batch; row++) rows.set(ids, row * length);
-    const tensor = new Tensor(rows, [batch, length]);
+    const given = {};
+    for (const [key, spec] of Object.entries(inputs)) {
+      let values = spec.mask_of ? Array.from(ids, () => 1) : segments;
+      if (key === input) values = withRealPads(ids, spec);
+      const rows = new ARRAYS[spec.dtype](batch * length).fill(spec.pad_id ?? 0);
+      for (let row = 0; row < batch; row++) rows.set(values, row * length);
+      given[key] = new Tensor(rows, [batch, length]);
+    }
     try {
-      return await this.#compiled.signatures[name].run({ [input]: tensor });
+      return await this.#compiled.signatures[name].run(given);
     } finally {
-      tensor.delete();
+      free(given);
     }
   }
 }
@@ -1415,8 +1423,14 @@ function checkedToken(token, logits) {
 // --- Text --------------------------------------------------------------------------------------
 
 /** The tokens of a text, as one of the abilities reads it. */
-function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, more }) {
-  let { ids, tokens } = encoded(source, text, !more);
+function encode(text, ability) {
+  return encodeTyped(text, ability).ids;
+}
+
+/** The tokens of a text or of a pair of texts, and the segment of each. */
+function encodeTyped(text, ability) {
+  const { source, length, endIds, startId, goesOn, takesUnknown, more } = ability;
+  let { ids, tokens, token_type_ids: segments = [] } = encoded(source, text, !more);
   const unknown = new Set(
     tokens.filter(
       (token, i) =>
@@ -1451,13 +1465,15 @@ function encode(text, { source, length, endIds, startId, goesOn, takesUnknown, m
       `The text is too long: it has ${ids.length} tokens, and the model reads ${length}.`,
     );
   }
-  return ids;
+  return { ids: goesOn ? ids : withRealPads(ids, ability.pads, true), segments };
 }
 
 /** What the library makes of a text; of a very long one its calls overflow the stack. */
 function encoded(source, text, special) {
   try {
-    return source.encode(text, { add_special_tokens: special });
+    const [first, text_pair = null] = [text].flat();
+    const options = { add_special_tokens: special, return_token_type_ids: true };
+    return source.encode(first, { ...options, text_pair });
   } catch (error) {
     throw new TextError(`The tokenizer cannot read the text: ${error.message}.`);
   }
@@ -1477,13 +1493,26 @@ function checkedPrompt(prompt, { prompts, size, defaultPrompt }) {
   return ids;
 }
 
-/** The tokens before the first end token, or before the padding. */
-function until({ endIds, padId }, tokens) {
+/** The tokens before the first end token; a row without one is full. */
+function until({ endIds }, tokens) {
   const ids = Array.from(tokens);
   const stop = ids.findIndex((id) => endIds.includes(id));
-  if (stop >= 0) ids.length = stop;
-  while (ids.length && ids.at(-1) === padId) ids.pop();
-  return ids;
+  return stop < 0 ? ids : ids.slice(0, stop);
+}
+
+/**
+ * A row in which REAL_PAD stands for each padding id that is a token, as `with_real_pads` of
+ * keras_tfm/runtime/trailing_padding.py; `isText` if a tokenizer made the row.
+ */
+function withRealPads(ids, { pad_id: padId, padding } = {}, isText = false) {
+  const row = Array.from(ids);
+  if (padding === undefined) return row;
+  const isOther = (id) => id !== padId;
+  const start = isText ? 0 : row.findIndex(isOther);
+  let end = row.findLastIndex(isOther) + 1;
+  if (isText && padding !== "by_id") end = row.length;
+  else if (padding === "after_end" && row[end - 1] !== REAL_PAD) end += 1;
+  return row.map((id, i) => (id === padId && i >= start && i < end ? REAL_PAD : id));
 }
 
 /** Values of pixels (H, W, C) as a picture; clamped arrays round as NumPy does, halves to even. */
@@ -1841,10 +1870,14 @@ const isTemplate = (x) => isObject(x) && [x.first, x.answer, x.next].every(isTex
 OWNER.chat_template = optional((x) => isTemplate(x) && (x.system === null || isPair(x.system)));
 const TENSOR = { shape: (x) => Array.isArray(x) && x.every(isCount), dtype: isText };
 const INPUT = { ...TENSOR, kind: isText, padded: (x) => typeof x === "boolean" };
-Object.assign(INPUT, { pad_id: optional(isCount), vocabulary_size: optional(isCount) });
+const REAL_PAD = -2; // the padding id as a token, in a row for an input with "padding"
+const isPad = (x) => x === -1 || isCount(x); // -1 is padding that is no token
+Object.assign(INPUT, { pad_id: optional(isPad), vocabulary_size: optional(isCount) });
+Object.assign(INPUT, { padding: optional((x) => ["ends", "after_end", "by_id"].includes(x)) });
+Object.assign(INPUT, { segments_of: optional(isText), mask_of: optional(isText) });
 const SIGNATURE = { role: isText, inputs: isObject, outputs: isObject };
 const WRITING = { max_length: isCount, start_id: orNull(isCount), end_id: orNull(isIds) };
-Object.assign(WRITING, { pad_id: isCount, target: isText });
+Object.assign(WRITING, { pad_id: isPad, target: isText });
 Object.assign(WRITING, { prompt: optional(isText), default_prompt: optional(isIds) });
 const isNames = (x) => Array.isArray(x) && x.every(isText);
 const STEPS = { ...WRITING, capacity: isCount, transposed: optional(isNames) };
@@ -1971,6 +2004,12 @@ function checkInputs(place, { role, inputs }) {
     need(size <= IDS && (size === IDS || isWhole(dtype)), `${at}.vocabulary_size`, size);
     const takesIds = isWhole(dtype) && shape.length === 2;
     need(pad_id === undefined || (takesIds && pad_id < size), `${at}.pad_id`, pad_id);
+    for (const key of [input.segments_of, input.mask_of].filter((x) => x !== undefined)) {
+      const tokens = inputs[key];
+      const fits = tokens?.pad_id !== undefined && String(tokens.shape) === String(shape);
+      need(fits, `${at} follows tokens of its shape`, key);
+    }
+    need(input.padding === undefined || pad_id !== undefined, `${at}.padding`, input.padding);
     need(end_id === undefined || (pad_id !== undefined && end_id < size), `${at}.end_id`, end_id);
   }
   const batched = Object.values(inputs).filter(({ kind }) => kind !== "position");
@@ -1978,7 +2017,8 @@ function checkInputs(place, { role, inputs }) {
 }
 
 function checkSpecialIds(place, { start_id, pad_id, default_prompt, end_id }, size = IDS) {
-  for (const [key, ids] of Object.entries({ start_id, pad_id, default_prompt })) {
+  const pad = pad_id === -1 ? null : pad_id;
+  for (const [key, ids] of Object.entries({ start_id, pad_id: pad, default_prompt })) {
     need(areBelow(size, ids), `${place}.${key}`, ids);
   }
   need(areBelow(IDS, end_id), `${place}.end_id`, end_id);
@@ -2314,17 +2354,24 @@ function byLength(manifest, role, input) {
     .sort((a, b) => a.length - b.length);
 }
 
-/** The one input of signatures that read text. */
+/** The input of signatures that read text; others may follow from its tokens. */
 function readSource(signatures, manifest, metadata) {
-  const [input, ...others] = Object.keys(signatures[0].inputs);
-  const { shape, dtype, padded = true, vocabulary_size } = signatures[0].inputs[input];
+  const { inputs } = signatures[0];
+  const names = Object.keys(inputs);
+  const tokensOf = (name) => inputs[name].segments_of ?? inputs[name].mask_of;
+  const input = names.find((name) => tokensOf(name) === undefined) ?? names[0];
+  const { shape, dtype, padded = true, vocabulary_size } = inputs[input];
+  const others = names.filter(
+    (name) => name !== input && (tokensOf(name) !== input || !(inputs[name].dtype in ARRAYS)),
+  );
   if (others.length || shape.length !== 2 || dtype !== "int32" || !padded) {
-    const names = [input, ...others].join(", ");
-    throw new ModelError(`This page runs models of one padded row of tokens, not of ${names}.`);
+    const known = [input, ...others].join(", ");
+    throw new ModelError(`This page runs models of one padded row of tokens, not of ${known}.`);
   }
   const source = readTokenizer(input, manifest, metadata);
   checkSize(source, vocabulary_size);
-  return { input, source, length: signatures.at(-1).length, goesOn: false };
+  const length = signatures.at(-1).length;
+  return { input, source, length, goesOn: false, pads: inputs[input] };
 }
 
 /** The settings of signatures that generate text. */

@@ -7,8 +7,9 @@ import keras
 import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
-from keras_tfm.generation.pad_ids import masked_ids, pad_ids
+from keras_tfm.generation.pad_ids import masked_ids
 from keras_tfm.optional_package import optional_package
+from keras_tfm.runtime.tokenizer import until_end
 from keras_tfm.runtime.trailing_padding import unpadded_length
 
 
@@ -145,7 +146,7 @@ class GenerationScores(keras.callbacks.Callback):
     def _generated(self) -> list[str]:
         assert self._generator is not None, "on_train_begin was not called"
         generator, rows = self._generator, []
-        pad_id = pad_ids(generator.model).get(generator.target, 0)
+        count = generator.max_new_tokens
         for start in range(0, len(self.references), self.batch_size):
             end = min(start + self.batch_size, len(self.references))
             # The last batch repeats its last row: a new batch size would be compiled again.
@@ -156,7 +157,8 @@ class GenerationScores(keras.callbacks.Callback):
                 tokens = tokens[:, 0]
             prompts = _prompts(generator, batch)
             for row, prompt in zip(tokens.tolist(), prompts, strict=False):
-                rows.append(_answer(row[prompt:], generator.end_ids, pad_id))
+                end = None if count is None else prompt + count  # then columns of longer rows
+                rows.append(until_end(row[prompt:end], generator.end_ids))
         return self.decode(rows)
 
 
@@ -181,15 +183,6 @@ def _prompts(generator: Generator, batch: Any) -> list[int]:
     if masked is None:
         return [len(row) for row in rows]
     return [max(1, unpadded_length(np.asarray(row), masked)) for row in rows]
-
-
-def _answer(tokens: list[int], end_ids: Sequence[int], pad_id: int) -> list[int]:
-    """The tokens before the end token, without padding."""
-    ends = [tokens.index(i) for i in end_ids if i in tokens]
-    tokens = tokens[: min(ends)] if ends else tokens
-    while tokens and tokens[-1] == pad_id:
-        tokens = tokens[:-1]
-    return tokens
 
 
 def _decoder(decode: Any) -> Callable[[list[list[int]]], list[str]]:

@@ -14,7 +14,9 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from web_pages import need_node, run_in_node
 
+from keras_tfm import models, runtime
 from keras_tfm.checkpoints import load_tokenizer
+from keras_tfm.export import export_tflite
 from keras_tfm.runtime import ChatTemplate
 from keras_tfm.runtime.tokenizer import prompt_ids, read
 
@@ -97,6 +99,43 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
     }
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     run_in_node("test:tokenizers", CASES=tmp_path / "cases.json")
+
+
+def test_inputs_of_texts_are_those_of_python(tmp_path):
+    """Pairs with their segments, and padding ids that are tokens, in three kinds of files."""
+    tokenizer = words(around="<start> $A end")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<start> $A end",
+        pair="<start> $A end $B:1 end:1",
+        special_tokens=[("<start>", 1), ("end", 7)],
+    )
+    small = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 12}
+    bert = models.sequence_classifier(models.bert(13, **small, max_length=9), 2)
+    llama = models.sequence_classifier(models.llama(13, **small, pad_id=0), 2)
+    embedded = models.sentence_embedding(models.llama(13, **small, pad_id=7), "last")
+    for layer in embedded.layers:
+        if hasattr(layer, "padding"):
+            layer.padding = "after_end"
+    texts = ["two <pad> three", ["two three", "six"], ["<pad> two", "ten <pad>"], "two end <pad>"]
+    cases = []
+    for name, model in {"bert": bert, "llama": llama, "embedded": embedded}.items():
+        path = tmp_path / f"{name}.tflite"
+        export_tflite(model, path, source_length=[4, 9], tokenizer=tokenizer, verify=False)
+        file, ran = runtime.load(path), []
+        call = file._runner._call
+        file._runner._call = lambda name, x, call=call, ran=ran: ran.append(x) or call(name, x)
+        for text in texts if name == "bert" else [texts[0], texts[3]]:
+            file.predict_text([text] if isinstance(text, str) else [tuple(text)])
+            given = {key: x[0].tolist() for key, x in ran[-1].items()}
+            cases.append({"file": str(path), "text": text, "given": given})
+        ids = [2, 0, 3, 7, 0, 7, 0]
+        file.predict({key: [ids] if key == "tokens" else [[0] * 7] for key in given})
+        given = {key: x[0].tolist() for key, x in ran[-1].items()}
+        cases.append({"file": str(path), "ids": ids, "given": given})
+    assert any(-2 in case["given"]["tokens"] for case in cases)
+    assert any(1 in case["given"].get("segments", []) for case in cases)
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    run_in_node("test:inputs", CASES=tmp_path / "cases.json")
 
 
 def split_cases():

@@ -1,0 +1,23 @@
+/**
+ * What model.js gives a file for texts, pairs of texts and rows of ids, in Node without a browser.
+ *
+ *     CASES=CASES.json npm run test:inputs
+ *
+ * tests/examples/test_web_files.py writes the cases: `file`, `text` or `ids`, and `given`, what the
+ * runtime of Python gives the file for them, by input.
+ */
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { loadBytes, manifestOf } from "./without_browser.js";
+
+for (const { file, text, ids, given } of JSON.parse(readFileSync(process.env.CASES))) {
+  test(`${file.split("/").at(-1)}: ${JSON.stringify(text ?? ids)}`, async () => {
+    const bytes = new Uint8Array(readFileSync(file));
+    const model = await loadBytes(bytes, manifestOf(bytes).signatures);
+    await (ids ? model.predictTokens(ids) : model.predict(text));
+    assert.deepEqual(globalThis.given, given);
+  });
+}
