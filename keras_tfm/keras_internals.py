@@ -131,6 +131,17 @@ def set_remat_mode(layer: Any, mode: Any) -> None:
     layer._remat_mode = mode
 
 
+def run_after_build(layer_class: Any) -> Any:
+    """Class decorator: Keras calls `layer.after_build()` when a layer was built."""
+
+    def post_build(self: Any) -> None:
+        super(layer_class, self)._post_build()
+        self.after_build()
+
+    layer_class._post_build = post_build
+    return layer_class
+
+
 def get_mask(tensor: Tensor) -> Tensor | None:
     """The implicit mask of a tensor, or None."""
     from keras.src.backend.common.masking import get_keras_mask

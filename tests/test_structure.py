@@ -68,7 +68,8 @@ PRIVATE = {
     "_loss_tracker", "_maybe_symbolic_build", "_metrics", "_nested_inputs", "_nested_outputs",
     "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes", "_outputs_struct",
     "_inputs_struct", "_remat_mode", "_run_through_graph", "_seed_generators", "_symbolic_build",
-    "_standardize_inputs", "_tracker", "_trainable_variables", "_unpickle_model", "_user_loss",
+    "_post_build", "_standardize_inputs", "_tracker", "_trainable_variables", "_unpickle_model",
+    "_user_loss",
     "_user_loss_weights",
 }  # fmt: skip
 

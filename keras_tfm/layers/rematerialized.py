@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.keras_internals import remat_mode, set_remat_mode, sublayers
+from keras_tfm.keras_internals import remat_mode, run_after_build, set_remat_mode, sublayers
 from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.projection import Projection
@@ -13,6 +13,7 @@ from keras_tfm.layers.projection import Projection
 Tensor = Any
 
 
+@run_after_build
 class RematerializedLayer(keras.layers.Layer):
     """The base of the layers of this package: `keras.RematScope` works on every backend.
 
@@ -21,6 +22,39 @@ class RematerializedLayer(keras.layers.Layer):
     3.15 would pass `call` to `tf.recompute_grad` unchanged, which accepts no keyword arguments in a
     graph and draws different dropout masks in the backward pass.
     """
+
+    def __init__(self, *, quantized: Any = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._quantized = quantized
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the base, and how `quantize` changed the projections inside, if it did.
+
+        Projections are made by `build`, so the configuration of a layer does not have theirs.
+        """
+        quantized = [
+            {
+                "index": i,
+                "mode": layer.quantization_mode,
+                "config": keras.saving.serialize_keras_object(layer.quantization_config),
+            }
+            for i, layer in enumerate(self._projections())
+            if layer.quantization_mode is not None
+        ]
+        return {**super().get_config(), **({"quantized": quantized} if quantized else {})}
+
+    def after_build(self) -> None:
+        """Quantizes the projections that were quantized in the layer that was saved or copied."""
+        if self._quantized:
+            projections = self._projections()
+            for entry in self._quantized:
+                layer = projections[entry["index"]]
+                if layer.built and layer.quantization_mode is None:
+                    config = keras.saving.deserialize_keras_object(entry["config"])
+                    layer.quantize(entry["mode"], config=config)
+
+    def _projections(self) -> list[Projection]:
+        return [layer for layer in sublayers(self) if isinstance(layer, Projection)]
 
     def rematerialized_call(
         self, layer_call: Callable[..., Tensor], *args: Any, **kwargs: Any
