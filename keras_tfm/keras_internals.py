@@ -142,6 +142,34 @@ def run_after_build(layer_class: Any) -> Any:
     return layer_class
 
 
+def float_kernel(layer: Any) -> Tensor:
+    """The kernel of a `Dense` layer in float32: dequantized, with its LoRA adapter merged.
+
+    Raises:
+        ValueError: the layer is quantized by another method than int8, int4 or float8.
+    """
+    from keras import ops, quantizers
+    from keras.src.quantizers.quantizers import dequantize_with_sz_map
+
+    mode = layer.quantization_mode
+    if mode not in (None, "int8", "int4", "float8"):
+        raise ValueError(f"{layer.path} is quantized as {mode!r}, expected int8, int4 or float8")
+    # `layer.kernel` adds the adapter to the rounded kernel without its scale.
+    kernel = ops.convert_to_tensor(next(x for x in layer.variables if x.name == "kernel"))
+    if mode == "int4":
+        kernel = quantizers.unpack_int4(kernel, layer.units, axis=-1)
+    if mode == "int4" and hasattr(layer, "kernel_zero"):
+        sizes = layer.kernel_scale, layer.kernel_zero, layer.g_idx
+        kernel = dequantize_with_sz_map(kernel, *sizes, group_axis=0)
+    elif mode in ("int8", "int4"):
+        kernel = ops.cast(kernel, "float32") / layer.kernel_scale
+    kernel = ops.cast(kernel, "float32")
+    if not layer.lora_enabled:
+        return kernel
+    scale = layer.lora_alpha / layer.lora_rank
+    return kernel + scale * ops.matmul(layer.lora_kernel_a, layer.lora_kernel_b)
+
+
 def get_mask(tensor: Tensor) -> Tensor | None:
     """The implicit mask of a tensor, or None."""
     from keras.src.backend.common.masking import get_keras_mask

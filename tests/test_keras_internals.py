@@ -189,6 +189,39 @@ def test_remat_mode():
     assert remat_mode(plain) is None
 
 
+def test_run_after_build():
+    seen = []
+
+    @keras_internals.run_after_build
+    class Built(keras.layers.Layer):
+        def build(self, shape):
+            self.built = True
+
+        def after_build(self):
+            seen.append(self.built)
+
+        def call(self, x):
+            return x
+
+    layer = Built()
+    assert seen == []
+    layer(X)
+    layer(X)
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4", "float8", None])
+def test_float_kernel(mode):
+    layer = keras.layers.Dense(5)
+    layer.build((None, 4))
+    exact = keras.ops.convert_to_numpy(layer.kernel)
+    if mode:
+        layer.quantize(mode)
+    levels = {"int8": 127, "int4": 7}.get(mode, 1e6)
+    found = keras.ops.convert_to_numpy(keras_internals.float_kernel(layer))
+    np.testing.assert_allclose(found, exact, atol=np.abs(exact).max() / levels)
+
+
 def test_get_mask_and_set_mask():
     ids = np.array([[1, 0, 2]])
     embedded = keras.layers.Embedding(3, 2, mask_zero=True)(ids)

@@ -46,6 +46,7 @@ from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.generation.keras_hub_models import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
+from keras_tfm.models.dequantized import dequantized, is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
 from keras_tfm.runtime.image_processor import ImageProcessor
@@ -251,7 +252,7 @@ def save_huggingface(
     Args:
         model: `keras.Model` made by a builder of `keras_tfm.models` for one of these families, with
             or without a head of `keras_tfm.models`. Weights in half precision become float32, and
-            LoRA adapters are merged.
+            LoRA adapters are merged; weights that `quantize` rounded are saved as floats.
         folder: str or Path. Created if it does not exist; existing files of these names are
             replaced.
         end_id: int, the token at which `generate` of `transformers` stops. Default: the model's
@@ -286,6 +287,8 @@ def save_huggingface(
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
     family, model = _known(model)
+    if is_quantized(model):
+        model = dequantized(model)
     layers = sublayers(model)
     if any(x.compute_dtype != "float32" or getattr(x, "lora_enabled", False) for x in layers):
         model = with_dtype(model, "float32")

@@ -15,6 +15,7 @@ import keras
 
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import with_dtype
+from keras_tfm.models.dequantized import dequantized, is_quantized
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,13 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     Raises:
         ValueError: a layer computes in float64, or in half precision regardless of its policy.
     """
+    if is_quantized(model):
+        _log.warning(
+            "%s is quantized by Keras, which a file cannot run: exporting its rounded weights as "
+            "floats; quantization= makes them small",
+            model.name,
+        )
+        model = dequantized(model)
     if _first(model, HALVES) is not None:
         _log.info("copying %s in float32", model.name)
         copy = with_dtype(model, "float32")
