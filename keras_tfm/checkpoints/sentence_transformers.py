@@ -36,6 +36,10 @@ def load_sentence_transformer(folder: str | Path, **options: Any) -> models.Mode
     loads the tokenizer. `max_seq_length` is not part of the model: choose the length of an export
     with `source_length`. Nothing is read from a network.
 
+    Of a decoder, such as Qwen3-Embedding, `pad_id` is the tokenizer's padding token, and -1 if it
+    has none. If the tokenizer appends that token to each text, the first one after a text is its
+    end token and not padding.
+
     Args:
         folder: str or Path, contains `modules.json`.
         **options: arguments of the builder, as in `load_huggingface`. A BERT is built without the

@@ -106,7 +106,8 @@ def gemma(
         attention_dropout: float, dropout rate of the attention weights.
         tie_output: bool, whether the output layer shares the table of the token embedding.
         max_length: int, number of positions in training. Stored, not enforced.
-        pad_id: int, id of padding tokens, which attention and pooling skip. Default: no id.
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 

@@ -96,7 +96,8 @@ def gpt(
             each block. Default: no windows.
         attention_bias: bool, whether the attention's projections add a bias, or a list of those
             that do: any of "query", "key", "value" and "output".
-        pad_id: int, id of padding tokens, which attention and pooling skip. Default: no id.
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
         name: str, the model's name.
         dtype: dtype or dtype policy of every layer. Default: the global policy.
 

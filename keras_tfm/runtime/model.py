@@ -226,10 +226,13 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         """The outputs of one full pass over texts, by name: (B, ...), as `predict` returns them.
 
         Args:
-            texts: str, or list of B; or, by name, texts and arrays.
+            texts: str, or list of B texts and pairs of texts, [("a question", "a passage")]; or, by
+                name, texts and arrays. The tokenizer joins the texts of a pair. It also fills the
+                inputs that follow from the tokens: segments (token types), and a padding mask.
 
         Raises:
-            TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has a
+                SentencePiece model, which does not say how two texts are joined.
         """
         return text.predict_text(self, texts)
 
