@@ -29,8 +29,13 @@ def check_inputs(model: keras.Model, inputs: Any) -> None:
         inputs: what it is called with: a tensor, or dictionaries and lists of them.
 
     Raises:
-        ValueError: a key is missing or is no input of the model.
+        ValueError: a key is missing or is no input of the model, or a tensor is ragged.
     """
+    for x in keras.tree.flatten(inputs):
+        if type(x).__name__ == "RaggedTensor":
+            raise ValueError(
+                f"{model.name} expects dense inputs, got a ragged tensor: pad it, x.to_tensor()"
+            )
     _check(model, model.input, inputs, "")
 
 

@@ -148,6 +148,16 @@ class Model(Base):
         with object_sharing_scope():
             return super().from_config(config, custom_objects)
 
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """`keras.Model.save`; refuses an `.h5` file that Keras could not load again."""
+        operations = [x for x in getattr(self, "operations", ()) if not hasattr(x, "weights")]
+        if str(filepath).endswith((".h5", ".hdf5")) and operations:
+            raise ValueError(
+                f"{self.name} must be saved as .keras, got {filepath}: Keras cannot load an .h5 "
+                f"file with operations beside layers, such as {type(operations[0]).__name__}"
+            )
+        super().save(filepath, *args, **kwargs)
+
     def __reduce__(self) -> Any:
         """What `pickle` carries: a `.keras` file with the optimizer's state."""
         custom = None if type(self) is _FunctionalModel else type(self)

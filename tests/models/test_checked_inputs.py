@@ -127,3 +127,29 @@ def test_a_call_of_the_users_own_may_take_more():
     assert float(model({"x": one, "factor": 3 * one})[0, 0]) == 6.0
     with pytest.raises(ValueError, match=r"got 'other' too: remove it"):
         model({"x": one, "factor": one, "other": one})
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="ragged tensors")
+def test_ragged_tensors_are_refused_in_one_line(classifier):
+    import tensorflow as tf
+
+    ragged = tf.ragged.constant([[3, 4], [5]])
+    for call in (classifier, lambda x: classifier.predict(x, verbose=0)):
+        with pytest.raises(ValueError) as error:
+            call({"tokens": ragged, "segments": ragged})
+        message = "bert expects dense inputs, got a ragged tensor: pad it, x.to_tensor()"
+        assert str(error.value) == message
+
+
+def test_a_file_that_keras_could_not_load_is_not_saved(tmp_path):
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    embedding = keras_tfm.layers.TokenEmbedding(13, 6)
+    masked = keras_tfm.layers.TransformerEncoderBlock(11, num_heads=2)(
+        embedding(ids), mask=keras.ops.not_equal(ids, 0)
+    )
+    model = keras_tfm.Model(ids, masked, name="masked")
+    with pytest.raises(ValueError, match=r"masked must be saved as .keras, .* such as NotEqual"):
+        model.save(tmp_path / "model.h5")
+    assert not (tmp_path / "model.h5").exists()
+    model.save(tmp_path / "model.keras")
+    keras_tfm.load_model(tmp_path / "model.keras")
