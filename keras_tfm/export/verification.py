@@ -138,7 +138,7 @@ def verify(
     Args:
         model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
             mixed precision is compared in float32.
-        path: the file, as in `runtime.load`.
+        path: str, Path, bytes or open file, as in `runtime.load`.
         inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
             stepped input is optional. Of several models, a dictionary of such by model. Default:
             random rows of every exported length. Random numbers have the mean and the deviation
