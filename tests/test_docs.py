@@ -71,6 +71,7 @@ def blocks_of(page):
 
 # Keras's own saving makes NumPy arrays of variables.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:folder.+ the new rows:UserWarning")
 @pytest.mark.filterwarnings("ignore:int8_full:UserWarning")
 # KerasHub's `fit` makes a tf.data.Dataset of the texts, and then warns about its own `shuffle`.
 @pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")

@@ -1,0 +1,48 @@
+"""Defaults and other names of fields, as the configuration classes of transformers have them."""
+
+import json
+
+import pytest
+
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.huggingface import FAMILIES
+from keras_tfm.checkpoints.names import Named
+
+transformers = pytest.importorskip("transformers")
+# Ids for `generate`, labels without names, and None for what another argument gives.
+NOT_COMPARED = {
+    "whisper": {"start_id", "pad_id", "end_id", "suppressed_first_ids"},
+    "detr": {"labels"},
+    "t5": {"num_decoder_layers"},
+    "llama": {"head_dim"},
+    "mistral": {"head_dim"},
+}
+
+
+def arguments_of(tmp_path, model_type, fields):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    family, config = FAMILIES[model_type], Config(tmp_path)
+    config.rename(family.aliases)
+    found = family.arguments(config, Named({}, family.names))
+    left_out = NOT_COMPARED.get(model_type, ())
+    return {name: str(x) for name, x in found.items() if name not in left_out}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_missing_field_has_the_default_of_its_class(model_type, tmp_path):
+    cls = transformers.CONFIG_MAPPING[model_type]
+    fields = json.loads(cls().to_json_string(use_diff=False))
+    expected = arguments_of(tmp_path, model_type, fields)
+    assert arguments_of(tmp_path, model_type, {"model_type": model_type}) == expected
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_other_names_of_fields_are_those_of_the_class(model_type):
+    aliases = dict(transformers.CONFIG_MAPPING[model_type].attribute_map)
+    assert dict(FAMILIES[model_type].aliases) == aliases
+
+
+def test_a_field_counts_under_its_other_name(tmp_path):
+    """As in transformers, which reads it after the field itself."""
+    fields = {"model_type": "gpt2", "n_head": 12, "num_attention_heads": 6}
+    assert arguments_of(tmp_path, "gpt2", fields)["num_heads"] == "6"
