@@ -68,8 +68,8 @@ def check_file(path: File) -> list[Finding]:
     Raises:
         FileNotFoundError, ValueError: as `runtime.load`.
     """
-    source, _ = source_of(path)
-    read(source)
+    source, name = source_of(path)
+    read(source, name)
     return check(read_content(source))
 
 

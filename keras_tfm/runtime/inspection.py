@@ -146,9 +146,8 @@ def inspect_file(path: File) -> Inspection:
         FileNotFoundError, ValueError: as in `runtime.load`.
     """
     source, name = source_of(path)
-    manifest = read(source)
-    shown = path if isinstance(path, str | Path) else name
-    return Inspection(**inspected(shown, read_content(source), manifest))
+    manifest = read(source, name)
+    return Inspection(**inspected(name, read_content(source), manifest))
 
 
 def inspected(path: str | Path, content: bytes, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -43,8 +43,7 @@ def source_of(file: File) -> tuple[Path | bytes, Path]:
     """
     if isinstance(file, str | os.PathLike):
         # Another folder may be the current one when the file is read again.
-        path = Path(file).absolute()
-        return path, path
+        return Path(file).absolute(), Path(file)
     if isinstance(file, bytes | bytearray | memoryview):
         return bytes(file), Path("<bytes>")
     for name in ("read_bytes", "read"):  # `zipfile.Path` and others; open files
@@ -63,11 +62,12 @@ def read_content(source: Path | bytes) -> bytes:
     return source if isinstance(source, bytes) else source.read_bytes()
 
 
-def read(file: File) -> dict[str, Any]:
+def read(file: File, name: Path | None = None) -> dict[str, Any]:
     """The manifest of a file, after verifying its checksum.
 
     Args:
         file: path or bytes, as in `source_of`.
+        name: its name for messages; default: that of `source_of`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -76,6 +76,7 @@ def read(file: File) -> dict[str, Any]:
             a newer version; or its manifest lacks a field or does not describe its signatures.
     """
     source, path = source_of(file)
+    path = path if name is None else name
     if isinstance(source, Path) and source.is_dir():
         raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
     if isinstance(source, Path) and not source.is_file():

@@ -47,8 +47,9 @@ class SignatureRunner:
             raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
         if not 1 <= threads <= MAX_THREADS:
             raise ValueError(f"threads must be in 1..{MAX_THREADS}, got {threads}")
-        threads, (self.file, self.path) = int(threads), manifests.source_of(file)
-        self.manifest = manifests.read(self.file)
+        threads, (self.file, name) = int(threads), manifests.source_of(file)
+        self.path = self.file if isinstance(self.file, Path) else name
+        self.manifest = manifests.read(self.file, name)
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
         self.checksum: str = self.manifest["sha256"]
         self._adapter = None
