@@ -2037,6 +2037,7 @@ function checkGenerate(place, signature) {
   const wanted = prompt === undefined ? [] : [[batch]];
   need(padding.length === wanted.length && same(padding, wanted), `${place}: padding`, padding);
   need(prompt === undefined || prompt === target, `${place}.prompt`, prompt);
+  need(prompt !== undefined || signature.start_id !== null, `${place}.start_id`, null);
   if (prompt === undefined) return checkSpecialIds(place, signature);
   const own = inputs[prompt];
   need(own?.pad_id !== undefined && own.kind === "input", `${place}.inputs.${prompt}`, own);

@@ -142,6 +142,8 @@ def _check_generate(place: str, signature: Signature, batch: int) -> None:
     found = {name: x["shape"] for name, x in paddings.items()}
     _require(found == wanted, f"{place} needs one number of padding ids a row with prompts", found)
     _require(prompt in (None, target), f"{place}.prompt must be the target {target!r}", prompt)
+    begins = prompt is not None or signature["start_id"] is not None
+    _require(begins, f"{place}.start_id must be an id in a signature without prompts", None)
     size = _IDS
     if prompt is not None:
         spec = _prompts(f"{place}.inputs.{prompt}", inputs[prompt])
