@@ -8,6 +8,7 @@ from keras import ops
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.masks import as_boolean
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.target import current_target
 
 Tensor = Any
 MODES = ("mean", "max", "first", "last", "mean_sqrt_length", "weighted_mean")
@@ -72,7 +73,12 @@ class SequencePooling(RematerializedLayer):
         if self.mode == "first":
             return inputs[:, 0]
         x = ops.cast(inputs, "float32")
-        real = None if mask is None else ops.cast(as_boolean(mask, "mask"), "float32")
+        real = None
+        if mask is not None:
+            mask = as_boolean(mask, "mask")
+            real = ops.cast(mask, "float32")
+            if not current_target().is_edge:  # XNNPACK has no select
+                x = ops.where(ops.expand_dims(mask, -1), x, 0.0)  # 0 * NaN is NaN
         if self.mode == "max":
             return ops.cast(_maximum(x, real), inputs.dtype)
         if real is None:

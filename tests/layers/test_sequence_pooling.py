@@ -69,3 +69,12 @@ def test_bad_input():
         SequencePooling()(X[0])
     with pytest.raises(TypeError, match="mask must be boolean"):
         SequencePooling()(X, mask=MASK.astype("float32"))
+
+
+@pytest.mark.parametrize("mode", ["mean", "mean_sqrt_length", "weighted_mean", "max", "last"])
+def test_nan_behind_the_mask_is_not_pooled(mode):
+    x = np.array([[[1.0, 2.0], [3.0, 5.0], [np.nan, np.inf]]], "float32")
+    mask = np.array([[True, True, False]])
+    pooled = keras.ops.convert_to_numpy(SequencePooling(mode)(x, mask=mask))
+    expected = keras.ops.convert_to_numpy(SequencePooling(mode)(x[:, :2]))
+    np.testing.assert_allclose(pooled, expected, rtol=1e-6)
