@@ -5,7 +5,7 @@ Example:
 >>> from keras_tfm.models import gpt
 >>> from keras_tfm.models.dequantized import dequantized, is_quantized
 >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=4)
->>> model.quantize("int8")
+>>> model.quantize("int8", filters="dense|projection|query|inner|outer")
 >>> is_quantized(model), is_quantized(dequantized(model))
 (True, False)
 """
