@@ -5,7 +5,8 @@ Needs: pip install torch==2.13.0 transformers==5.23.0 numpy. Writes huggingface/
 <case>/config.json, <case>/model.safetensors   as transformers' save_pretrained writes them, of tiny
     models with random weights, none left at 0 or 1
 <case>/expected.npz   what that model makes of some inputs, computed in float64:
-    tokens or source, segments, target    ids; 0 is padding of tokens and source, and masked there
+    tokens or source, segments, target    ids; 0 is padding of tokens and source, and masked there,
+        except between tokens, where it is a token, as in what a tokenizer gives
     hidden (B, T, D), and the outputs by transformers' names: logits...
     greedy (B, T), beam (B, N, T), beam_scores (B, N)   generated from prompt (B, P) or source;
         beams of 3, best first, sums of log-probabilities; what follows an end means nothing
@@ -70,6 +71,8 @@ TOKENS = np.array(
         [3, 3, 0, 15, 16, 0, 0],
     ]
 )
+MASK = TOKENS != 0
+MASK[3, 2] = True
 SEGMENTS = np.array(
     [[0, 0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0]]
 )
@@ -100,14 +103,14 @@ def make_case(case: str, architecture: str, options: dict) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = model.double()
     if architecture.startswith("Bert"):
-        arrays = run(model, TOKENS, attention_mask=TOKENS != 0, token_type_ids=SEGMENTS)
+        arrays = run(model, TOKENS, attention_mask=MASK, token_type_ids=SEGMENTS)
         arrays |= {"tokens": TOKENS, "segments": SEGMENTS}
     elif architecture == "T5EncoderModel":
-        arrays = run(model, TOKENS, attention_mask=TOKENS != 0) | {"source": TOKENS}
+        arrays = run(model, TOKENS, attention_mask=MASK) | {"source": TOKENS}
     elif architecture.startswith("T5"):
-        arrays = run(model, TOKENS, attention_mask=TOKENS != 0, decoder_input_ids=TARGET)
+        arrays = run(model, TOKENS, attention_mask=MASK, decoder_input_ids=TARGET)
         arrays |= {"source": TOKENS, "target": TARGET}
-        arrays |= generated(model, TOKENS, TOKENS != 0)
+        arrays |= generated(model, TOKENS, MASK)
     else:
         arrays = run(model, TOKENS) | {"tokens": TOKENS}
         if "LMHead" in architecture:
