@@ -1,8 +1,10 @@
 """Rewrites a converted file for LiteRT's GPU delegate; the results on a CPU stay the same.
 
-The converter moves transposes into products (`adj_y`), which the delegate ignores, and removes axes
-in STRIDED_SLICE, which it refuses. Here both become operators of their own again. RMS
-normalizations become composites, which the delegate fuses.
+The converter moves transposes into products (`adj_y`), which the delegate ignores, removes axes in
+STRIDED_SLICE, which it refuses, and drops leading axes of size 1 before a constant is added, whose
+first axis the delegate then takes for the batch. Here each of these becomes operators that the
+delegate computes as they are. RMS normalizations stay plain operators: beside their composites the
+delegate ends the process.
 """
 
 from collections.abc import Sequence
@@ -10,18 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.export.composites import mark_rms_norms
-from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime import flatbuffer, gpu_support
 from keras_tfm.runtime.manifest import import_litert
 
 # Of the input of a STRIDED_SLICE.
 _LEAST_AXES = 3
+# The delegate refuses every STRIDED_SLICE of a higher version, which one slice of booleans causes.
+_SLICE_VERSION = 2
+_MOST_AXES = 4
 
 
 def for_gpu(content: bytes) -> bytes:
     """The .tflite file `content` with operators that the GPU delegate takes."""
     model = flatbuffer.read(content)
-    mark_rms_norms(model)
+    slices = import_litert("schema_py_generated").BuiltinOperator.STRIDED_SLICE
+    for code in model.operatorCodes:
+        if max(code.builtinCode, code.deprecatedBuiltinCode) == slices:
+            code.version = min(code.version, _SLICE_VERSION)
     for graph in model.subgraphs:
         _Rewriter(model, graph).rewrite()
     return flatbuffer.write(model)
@@ -38,6 +45,7 @@ class _Rewriter:
     def rewrite(self) -> None:
         """Replaces the graph's operators."""
         known = vars(self._schema.BuiltinOperator)
+        elementwise = {known[name] for name in gpu_support.ELEMENTWISE}
         for operator in self._graph.operators:
             code = self._model.operatorCodes[operator.opcodeIndex]
             kind, after = max(code.builtinCode, code.deprecatedBuiltinCode), None
@@ -45,6 +53,8 @@ class _Rewriter:
                 self._transpose_operands(operator)
             elif kind == known["STRIDED_SLICE"] and self._is_refused(operator):
                 after = self._keep_axes(operator)
+            elif kind in elementwise and self._has_misread_constant(operator):
+                after = self._widen(operator)
             self._operators.append(operator)
             if after is not None:
                 self._operators.append(after)
@@ -68,6 +78,36 @@ class _Rewriter:
             inputs[number] = result
             setattr(options, attribute, False)
         operator.inputs = np.array(inputs, "int32")
+
+    def _has_misread_constant(self, operator: Any) -> bool:
+        tensors = [self._graph.tensors[i] for i in operator.inputs]
+        return gpu_support.has_misread_constant(
+            [tuple(x.shape) for x in tensors],
+            [self._model.buffers[x.buffer].data is not None for x in tensors],
+        )
+
+    def _widen(self, operator: Any) -> Any:
+        """Gives both operands four axes, of which the first are 1.
+
+        Returns:
+            A reshape to the result's shape, which comes after the operator.
+        """
+        inputs, final = list(operator.inputs), operator.outputs[0]
+        for number, index in enumerate(inputs):
+            source = self._graph.tensors[index]
+            shape = [1] * (_MOST_AXES - len(source.shape)) + [int(d) for d in source.shape]
+            if self._model.buffers[source.buffer].data is not None:
+                inputs[number] = self._tensor(shape, source.type, source.buffer)
+                self._graph.tensors[inputs[number]].quantization = source.quantization
+            else:
+                inputs[number] = self._tensor(shape, source.type)
+                self._operators.append(self._reshape(index, shape, inputs[number]))
+        sizes = [int(d) for d in self._graph.tensors[final].shape]
+        whole = self._tensor(
+            [1] * (_MOST_AXES - len(sizes)) + sizes, self._graph.tensors[final].type
+        )
+        operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([whole], "int32")
+        return self._reshape(whole, sizes, final)
 
     def _is_refused(self, operator: Any) -> bool:
         """Whether a slice removes axes or has too few, and is of constant size."""

@@ -37,6 +37,8 @@ OPERATORS = frozenset(
     TRANSPOSE_CONV UNPACK STABLEHLO_CLAMP STABLEHLO_COMPOSITE
     """.split()  # noqa: SIM905 (one name per line would take a hundred lines)
 )
+# Operators of two operands, by element, of which one may be a constant.
+ELEMENTWISE = ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "POW", "SQUARED_DIFFERENCE")
 _MAX_AXES = 4
 
 
@@ -141,6 +143,29 @@ def _reason(kind: str, node: _Node) -> str | None:
     if kind in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN") and not node.is_constant(1):
         return "the axes must be constant"
     return _broken_constant(kind, node)
+
+
+def has_misread_constant(shapes: list[tuple[int, ...]], constant: list[bool]) -> bool:
+    """Whether the delegate reads the first axis of a constant operand wrongly.
+
+    It takes the first of up to three axes for the batch in tensors, and not in constants: sums of
+    shapes (T, D) and (T, D) or (T, 1), (D,) and (D,), (B, T, D) and (B, T, D) are wrong for T, D
+    and B of more than 1, in LiteRT 2.3. So are those with a constant of more axes.
+
+    Args:
+        shapes: list of the shapes of the two operands.
+        constant: list of bool, whether each is a constant of the file.
+
+    >>> from keras_tfm.runtime.gpu_support import has_misread_constant
+    >>> has_misread_constant([(5, 7), (5, 7)], [False, True])
+    True
+    >>> has_misread_constant([(1, 5, 7), (1, 5, 7)], [False, True])
+    False
+    """
+    if len(shapes) != 2 or constant[0] == constant[1]:
+        return False
+    values, other = shapes if constant[0] else shapes[::-1]
+    return bool(values) and len(values) >= len(other) < _MAX_AXES and values[0] > 1
 
 
 def _broken_constant(kind: str, node: _Node) -> str | None:
