@@ -10,6 +10,9 @@ import numpy as np
 # Timed runs per call, of which the median is reported.
 RUNS = 3
 
+# The allowed relative error of float32: a file with the model's own weights stays below it.
+EXACT = 1e-4
+
 
 @dataclass
 class Check:

@@ -7,7 +7,7 @@ delegate computes as they are. RMS normalizations stay plain operators: beside t
 delegate ends the process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,47 +44,152 @@ class _Rewriter:
 
     def rewrite(self) -> None:
         """Replaces the graph's operators."""
-        known = vars(self._schema.BuiltinOperator)
-        elementwise = {known[name] for name in gpu_support.ELEMENTWISE}
+        kinds = {code: name for name, code in vars(self._schema.BuiltinOperator).items()}
+        passes: dict[str, Callable[[Any], Any]] = {
+            "BATCH_MATMUL": self._rewrite_product,
+            "STRIDED_SLICE": self._rewrite_slice,
+            "GATHER": self._rewrite_gather,
+            "CUMSUM": self._rewrite_cumulative_sum,
+            "MIRROR_PAD": self._rewrite_padding,
+            **dict.fromkeys(gpu_support.TWO_OPERANDS, self._rewrite_constant),
+        }
         for operator in self._graph.operators:
             code = self._model.operatorCodes[operator.opcodeIndex]
-            kind, after = max(code.builtinCode, code.deprecatedBuiltinCode), None
-            if kind == known["BATCH_MATMUL"]:
-                self._transpose_operands(operator)
-            elif kind == known["STRIDED_SLICE"] and self._is_refused(operator):
-                after = self._keep_axes(operator)
-            elif kind in elementwise and self._has_misread_constant(operator):
-                after = self._widen(operator)
+            kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            after = passes[kind](operator) if kind in passes else None
             self._operators.append(operator)
             if after is not None:
                 self._operators.append(after)
         self._graph.operators = self._operators
+
+    # Each pass appends what comes before its operator, and returns what comes after it, or None.
+
+    def _rewrite_product(self, operator: Any) -> Any:
+        self._transpose_operands(operator)
+        left, right = operator.inputs
+        if self._is_constant(right) or not self._is_constant(left):
+            return None
+        # Only the right operand may be a constant: A B = (B^T A^T)^T.
+        final = operator.outputs[0]
+        result = self._tensor(_swapped(self._shape(final)), self._dtype(final))
+        operator.inputs = np.array([self._transposed(right), self._constant_transposed(left)], "i4")
+        operator.outputs = np.array([result], "int32")
+        return self._transpose(result, final)
+
+    def _rewrite_slice(self, operator: Any) -> Any:
+        return self._keep_axes(operator) if self._is_refused(operator) else None
+
+    def _rewrite_gather(self, operator: Any) -> Any:
+        """Reads rows by indices of one axis."""
+        indices, final = operator.inputs[1], operator.outputs[0]
+        shape = self._shape(indices)
+        if len(shape) == 1 or operator.builtinOptions.axis or operator.builtinOptions.batchDims:
+            return None
+        count = int(np.prod(shape))
+        flat = self._reshaped(indices, [count])
+        rows = self._tensor([count, *self._shape(operator.inputs[0])[1:]], self._dtype(final))
+        operator.inputs = np.array([operator.inputs[0], flat], "int32")
+        operator.outputs = np.array([rows], "int32")
+        return self._reshape(rows, self._shape(final), final)
+
+    def _rewrite_cumulative_sum(self, operator: Any) -> Any:
+        """Adds in float32, which is exact up to 2^24."""
+        source, final = operator.inputs[0], operator.outputs[0]
+        types = self._schema.TensorType
+        if self._dtype(source) == types.FLOAT32:
+            return None
+        numbers = self._tensor(self._shape(source), types.FLOAT32)
+        sums = self._tensor(self._shape(final), types.FLOAT32)
+        self._operators.append(self._cast(source, numbers))
+        operator.inputs = np.array([numbers, operator.inputs[1]], "int32")
+        operator.outputs = np.array([sums], "int32")
+        return self._cast(sums, final)
+
+    def _rewrite_padding(self, operator: Any) -> Any:
+        """Pads a tensor of four axes."""
+        source, final = operator.inputs[0], operator.outputs[0]
+        missing = _MOST_AXES - len(self._shape(source))
+        if missing <= 0 or not self._is_constant(operator.inputs[1]):
+            return None
+        # The last axis is that of channels, which is not mirrored.
+        pads = np.reshape(self._values(operator.inputs[1]), (-1, 2))
+        pads = np.concatenate([np.zeros((missing - 1, 2)), pads, np.zeros((1, 2))]).astype("int32")
+        ones = [1] * (missing - 1)
+        wide = self._reshaped(source, [*ones, *self._shape(source), 1])
+        result = self._tensor([*ones, *self._shape(final), 1], self._dtype(final))
+        operator.inputs = np.array([wide, self._constant(pads)], "int32")
+        operator.outputs = np.array([result], "int32")
+        return self._reshape(result, self._shape(final), final)
+
+    def _rewrite_constant(self, operator: Any) -> Any:
+        tensors = [self._graph.tensors[i] for i in operator.inputs]
+        shapes = [self._shape(i) for i in operator.inputs]
+        constant = [self._is_constant(i) for i in operator.inputs]
+        if not gpu_support.has_misread_constant(shapes, constant, tensors[0].type):
+            return None
+        return self._widen(operator)
 
     def _transpose_operands(self, operator: Any) -> None:
         """Transposes the operands of a product before it."""
         options = operator.builtinOptions
         inputs = list(operator.inputs)
         for number, attribute in enumerate(("adjX", "adjY")):
-            if not getattr(options, attribute):
-                continue
-            source = self._graph.tensors[inputs[number]]
-            shape = [int(d) for d in source.shape]
-            order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-            result = self._tensor([shape[i] for i in order], source.type)
-            transpose = self._operator("TRANSPOSE", [inputs[number], self._constant(order)], result)
-            transpose.builtinOptionsType = self._schema.BuiltinOptions.TransposeOptions
-            transpose.builtinOptions = self._schema.TransposeOptionsT()
-            self._operators.append(transpose)
-            inputs[number] = result
-            setattr(options, attribute, False)
+            if getattr(options, attribute):
+                inputs[number] = self._transposed(inputs[number])
+                setattr(options, attribute, False)
         operator.inputs = np.array(inputs, "int32")
 
-    def _has_misread_constant(self, operator: Any) -> bool:
-        tensors = [self._graph.tensors[i] for i in operator.inputs]
-        return gpu_support.has_misread_constant(
-            [tuple(x.shape) for x in tensors],
-            [self._model.buffers[x.buffer].data is not None for x in tensors],
-        )
+    def _transposed(self, index: int) -> int:
+        """A tensor with its last two axes exchanged."""
+        result = self._tensor(_swapped(self._shape(index)), self._dtype(index))
+        self._operators.append(self._transpose(index, result))
+        return result
+
+    def _transpose(self, source: int, result: int) -> Any:
+        order = _swapped(list(range(len(self._shape(source)))))
+        transpose = self._operator("TRANSPOSE", [source, self._constant(order)], result)
+        transpose.builtinOptionsType = self._schema.BuiltinOptions.TransposeOptions
+        transpose.builtinOptions = self._schema.TransposeOptionsT()
+        return transpose
+
+    def _constant_transposed(self, index: int) -> int:
+        """A constant of float32 with its last two axes exchanged."""
+        shape = self._shape(index)
+        data = self._model.buffers[self._graph.tensors[index].buffer].data
+        values = np.asarray(data, "uint8").view("float32").reshape(shape)
+        buffer = self._schema.BufferT()
+        buffer.data = np.ascontiguousarray(np.swapaxes(values, -1, -2)).view("uint8").ravel()
+        self._model.buffers.append(buffer)
+        return self._tensor(_swapped(shape), self._dtype(index), len(self._model.buffers) - 1)
+
+    def _cast(self, source: int, result: int) -> Any:
+        cast = self._operator("CAST", [source], result)
+        cast.builtinOptionsType = self._schema.BuiltinOptions.CastOptions
+        cast.builtinOptions = self._schema.CastOptionsT()
+        cast.builtinOptions.inDataType = self._dtype(source)
+        cast.builtinOptions.outDataType = self._dtype(result)
+        return cast
+
+    def _shape(self, index: int) -> list[int]:
+        shape = self._graph.tensors[index].shape
+        return [] if shape is None else [int(d) for d in shape]
+
+    def _dtype(self, index: int) -> int:
+        return int(self._graph.tensors[index].type)
+
+    def _is_constant(self, index: int) -> bool:
+        return self._model.buffers[self._graph.tensors[index].buffer].data is not None
+
+    def _reshaped(self, index: int, shape: Sequence[int]) -> int:
+        """A tensor in another shape; a constant without an operator."""
+        source = self._graph.tensors[index]
+        if self._is_constant(index):
+            result = self._tensor(shape, source.type, source.buffer)
+            self._graph.tensors[result].quantization = source.quantization
+            return result
+        result = self._tensor(shape, source.type)
+        self._operators.append(self._reshape(index, shape, result))
+        return result
 
     def _widen(self, operator: Any) -> Any:
         """Gives both operands four axes, of which the first are 1.
@@ -94,18 +199,9 @@ class _Rewriter:
         """
         inputs, final = list(operator.inputs), operator.outputs[0]
         for number, index in enumerate(inputs):
-            source = self._graph.tensors[index]
-            shape = [1] * (_MOST_AXES - len(source.shape)) + [int(d) for d in source.shape]
-            if self._model.buffers[source.buffer].data is not None:
-                inputs[number] = self._tensor(shape, source.type, source.buffer)
-                self._graph.tensors[inputs[number]].quantization = source.quantization
-            else:
-                inputs[number] = self._tensor(shape, source.type)
-                self._operators.append(self._reshape(index, shape, inputs[number]))
-        sizes = [int(d) for d in self._graph.tensors[final].shape]
-        whole = self._tensor(
-            [1] * (_MOST_AXES - len(sizes)) + sizes, self._graph.tensors[final].type
-        )
+            inputs[number] = self._reshaped(index, _widened(self._shape(index)))
+        sizes = self._shape(final)
+        whole = self._tensor(_widened(sizes), self._dtype(final))
         operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([whole], "int32")
         return self._reshape(whole, sizes, final)
 
@@ -172,13 +268,14 @@ class _Rewriter:
         self._graph.tensors.append(tensor)
         return len(self._graph.tensors) - 1
 
-    def _constant(self, values: Sequence[int]) -> int:
+    def _constant(self, values: Any) -> int:
         """The index of a new tensor of constant integers."""
+        values = np.array(values, "int32")
         buffer = self._schema.BufferT()
-        buffer.data = np.array(values, "int32").view("uint8")
+        buffer.data = values.ravel().view("uint8")
         self._model.buffers.append(buffer)
         return self._tensor(
-            [len(values)], self._schema.TensorType.INT32, len(self._model.buffers) - 1
+            values.shape, self._schema.TensorType.INT32, len(self._model.buffers) - 1
         )
 
     def _operator(self, kind: str, inputs: Sequence[int], output: int) -> Any:
@@ -195,3 +292,13 @@ class _Rewriter:
         operator.opcodeIndex = codes.index(code)
         operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([output], "int32")
         return operator
+
+
+def _swapped(sizes: list[int]) -> list[int]:
+    """The last two exchanged."""
+    return [*sizes[:-2], sizes[-1], sizes[-2]]
+
+
+def _widened(shape: list[int]) -> list[int]:
+    """A shape of four axes, of which the first are 1."""
+    return [1] * (_MOST_AXES - len(shape)) + shape

@@ -12,6 +12,7 @@ from keras_tfm.export.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.gpu_graph import for_gpu
+from keras_tfm.export.gpu_verification import check_on_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.int8_caches import with_int8_operators
 from keras_tfm.export.mask_warnings import without_mask_warnings
@@ -25,7 +26,7 @@ from keras_tfm.export.text_signatures import (
     add_text_signatures,
     check_tokenizers,
 )
-from keras_tfm.export.verification import Verification
+from keras_tfm.export.verification import Verification, VerificationError
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.export.written_file import written
 from keras_tfm.runtime import flatbuffer
@@ -236,7 +237,12 @@ def export_tflite(
             rows = verify_inputs
             if rows is None and quantized.rows:  # calibration with them, so they are like real ones
                 (rows,) = quantized.rows.values()
-            return verify_file(model, new, rows, tolerance, request.strategy, adapter)
+            found = verify_file(model, new, rows, tolerance, request.strategy, adapter)
+        if request.accelerator == "gpu":
+            found.gpu = check_on_gpu(new)
+            if found.gpu.failures:
+                raise VerificationError("; ".join(found.gpu.failures), found)
+        return found
 
     return written(
         path, content, manifest, overwrite, custom_operators, verified if verify else None

@@ -11,10 +11,11 @@ import keras
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
-from keras_tfm.export.checks import Check, root_mean_square
+from keras_tfm.export.checks import EXACT, Check, root_mean_square
 from keras_tfm.export.comparison import Comparisons
 from keras_tfm.export.float_constants import find_constants
 from keras_tfm.export.float_file import FloatFile
+from keras_tfm.export.gpu_verification import GpuCheck
 from keras_tfm.export.mask_warnings import without_mask_warnings
 from keras_tfm.export.model_outputs import ModelOutputs
 from keras_tfm.export.pairing import check_pair, other_arguments
@@ -32,8 +33,6 @@ from keras_tfm.runtime.model import Model, load
 
 _log = logging.getLogger(__name__)
 
-# The allowed relative error of float32: a file with the model's own weights stays below it.
-EXACT = 1e-4
 # Deep models with large features may exceed it by rounding of float32 alone. Then the allowed error
 # is this multiple of the error that follows from changing each weight by at most its last bit, but
 # not more than `_INEXACT`.
@@ -68,17 +67,20 @@ class Verification:
         checks: list of `Check`, one a signature.
         inputs: dict, what was run as each input, in words: rows that were given, or random ones.
             Of several models, by "model.input".
+        gpu: `GpuCheck`, the file on LiteRT's GPU delegate; None unless it was exported for one.
     """
 
     path: str
     quantization: str
     checks: list[Check]
     inputs: dict[str, str] = field(default_factory=dict)
+    gpu: GpuCheck | None = None
 
     @property
     def failures(self) -> list[str]:
         """One sentence for each signature that exceeds a tolerance."""
-        return [x.failure for x in self.checks if x.failure is not None]
+        failures = [x.failure for x in self.checks if x.failure is not None]
+        return failures if self.gpu is None else [*failures, *self.gpu.failures]
 
     def asdict(self) -> dict[str, Any]:
         """Everything, as plain dictionaries and lists."""
@@ -100,6 +102,7 @@ class Verification:
         # What stands for ids and pixels is right for every model.
         plain = ("random ids", "random uint8", "noise")
         lines += [f"  {name}: {x}" for name, x in self.inputs.items() if not x.startswith(plain)]
+        lines += [] if self.gpu is None else [f"  {self.gpu}"]
         return "\n".join(lines)
 
 

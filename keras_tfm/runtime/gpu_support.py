@@ -15,6 +15,7 @@ generate: WHILE (1): the operator is not supported
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,16 @@ OPERATORS = frozenset(
     """.split()  # noqa: SIM905 (one name per line would take a hundred lines)
 )
 # Operators of two operands, by element, of which one may be a constant.
-ELEMENTWISE = ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "POW", "SQUARED_DIFFERENCE")
+TWO_OPERANDS = frozenset(
+    """
+    ADD SUB MUL DIV FLOOR_DIV FLOOR_MOD MAXIMUM MINIMUM POW SQUARED_DIFFERENCE LESS LESS_EQUAL
+    GREATER GREATER_EQUAL EQUAL NOT_EQUAL LOGICAL_AND LOGICAL_OR
+    """.split()  # noqa: SIM905
+)
 _MAX_AXES = 4
+# FLOAT32 and FLOAT16 in the schema.
+_FLOATS = (0, 1)
+_FLOAT16 = 1
 
 
 @dataclass(frozen=True)
@@ -142,46 +151,49 @@ def _reason(kind: str, node: _Node) -> str | None:
             return "the input must have three or four axes"
     if kind in ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN") and not node.is_constant(1):
         return "the axes must be constant"
-    return _broken_constant(kind, node)
+    if kind == "BATCH_MATMUL" and node.is_constant(0):
+        return "the left operand must not be a constant"
+    if kind == "BATCH_MATMUL" and list(node.inputs[0].shape[:-2]) != list(
+        node.inputs[1].shape[:-2]
+    ):
+        return "operands with other batch axes are broadcast wrongly"
+    if kind == "CUMSUM" and node.inputs[0].type not in _FLOATS:
+        return "the input must be of floats"
+    if kind == "MIRROR_PAD" and node.axes(0) < 3:
+        return "the input must have three or four axes"
+    if kind == "EMBEDDING_LOOKUP" and node.inputs[1].type == _FLOAT16:
+        return "the table must not be of float16"
+    shapes = [[] if x.shape is None else list(x.shape) for x in node.inputs]
+    constant = [node.is_constant(number) for number in range(len(node.inputs))]
+    if kind in TWO_OPERANDS and has_misread_constant(shapes, constant, node.inputs[0].type):
+        return "the first axis of the constant is taken for another: the result is wrong"
+    return None
 
 
-def has_misread_constant(shapes: list[tuple[int, ...]], constant: list[bool]) -> bool:
-    """Whether the delegate reads the first axis of a constant operand wrongly.
+def has_misread_constant(
+    shapes: Sequence[Sequence[int]], constant: Sequence[bool], dtype: int
+) -> bool:
+    """Whether the delegate reads a constant operand wrongly.
 
     It takes the first of up to three axes for the batch in tensors, and not in constants: sums of
     shapes (T, D) and (T, D) or (T, 1), (D,) and (D,), (B, T, D) and (B, T, D) are wrong for T, D
-    and B of more than 1, in LiteRT 2.3. So are those with a constant of more axes.
+    and B of more than 1. So are those with a constant of more axes, and with integers or booleans
+    of fewer axes (LiteRT pull request 9664). Measured on LiteRT 2.3.
 
     Args:
-        shapes: list of the shapes of the two operands.
-        constant: list of bool, whether each is a constant of the file.
+        shapes: the shapes of the two operands.
+        constant: whether each is a constant of the file.
+        dtype: int, the operands' type in the schema.
 
     >>> from keras_tfm.runtime.gpu_support import has_misread_constant
-    >>> has_misread_constant([(5, 7), (5, 7)], [False, True])
+    >>> has_misread_constant([(5, 7), (5, 7)], [False, True], dtype=0)
     True
-    >>> has_misread_constant([(1, 5, 7), (1, 5, 7)], [False, True])
+    >>> has_misread_constant([(1, 5, 7), (1, 5, 7)], [False, True], dtype=0)
     False
     """
     if len(shapes) != 2 or constant[0] == constant[1]:
         return False
     values, other = shapes if constant[0] else shapes[::-1]
-    return bool(values) and len(values) >= len(other) < _MAX_AXES and values[0] > 1
-
-
-def _broken_constant(kind: str, node: _Node) -> str | None:
-    """Integers of fewer axes than the other operand, which the delegate broadcasts wrongly."""
-    compared = ("LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "EQUAL", "NOT_EQUAL")
-    if kind not in (*compared, "ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM") or len(node.inputs) != 2:
-        return None
-    for number in (0, 1):
-        constant, other = node.inputs[number], node.inputs[1 - number]
-        if (
-            constant.type == node.integer
-            and node.is_constant(number)
-            and 0 < _axes(constant) < _axes(other)
-        ):
-            return (
-                "constant integers of fewer axes than the other operand are broadcast wrongly "
-                "(LiteRT pull request 9664)"
-            )
-    return None
+    if len(values) >= len(other):
+        return len(values) > 0 and len(other) < _MAX_AXES and values[0] > 1
+    return len(values) > 0 and dtype not in _FLOATS

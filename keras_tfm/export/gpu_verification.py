@@ -1,0 +1,117 @@
+"""Compares a file on LiteRT's GPU delegate with the same file on the CPU."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.export.checks import EXACT
+from keras_tfm.export.other_process import run_module
+from keras_tfm.runtime.manifest_fields import is_rounded
+from keras_tfm.runtime.model import load
+from keras_tfm.runtime.random_inputs import random_inputs
+
+# Where one of the two rounds activations: some layers of random weights reach 0.02.
+_ROUNDED = 0.1
+
+
+@dataclass
+class GpuCheck:
+    """What LiteRT's GPU delegate makes of a file.
+
+    Attributes:
+        ran: bool, whether the delegate took the file.
+        reason: str, why it did not, or that there is no GPU; "" if it ran.
+        errors: dict of float by signature, the largest difference from the CPU, relative to the
+            largest value of the output.
+        tolerance: float, the largest allowed error.
+    """
+
+    ran: bool
+    reason: str = ""
+    errors: dict[str, float] = field(default_factory=dict)
+    tolerance: float = EXACT
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each signature that the delegate computes wrongly."""
+        return [
+            f"{name}: on the GPU delegate, expected a relative error of at most "
+            f"{self.tolerance:.2g}, got {error:.2g}"
+            for name, error in self.errors.items()
+            if not error <= self.tolerance
+        ]
+
+    def __str__(self) -> str:
+        """One line."""
+        if not self.ran:
+            return f"GPU delegate: not run: {self.reason}"
+        errors = ", ".join(f"{name} {error:.1g}" for name, error in self.errors.items())
+        return f"GPU delegate, error relative to the largest value: {errors}"
+
+
+def check_on_gpu(
+    path: str | Path, tolerance: float | None = None, float32: bool = True
+) -> GpuCheck:
+    """Runs every signature of a file on LiteRT's GPU delegate and on the CPU, on random inputs.
+
+    The delegate runs in a process of its own, because it ends its process at some graphs. It needs
+    a GPU with a Vulkan driver. Debian's package `chromium` has one in software: set
+    `VK_DRIVER_FILES=/usr/lib/chromium/vk_swiftshader_icd.json`, and install `libvulkan1`.
+
+    Args:
+        path: str or Path, a file of `export_tflite`, exported with `accelerator="gpu"`.
+        tolerance: float, the largest allowed error, relative to the largest value of an output.
+            Default: 1e-4 in float32, otherwise 0.1: the CPU rounds the activations of a file with
+            int8 weights, the delegate does not, and float16 has 11 bits.
+        float32: bool, whether the delegate computes in float32. By default apps compute in float16.
+
+    Returns:
+        A `GpuCheck`. It does not raise where the delegate refuses the file, ends its process or
+        computes something else.
+
+    Raises:
+        FileNotFoundError, ValueError: as `runtime.load`.
+    """
+    file = load(path)
+    if tolerance is None:
+        tolerance = EXACT if float32 and not is_rounded(file.manifest) else _ROUNDED
+    given, expected = {}, {}
+    for name, signature in file.signatures.items():
+        inputs = random_inputs(signature)
+        given.update({f"{name}|{x}": y for x, y in inputs.items()})
+        results = file.run(name, inputs)
+        expected.update({f"{name}|{x}": np.array(y) for x, y in results.items()})
+    with temporary_folder() as folder:
+        inputs_path, outputs_path = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        np.savez(inputs_path, **given)
+        try:
+            answer = run_module(
+                f"running {Path(path).name} on the GPU delegate",
+                "keras_tfm.runtime.gpu_process",
+                str(path),
+                str(inputs_path),
+                str(outputs_path),
+                "float32" if float32 else "float16",
+            )
+        except RuntimeError as error:
+            return GpuCheck(False, str(error))
+        if not answer["adapter"]:
+            return GpuCheck(False, "this machine has no GPU with a Vulkan driver")
+        if answer["refused"]:
+            return GpuCheck(False, "; ".join(answer["refused"]))
+        with np.load(outputs_path) as found:
+            errors: dict[str, float] = {}
+            for key, values in expected.items():
+                name = key.partition("|")[0]
+                errors[name] = max(errors.get(name, 0.0), _error(values, found[key]))
+    reason = "" if answer["whole"] else "only a part of the graph"
+    return GpuCheck(answer["whole"], reason, errors, tolerance)
+
+
+def _error(expected: np.ndarray, found: np.ndarray) -> float:
+    expected = expected.astype("float64")
+    scale = float(np.max(np.abs(expected), initial=0.0)) or 1.0
+    difference = np.abs(found.astype("float64") - expected)
+    return float(np.max(difference, initial=0.0)) / scale if np.isfinite(found).all() else np.inf
