@@ -224,21 +224,20 @@ def share_in_clones(model_class: Any) -> Any:
     return model_class
 
 
-def check_calls_with(model_class: Any) -> Any:
-    """Class decorator for functional models: Keras calls `model.check_inputs(inputs)` first.
+def call_with_known_inputs(model_class: Any) -> Any:
+    """Class decorator for functional models: Keras takes `model.known_inputs(inputs)`.
 
     In every call: by `fit`, `predict` and their like, by the user, and by another model. A subclass
-    with a `call` of its own may take what it likes, and is checked where it calls its graph.
+    with a `call` of its own may take what it likes; its inputs are taken by name where it calls its
+    graph.
     """
 
-    def compatible(self: Any, *args: Any) -> None:
-        if is_functional(self):
-            self.check_inputs(*args)
-        super(model_class, self)._assert_input_compatibility(*args)
+    def compatible(self: Any, inputs: Any) -> None:
+        known = self.known_inputs(inputs) if is_functional(self) else inputs
+        super(model_class, self)._assert_input_compatibility(known)
 
     def standardize(self: Any, inputs: Any) -> Any:
-        self.check_inputs(inputs)
-        return super(model_class, self)._standardize_inputs(inputs)
+        return super(model_class, self)._standardize_inputs(self.known_inputs(inputs))
 
     model_class._assert_input_compatibility = compatible
     model_class._standardize_inputs = standardize

@@ -332,15 +332,16 @@ def test_share_in_clones():
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(-X)), np.zeros_like(X))
 
 
-def test_check_calls_with():
+def test_call_with_known_inputs():
     """Keras's own calls, a nested model's, and the graph of a class with a `call` of its own."""
     seen = []
     functional = type(shared()[0])
 
-    @keras_internals.check_calls_with
+    @keras_internals.call_with_known_inputs
     class Checked(functional):
-        def check_inputs(self, inputs):
+        def known_inputs(self, inputs):
             seen.append(type(inputs))
+            return inputs
 
     class Halved(Checked):
         def call(self, inputs):

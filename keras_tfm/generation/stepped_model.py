@@ -125,13 +125,13 @@ class SteppedModel:
             A dict of the tensors that the steps read, and their masks.
 
         Raises:
-            ValueError: an input is missing, or is none of the model.
+            ValueError: an input is missing.
         """
         check_keys(self.model.name, list(self._specs), list({**inputs, self.target: None}))
         values = {
             self._inputs[name]: self._converted(name, x)
             for name, x in inputs.items()
-            if name != self.target
+            if name in self._inputs and name != self.target
         }
         self._run(self.encoding, values)
         encoded = {}

@@ -1,56 +1,64 @@
-"""Refuses inputs whose names are not those of the model.
+"""Takes the inputs of a model by their names.
 
 Example:
 
->>> import keras
->>> from keras_tfm.models.checked_inputs import check_inputs
+>>> import warnings, keras
+>>> from keras_tfm.models.checked_inputs import known_inputs
 >>> i, j = keras.Input((3,), name="tokens"), keras.Input((3,), name="segments")
 >>> model = keras.Model([i, j], keras.layers.Concatenate()([i, j]), name="joined")
->>> check_inputs(model, {"tokens": 0, "segments": 0, "attention_mask": 0})
-Traceback (most recent call last):
-...
-ValueError: joined expects the inputs ['tokens', 'segments'], got 'attention_mask' too: remove it
+>>> with warnings.catch_warnings(record=True) as caught:
+...     known_inputs(model, {"tokens": 1, "segments": 2, "labels": 3})
+{'tokens': 1, 'segments': 2}
+>>> print(caught[0].message)
+joined expects the inputs ['tokens', 'segments']; 'labels' is ignored
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 
-def check_inputs(model: keras.Model, inputs: Any) -> None:
-    """Raises unless the dictionaries in `inputs` have the keys of the model's inputs.
+def known_inputs(model: keras.Model, inputs: Any) -> Any:
+    """`inputs` without the values of dictionaries that are no inputs of the model.
 
-    Keras 3.15 assigns the values of a dictionary with surplus keys to the inputs in alphabetical
-    order, with no more than a warning, or ignores what could be a mask.
+    Keras 3.15 gives the values of a dictionary with surplus keys to the inputs in alphabetical
+    order, with no more than a warning. Here they are ignored, with a warning that names them.
 
     Args:
         model: functional model.
         inputs: what it is called with: a tensor, or dictionaries and lists of them.
 
     Raises:
-        ValueError: a key is missing or is no input of the model, or a tensor is ragged.
+        ValueError: an input of the model is missing, or a tensor is ragged.
     """
     for x in keras.tree.flatten(inputs):
         if type(x).__name__ == "RaggedTensor":
             raise ValueError(
                 f"{model.name} expects dense inputs, got a ragged tensor: pad it, x.to_tensor()"
             )
-    _check(model, model.input, inputs, "")
+    return _known(model, model.input, inputs, "")
 
 
-def _check(model: keras.Model, struct: Any, inputs: Any, place: str) -> None:
+def _known(model: keras.Model, struct: Any, inputs: Any, place: str) -> Any:
     if isinstance(inputs, Mapping):
         expected = _by_name(struct)
         if expected is None:  # a list of lists: Keras compares the number of tensors
-            return
+            return inputs
         check_keys(model.name + place, list(expected), list(inputs))
-        for name, value in expected.items():
-            if isinstance(inputs[name], Mapping) or isinstance(value, Mapping | list | tuple):
-                _check(model, value, inputs[name], f"{place}[{name!r}]")
-    elif isinstance(inputs, list | tuple) and isinstance(struct, list | tuple):
-        for i, (part, value) in enumerate(zip(struct, inputs, strict=False)):
-            _check(model, part, value, f"{place}[{i}]")
+        # In the order of the model's: PyTorch's trees take dictionaries as they come.
+        return {
+            name: _known(model, value, inputs[name], f"{place}[{name!r}]")
+            for name, value in expected.items()
+        }
+    if isinstance(inputs, list | tuple) and isinstance(struct, list | tuple):
+        parts = (
+            _known(model, part, value, f"{place}[{i}]")
+            for i, (part, value) in enumerate(zip(struct, inputs, strict=False))
+        )
+        return [*parts, *inputs[len(struct) :]]
+    return inputs
 
 
 def _by_name(struct: Any) -> dict[str, Any] | None:
@@ -64,14 +72,14 @@ def _by_name(struct: Any) -> dict[str, Any] | None:
 
 
 def check_keys(owner: str, expected: list[str], received: list[str]) -> None:
-    """Raises a ValueError unless the keys of a dictionary are those that its owner expects."""
-    surplus = [name for name in received if name not in expected]
-    missing = [name for name in expected if name not in received]
-    if missing:
+    """Raises a ValueError if a key of a dictionary is missing, and warns of surplus ones."""
+    if not set(expected) <= set(received):
         raise ValueError(f"{owner} expects the inputs {expected}, got {received}")
+    surplus = [name for name in received if name not in expected]
     if surplus:
         named = ", ".join(map(repr, surplus))
-        raise ValueError(
-            f"{owner} expects the inputs {expected}, got {named} too: remove "
-            + ("it" if len(surplus) == 1 else "them")
+        warnings.warn(
+            f"{owner} expects the inputs {expected}; {named} "
+            + ("is ignored" if len(surplus) == 1 else "are ignored"),
+            stacklevel=2,
         )

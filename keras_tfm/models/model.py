@@ -7,14 +7,14 @@ import keras
 
 from keras_tfm.distributed.joint_loss import JointLoss, joint_loss
 from keras_tfm.keras_internals import (
-    check_calls_with,
+    call_with_known_inputs,
     load_content,
     object_sharing_scope,
     saved_content,
     share_in_clones,
 )
 from keras_tfm.models import identity
-from keras_tfm.models.checked_inputs import check_inputs
+from keras_tfm.models.checked_inputs import known_inputs
 from keras_tfm.trainer_internals import compiled_loss, loss_arguments, set_compiled_loss
 
 Base: Any
@@ -82,9 +82,10 @@ class Model(Base):
       (`BatchNormalization` sees the parts);
     - early errors for settings with which Keras 3.15 would fail during training.
 
-    On every backend, a dictionary of inputs with a missing or a surplus key is a `ValueError`:
-    Keras 3.15 gives a model the values of surplus keys in place of its inputs. Models can be
-    pickled, with the optimizer's state, as joblib, Ray and `multiprocessing` do.
+    On every backend, dictionaries of inputs are taken by name: a missing key is a `ValueError`, a
+    surplus one is ignored with a warning. Keras 3.15 gives a model the values of surplus keys in
+    place of its inputs. Models can be pickled, with the optimizer's state, as joblib, Ray and
+    `multiprocessing` do.
 
     A custom loss whose mean is not over rows, masked labels or sample weights needs a method
     `count(y_true, y_pred, sample_weight)` that returns the divisor of its mean. A loss of all
@@ -200,7 +201,7 @@ _x = keras.Input((1,), name="x")
 _Functional: Any = type(keras.Model(_x, _x, name="x"))
 
 
-@check_calls_with
+@call_with_known_inputs
 class _FunctionalModel(Model, _Functional):
     """`Model(inputs, outputs)`.
 
@@ -208,9 +209,9 @@ class _FunctionalModel(Model, _Functional):
     subclass that is not, made of layers and a `call`, could then not be constructed.
     """
 
-    def check_inputs(self, inputs: Any) -> None:
-        """Raises a ValueError for surplus and missing keys of a dictionary."""
-        check_inputs(self, inputs)
+    def known_inputs(self, inputs: Any) -> Any:
+        """`inputs` without surplus keys of dictionaries; a missing one is a ValueError."""
+        return known_inputs(self, inputs)
 
 
 _FunctionalModel.__name__ = _FunctionalModel.__qualname__ = "Model"

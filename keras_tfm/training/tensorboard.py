@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_tfm.keras_internals import is_functional
 from keras_tfm.layers import AttentionProbe
-from keras_tfm.models.checked_inputs import check_inputs
+from keras_tfm.models.checked_inputs import known_inputs
 from keras_tfm.optional_package import missing_package
 from keras_tfm.training.gradients import GradientWatch
 from keras_tfm.training.metrics import TokenMean
@@ -171,7 +171,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
 
         row = keras.tree.map_structure(lambda x: np.asarray(x)[:1], self.attention_inputs)
         if is_functional(self.model):  # a `keras.Model` would assign surplus keys to its inputs
-            check_inputs(self.model, row)
+            row = known_inputs(self.model, row)
         with AttentionProbe() as probe:
             self.model(row, training=False)
         with self._train_writer.as_default():
