@@ -2,6 +2,7 @@
 
 from keras_tfm.export.adapters import save_adapter
 from keras_tfm.export.calibration import calibrate
+from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
 from keras_tfm.export.litertlm import LiteRTLMArguments, export_litertlm
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, GenerationArguments
@@ -17,6 +18,7 @@ __all__ = [
     "ExportArguments",
     "Footprint",
     "GenerationArguments",
+    "GpuCheck",
     "Latency",
     "LiteRTLMArguments",
     "Report",
@@ -25,6 +27,7 @@ __all__ = [
     "VerificationError",
     "benchmark",
     "calibrate",
+    "check_on_gpu",
     "export_litertlm",
     "export_saved_model",
     "export_tflite",

@@ -7,9 +7,9 @@ import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.checks import EXACT
-from keras_tfm.export.other_process import run_module
 from keras_tfm.runtime.manifest_fields import is_rounded
 from keras_tfm.runtime.model import load
+from keras_tfm.runtime.other_process import run_module
 from keras_tfm.runtime.random_inputs import random_inputs
 
 # Where one of the two rounds activations: some layers of random weights reach 0.02.
@@ -26,6 +26,12 @@ class GpuCheck:
         errors: dict of float by signature, the largest difference from the CPU, relative to the
             largest value of the output.
         tolerance: float, the largest allowed error.
+
+    Example:
+
+    >>> from keras_tfm.export import GpuCheck
+    >>> print(GpuCheck(True, errors={"predict": 2e-7}))
+    GPU delegate, error relative to the largest value: predict 2e-07
     """
 
     ran: bool
@@ -56,7 +62,7 @@ def check_on_gpu(
 ) -> GpuCheck:
     """Runs every signature of a file on LiteRT's GPU delegate and on the CPU, on random inputs.
 
-    The delegate runs in a process of its own, because it ends its process at some graphs. It needs
+    The delegate runs in a separate process, because it ends its process at some graphs. It needs
     a GPU with a Vulkan driver. Debian's package `chromium` has one in software: set
     `VK_DRIVER_FILES=/usr/lib/chromium/vk_swiftshader_icd.json`, and install `libvulkan1`.
 
@@ -73,6 +79,18 @@ def check_on_gpu(
 
     Raises:
         FileNotFoundError, ValueError: as `runtime.load`.
+
+    Example:
+
+    >>> import tempfile, keras
+    >>> from keras_tfm.export import check_on_gpu, export_tflite
+    >>> x = keras.Input((2,), name="x")
+    >>> model = keras.Model(x, keras.layers.Dense(3)(x))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(model, folder + "/dense.tflite", accelerator="gpu")
+    ...     found = check_on_gpu(report.path)
+    >>> found.failures
+    []
     """
     file = load(path)
     if tolerance is None:
@@ -88,7 +106,7 @@ def check_on_gpu(
         np.savez(inputs_path, **given)
         try:
             answer = run_module(
-                f"running {Path(path).name} on the GPU delegate",
+                "running the GPU delegate",
                 "keras_tfm.runtime.gpu_process",
                 str(path),
                 str(inputs_path),

@@ -125,6 +125,12 @@ def _axes(tensor: Any) -> int:
     return 0 if tensor.shape is None else len(tensor.shape)
 
 
+def _batch_axes(tensor: Any) -> tuple[int, ...]:
+    """The sizes of a product's first two axes, 1 for those that are missing."""
+    shape = [int(d) for d in tensor.shape]
+    return (*(1,) * (_MAX_AXES - len(shape)), *shape[:-2])
+
+
 def _reason(kind: str, node: _Node) -> str | None:
     """Why the delegate refuses a node; None if no check fails."""
     if kind not in OPERATORS:
@@ -153,9 +159,7 @@ def _reason(kind: str, node: _Node) -> str | None:
         return "the axes must be constant"
     if kind == "BATCH_MATMUL" and node.is_constant(0):
         return "the left operand must not be a constant"
-    if kind == "BATCH_MATMUL" and list(node.inputs[0].shape[:-2]) != list(
-        node.inputs[1].shape[:-2]
-    ):
+    if kind == "BATCH_MATMUL" and len({_batch_axes(x) for x in node.inputs}) > 1:
         return "operands with other batch axes are broadcast wrongly"
     if kind == "CUMSUM" and node.inputs[0].type not in _FLOATS:
         return "the input must be of floats"

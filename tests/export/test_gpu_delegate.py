@@ -1,0 +1,139 @@
+"""Files on LiteRT's own GPU delegate: on a GPU, or in software by SwiftShader.
+
+Debian's packages `chromium` and `libvulkan1` have SwiftShader:
+`VK_DRIVER_FILES=/usr/lib/chromium/vk_swiftshader_icd.json`. Without a Vulkan driver only what is
+said about that is tested.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from family_builders import BUILDERS, LENGTH
+from keras_weights import randomize
+
+from keras_tfm import layers
+from keras_tfm.export import VerificationError, export_tflite, gpu_verification
+from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
+from keras_tfm.runtime.gpu_support import check_file
+
+
+def values():
+    x = keras.Input((None, 5), name="values")
+    y = layers.PositionalEncoding()(keras.layers.Dense(6)(x))
+    y = layers.TransformerEncoderBlock(7, num_heads=3)(y)
+    return keras.Model(x, layers.SequencePooling()(y))
+
+
+def with_positions(position):
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    attention = layers.MultiHeadSelfAttention(3, causal=True, position=position)
+    x = layers.TransformerDecoderBlock(7, self_attention=attention, cross_attention=False)(
+        layers.TokenEmbedding(11, 6)(ids)
+    )
+    return keras.Model(ids, keras.layers.Dense(11)(x))
+
+
+PREDICT = {"signatures": ["predict"]}
+STEPS = {"signatures": ["prefill", "decode"], "prompt_length": 4, "max_length": LENGTH}
+SOURCE = {"source_length": 5, "max_length": LENGTH, "start_id": 1}
+TRANSLATE = {"signatures": ["encode", "decode"], **SOURCE}
+CASES = {
+    "values": (values, {**PREDICT, "source_length": 5}),
+    "alibi": (lambda: with_positions(layers.ALiBi()), STEPS),
+    "transformer, predict": (BUILDERS["transformer"], {**PREDICT, **SOURCE}),
+    **{
+        f"{family}, predict": (BUILDERS[family], {**PREDICT, "source_length": 5})
+        for family in ("bert", "deberta", "electra", "albert")
+    },
+    **{
+        f"{family}, predict": (BUILDERS[family], PREDICT)
+        for family in ("vit", "vit, dinov2", "resnet", "clip_image", "dvae_encoder")
+    },
+    **{family: (BUILDERS[family], STEPS) for family in ("gpt", "llama", "gemma", "dalle")},
+    **{family: (BUILDERS[family], TRANSLATE) for family in ("transformer", "bart", "t5")},
+    "whisper": (BUILDERS["whisper"], {**TRANSLATE, "source_length": 1400}),
+}
+
+
+@functools.cache
+def has_gpu(folder):
+    """Whether the delegate finds a Vulkan driver."""
+    x = keras.Input((3,), name="x")
+    path = folder / "dense.tflite"
+    export_tflite(keras.Model(x, keras.layers.Dense(2)(x)), path, accelerator="gpu", verify=False)
+    return check_on_gpu(path).ran
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    if not has_gpu(tmp_path_factory.mktemp("gpu")):
+        pytest.skip("no GPU with a Vulkan driver")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_family_is_whole_and_right_on_the_delegate(gpu, case, tmp_path):
+    make, arguments = CASES[case]
+    path = tmp_path / "x.tflite"
+    export_tflite(randomize(make()), path, accelerator="gpu", verify=False, **arguments)
+    assert check_file(path) == []
+    found = check_on_gpu(path)
+    assert found.ran and not found.failures, str(found)
+    # In float16, 11 bits; SwiftShader computes in float32.
+    half = check_on_gpu(path, float32=False)
+    assert half.ran and not half.failures, str(half)
+
+
+def test_the_export_says_what_the_delegate_does(gpu, tmp_path):
+    model = randomize(BUILDERS["gpt"]())
+    report = export_tflite(model, tmp_path / "gpt.tflite", accelerator="gpu", **STEPS)
+    assert report.verification.gpu.ran
+    assert max(report.verification.gpu.errors.values()) < 1e-5
+    assert "GPU delegate, error relative to the largest value: prefill_4" in str(report)
+
+
+def test_what_the_delegate_refuses_is_kept_and_said(gpu, tmp_path):
+    """Shaw's positions read rows by indices of two axes."""
+    model = randomize(with_positions(layers.RelativePositionEmbedding(3)))
+    report = export_tflite(model, tmp_path / "shaw.tflite", accelerator="gpu", **STEPS)
+    assert report.path.endswith("shaw.tflite") and not report.verification.gpu.ran
+    assert "GATHER: Only support 1D indices" in report.verification.gpu.reason
+    assert {x.operator for x in check_file(report.path)} >= {"GATHER"}
+
+
+def dense(folder):
+    x = keras.Input((3,), name="x")
+    return export_tflite(
+        keras.Model(x, keras.layers.Dense(2)(x)), folder / "dense.tflite", accelerator="gpu"
+    )
+
+
+def test_without_a_gpu_the_report_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
+    report = dense(tmp_path)
+    assert not report.verification.gpu.ran and not report.verification.failures
+    assert "GPU delegate: not run: this machine has no GPU with a Vulkan driver" in str(report)
+
+
+def test_a_process_that_ends_is_a_reason(tmp_path, monkeypatch):
+    def end(what, *arguments):
+        raise RuntimeError(f"{what} in a separate process failed with exit code -11: no message")
+
+    monkeypatch.setattr(gpu_verification, "run_module", end)
+    report = dense(tmp_path)
+    assert report.verification.gpu == GpuCheck(
+        False,
+        "running the GPU delegate in a separate process failed with exit code -11: no message",
+    )
+
+
+def test_a_wrong_file_is_not_kept(tmp_path, monkeypatch):
+    def answer(what, module, path, inputs, outputs, precision):
+        np.savez(outputs, **{"predict|output": np.full((1, 2), 9.0, "float32")})
+        return {"adapter": True, "refused": [], "whole": True}
+
+    monkeypatch.setattr(gpu_verification, "run_module", answer)
+    with pytest.raises(VerificationError, match=r"predict: on the GPU delegate, expected a relat"):
+        dense(tmp_path)
+    assert list(tmp_path.iterdir()) == []
