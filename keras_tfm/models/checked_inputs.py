@@ -7,6 +7,7 @@ Example:
 >>> i, j = keras.Input((3,), name="tokens"), keras.Input((3,), name="segments")
 >>> model = keras.Model([i, j], keras.layers.Concatenate()([i, j]), name="joined")
 >>> with warnings.catch_warnings(record=True) as caught:
+...     warnings.simplefilter("always")
 ...     known_inputs(model, {"tokens": 1, "segments": 2, "labels": 3})
 {'tokens': 1, 'segments': 2}
 >>> print(caught[0].message)
