@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -78,6 +79,7 @@ class EndTokenPooling(RematerializedLayer):
         )
         first = is_end * ops.cast(ops.equal(ops.cumsum(is_end, axis=1), 1), "int32")
         weights = ops.expand_dims(ops.cast(first, inputs.dtype), 1)
+        inputs = finite_padding(inputs, first)  # 0 * NaN is NaN
         return ops.squeeze(weights @ inputs, 1)
 
     def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:

@@ -5,12 +5,14 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gated_attention import Transition, shared_dropout
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.msa_column_attention import MSAColumnAttention
 from keras_tfm.layers.msa_global_attention import MSAGlobalAttention
 from keras_tfm.layers.msa_row_attention import MSARowAttention
-from keras_tfm.layers.pair_shapes import check_alignment
+from keras_tfm.layers.pair_block import pair_mask
+from keras_tfm.layers.pair_shapes import check_alignment, checked_mask
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -103,6 +105,9 @@ class MSABlock(RematerializedLayer):
         training: bool | None = None,
     ) -> Tensor:
         """(B, S, N, D), (B, N, N, E) -> (B, S, N, D)."""
+        if mask is not None:
+            mask = checked_mask(self.name, mask, x)
+            x, pairs = finite_padding(x, mask), finite_padding(pairs, pair_mask(mask))
         y = self.row_attention(x, pairs, mask=mask, training=training)
         x = x + self.row_dropout(y, training=training)
         x = x + self.column_attention(x, mask=mask, training=training)

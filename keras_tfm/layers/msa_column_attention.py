@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gated_attention import GatedAttention
 from keras_tfm.layers.heads import swap
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -73,6 +74,7 @@ class MSAColumnAttention(RematerializedLayer):
     def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, S, N, D)."""
         mask = checked_mask(self.name, mask, x)
+        x = finite_padding(x, mask)
         mask = None if mask is None else swap(mask, 1, 2)
         x = swap(self.norm(x, training=training), 1, 2)
         return swap(self.attention(x, mask=mask, training=training), 1, 2)

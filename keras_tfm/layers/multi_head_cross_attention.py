@@ -13,6 +13,7 @@ from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, is_int8, k
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.decoding.token_positions import columns_of
 from keras_tfm.layers.decoding.visibility import visible_context
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.heads import split_heads
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
@@ -101,10 +102,12 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             q = position.rotate(q, where.query)
 
         def project() -> tuple[Tensor, Tensor]:
-            k = split_heads(self.key(context if key is None else key), self._groups)
+            values = finite_padding(context, mask)
+            keys = values if key is None else finite_padding(key, mask)
+            k = split_heads(self.key(keys), self._groups)
             k = self.key_norm(k) if self.query_key_norm else k
             k = k if position is None else position.rotate(k, where.key)
-            return k, split_heads(self.value(context), self._groups)
+            return k, split_heads(self.value(values), self._groups)
 
         scope = DecodingScope.current()
         if scope is None:

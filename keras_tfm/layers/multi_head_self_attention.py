@@ -14,6 +14,7 @@ from keras_tfm.layers.decoding.cache import heads_and_columns, key_of
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.decoding.token_positions import columns_of, positions_of
 from keras_tfm.layers.decoding.visibility import Extended, Visible
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.heads import split_heads, split_last
 from keras_tfm.layers.multi_head_attention import MultiHeadAttention
 from keras_tfm.layers.positions.attention_position import AttentionPosition
@@ -117,7 +118,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
         mask = x_mask if mask is None else mask
-        mask = None if mask is None else masks.key_mask("mask", mask, x)
+        mask = masks.key_mask("mask", mask, x)
+        x, query, key = (
+            y if y is None else finite_padding(y, mask, self.causal) for y in (x, query, key)
+        )
         where = None
         if self.position is not None:
             here = (positions_of if self.position.absolute else columns_of)(x, positions)

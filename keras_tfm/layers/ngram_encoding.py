@@ -8,6 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -98,6 +99,7 @@ class NGramEncoding(RematerializedLayer):
         """(B, T, D), (B, T, D) -> (B, T, D)."""
         mask = x_mask if mask is None else mask
         if mask is not None:
+            x, embedded = finite_padding(x, mask), finite_padding(embedded, mask)
             embedded = embedded * ops.expand_dims(ops.cast(mask, embedded.dtype), -1)
         y = self.dropout_layer(self.convolution(embedded), training=training)
         return self.norm(x + self.activation(y))

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.layers.blockwise import cut
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gated_attention import normal
 from keras_tfm.layers.heads import swap
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -82,6 +83,7 @@ class OuterProductMean(RematerializedLayer):
     def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, N, N, E)."""
         mask = checked_mask(self.name, mask, x)
+        x = finite_padding(x, mask)
         both = self.projections(self.norm(x, training=training), training=training)
         count: Any = x.shape[1] if isinstance(x.shape[1], int) else ops.shape(x)[1]
         if mask is not None:

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gated_attention import Transition, shared_dropout
 from keras_tfm.layers.heads import swap
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -128,8 +129,8 @@ class PairBlock(RematerializedLayer):
     ) -> Tensor:
         """(B, N, N, E), (B, S, N, D) -> (B, N, N, E)."""
         mask = checked_mask(self.name, mask, x)
-        z = pairs + self.outer_product(x, mask=mask, training=training)
         seen = None if mask is None else pair_mask(mask)
+        z = finite_padding(pairs, seen) + self.outer_product(x, mask=mask, training=training)
         for layer, dropout in (
             (self.outgoing, self.outgoing_dropout),
             (self.incoming, self.incoming_dropout),

@@ -8,6 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import make_norm
 
@@ -37,6 +38,8 @@ class RegionEmbedding(RematerializedLayer):
         features: float tensor (B, N, C), the features of N regions.
         boxes: float tensor (B, N, 4): left, top, right and bottom edge, as fractions of the image's
             width and height.
+        features_mask: (B, N), boolean, True = region, False = padding. Default: the mask that
+            `features` carries.
 
     Returns:
         Float tensor (B, N, D).
@@ -99,9 +102,16 @@ class RegionEmbedding(RematerializedLayer):
         """The mask of the features."""
         return previous_mask[0] if isinstance(previous_mask, list | tuple) else previous_mask
 
-    def call(self, features: Tensor, boxes: Tensor, training: bool | None = None) -> Tensor:
+    def call(
+        self,
+        features: Tensor,
+        boxes: Tensor,
+        features_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
         """(B, N, C), (B, N, 4) -> (B, N, D)."""
         self._check_boxes(boxes.shape)
+        features, boxes = (finite_padding(x, features_mask) for x in (features, boxes))
         if self.area:
             size = boxes[..., 2:] - boxes[..., :2]
             boxes = ops.concatenate([boxes, size[..., :1] * size[..., 1:]], axis=-1)

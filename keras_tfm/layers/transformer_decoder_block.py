@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.layers import masks
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.transformer_block import Part, TransformerBlock, present
 
 Tensor = Any
@@ -82,10 +84,11 @@ class TransformerDecoderBlock(TransformerBlock):
     ) -> Tensor:
         """(..., T, D), (..., S, C) -> (..., T, D)."""
         self._check_context(context)
+        mask = x_mask if mask is None else mask
         x = self._attend(
-            x,
+            finite_padding(x, masks.key_mask("mask", mask, x)),
             position_encoding,
-            mask=x_mask if mask is None else mask,
+            mask=mask,
             attention_mask=attention_mask,
             attention_bias=attention_bias,
             positions=positions,

@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_tfm.layers import masks
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.transformer_block import TransformerBlock
 
 Tensor = Any
@@ -76,10 +78,11 @@ class TransformerEncoderBlock(TransformerBlock):
         training: bool | None = None,
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
+        mask = x_mask if mask is None else mask
         x = self._attend(
-            x,
+            finite_padding(x, masks.key_mask("mask", mask, x)),
             position_encoding,
-            mask=x_mask if mask is None else mask,
+            mask=mask,
             attention_mask=attention_mask,
             attention_bias=attention_bias,
             positions=positions,

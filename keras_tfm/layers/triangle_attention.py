@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gated_attention import GatedAttention, normal
 from keras_tfm.layers.heads import swap
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -86,7 +87,7 @@ class TriangleAttention(RematerializedLayer):
         """(B, N, N, E) -> (B, N, N, E)."""
         check_pairs(self.name, pairs.shape)
         mask = checked_mask(self.name, mask, pairs)
-        z = self.norm(pairs, training=training)
+        z = self.norm(finite_padding(pairs, mask), training=training)
         if self.ending:
             z = swap(z, 1, 2)
             mask = None if mask is None else swap(mask, 1, 2)

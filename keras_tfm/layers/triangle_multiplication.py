@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gated_attention import normal
 from keras_tfm.layers.heads import swap
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -87,7 +88,7 @@ class TriangleMultiplication(RematerializedLayer):
         """(B, N, N, E) -> (B, N, N, E)."""
         check_pairs(self.name, pairs.shape)
         mask = checked_mask(self.name, mask, pairs)
-        z = self.norm(pairs, training=training)
+        z = self.norm(finite_padding(pairs, mask), training=training)
         edges = ops.sigmoid(self.edge_gates(z, training=training)) * self.edges(
             z, training=training
         )

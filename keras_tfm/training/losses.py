@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.keras_internals import are_probabilities, get_mask
+from keras_tfm.keras_internals import are_probabilities, get_mask, set_mask
 
 Tensor = Any
 
@@ -64,9 +64,10 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
         """The loss, weighted by `sample_weight`, (B,) or (B, T); ignored labels have weight 0."""
-        return super().__call__(
-            y_true, y_pred, label_weights(y_true, self.ignore_class, sample_weight)
-        )
+        weights = label_weights(y_true, self.ignore_class, sample_weight)
+        if any(x is not None for x in (self.ignore_class, sample_weight, get_mask(y_pred))):
+            y_pred = counted_logits(y_pred, weights)
+        return super().__call__(y_true, y_pred, weights)
 
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The divisor of the mean: the sum of the weights of unmasked labels."""
@@ -103,6 +104,23 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
             "label_smoothing": self.label_smoothing,
             "ignore_class": self.ignore_class,
         }
+
+
+def counted_logits(y_pred: Tensor, weights: Tensor) -> Tensor:
+    """The logits of labels that count, zeros for the others: 0 * NaN is NaN, in gradients too.
+
+    Args:
+        y_pred: (B, T, V), with or without a Keras mask, which the result has too.
+        weights: (B, T), float32. Labels of weight 0 do not count, nor do masked ones.
+    """
+    if are_probabilities(y_pred):  # which `call` refuses
+        return y_pred
+    mask, counts = get_mask(y_pred), ops.not_equal(weights, 0.0)
+    if mask is not None:
+        counts = ops.logical_and(counts, ops.cast(mask, "bool"))
+    result = ops.where(ops.expand_dims(counts, -1), y_pred, 0.0)
+    set_mask(result, mask)
+    return result
 
 
 def label_weights(y_true: Tensor, ignore_class: int | None, sample_weight: Tensor | None) -> Tensor:

@@ -44,11 +44,11 @@ class TokenMean(keras.metrics.Mean):
         mask = get_mask(y_pred)
         if mask is not None:
             weights = weights * ops.cast(mask, "float32")
+        values = self.of_each(labels, y_pred)
+        values = ops.where(ops.not_equal(weights, 0.0), values, 0.0)  # 0 * NaN is NaN
         # Flattened: with two axes Keras averages each row first, which would give labels in short
         # rows more weight.
-        super().update_state(
-            ops.reshape(self.of_each(labels, y_pred), (-1,)), ops.reshape(weights, (-1,))
-        )
+        super().update_state(ops.reshape(values, (-1,)), ops.reshape(weights, (-1,)))
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""

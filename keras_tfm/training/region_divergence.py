@@ -5,6 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.keras_internals import get_mask
+from keras_tfm.training.losses import counted_logits
+
 Tensor = Any
 
 
@@ -50,7 +53,10 @@ class RegionKLDivergence(keras.losses.Loss):
         self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
     ) -> Tensor:
         """The loss, weighted by `sample_weight`, (B,) or (B, N)."""
-        return super().__call__(y_true, y_pred, _weights(y_pred, sample_weight))
+        weights = _weights(y_pred, sample_weight)
+        if sample_weight is not None or get_mask(y_pred) is not None:
+            y_pred = counted_logits(y_pred, weights)
+        return super().__call__(y_true, y_pred, weights)
 
     def count(self, y_true: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The divisor of the mean: the sum of the weights."""

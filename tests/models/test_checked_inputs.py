@@ -138,7 +138,7 @@ def test_a_call_of_the_users_own_may_take_more():
     class Scaled(keras_tfm.Model):
         def call(self, inputs, training=None):
             inputs = dict(inputs)
-            factor = inputs.pop("factor")
+            factor = keras.ops.convert_to_tensor(inputs.pop("factor"))
             return super().call(inputs, training=training) * factor
 
     x = keras.Input((1,), name="x")

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close
+from execution import tensorflow_only
 
 import keras_tfm
 from keras_tfm import layers, models, training
@@ -86,6 +87,7 @@ def test_a_copy_with_adapters_has_them_merged():
     assert_close(again(IDS), model(IDS), 1e-5)  # float32, W + A B rounded once more
 
 
+@tensorflow_only
 def test_training_continues():
     def loss_of(model):
         return model.train_on_batch(IDS, np.array([0, 2]))

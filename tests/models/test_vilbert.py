@@ -140,6 +140,8 @@ def test_the_loss_of_regions_equals_the_reference():
     assert_close(loss(targets, logits), everything, 1e-6)
     assert_close(loss.count(targets, logits, weights), 3.0, 0.0)
     assert_close(loss(targets, logits, 0 * weights), 0.0, 0.0)
+    spoiled = np.where(weights[..., None] == 0, np.float32(np.nan), logits)
+    assert_close(loss(targets, spoiled, weights), loss(targets, logits, weights), 1e-6)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
     assert again.get_config() == loss.get_config()
 

@@ -8,6 +8,7 @@ from compare import assert_close, to_numpy
 from execution import EVERY_MODE, execute, gradients, saving, tensorflow_only
 from keras import ops
 
+from keras_tfm.keras_internals import set_mask
 from keras_tfm.layers import TokenEmbedding
 from keras_tfm.training import LabelSmoothedCrossEntropy
 
@@ -208,3 +209,34 @@ def test_impossible_smoothing_is_refused(label_smoothing):
     message = rf"label_smoothing must be in \[0, 1\), got {label_smoothing}"
     with pytest.raises(ValueError, match=message):
         LabelSmoothedCrossEntropy(label_smoothing)
+
+
+def ignored_by(how, labels):
+    """What makes the loss ignore labels 0 besides `ignore_class`: arguments and a Keras mask."""
+    kept = labels != 0
+    loss = LabelSmoothedCrossEntropy(0.1, ignore_class=0 if how == "ignore_class" else None)
+    weight = kept.astype("float32") if how == "sample_weight" else None
+    return loss, weight, kept if how == "mask" else None
+
+
+@pytest.mark.parametrize("how", ["ignore_class", "sample_weight", "mask"])
+@tensorflow_only
+def test_nan_logits_of_ignored_labels_reach_neither_loss_nor_gradients(logits, how):
+    loss, weight, mask = ignored_by(how, LABELS)
+
+    def of(x):
+        x = ops.convert_to_tensor(x) + 0.0
+        if mask is not None:
+            set_mask(x, ops.convert_to_tensor(mask))
+        return loss(LABELS, x, sample_weight=weight)
+
+    expected, (_, (wanted,)) = of(logits), gradients(of, [], logits)
+    spoiled = np.where(LABELS[..., None] == 0, np.float32(np.nan), logits)
+    assert_close(of(spoiled), expected, FLOAT32)
+    _, (found,) = gradients(of, [], spoiled)
+    assert_close(found, wanted, FLOAT32)
+
+
+def test_nan_logits_of_tokens_are_seen(logits):
+    spoiled = np.where(LABELS[..., None] == 3, np.float32(np.nan), logits)
+    assert np.isnan(to_numpy(LabelSmoothedCrossEntropy()(LABELS, spoiled)))

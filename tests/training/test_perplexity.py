@@ -8,7 +8,7 @@ from compare import assert_close
 from execution import MODES, compiled, saving
 
 from keras_tfm.layers import TokenEmbedding
-from keras_tfm.training import LabelSmoothedCrossEntropy, Perplexity
+from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy, Perplexity
 
 B, T, V = 2, 5, 7
 LABELS = np.array([[3, 6, 1, 0, 0], [2, 0, 0, 0, 0]])
@@ -118,3 +118,13 @@ def test_probabilities_are_refused():
     x = keras.activations.softmax(keras.ops.convert_to_tensor(np.ones((1, 2, 3), "float32")))
     with pytest.raises(ValueError, match="needs logits, got probabilities: remove the softmax"):
         Perplexity().update_state(np.array([[1, 2]]), x)
+
+
+@pytest.mark.parametrize("metric", [Perplexity, MaskedAccuracy])
+def test_nan_logits_of_ignored_labels_do_not_count(logits, metric):
+    results = []
+    for fill in (0.0, np.nan):
+        x = metric()
+        x.update_state(LABELS, np.where(LABELS[..., None] == 0, np.float32(fill), logits))
+        results.append(float(x.result()))
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
