@@ -30,8 +30,11 @@ def outputs_of(model, inputs):
     return {name: x.numpy() for name, x in found.items()}
 
 
-def error_of(folder):
-    """The largest relative error of a folder's outputs."""
+def answer(folder):
+    """What transformers computes from a folder's model and inputs.
+
+    It must find exactly the tensors that it expects.
+    """
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     # Other attention of version 4 leaves out Gemma 2's cap of scores and GPT-2's scaling by layer.
     model, report = getattr(transformers, architecture).from_pretrained(
@@ -40,20 +43,23 @@ def error_of(folder):
     wrong = {key: list(x) for key, x in report.items() if x and key != "error_msgs"}
     if wrong:
         raise ValueError(f"{folder.name}: {wrong}")
-    arrays = dict(np.load(folder / "expected.npz"))
-    inputs = {
-        name.removeprefix("in/"): torch.from_numpy(x)
-        for name, x in arrays.items()
-        if name.startswith("in/")
-    }
-    found = outputs_of(model.eval(), inputs)
+    inputs = {name: torch.from_numpy(x) for name, x in arrays_in(folder, "in/").items()}
+    return outputs_of(model.eval(), inputs)
+
+
+def arrays_in(folder, prefix):
+    arrays = np.load(folder / "expected.npz")
+    return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+
+
+def error_of(folder, found):
+    """The largest error of what transformers computes, relative to the folder's outputs."""
     errors = []
-    for name, x in arrays.items():
-        if name.startswith("out/"):
-            y = found[name.removeprefix("out/")]
-            if y.shape != x.shape:
-                raise ValueError(f"{folder.name}: {name} is {y.shape}, expected {x.shape}")
-            errors.append(float(np.abs(y - x).max() / np.abs(x).max()))
+    for name, x in arrays_in(folder, "out/").items():
+        y = found[name]
+        if y.shape != x.shape:
+            raise ValueError(f"{folder.name}: {name} is {y.shape}, expected {x.shape}")
+        errors.append(float(np.abs(y - x).max() / np.abs(x).max()))
     return max(errors)
 
 
@@ -65,7 +71,7 @@ def main(folder):
         if old and path.name.endswith("version 5"):  # version 4 makes both tables of one size
             continue
         try:
-            error = error_of(path)
+            error = error_of(path, answer(path))
         except Exception as problem:  # the next folder all the same
             failures.append(f"{type(problem).__name__}: {problem}")
             continue

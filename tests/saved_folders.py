@@ -274,10 +274,14 @@ CASES = dict((*encoders(), *decoders(), *encoder_decoders(), *pictures()))
 
 
 def save(name, folder):
-    """Saves a case with its inputs and outputs."""
+    """Saves a case with its inputs and outputs; returns the model."""
     model = randomize(CASES[name]())
     save_huggingface(model, folder, end_id=None)
-    inputs = inputs_of(model)
+    save_outputs(model, inputs_of(model), folder)
+    return model
+
+
+def save_outputs(model, inputs, folder):
     given = {f"in/{key}": x for key, x in to_theirs(model, inputs).items()}
     expected = {f"out/{key}": x for key, x in outputs_of(model, inputs).items()}
     np.savez(folder / "expected.npz", **given, **expected)

@@ -37,25 +37,34 @@ _TABLE = (
 _GLOBAL, _LOCAL, _WINDOW = "global", "local", 256
 
 
-def _kinds(config: Config) -> list[str]:
-    """The kind of each block: [[["global", "local"], 2]] means global, local, global, local."""
-    types = config.fields.get("attention_types")
+def _kinds(config: Config, num_layers: int) -> list[str]:
+    """The kind of each block.
+
+    `attention_types` [[["global", "local"], 2]] means global, local, global, local.
+    `attention_layers`, which is this list, has priority, as in transformers.
+    """
+    field, types = "attention_types", config.fields.get("attention_types")
     types = [[[_GLOBAL, _LOCAL], 12]] if types is None else types
+    example = '[[["global", "local"], 12]]'
+    if config.fields.get("attention_layers") is not None:
+        field, types = "attention_layers", config.fields["attention_layers"]
+        example = '["global", "local"]'
     try:
-        kinds = [kind for names, count in types for _ in range(count) for kind in names]
+        pairs = types if field == "attention_types" else [[types, 1]]
+        kinds = [kind for names, count in pairs for _ in range(count) for kind in names]
     except (TypeError, ValueError):
         kinds = []
     if not kinds or not all(kind in (_GLOBAL, _LOCAL) for kind in kinds):
-        config.refuse("attention_types", types, 'a list such as [[["global", "local"], 12]]')
-    config.only(attention_layers=kinds)
+        config.refuse(field, types, f"a list such as {example}")
+    if len(kinds) != num_layers:
+        config.refuse(field, types, f"one kind for each of {num_layers} blocks")
     return kinds
 
 
 def _arguments(config: Config, named: Named) -> dict[str, Any]:
-    dim, kinds = config.integer("hidden_size", 2048), _kinds(config)
+    dim = config.integer("hidden_size", 2048)
     num_layers = config.integer("num_layers", 24, maximum=1000)
-    if len(kinds) != num_layers:
-        config.refuse("attention_types", kinds, f"one kind for each of {num_layers} blocks")
+    kinds = _kinds(config, num_layers)
     window = config.integer("window_size", _WINDOW)
     config.only(is_causal=True)
     return {

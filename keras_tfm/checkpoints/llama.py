@@ -164,15 +164,16 @@ def _windows(config: Config, num_layers: int) -> Any:
 
 
 def _arguments(config: Config, named: Named, bias: Any) -> dict[str, Any]:
-    arguments = shared_arguments(config, named, _DEFAULTS[config.fields["model_type"]])
+    model_type = config.fields["model_type"]
+    arguments = shared_arguments(config, named, _DEFAULTS[model_type])
     return {
         **arguments,
         "activation": config.activation("hidden_act", "silu"),
         **read_rope(config),
         "windows": _windows(config, arguments["num_layers"]),
         "attention_bias": arguments["attention_bias"] if bias is None else bias,
-        "feed_forward_bias": bias is None and config.flag("mlp_bias", False),
-        "query_key_norm": config.fields.get("model_type") == "qwen3",
+        "feed_forward_bias": model_type == "llama" and config.flag("mlp_bias", False),
+        "query_key_norm": model_type == "qwen3",
         "pad_id": read_pad_id(config, named),
     }
 

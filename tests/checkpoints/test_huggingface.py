@@ -541,8 +541,8 @@ def test_without_safetensors_the_extra_is_named(monkeypatch):
             raise ModuleNotFoundError("no", name="safetensors")
         return real(name)
 
-    monkeypatch.setattr("keras_tfm.checkpoints.tensors.importlib.import_module", missing)
-    with pytest.raises(ModuleNotFoundError, match=r"keras-tfm\[checkpoints\]"):
+    monkeypatch.setattr("keras_tfm.optional_package.importlib.import_module", missing)
+    with pytest.raises(ModuleNotFoundError, match=r'safetensors.*: pip install.*"checkpoints"'):
         load_huggingface(FOLDER / "gpt2")
 
 

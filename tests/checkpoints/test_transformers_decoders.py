@@ -288,7 +288,11 @@ OLD = ("GPTNeoForCausalLM", NEO)
             {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2.0}}},
             "rope_parameters must be without scaling in sliding_attention",
         ),
-        (OLD, {"attention_types": [["local", 3]]}, "attention_types must be a list such as"),
+        (
+            OLD,
+            {"attention_types": [["local", 3]], "attention_layers": None},
+            "attention_types must be a list such as",
+        ),
         (OLD, {"attention_types": [[["local"], 2]], "attention_layers": None}, "one kind for eac"),
         (OLD, {"attention_layers": ["local"]}, "attention_layers must be"),
     ],
