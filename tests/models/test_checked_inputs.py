@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from compare import assert_close, to_numpy
 
 import keras_tfm
 from keras_tfm import models
@@ -56,7 +57,7 @@ def weights_or_outputs(model, call, inputs):
     found = model.get_weights() if "fit" in call or "train" in call else result
     model.set_weights(before)
     return (
-        [] if isinstance(found, keras.Model) else [np.asarray(x) for x in keras.tree.flatten(found)]
+        [] if isinstance(found, keras.Model) else [to_numpy(x) for x in keras.tree.flatten(found)]
     )
 
 
@@ -69,7 +70,7 @@ def test_every_call_ignores_other_names(classifier, call):
     with pytest.warns(UserWarning, match=SURPLUS):
         found = weights_or_outputs(classifier, call, {**INPUTS, "attention_mask": IDS > 0})
     for x, y in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(x, y)
+        assert_close(x, y, 1e-6)  # PyTorch adds the embedding's gradients in any order
 
 
 @pytest.mark.parametrize("call", CALLS)
