@@ -83,7 +83,9 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         # Since version 5 of transformers `tie_word_embeddings` does not tell whether the output is
         # tied: it is not if the files have another tensor. A second field gives the output's scale.
         "tie_output": not untied and (tied or "lm_head.weight" not in named.own),
-        "scale_output": config.flag("scale_decoder_outputs", tied),
+        "scale_output": config.flag(  # null means false, as in transformers
+            "scale_decoder_outputs", tied and "scale_decoder_outputs" not in config.fields
+        ),
     }
 
 

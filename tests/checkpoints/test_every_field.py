@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
-from saved_folders import CASES, inputs_of, save, save_outputs
+from saved_folders import CASES, LAST, inputs_of, save, save_outputs
 
 from keras_tfm.checkpoints import huggingface, load_huggingface
 
@@ -249,6 +249,8 @@ def faults(model_type, folder, changed, monkeypatch):
         other = with_value(fields, path, value)
         if other == fields or path[-1] in LEFT_OUT:
             continue
+        if path[-1] == "pad_token_id" and value == LAST:
+            continue  # the last token would be padding, which transformers masks only on request
         file.write_text(json.dumps(other))
         try:
             theirs = answer(folder)
