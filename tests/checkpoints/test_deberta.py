@@ -83,7 +83,6 @@ def test_a_table_of_positions_is_expected_where_the_configuration_has_one(folder
         {"conv_groups": 2},
         {"conv_act": "mish"},
         {"pad_token_id": 3},
-        {"tie_word_embeddings": False},
         {"pooler_hidden_size": 7},
         {"pooler_hidden_act": "mish"},
         {"attention_head_size": 4},

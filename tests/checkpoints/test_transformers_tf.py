@@ -17,7 +17,8 @@ IDS = np.array([[3, 4, 5, 6]])
 
 def convert(source, target):
     page = (ROOT / "docs/from-transformers-tf.md").read_text()
-    program = re.search(r"^```python\n(.*?)^```$", page, re.M | re.S)[1]
+    programs = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (program,) = (x for x in programs if "def convert(" in x)
     names = {}
     exec(program, names)
     names["convert"](source, target)

@@ -335,7 +335,7 @@ def test_the_padding_id_of_an_embedding_is_masked(mask_id):
     ("arguments", "message"),
     [
         ({"mask_id": 11}, r"mask_id must be in the vocabulary, 0\.\.10, got 11"),
-        ({"mask_id": -1}, "mask_id must be at least 0, got -1"),
+        ({"mask_id": -2}, "mask_id must be at least -1, got -2"),
         ({"mask_id": 7, "mask_zero": True}, "mask_zero=True means mask_id=0, got mask_id=7"),
     ],
 )
