@@ -110,7 +110,8 @@ def replace(new: Path, path: Path) -> None:
         if error.errno != errno.EXDEV:  # a link to another file system
             raise
         with temporary_folder(target.parent) as folder:
-            copy = shutil.copy2(new, folder / target.name)
+            copy = folder / target.name
+            shutil.copy2(new, copy)
             flush(copy)
             os.replace(copy, target)
 

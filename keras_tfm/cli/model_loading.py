@@ -55,7 +55,7 @@ def load_model(path: Path, custom: list[str] | None, **options: Any) -> Any:
         found = _UNKNOWN.search(str(error))
         if found is None:
             raise
-        raise ValueError(_missing(path, *found.groups(), str(error))) from None
+        raise ValueError(_missing(path, found[1], found[2], str(error))) from None
 
 
 def _missing(path: Path, kind: str, name: str, message: str) -> str:

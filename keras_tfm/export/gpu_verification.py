@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,8 @@ def check_on_gpu(
     file = load(path)
     if tolerance is None:
         tolerance = EXACT if float32 and not is_rounded(file.manifest) else _ROUNDED
-    given, expected = {}, {}
+    given: dict[str, Any] = {}
+    expected: dict[str, np.ndarray] = {}
     for name, signature in file.signatures.items():
         inputs = random_inputs(signature)
         given.update({f"{name}|{x}": y for x, y in inputs.items()})

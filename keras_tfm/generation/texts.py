@@ -80,7 +80,8 @@ class Texts:
         """The inputs of a generator for a text, a list of texts, or a dictionary of them."""
         given = self._by_name(texts)
         kinds = [isinstance(x, str) for x in given.values() if _is_text(x)]
-        inputs, prompts = dict(given), None
+        inputs = dict(given)
+        prompts: list[list[int]] | None = None
         for name, x in given.items():
             if not _is_text(x):
                 continue
@@ -93,10 +94,9 @@ class Texts:
                 inputs[name] = self._padded(name, rows)
         if prompts is None:
             count = len(next(iter(inputs.values())))
-            prompts = inputs.get(self._target)
-            if prompts is None:
-                prompts = [[] if self._start_id is None else [self._start_id]] * count
-            prompts = [[int(i) for i in row] for row in prompts]
+            start = [[] if self._start_id is None else [self._start_id]] * count
+            rows_of_ids = inputs.get(self._target, start)
+            prompts = [[int(i) for i in row] for row in rows_of_ids]
         return TextInputs(inputs, prompts, bool(kinds) and all(kinds))
 
     def text_of(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:

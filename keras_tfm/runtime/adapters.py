@@ -125,9 +125,9 @@ def read(path: str | Path, file: Path | None = None, manifest: Any = None) -> Ad
     return Adapter(path, base, layers, hashlib.sha256(content).hexdigest())
 
 
-def _described(opened: NpzFile) -> tuple[int, str, dict[str, LowRank]]:
+def _described(opened: NpzFile) -> tuple[int, str, dict[str, Any]]:
     """Version, fingerprint of the base, and layers whose matrices are `Header`s."""
-    headers = dict(opened.headers)
+    headers: dict[str, Any] = dict(opened.headers)
     try:
         first = headers.pop(_HEADER)
         if first.dtype != np.uint8 or len(first.shape) != 1 or first.nbytes > _LARGEST_HEADER:

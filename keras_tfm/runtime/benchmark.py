@@ -245,7 +245,7 @@ def count_tokens(
 
 
 def _footprint(
-    path: str | Path, weights: str, threads: int, folder: str | None = None
+    path: str | Path, weights: str, threads: int, folder: Path | None = None
 ) -> Footprint:
     """Runs `keras_tfm.runtime.footprint` in a separate process."""
     found = run_module(
@@ -253,7 +253,7 @@ def _footprint(
         "keras_tfm.runtime.footprint",
         str(path),
         str(threads),
-        *([] if folder is None else [folder]),
+        *([] if folder is None else [str(folder)]),
     )
     return Footprint(weights, threads, **found)
 

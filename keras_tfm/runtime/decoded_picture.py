@@ -107,9 +107,9 @@ def _decoded(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], 
             reduced = source is not None and _is_reduced(pillow, opened)
             opened.load()
         except pillow.UnidentifiedImageError:
-            known = ", ".join(FORMATS)
+            formats = ", ".join(FORMATS)
             raise ValueError(
-                f"{name} is not a picture of a format that Pillow reads here ({known})"
+                f"{name} is not a picture of a format that Pillow reads here ({formats})"
             ) from None
         except (
             pillow.Image.DecompressionBombError,

@@ -44,7 +44,7 @@ def read_wav(source: str | Path | bytes | bytearray) -> tuple[np.ndarray, int]:
     is_bytes = isinstance(source, bytes | bytearray)
     content = memoryview(source if is_bytes else Path(source).read_bytes())  # type: ignore[arg-type]
     name = "the WAV file" if is_bytes else str(source)
-    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
+    if bytes(content[:4]) != b"RIFF" or bytes(content[8:12]) != b"WAVE":
         raise ValueError(
             f"{name} is no WAV file: convert it, for instance with ffmpeg -i INPUT -ar 16000 -ac 1 "
             "OUTPUT.wav"

@@ -157,8 +157,8 @@ class GenerationScores(keras.callbacks.Callback):
                 tokens = tokens[:, 0]
             prompts = _prompts(generator, batch)
             for row, prompt in zip(tokens.tolist(), prompts, strict=False):
-                end = None if count is None else prompt + count  # then columns of longer rows
-                rows.append(until_end(row[prompt:end], generator.end_ids))
+                last = None if count is None else prompt + count  # then columns of longer rows
+                rows.append(until_end(row[prompt:last], generator.end_ids))
         return self.decode(rows)
 
 

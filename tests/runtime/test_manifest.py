@@ -146,9 +146,11 @@ def test_a_manifest_of_another_kind(foreign, refusal, raw):
 
 
 def test_no_file(tmp_path):
-    for path in (tmp_path / "missing.tflite", tmp_path, str(tmp_path / "missing.tflite")):
+    for path in (tmp_path / "missing.tflite", str(tmp_path / "missing.tflite")):
         with pytest.raises(FileNotFoundError, match=f"no such file: {re.escape(str(path))}"):
             runtime.load(path)
+    with pytest.raises(IsADirectoryError, match=r"is a folder, expected a \.tflite file"):
+        runtime.load(tmp_path)
 
 
 def test_any_path_will_do(content, tmp_path):
