@@ -11,7 +11,7 @@ Example:
 ...     known_inputs(model, {"tokens": 1, "segments": 2, "labels": 3})
 {'tokens': 1, 'segments': 2}
 >>> print(caught[0].message)
-joined expects the inputs ['tokens', 'segments']; 'labels' is ignored
+joined expects the inputs ['tokens', 'segments']; ignored: 'labels'
 """
 
 import warnings
@@ -79,8 +79,4 @@ def check_keys(owner: str, expected: list[str], received: list[str]) -> None:
     surplus = [name for name in received if name not in expected]
     if surplus:
         named = ", ".join(map(repr, surplus))
-        warnings.warn(
-            f"{owner} expects the inputs {expected}; {named} "
-            + ("is ignored" if len(surplus) == 1 else "are ignored"),
-            stacklevel=2,
-        )
+        warnings.warn(f"{owner} expects the inputs {expected}; ignored: {named}", stacklevel=2)

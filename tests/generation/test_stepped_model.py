@@ -128,7 +128,7 @@ def test_encode_takes_inputs_by_name():
     with pytest.raises(ValueError, match=r"small expects the inputs \['source', 'target'\], got"):
         stepped.encode({})
     expected = stepped.encode({"source": SOURCES})
-    with pytest.warns(UserWarning, match="'attention_mask' is ignored"):
+    with pytest.warns(UserWarning, match="ignored: 'attention_mask'"):
         found = stepped.encode({"attention_mask": SOURCES, "source": SOURCES})
     assert found.keys() == expected.keys()
 
