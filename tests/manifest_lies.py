@@ -466,8 +466,10 @@ def run(command: list[str], start: int, tally: Tally, lies: Path | None = None) 
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(lies.open()) if lies else subprocess.DEVNULL
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-        process = subprocess.Popen(
-            command, stdin=source, stdout=subprocess.PIPE, stderr=errors, text=True
+        process = stack.enter_context(
+            subprocess.Popen(
+                command, stdin=source, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         )
         assert process.stdout is not None
         waiting = stack.enter_context(selectors.DefaultSelector())
