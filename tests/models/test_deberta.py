@@ -109,10 +109,10 @@ def test_its_file_is_verified_and_one_partition(name, quantization, tmp_path):
     path = tmp_path / "x.tflite"
     report = export_tflite(model, path, ["predict"], quantization, source_length=13)
     assert [graph.partitions for graph in report.subgraphs] == [1]
-    # Outside: lookups of embeddings, and the padding mask.
+    # Outside: lookups of embeddings, the padding mask, and two for tokens with the padding id.
     (graph,) = report.subgraphs
     assert "GATHER" not in graph.operators or name == "v2"  # of segments
-    assert graph.nodes - graph.delegated <= 8
+    assert graph.nodes - graph.delegated <= 10
     (check,) = report.verification.checks
     assert check.relative_error < (1e-5 if quantization == "float32" else 0.05)
 
