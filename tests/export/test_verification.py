@@ -362,7 +362,7 @@ def test_inputs_that_do_not_fit(inputs, message):
         ({"source": [[1] * 6]}, r"'source' must have rows of shape \(5,\) or shorter, got \(6,\)"),
         ({"target": [[1] * 10]}, r"'target' must have rows of shape \(9,\) or shorter, got \(10,"),
         ({"source": [[1], [2]], "target": [[1]]}, r"the same number of rows.*: 2, 'target': 1"),
-        ({"source": [[11]]}, r"source: ids must be in 0\.\.10, got 0\.\.11"),
+        ({"source": [[11]]}, r"source: ids must be in 0\.\.10, got 11\.\.11"),
         ({"source": [[1.5]]}, "source must be integer ids, got float64"),
     ],
 )
