@@ -36,9 +36,21 @@ def replace(pattern, content, kind="String"):
     return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
 
 
-def template(copies):
-    pieces = [{"Sequence": {"id": "A", "type_id": 0}}] * copies
-    return {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": {}}
+def split(pattern):
+    return {
+        "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+
+
+def template(copies, copies_in_pairs=1):
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    pair = [*[first] * copies_in_pairs, second]
+    return {
+        "type": "TemplateProcessing",
+        "single": [first] * copies,
+        "pair": pair,
+        "special_tokens": {},
+    }
 
 
 def content(model=None, **parts):
@@ -63,6 +75,20 @@ DOUBLE, BYTES = (
     replace("a", "aa"),
     {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
 )
+BERT = {
+    "type": "BertNormalizer",
+    "clean_text": False,
+    "handle_chinese_chars": False,
+    "strip_accents": True,
+    "lowercase": True,
+}
+META = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "never", "split": True}
+CTC = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}
+WORD_PIECE = {"type": "WordPiece", "prefix": "##", "cleanup": False}
+# Parts of the syllable, which NFD takes apart.
+SYLLABLES = [replace(part, "\uac01") for part in "\u1100\u1161\u11a8"]
+# Its characters as bytes of "\U0001f600".
+SMILES = [replace(byte, "\U0001f600") for byte in "\xf0\u0141\u013a\u0122"]
 WITHOUT_END = {
     "doubled again and again": {"normalizer": [DOUBLE] * 40},
     "two rules in turn": {"normalizer": [replace("a", "bb"), replace("b", "aa")] * 20},
@@ -78,7 +104,15 @@ WITHOUT_END = {
     },
     "bytes as characters": {"pre_tokenizer": [BYTES] * 30},
     "copies of a text": {"post_processor": [template(10)] * 8},
+    "copies in a pair": {"post_processor": template(1, 10_000)},
+    "compatibility forms": {"normalizer": [replace("\u0644", "\ufdfa"), {"type": "NFKC"}] * 20},
+    "decomposed syllables": {"normalizer": [*SYLLABLES, {"type": "NFD"}] * 20},
+    "small letters": {"normalizer": [replace("a", "AA"), {"type": "Lowercase"}] * 40},
+    "four bytes": {"normalizer": [*SMILES, BYTES] * 6},
     "decoded tokens": {"decoder": [DOUBLE] * 40},
+    "decoded marks": {"decoder": [replace(" ", "__"), META] * 40},
+    "decoded delimiters": {"decoder": [replace(" ", "||"), CTC] * 40},
+    "spaces before tokens": {"decoder": [*[WORD_PIECE] * 900, replace(" ", "_" * 200)]},
     "an id of 32 bits": {"model": {"vocab": {"a": 2**32 - 1}}},
     "a long affix": {"model": {"continuing_subword_prefix": "#" * 1000}},
     "long words": {"model": {"type": "WordPiece", "max_input_chars_per_word": 10**9}},

@@ -12,6 +12,9 @@ const STEPS = 1000;
 const IDS = 2 ** 22; // the largest id in a small file
 const AFFIX = 64;
 const WORD = 1000;
+// The most characters that one becomes. The package's Precompiled is NFKC.
+const FACTORS = { ByteLevel: 4, BertNormalizer: 6, Lowercase: 2 };
+const FORMS = { NFC: 3, NFD: 4, NFKC: 18, NFKD: 18, Precompiled: 18 };
 const TRIE = 2 ** 22; // characters of pieces: each takes an object
 const CHILDREN = {
   normalizer: "normalizers",
@@ -27,11 +30,13 @@ const CHILDREN = {
  */
 export function checkTokenizer(settings, size) {
   checkModel(settings.model, settings.added_tokens ?? [], size);
-  const { decoder, ...others } = Object.fromEntries(
+  const parts = Object.fromEntries(
     Object.entries(CHILDREN).map(([name, children]) => [name, [...steps(settings[name], children)]]),
   );
-  checkGrowth(Object.values(others).flat(), "text");
-  checkGrowth(decoder, "token");
+  // As a post-processor, ByteLevel changes no text.
+  const template = parts.post_processor.filter(({ type }) => type !== "ByteLevel");
+  checkGrowth([...parts.normalizer, ...parts.pre_tokenizer, ...template], "text");
+  checkGrowth(parts.decoder, "token");
 }
 
 /** The steps of a part in their order, without the sequences that hold them. */
@@ -107,29 +112,54 @@ function checkGrowth(found, of) {
   if (found.length > STEPS) throw new Error(`it takes ${found.length} steps for a ${of}`);
   const weights = new Weights();
   let added = 0;
+  let hasForm = false;
   for (const step of [...found].reverse()) {
+    const { type } = step;
     if (step.pattern?.Regex !== undefined) checkRegex(step.pattern.Regex);
-    if (step.type === "Replace") weights.replace(step.pattern, step.content ?? "");
-    else if (step.type === "Metaspace") {
-      weights.replace({ String: " " }, step.str_rep || (step.replacement ?? "\u2581"));
-    } else if (step.type === "ByteLevel" && of === "text") weights.apply((x) => 2 * x);
-    else if (step.type === "BertNormalizer") {
+    if (type === "Replace") weights.replace(step.pattern, step.content ?? "");
+    else if (type === "Prepend") added += weights.text(step.prepend);
+    else if (type === "Metaspace") {
+      const mark = step.str_rep || (step.replacement ?? "\u2581");
+      if (of === "token") weights.replace({ String: mark }, " ");
+      else {
+        weights.replace({ String: " " }, mark);
+        const before = weights.text(mark); // before each word
+        weights.apply((x) => x + before);
+      }
+    } else if (type === "BPEDecoder") weights.replace({ String: step.suffix ?? "" }, " ");
+    else if (type === "TemplateProcessing") {
+      const templates = [step.single, step.pair ?? []];
+      const times = Math.max(1, ...templates.map(copies));
+      added += Math.max(...templates.map(({ length }) => length));
+      weights.apply((x) => x * times);
+    } else if (type === "FixedLength" && !(step.length >= 1)) {
+      throw new Error(`it splits a text into parts of ${step.length} characters`);
+    } else {
+      // Whatever it makes of a character. One of Unicode's forms is not counted: it makes at most
+      // 18 characters of one, but alternating with other steps they would grow.
+      const isForm = Object.hasOwn(FORMS, type);
+      const factor = isForm ? (hasForm ? FORMS[type] : 1) : (FACTORS[type] ?? 1);
+      hasForm ||= isForm;
+      const least = factor * weights.largest;
+      weights.apply((x) => Math.max(x, least));
+    }
+    if (type === "BertNormalizer") {
       const spaces = 2 * weights.get(" "); // around Chinese characters
       weights.apply((x) => x + spaces);
-    } else if (step.type === "TemplateProcessing") {
-      const copies = step.single.filter((piece) => "Sequence" in piece).length;
-      added += step.single.length - copies;
-      weights.apply((x) => x * Math.max(1, copies));
-    } else if (step.type === "BPEDecoder" && !step.suffix) weights.apply((x) => 2 * x);
-    else if (step.type === "FixedLength" && !(step.length >= 1)) {
-      throw new Error(`it splits a text into parts of ${step.length} characters`);
-    } else if (step.type === "Prepend") added += weights.text(step.prepend);
+    } else if (type === "WordPiece") added += weights.get(" "); // a space before each token
     if (weights.largest > MOST) {
       const most = weights.largest.toPrecision(3);
       throw new Error(`it makes up to ${most} characters of one of a ${of}, more than ${MOST}`);
     }
     if (added > ADDED) throw new Error(`it adds ${added} to each ${of}, more than ${ADDED}`);
   }
+}
+
+/** How often a template has the same text. */
+function copies(template) {
+  const times = {};
+  for (const { Sequence: text } of template) if (text) times[text.id] = (times[text.id] ?? 0) + 1;
+  return Math.max(0, ...Object.values(times));
 }
 
 // --- Regular expressions -------------------------------------------------------------------------

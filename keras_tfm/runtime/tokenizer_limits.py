@@ -8,6 +8,7 @@ the growth of a text is bounded here, from the rules alone. Regular expressions 
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,10 @@ _ADDED = 1 << 14
 _STEPS = 1000
 # The largest id in a file with fewer bytes; characters of affixes; characters of a word.
 _IDS, _AFFIX, _WORD = 1 << 22, 64, 1000
+# The most characters that one becomes: a byte is a character for ByteLevel, and BertNormalizer
+# decomposes (Hangul: 3) and lowers ("İ": 2).
+_FACTORS = {"ByteLevel": 4, "BertNormalizer": 6, "Lowercase": 2}
+_UNICODE_FORMS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18}
 
 
 class _Weights:
@@ -77,14 +82,13 @@ def check_tokenizer_json(content: bytes) -> None:
     try:
         _check_model(settings["model"], settings.get("added_tokens") or [], len(content))
         steps = {key: [*_steps(settings.get(key), name)] for key, name in _CHILDREN.items()}
+        decoder = steps.pop("decoder")
+        # As a post-processor, ByteLevel only moves offsets.
+        template = [x for x in steps["post_processor"] if x.get("type") != "ByteLevel"]
+        _check_growth([*steps["normalizer"], *steps["pre_tokenizer"], *template], "text")
+        _check_growth(decoder, "token")
     except (AttributeError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"not a tokenizer.json ({error!r})"[:200]) from None
-    decoder = steps.pop("decoder")
-    try:
-        _check_growth([step for part in steps.values() for step in part], "text")
-        _check_growth(decoder, "token")
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"a step of it is odd ({error!r})"[:200]) from None
 
 
 _CHILDREN = {
@@ -122,34 +126,48 @@ def _check_model(model: dict[str, Any], added: list[Any], size: int) -> None:
 
 
 def _check_growth(steps: list[dict[str, Any]], of: str) -> None:
+    """Raises ValueError if the steps make too much of a text, or of a token that is decoded."""
     if len(steps) > _STEPS:
         raise ValueError(f"it takes {len(steps)} steps for a {of}, more than {_STEPS}")
-    weights, added = _Weights(), 0.0
+    weights, added, has_form = _Weights(), 0.0, False
     for step in reversed(steps):
-        kind = step.get("type")
-        for pattern in [step["pattern"]] if isinstance(step.get("pattern"), dict) else []:
-            if "Regex" in pattern:
-                check_regex(pattern["Regex"])
+        kind, pattern = step.get("type"), step.get("pattern")
+        if isinstance(pattern, dict) and "Regex" in pattern:
+            check_regex(pattern["Regex"])
         if kind == "Replace":
             weights.replace(step["pattern"], step["content"])
+        elif kind == "Prepend":
+            added += weights.text(step.get("prepend") or "")
+        elif kind == "Metaspace":
+            mark = step.get("replacement") or ""
+            if of == "token":
+                weights.replace({"String": mark}, " ")
+            else:  # for spaces, and before each word
+                weights.replace({"String": " "}, mark)
+                weights.change(plus=weights.text(mark))
+        elif kind == "BPEDecoder":
+            weights.replace({"String": step.get("suffix", "</w>")}, " ")
+        elif kind == "TemplateProcessing":
+            templates = [step["single"], step.get("pair") or []]
+            special = step.get("special_tokens") or {}
+            longest = max(1, *map(len, templates))
+            added += sum(len(x["ids"]) for x in special.values()) * longest
+            weights.change(times=max(1, *map(_copies, templates)))
         elif kind == "Precompiled":
             longest = _longest_replacement(step.get("precompiled_charsmap") or "")
             weights.change(least=longest * weights.largest)
-        elif kind == "ByteLevel" and of == "text":
-            weights.change(times=2)
-        elif kind == "BertNormalizer":  # spaces around Chinese characters
+        else:
+            # Whatever it makes of a character. One of Unicode's forms is not counted: it makes at
+            # most 18 characters of one, but alternating with other steps they would grow.
+            factor = _FACTORS.get(kind, 1)
+            if kind in _UNICODE_FORMS:
+                factor = _UNICODE_FORMS[kind] if has_form else 1
+                has_form = True
+            weights.change(least=factor * weights.largest)
+        if kind == "BertNormalizer":  # spaces around Chinese characters
             weights.change(plus=2 * weights[" "])
-        elif kind == "Metaspace":
-            weights.replace({"String": " "}, step.get("replacement") or "")
-        elif kind == "TemplateProcessing":
-            pieces = [*step["single"]]
-            copies = sum("Sequence" in piece for piece in pieces)
-            special = step.get("special_tokens") or {}
-            added += sum(len(x["ids"]) for x in special.values()) * max(1, len(pieces))
-            weights.change(times=max(1, copies))
-        elif kind == "BPEDecoder" and not step.get("suffix", "</w>"):
-            weights.change(times=2)
-        added += weights.text(step.get("prepend") or "") if kind == "Prepend" else 0
+        elif kind == "WordPiece":  # a space before each token
+            added += weights[" "]
         if weights.largest > MOST:
             raise ValueError(
                 f"it makes up to {weights.largest:.3g} characters of one of a {of}, "
@@ -157,6 +175,12 @@ def _check_growth(steps: list[dict[str, Any]], of: str) -> None:
             )
         if added > _ADDED:
             raise ValueError(f"it adds {added:.3g} to each {of}, more than {_ADDED}")
+
+
+def _copies(template: list[Any]) -> int:
+    """How often a template has the same text."""
+    texts = Counter(piece["Sequence"]["id"] for piece in template if "Sequence" in piece)
+    return max(texts.values(), default=0)
 
 
 def check_sentence_piece(content: bytes) -> None:

@@ -1,15 +1,30 @@
 """Tokenizers of other people's files: what would take forever, or all memory, is not built."""
 
+import base64
 import time
 
 import pytest
 import sentencepiece
-from odd_tokenizers import BYTES, CATASTROPHIC, DOUBLE, PUBLISHED, WITHOUT_END, content, replace
+from odd_tokenizers import (
+    BERT,
+    BYTES,
+    CATASTROPHIC,
+    DOUBLE,
+    META,
+    PUBLISHED,
+    WITHOUT_END,
+    WORD_PIECE,
+    content,
+    replace,
+    split,
+    template,
+)
 from small_tokenizers import byte_pairs, sentence_pieces, word_pieces, words
 
 from keras_tfm.checkpoints import load_tokenizer
 from keras_tfm.runtime.backtracking import check_regex, least_length
 from keras_tfm.runtime.tokenizer import read
+from keras_tfm.runtime.tokenizer_limits import check_tokenizer_json
 
 
 @pytest.mark.parametrize("rules", WITHOUT_END.values(), ids=WITHOUT_END)
@@ -33,6 +48,25 @@ def test_what_grows_a_little_is_read():
     assert read("x.json", content(normalizer=[DOUBLE] * 8)).encode("aaa") == [1]
 
 
+def test_the_steps_of_published_tokenizers_are_read():
+    """Those of ALBERT, T5, BERT, Llama 3, and XLM's, which normalize the most."""
+    nfkc, nfkd, nfd, strip, lower, nfc = (
+        {"type": kind} for kind in ("NFKC", "NFKD", "NFD", "StripAccents", "Lowercase", "NFC")
+    )
+    table = base64.b64encode(bytes(4) + "صلى الله عليه وسلم".encode() + b"\0").decode()
+    compiled = {"type": "Precompiled", "precompiled_charsmap": table}
+    spaces = replace(" {2,}", " ", "Regex")
+    parts = [
+        {"normalizer": [nfkd, strip, lower, compiled, spaces], "pre_tokenizer": META},
+        {"normalizer": [compiled, spaces], "pre_tokenizer": META, "decoder": META},
+        {"normalizer": BERT, "post_processor": template(1), "decoder": WORD_PIECE},
+        {"normalizer": nfc, "pre_tokenizer": BYTES, "post_processor": [BYTES], "decoder": BYTES},
+        {"normalizer": [nfkc, lower, nfd, strip], "pre_tokenizer": BYTES, "post_processor": BYTES},
+    ]
+    for part in parts:
+        check_tokenizer_json(content(**part))
+
+
 @pytest.mark.parametrize("damaged", [b"", b"null", b"[]", b"\xff", b'{"model": []}', b"[" * 99_999])
 def test_what_is_no_tokenizer_is_refused(damaged):
     with pytest.raises(ValueError, match=r"not a tokenizer\.json"):
@@ -43,27 +77,15 @@ def test_what_is_no_tokenizer_is_refused(damaged):
 def test_regular_expressions_that_take_forever_are_refused(pattern):
     with pytest.raises(ValueError, match="may take forever: "):
         check_regex(pattern)
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
     with pytest.raises(ValueError, match=r"the regular expression .* may take forever: "):
-        read("x.json", content(pre_tokenizer=split))
+        read("x.json", content(pre_tokenizer=split(pattern)))
 
 
 @pytest.mark.parametrize("pattern", PUBLISHED)
 def test_published_regular_expressions_are_read(pattern):
     check_regex(pattern)
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
     start = time.perf_counter()
-    tokenizer = read("x.json", content(pre_tokenizer=split))
+    tokenizer = read("x.json", content(pre_tokenizer=split(pattern)))
     for text in ("a" * 3000, " " * 3000 + "a", "1" * 3000, "A\u0301!" * 1000):
         assert tokenizer.encode(text)
     assert time.perf_counter() - start < 2
