@@ -39,8 +39,8 @@ def _install(package: str) -> None:
             pytest.skip(f"npm ci failed: {installed.stderr[-500:]}")
 
 
-def run_in_node(script: str, **settings: object) -> str:
-    """Runs a script of examples/web/package.json without a browser: what it prints."""
+def run_in_node(script: str, **settings: object) -> None:
+    """Runs a script of examples/web/package.json with settings as environment variables."""
     result = subprocess.run(
         ["npm", "run", "--silent", script],
         cwd=WEB,
@@ -50,7 +50,6 @@ def run_in_node(script: str, **settings: object) -> str:
     )
     print(result.stdout, result.stderr)
     assert result.returncode == 0
-    return result.stdout
 
 
 def run_in_browser(script: str, models: Path, expected: Path | dict, **settings: object) -> None:
@@ -58,13 +57,4 @@ def run_in_browser(script: str, models: Path, expected: Path | dict, **settings:
     if isinstance(expected, dict):
         (models / "expected.json").write_text(json.dumps(expected))
         expected = models / "expected.json"
-    given = {"MODELS": models, "EXPECTED": expected, "CHROMIUM": CHROMIUM, **settings}
-    result = subprocess.run(
-        ["npm", "run", script],
-        cwd=WEB,
-        env={**os.environ, **{name: str(x) for name, x in given.items()}},
-        capture_output=True,
-        text=True,
-    )
-    print(result.stdout, result.stderr)
-    assert result.returncode == 0
+    run_in_node(script, MODELS=models, EXPECTED=expected, CHROMIUM=CHROMIUM, **settings)
