@@ -22,7 +22,7 @@ Tensor = Any
 
 
 def strategy_of(model: Any) -> Any:
-    """The `tf.distribute` strategy of a model, or None. TensorFlow backend only."""
+    """The `tf.distribute` strategy of a model, if it has one. TensorFlow backend only."""
     return model._distribute_strategy
 
 
@@ -72,7 +72,7 @@ def compile_loss_class() -> Any:
 
 
 def compiled_loss(model: Any) -> Any:
-    """The `CompileLoss` of a compiled model, or None."""
+    """The `CompileLoss` of a compiled model; None if it has no loss."""
     return model._compile_loss
 
 

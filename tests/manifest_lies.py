@@ -192,7 +192,7 @@ def _one(rng: random.Random, manifest: dict[str, Any]) -> str:
     owner, key = at(manifest, path[:-1]), path[-1]
     before = owner[key]
     owner[key] = _changed(rng, manifest, before)
-    return f"{path}: {_shown(before)} -> {_shown(owner[key])}"
+    return f"{path}: {_short_repr(before)} -> {_short_repr(owner[key])}"
 
 
 def _all(rng: random.Random, manifest: dict[str, Any]) -> str:
@@ -204,7 +204,7 @@ def _all(rng: random.Random, manifest: dict[str, Any]) -> str:
             # It may have been inside of one that has changed.
             with contextlib.suppress(KeyError, IndexError, TypeError):
                 at(manifest, other[:-1])[other[-1]] = copy.deepcopy(value)
-    return f"all {path[-1]}: {_shown(value)}"
+    return f"all {path[-1]}: {_short_repr(value)}"
 
 
 def _added(rng: random.Random, manifest: dict[str, Any]) -> str:
@@ -216,7 +216,7 @@ def _added(rng: random.Random, manifest: dict[str, Any]) -> str:
     path = rng.choice([x for x in found if x[-1] == name])
     key, values = rng.choice(OPTIONAL[name])
     at(manifest, path[:-1])[key] = copy.deepcopy(rng.choice(values))
-    return f"{(*path[:-1], key)}: {_shown(at(manifest, path[:-1])[key])}"
+    return f"{(*path[:-1], key)}: {_short_repr(at(manifest, path[:-1])[key])}"
 
 
 def _moved(rng: random.Random, manifest: dict[str, Any]) -> str:
@@ -230,7 +230,7 @@ def _moved(rng: random.Random, manifest: dict[str, Any]) -> str:
     return f"{path} from {other}"
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 80 else f"{text[:80]}..."
 

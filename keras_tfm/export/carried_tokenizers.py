@@ -25,7 +25,7 @@ def carry(request: Request, tokenizer: Any, detokenizer: Any) -> Carried:
 
     Args:
         request: the export.
-        tokenizer: one for all inputs of ids, or a dictionary by input, or None.
+        tokenizer: one for all inputs of ids, or a dictionary by input; optional.
         detokenizer: tokenizer, or path of its file: that of the stepped input; by default
             `tokenizer`.
 

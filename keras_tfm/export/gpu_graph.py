@@ -62,7 +62,8 @@ class _Rewriter:
                 self._operators.append(after)
         self._graph.operators = self._operators
 
-    # Each pass appends what comes before its operator, and returns what comes after it, or None.
+    # Each pass appends the operators that precede its operator. It returns the one that follows, if
+    # there is one.
 
     def _rewrite_product(self, operator: Any) -> Any:
         self._transpose_operands(operator)

@@ -70,7 +70,7 @@ def source_lengths(
 
 
 def index(name: str, value: int | None) -> int | None:
-    """A positive integer, or None."""
+    """Returns `value` as an int; raises unless it is positive. None stays None."""
     if value is None:
         return None
     value = integer(name, value)

@@ -36,7 +36,7 @@ def check_tokenizers(
     Args:
         model: functional `keras.Model`.
         names: the requested signatures.
-        tokenizer: one for all inputs of ids, or a dictionary by input, or None.
+        tokenizer: one for all inputs of ids, or a dictionary by input; optional.
         detokenizer: a detokenizer, or None; an error without a text signature.
 
     Raises:

@@ -195,7 +195,7 @@ def verify(
         _log.info("comparing %s without its rounding", path)
         _compare_rounding(comparison, checks, tolerance)
     shown = path if isinstance(path, str | Path) else file.path
-    result = Verification(str(shown), quantization, checks, inputs=_described(comparison))
+    result = Verification(str(shown), quantization, checks, inputs=_input_sources(comparison))
     if result.failures:
         hints = [other_arguments(one, part) for one, part in pairs.values()]
         raise VerificationError(
@@ -240,7 +240,7 @@ def _pairs(
     return result
 
 
-def _described(found: Comparisons) -> dict[str, str]:
+def _input_sources(found: Comparisons) -> dict[str, str]:
     """What was run as each input; warns where rounding was compared on a guess."""
     result: dict[str, str] = {}
     for name, outputs in found.outputs.items():

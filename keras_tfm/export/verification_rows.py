@@ -163,8 +163,8 @@ def inputs_of(
 
     Args:
         file: the file, or the part of one model.
-        given: the caller's rows by input, or None.
-        numbers: what the model tells of its inputs of numbers.
+        given: dict, rows by input that the caller gave, if any.
+        numbers: dict of `InputNumbers` by input, the scales that the model's layers imply.
     """
     result: dict[str, str] = {}
     for signature in file.signatures.values():

@@ -53,11 +53,11 @@ def side_inputs(model: keras.Model, target: str) -> list[str]:
         return []
     known = vars(model).setdefault("_keras_tfm_side_inputs", {})
     if target not in known:
-        known[target] = _found(model, names)
+        known[target] = _side_inputs(model, names)
     return list(known[target])
 
 
-def _found(model: keras.Model, names: list[str]) -> list[str]:
+def _side_inputs(model: keras.Model, names: list[str]) -> list[str]:
     if _accepts(model, names) or not _accepts(model, []):
         return []
     # As long as each other, such as a source and its mask: not as the target.

@@ -39,8 +39,8 @@ def by_input(model: keras.Model, tokenizer: Any) -> dict[str, Any]:
 
     Args:
         model: functional model.
-        tokenizer: one for all inputs of ids, or a dictionary by input, or None. One for all is not
-            for inputs that follow from the tokens of another one, such as segments.
+        tokenizer: one tokenizer for all inputs of ids, or a dictionary by input; optional. One
+            tokenizer does not apply to inputs that are derived from the tokens, such as segments.
     """
     specs = input_specs(model)
     names = [name for name, x in specs.items() if "int" in x.dtype and x.ndim == 2]

@@ -22,7 +22,7 @@ def finite_padding(x: Tensor, mask: Tensor | None, causal: bool = False) -> Tens
 
     Args:
         x: float tensor (..., T, D).
-        mask: (..., T), boolean, True = token, or None.
+        mask: boolean tensor (..., T), True = token; optional.
         causal: bool, whether `x` is the sequence that a `DecodingScope` is stepping, which may know
             of padding at the left.
 

@@ -85,7 +85,7 @@ class TokenMask(keras.layers.Layer):
 
     Call arguments:
         inputs: (B, T), integers, ids.
-        mask: (B, T), boolean, the mask that the ids carry, or None.
+        mask: boolean tensor (B, T), the mask that Keras attached to the ids; optional.
 
     >>> import numpy as np
     >>> from keras_tfm.layers.token_mask import TokenMask

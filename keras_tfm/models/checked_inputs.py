@@ -39,10 +39,10 @@ def known_inputs(model: keras.Model, inputs: Any) -> Any:
             raise ValueError(
                 f"{model.name} expects dense inputs, got a ragged tensor: pad it, x.to_tensor()"
             )
-    return _known(model, model.input, inputs, "")
+    return _take_known(model, model.input, inputs, "")
 
 
-def _known(model: keras.Model, struct: Any, inputs: Any, place: str) -> Any:
+def _take_known(model: keras.Model, struct: Any, inputs: Any, place: str) -> Any:
     if isinstance(inputs, Mapping):
         expected = _by_name(struct)
         if expected is None:  # a list of lists: Keras compares the number of tensors
@@ -50,12 +50,12 @@ def _known(model: keras.Model, struct: Any, inputs: Any, place: str) -> Any:
         check_keys(model.name + place, list(expected), list(inputs))
         # In the order of the model's: PyTorch's trees take dictionaries as they come.
         return {
-            name: _known(model, value, inputs[name], f"{place}[{name!r}]")
+            name: _take_known(model, value, inputs[name], f"{place}[{name!r}]")
             for name, value in expected.items()
         }
     if isinstance(inputs, list | tuple) and isinstance(struct, list | tuple):
         parts = (
-            _known(model, part, value, f"{place}[{i}]")
+            _take_known(model, part, value, f"{place}[{i}]")
             for i, (part, value) in enumerate(zip(struct, inputs, strict=False))
         )
         return [*parts, *inputs[len(struct) :]]

@@ -103,7 +103,7 @@ def read(path: str | Path, file: Path | None = None, manifest: Any = None) -> Ad
     content = path.read_bytes()
     try:
         opened = NpzFile(io.BytesIO(content))
-        version, base, headers = _described(opened)
+        version, base, headers = _read_header(opened)
         if version != _VERSION:
             raise ValueError(
                 f"{path} is an adapter of version {version}, and this version of keras_tfm reads "
@@ -125,7 +125,7 @@ def read(path: str | Path, file: Path | None = None, manifest: Any = None) -> Ad
     return Adapter(path, base, layers, hashlib.sha256(content).hexdigest())
 
 
-def _described(opened: NpzFile) -> tuple[int, str, dict[str, Any]]:
+def _read_header(opened: NpzFile) -> tuple[int, str, dict[str, Any]]:
     """Version, fingerprint of the base, and layers whose matrices are `Header`s."""
     headers: dict[str, Any] = dict(opened.headers)
     try:

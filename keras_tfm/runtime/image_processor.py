@@ -33,9 +33,9 @@ class ImageProcessor:
     animation the first frame is used.
 
     Formats: JPEG, PNG, WebP, GIF, BMP, PPM, TIFF, AVIF, JPEG 2000 and, if a plug-in of Pillow reads
-    it, HEIF. A picture of more than `PIL.Image.MAX_IMAGE_PIXELS` pixels is refused before it is
-    decoded: 89 million, unless a program sets another number, or None for no limit. Of a JPEG file
-    with up to four times as many the decoder makes a smaller picture.
+    it, HEIF. A picture with more than `PIL.Image.MAX_IMAGE_PIXELS` pixels is refused before it is
+    decoded. The default is 89 million; set the attribute to change the limit, or to None to lift
+    it. JPEG files with up to four times as many pixels are decoded at a reduced size.
 
     Args:
         size: tuple of int, (height, width) of the result in pixels.

@@ -64,12 +64,12 @@ class NpzFile:
     """
 
     def __init__(self, source: IO[bytes]):
-        self._archive, self._members = _checked(lambda: _members(source))
-        self.headers = _checked(lambda: {name: self._header(name) for name in self._members})
+        self._archive, self._members = _as_value_error(lambda: _members(source))
+        self.headers = _as_value_error(lambda: {name: self._header(name) for name in self._members})
 
     def read(self, name: str) -> np.ndarray:
         """The array of a name, which cannot be written to."""
-        return _checked(lambda: self._read(name))
+        return _as_value_error(lambda: self._read(name))
 
     def _header(self, name: str) -> Header:
         member = self._members[name]
@@ -113,7 +113,7 @@ def _members(source: IO[bytes]) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipI
     return archive, members
 
 
-def _checked(call: Callable[[], T]) -> T:
+def _as_value_error(call: Callable[[], T]) -> T:
     """The result of a call whose many types of errors become one."""
     try:
         return call()

@@ -117,10 +117,10 @@ class Meter:
         if isinstance(x, str):
             return x
         self.read(x)
-        return str(self.keep(str(_shown(x))))
+        return str(self.keep(str(_display_form(x))))
 
 
-def _shown(x: Any) -> Any:
+def _display_form(x: Any) -> Any:
     """A value as Python writes it; of objects nothing."""
     if isinstance(x, Undefined | str | int | float | list | tuple | dict | None):
         return x
