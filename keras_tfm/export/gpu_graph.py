@@ -68,12 +68,15 @@ class _Rewriter:
     def _rewrite_product(self, operator: Any) -> Any:
         self._transpose_operands(operator)
         left, right = operator.inputs
-        if self._is_constant(right) or not self._is_constant(left):
+        is_float32 = self._dtype(left) == self._schema.TensorType.FLOAT32
+        if self._is_constant(right) or not self._is_constant(left) or not is_float32:
             return None
         # Only the right operand may be a constant: A B = (B^T A^T)^T.
         final = operator.outputs[0]
         result = self._tensor(_swapped(self._shape(final)), self._dtype(final))
-        operator.inputs = np.array([self._transposed(right), self._constant_transposed(left)], "i4")
+        operator.inputs = np.array(
+            [self._transposed(right), self._constant_transposed(left)], "int32"
+        )
         operator.outputs = np.array([result], "int32")
         return self._transpose(result, final)
 
@@ -110,7 +113,7 @@ class _Rewriter:
         """Pads a tensor of four axes."""
         source, final = operator.inputs[0], operator.outputs[0]
         missing = _MOST_AXES - len(self._shape(source))
-        if missing <= 0 or not self._is_constant(operator.inputs[1]):
+        if missing < 2 or not self._is_constant(operator.inputs[1]):
             return None
         # The last axis is that of channels, which is not mirrored.
         pads = np.reshape(self._values(operator.inputs[1]), (-1, 2))
@@ -123,10 +126,13 @@ class _Rewriter:
         return self._reshape(result, self._shape(final), final)
 
     def _rewrite_constant(self, operator: Any) -> Any:
-        tensors = [self._graph.tensors[i] for i in operator.inputs]
+        dtype = self._dtype(operator.inputs[0])
         shapes = [self._shape(i) for i in operator.inputs]
         constant = [self._is_constant(i) for i in operator.inputs]
-        if not gpu_support.has_misread_constant(shapes, constant, tensors[0].type):
+        if not gpu_support.has_misread_constant(shapes, constant, dtype):
+            return None
+        wide = [_widened(shape) for shape in shapes]
+        if gpu_support.has_misread_constant(wide, constant, dtype):  # a batch of constants
             return None
         return self._widen(operator)
 

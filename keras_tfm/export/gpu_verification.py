@@ -1,5 +1,6 @@
 """Compares a file on LiteRT's GPU delegate with the same file on the CPU."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,30 +105,40 @@ def check_on_gpu(
         results = file.run(name, inputs)
         expected.update({f"{name}|{x}": np.array(y) for x, y in results.items()})
     with temporary_folder() as folder:
-        inputs_path, outputs_path = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        inputs_path, outputs_path = folder / "inputs.npz", folder / "outputs.npz"
+        log = folder / "log.txt"
         np.savez(inputs_path, **given)
+        paths = (path, inputs_path, outputs_path, log)
         try:
-            answer = run_module(
+            refusal = run_module(
                 "running the GPU delegate",
                 "keras_tfm.runtime.gpu_process",
-                str(path),
-                str(inputs_path),
-                str(outputs_path),
+                *map(str, paths),
                 "float32" if float32 else "float16",
             )
         except RuntimeError as error:
-            return GpuCheck(False, str(error))
-        if not answer["adapter"]:
-            return GpuCheck(False, "this machine has no GPU with a Vulkan driver")
-        if answer["refused"]:
-            return GpuCheck(False, "; ".join(answer["refused"]))
+            refusal = str(error)
+        if refusal is not None:
+            return GpuCheck(False, _reason(log, refusal))
         with np.load(outputs_path) as found:
             errors: dict[str, float] = {}
             for key, values in expected.items():
                 name = key.partition("|")[0]
                 errors[name] = max(errors.get(name, 0.0), _error(values, found[key]))
-    reason = "" if answer["whole"] else "only a part of the graph"
-    return GpuCheck(answer["whole"], reason, errors, tolerance)
+    return GpuCheck(True, "", errors, tolerance)
+
+
+def _reason(log: Path, refusal: str) -> str:
+    """Why the delegate did not run, by its log; `refusal` is what LiteRT or Python says of it."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if "No adapters found" in text:
+        return "this machine has no GPU with a Vulkan driver"
+    # Such as "GATHER: Only support 1D indices"; levels of the log have the same form.
+    lines = re.findall(r"^(?!INFO|WARNING|ERROR|VERBOSE)[A-Z][A-Z0-9_]*: .+$", text, re.MULTILINE)
+    operators = "; ".join(dict.fromkeys(lines))
+    if not operators:
+        return refusal
+    return f"{operators} ({refusal})" if "exit code" in refusal else operators
 
 
 def _error(expected: np.ndarray, found: np.ndarray) -> float:

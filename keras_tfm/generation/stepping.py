@@ -92,9 +92,8 @@ def check_stepping(
 def _rounding(model: keras.Model) -> float:
     """The relative rounding of the inputs of the model's matrix products."""
     dtypes = {str(layer.compute_dtype) for layer in model.layers}
-    half = [2.0**-8 for name in dtypes if "bfloat16" in name]
-    half += [2.0**-11 for name in dtypes if name == "float16"]
-    return max(product_rounding(), *half, 0.0)
+    rounding = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+    return max(product_rounding(), *(rounding.get(name, 0.0) for name in dtypes))
 
 
 def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Any]:
@@ -254,8 +253,8 @@ class _ComparedCalls:
         if self._rounding > _EXACT:
             args, kwargs = keras.tree.map_structure(self._disturbed, (args, kwargs))
             again = keras.tree.flatten(layer(*args, **kwargs))
-            noise = (float(self._rms(x, y).max()) for x, y in zip(flat, again, strict=True))
-            allowed = [max(self._tolerance, _NOISE * max(x, self._rounding)) for x in noise]
+            noises = (self._noise(x, y) for x, y in zip(flat, again, strict=True))
+            allowed = [max(self._tolerance, _NOISE * max(x, self._rounding)) for x in noises]
         self._allowed.append(allowed)
         return outputs
 
@@ -283,17 +282,15 @@ class _ComparedCalls:
         return _with_mask_of(part, here)
 
     def _is_equal(self, here: Any, part: Any, whole: Any, allowed: float) -> bool:
+        relative = _differences(_array(here), _array(part), _size(_array(whole)))
         if self._rounding > _EXACT:
-            return bool((self._rms(here, part, whole) <= allowed).all())
-        return bool(
-            (_differences(_array(here), _array(part), _size(_array(whole))) <= allowed).all()
-        )
+            relative = _root_mean_squares(relative)
+        return bool((relative <= allowed).all())
 
-    def _rms(self, x: Any, y: Any, whole: Any = None) -> np.ndarray:
-        """The root mean square of the relative differences at each position, (n,)."""
-        size = _size(_array(x if whole is None else whole))
-        relative = _differences(_array(x), _array(y), size)
-        return np.mean(relative**2, axis=(0, *range(2, relative.ndim))) ** 0.5
+    def _noise(self, x: Any, again: Any) -> float:
+        """The largest relative difference of a position's numbers, by their mean square."""
+        x = _array(x)
+        return float(_root_mean_squares(_differences(x, _array(again), _size(x))).max())
 
     def _disturbed(self, x: Any) -> Any:
         """A float tensor whose numbers are rounded up or down, at random."""
@@ -310,3 +307,8 @@ def _with_mask_of(x: Any, y: Any) -> Any:
     if mask is not None:
         set_mask(y, mask)
     return y
+
+
+def _root_mean_squares(x: np.ndarray) -> np.ndarray:
+    """(B, n, ...) -> (n,), over all axes but that of positions."""
+    return np.mean(x**2, axis=(0, *range(2, x.ndim))) ** 0.5

@@ -1,25 +1,22 @@
 """What LiteRT's GPU delegate makes of a .tflite file, in a separate process.
 
-`python -m keras_tfm.runtime.gpu_process FILE INPUTS.npz OUTPUTS.npz float32` (or float16) prints
-JSON and writes the outputs. Separate, because the delegate ends its process at some graphs.
+`python -m keras_tfm.runtime.gpu_process FILE INPUTS.npz OUTPUTS.npz LOG float32` (or float16)
+writes the outputs and the delegate's log, and prints JSON. It is a process because the delegate
+ends its process at some graphs.
 """
 
 import json
 import os
-import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# What LiteRT logs where no driver, or no device of a driver, computes on a GPU.
-_NO_ADAPTER = "No adapters found"
 
-
-def run(path: str, inputs: Any, float32: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(path: str, inputs: Any, float32: bool = True) -> dict[str, Any]:
     """Runs every signature of a file on the GPU delegate.
 
     Args:
@@ -28,8 +25,10 @@ def run(path: str, inputs: Any, float32: bool = True) -> tuple[dict[str, Any], d
         float32: bool, whether the delegate computes in float32, not in float16.
 
     Returns:
-        A dict: "adapter", whether there is a GPU; "refused", the delegate's reasons, a list of str;
-        "whole", whether all operators run on it. And the outputs, by "signature|output".
+        The outputs, by "signature|output".
+
+    Raises:
+        RuntimeError: the delegate does not take the whole file.
     """
     from ai_edge_litert.compiled_model import CompiledModel, GpuOptions, Options
     from ai_edge_litert.hardware_accelerator import HardwareAccelerator
@@ -37,19 +36,9 @@ def run(path: str, inputs: Any, float32: bool = True) -> tuple[dict[str, Any], d
     options = Options(
         hardware_accelerators=HardwareAccelerator.GPU, gpu_options=GpuOptions(enforce_f32=float32)
     )
-    with tempfile.TemporaryFile("w+b") as log:
-        try:
-            with _errors_to(log.fileno()):
-                model = CompiledModel.from_file(path, options=options)
-        except RuntimeError as error:
-            log.seek(0)
-            said = log.read().decode(errors="replace")
-            return {
-                "adapter": _NO_ADAPTER not in said,
-                "refused": re.findall(r"^[A-Z][A-Z0-9_]*: .+$", _without_levels(said), re.MULTILINE)
-                or [str(error).splitlines()[0]],
-                "whole": False,
-            }, {}
+    model = CompiledModel.from_file(path, options=options)
+    if not model.is_fully_accelerated():
+        raise RuntimeError("it runs only a part of the graph")
     outputs = {}
     for name, tensors in model.get_signature_list().items():
         buffers = {x: model.create_input_buffer_by_name(name, x) for x in tensors["inputs"]}
@@ -62,35 +51,37 @@ def run(path: str, inputs: Any, float32: bool = True) -> tuple[dict[str, Any], d
             shape, dtype = details[x]["shape"], details[x]["dtype"]
             size = int(np.prod(shape))
             outputs[f"{name}|{x}"] = np.asarray(buffer.read(size, dtype)).reshape(shape)
-    return {"adapter": True, "refused": [], "whole": model.is_fully_accelerated()}, outputs
-
-
-def _without_levels(log: str) -> str:
-    return re.sub(r"^(INFO|WARNING|ERROR|VERBOSE): .*$", "", log, flags=re.MULTILINE)
+    return outputs
 
 
 @contextmanager
-def _errors_to(descriptor: int) -> Iterator[None]:
-    """Native code writes its errors to a file; this process has no other threads."""
-    before = os.dup(2)
-    os.dup2(descriptor, 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+def _output_to(path: str) -> Iterator[None]:
+    """The delegate's libraries write to a file, not to standard output and standard error."""
+    before = os.dup(1), os.dup(2)
+    with Path(path).open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        try:
+            yield
+        finally:
+            for stream, earlier in zip((1, 2), before, strict=True):
+                os.dup2(earlier, stream)
+                os.close(earlier)
 
 
 def main() -> None:
-    """Runs a file, and prints what `run` returns."""
-    path, given, results, precision = sys.argv[1:]
-    # The delegate's libraries write to standard output, too.
-    standard_output = os.dup(1)
-    os.dup2(2, 1)
+    """Runs a file; prints why the delegate does not take it, or null."""
+    path, given, results, log, precision = sys.argv[1:]
+    refusal = None
     with np.load(given) as inputs:
-        answer, outputs = run(path, inputs, precision == "float32")
-    np.savez(results, **outputs)
-    os.write(standard_output, json.dumps(answer).encode())
+        try:
+            with _output_to(log):
+                outputs = run(path, inputs, precision == "float32")
+        except RuntimeError as error:
+            refusal = str(error).splitlines()[0]
+        else:
+            np.savez(results, **outputs)
+    print(json.dumps(refusal))
 
 
 if __name__ == "__main__":

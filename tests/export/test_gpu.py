@@ -159,7 +159,8 @@ REWRITTEN = [
     (lambda x: numbers(5, 1) - tf.nn.relu(x), [(5, 7)]),
     (lambda x: tf.nn.relu(x) * numbers(7), [(7,)]),
     (lambda x: tf.maximum(tf.nn.relu(x), numbers(2, 5, 7)), [(2, 5, 7)]),
-    (lambda x: tf.nn.relu(x) + numbers(2, 3, 5, 7), [(3, 5, 7)]),
+    (lambda x: tf.nn.relu(x) + numbers(1, 5, 7), [(5, 7)]),
+    (lambda x: tf.nn.relu(x) + numbers(1, 1, 7), [(5, 7)]),
     (lambda x: tf.where((x > 0) & (numbers(5, 5) > 9), x, 1.0), [(1, 1, 1, 5)]),
     (lambda x: tf.gather(numbers(5, 3), tf.cast(x > 0, tf.int32)), [(2, 4)]),
     (lambda x: tf.gather(numbers(5, 3), tf.cast(x > 0, tf.int32)), [(2, 4, 3)]),
@@ -185,6 +186,7 @@ def test_constants_of_other_axes_stay():
     for function, shape in (
         (lambda x: tf.nn.relu(x) + numbers(7), (5, 7)),
         (lambda x: tf.nn.relu(x) + numbers(1, 7), (5, 7)),
+        (lambda x: tf.nn.relu(x) + numbers(1, 5, 7), (1, 7)),
         (lambda x: tf.nn.relu(x) + numbers(2, 3, 5, 7), (2, 3, 5, 7)),
         (lambda x: tf.nn.relu(x) + numbers(3, 5, 7), (2, 3, 5, 7)),
     ):
@@ -210,6 +212,8 @@ def test_slices_of_booleans_raise_no_version():
         (lambda x: tf.transpose(x, (4, 0, 1, 2, 3)), [(2, 3, 2, 3, 2)], "TRANSPOSE", "4 axes"),
         (lambda x: tf.gather(x, [[0, 1]]), [(2, 3)], "GATHER", "one axis"),
         (lambda x: tf.matmul(x, x[:1]), [(2, 3, 3)], "BATCH_MATMUL", "broadcast wrongly"),
+        (lambda x: tf.nn.relu(x) + numbers(3, 2, 5, 7), [(1, 2, 5, 7)], "ADD", "first axis"),
+        (lambda x: tf.nn.relu(x) + numbers(2, 3, 5, 7), [(3, 5, 7)], "ADD", "first axis"),
         (lambda x: tf.sort(x), [(2, 3)], "TOPK_V2", None),
         (lambda x: tf.cumsum(x[0]), [(2, 3)], "STRIDED_SLICE", "masks are not supported"),
         (lambda x: tf.cumsum(x[1:]), [(3, 3)], "STRIDED_SLICE", "three or four axes"),

@@ -6,6 +6,7 @@ said about that is tested.
 """
 
 import functools
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -49,7 +50,7 @@ CASES = {
     },
     **{
         f"{family}, predict": (BUILDERS[family], PREDICT)
-        for family in ("vit", "vit, dinov2", "resnet", "clip_image", "dvae_encoder")
+        for family in ("vit", "vit, dinov2", "resnet", "detr", "clip_image", "dvae_encoder")
     },
     **{family: (BUILDERS[family], STEPS) for family in ("gpt", "llama", "gemma", "dalle")},
     **{family: (BUILDERS[family], TRANSLATE) for family in ("transformer", "bart", "t5")},
@@ -116,22 +117,28 @@ def test_without_a_gpu_the_report_says_so(tmp_path, monkeypatch):
     assert "GPU delegate: not run: this machine has no GPU with a Vulkan driver" in str(report)
 
 
-def test_a_process_that_ends_is_a_reason(tmp_path, monkeypatch):
-    def end(what, *arguments):
-        raise RuntimeError(f"{what} in a separate process failed with exit code -11: no message")
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("", "{}"),
+        ("INFO: loaded\nERROR: no\nGATHER: Only 1D\nGATHER: Only 1D\n", "GATHER: Only 1D ({})"),
+    ],
+)
+def test_a_process_that_ends_is_a_reason(tmp_path, monkeypatch, log, reason):
+    ended = "running the GPU delegate in a separate process failed with exit code -11: no message"
+
+    def end(what, module, path, inputs, outputs, log_path, precision):
+        Path(log_path).write_text(log)
+        raise RuntimeError(ended)
 
     monkeypatch.setattr(gpu_verification, "run_module", end)
     report = dense(tmp_path)
-    assert report.verification.gpu == GpuCheck(
-        False,
-        "running the GPU delegate in a separate process failed with exit code -11: no message",
-    )
+    assert report.verification.gpu == GpuCheck(False, reason.format(ended))
 
 
 def test_a_wrong_file_is_not_kept(tmp_path, monkeypatch):
-    def answer(what, module, path, inputs, outputs, precision):
+    def answer(what, module, path, inputs, outputs, log, precision):
         np.savez(outputs, **{"predict|output": np.full((1, 2), 9.0, "float32")})
-        return {"adapter": True, "refused": [], "whole": True}
 
     monkeypatch.setattr(gpu_verification, "run_module", answer)
     with pytest.raises(VerificationError, match=r"predict: on the GPU delegate, expected a relat"):
