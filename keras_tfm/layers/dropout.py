@@ -7,12 +7,13 @@ import keras
 
 from keras_tfm.arguments import check_rate
 from keras_tfm.layers.drawn_seed import DrawnSeed, drawn, replica
+from keras_tfm.layers.recomputation import Recomputation
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class Dropout(keras.layers.Dropout):
+class Dropout(Recomputation, keras.layers.Dropout):
     """`keras.layers.Dropout`, faster on TensorFlow.
 
     In training it sets values to 0 at `rate` and scales the others by 1 / (1 - rate). "Dropout: A

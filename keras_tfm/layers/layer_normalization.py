@@ -5,11 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.recomputation import Recomputation
+
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class LayerNormalization(keras.layers.LayerNormalization):
+class LayerNormalization(Recomputation, keras.layers.LayerNormalization):
     """`keras.layers.LayerNormalization` with fewer operators.
 
     y = gamma (x - mean) / sqrt(variance + epsilon) + beta over the last axis: "Layer Normalization"

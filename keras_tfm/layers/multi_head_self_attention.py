@@ -118,16 +118,18 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
         mask = x_mask if mask is None else mask
-        mask = masks.key_mask("mask", mask, x)
-        x, query, key = (
-            y if y is None else finite_padding(y, mask, self.causal) for y in (x, query, key)
-        )
+        scope = DecodingScope.current()
+        if mask is not None:
+            mask = masks.key_mask("mask", mask, x)
+        if mask is not None or (self.causal and scope is not None and scope.padding is not None):
+            x, query, key = (
+                y if y is None else finite_padding(y, mask, self.causal) for y in (x, query, key)
+            )
         where = None
         if self.position is not None:
             here = (positions_of if self.position.absolute else columns_of)(x, positions)
             where = Positions(here, here)
         q, k, v = self._rotated_heads(x, query, key, where)
-        scope = DecodingScope.current()
         step = None
         if self.causal and scope is not None:
             joined = self.position is not None and self.position.reads_keys

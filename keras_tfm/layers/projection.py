@@ -18,6 +18,7 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.heads import leading
+from keras_tfm.layers.recomputation import Recomputation
 
 Tensor = Any
 
@@ -50,7 +51,7 @@ def separate_adapters() -> Iterator[None]:
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class Projection(keras.layers.Dense):
+class Projection(Recomputation, keras.layers.Dense):
     """`keras.layers.Dense`, faster on TensorFlow: y = x W + b.
 
     LoRA, `quantize` and everything else are Keras's. On TensorFlow the input (..., D) is reshaped

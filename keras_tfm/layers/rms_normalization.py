@@ -5,13 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.recomputation import Recomputation
 from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class RMSNormalization(keras.layers.RMSNormalization):
+class RMSNormalization(Recomputation, keras.layers.RMSNormalization):
     """`keras.layers.RMSNormalization` that passes on the mask of its input.
 
     y = gamma x / sqrt(mean(x^2) + epsilon) over the last axis: "Root Mean Square Layer

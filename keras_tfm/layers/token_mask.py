@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.masks import as_boolean
+from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
 from keras_tfm.runtime.trailing_padding import REAL_PAD
 
@@ -74,7 +75,7 @@ def current_mask(ids: Tensor, mask: Tensor | None, pad_id: int, padding: str) ->
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class TokenMask(keras.layers.Layer):
+class TokenMask(RematerializedLayer):
     """The mask of a `TokenEmbedding` in the graph of a functional model: (B, T) -> (B, T).
 
     A layer and not an operation, because a mask that the ids carry takes the place of its own, and

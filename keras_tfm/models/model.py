@@ -138,6 +138,10 @@ class Model(Base):
         """None: outputs have the masks that the layers inside give them."""
         return
 
+    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
+        """`layer_call`: of a model made in a `RematScope`, the layers recompute."""
+        return layer_call
+
     def get_config(self) -> dict[str, Any]:
         """The configuration of the graph and its layers."""
         with object_sharing_scope():
