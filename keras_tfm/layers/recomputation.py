@@ -19,6 +19,16 @@ class Recomputation(keras.layers.Layer):
     sublayers included. In mode "larger_than" the output size of the outermost layer decides. Keras
     3.15 would pass `call` to `tf.recompute_grad` unchanged, which accepts no keyword arguments in a
     graph and draws different dropout masks in the backward pass.
+
+    >>> import keras, numpy as np
+    >>> from keras_tfm.layers.recomputation import Recomputation
+    >>> class Square(Recomputation):
+    ...     def call(self, x):
+    ...         return x * x
+    >>> with keras.RematScope("full"):
+    ...     layer = Square()
+    >>> np.array(layer(np.array([3.0]))).tolist()
+    [9.0]
     """
 
     def rematerialized_call(
