@@ -55,28 +55,34 @@ class FloatFile:
         return flatbuffer.add_manifest(flatbuffer.write(self._model), described)
 
     def _read(self) -> None:
-        """Fills `stored`. Tensors that share a buffer but not their scales get separate buffers."""
+        """Fills `stored`. Tensors that share a buffer but not their scales get separate buffers.
+
+        So do those that share it with constants that are not rounded: zeros in int8 are also zeros
+        in int32.
+        """
         twice = self._rounded_twice()
         buffers: dict[Any, int] = {}
+        read: list[tuple[Any, Stored]] = []
         used: set[int] = set()
         for graph in self._model.subgraphs:
             scales = {_scales(x) for x in graph.tensors} - {None}
-            read = {}
             for index, tensor in enumerate(graph.tensors):
                 stored = None if index in scales else self._stored(graph, tensor)
-                if stored is not None:
-                    read[index] = stored._replace(step=stored.step + twice.get(tensor.buffer, 0.0))
-            for index, stored in read.items():
-                tensor = graph.tensors[index]
-                key = (tensor.buffer, tensor.type, stored.step.shape, stored.step.tobytes())
-                if key not in buffers:
-                    buffers[key] = tensor.buffer
-                    if tensor.buffer in used:
-                        buffers[key] = len(self._model.buffers)
-                        self._model.buffers.append(self._schema.BufferT())
+                if stored is None:
                     used.add(tensor.buffer)
-                    self.stored[buffers[key]] = stored
-                tensor.buffer = buffers[key]
+                else:
+                    step = stored.step + twice.get(tensor.buffer, 0.0)
+                    read.append((tensor, stored._replace(step=step)))
+        for tensor, stored in read:
+            key = (tensor.buffer, tensor.type, stored.step.shape, stored.step.tobytes())
+            if key not in buffers:
+                buffers[key] = tensor.buffer
+                if tensor.buffer in used:
+                    buffers[key] = len(self._model.buffers)
+                    self._model.buffers.append(self._schema.BufferT())
+                used.add(tensor.buffer)
+                self.stored[buffers[key]] = stored
+            tensor.buffer = buffers[key]
 
     def _rounded_twice(self) -> dict[int, float]:
         """The first quantisation step of the tables that `round_after_lookup` quantised again.

@@ -14,6 +14,8 @@ from keras_tfm import cli
 from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.generation import Beam, Drafted, PromptLookup
 from keras_tfm.generation.loop import GenerationLoop
+from keras_tfm.layers import DecodingScope, TokenEmbedding, attention
+from keras_tfm.layers.stepped_attention import stepped_attention
 from keras_tfm.layers.target import export_target
 from keras_tfm.runtime import flatbuffer, load
 from keras_tfm.runtime.manifest import import_litert
@@ -288,6 +290,31 @@ def test_damaged_caches_are_refused(change):
 def test_where_it_does_not_apply(options, message):
     with pytest.raises(ValueError, match=message):
         exported(**{"source_length": SOURCE_LENGTH, **options})
+
+
+class RunningMean(keras.layers.Layer):
+    """The mean of the tokens up to each one: attention whose keys are zeros."""
+
+    def call(self, x):
+        value = keras.ops.expand_dims(x, 1)
+        key = keras.ops.zeros_like(value[..., :1])
+        scope = DecodingScope.current()
+        step = None if scope is None else scope.extend(self.name, key, value, None)
+        if step is None or step.entry is None:
+            y = attention(key, key, value, causal=True)
+        else:
+            y = stepped_attention(key, key, value, step.entry, step.visible)
+        return keras.ops.squeeze(y, 1)
+
+
+def test_keys_of_zeros():
+    """In the file they share their bytes with a constant in int32, which stays one."""
+    keras.utils.set_random_seed(0)
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = TokenEmbedding(11, 6)(tokens)
+    model = keras.Model(tokens, keras.layers.Dense(11)(RunningMean()(x)))
+    report = exported(model, **{**CHAT, "max_length": 7})
+    assert [x.failure for x in report.verification.checks] == [None] * 3
 
 
 def test_a_model_without_caches():
