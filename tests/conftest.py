@@ -1,7 +1,9 @@
 """What holds for all tests: the fast tier, and what a skipped test means to CI."""
 
 import gc
+import io
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -90,6 +92,27 @@ def pytest_collection_modifyitems(items):
         slow = item.get_closest_marker("slow") or any(x in item.name for x in NOT_FAST)
         if item.path in fast and not slow:
             item.add_marker("fast")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `keras-tfm` in this process: its exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    def command(*arguments, lines=None):
+        """`lines`: standard input; None: that of the test."""
+        from keras_tfm import cli
+
+        if lines is not None:
+            content = "".join(f"{line}\n" for line in lines).encode()
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    return command
 
 
 # Garbage: TensorFlow's converter begins a collection of all objects at each export, and Keras's

@@ -14,7 +14,7 @@ from small_models import SOURCES, START, randomize
 from small_tokenizers import END, source_words, words
 
 import keras_tfm
-from keras_tfm import cli, runtime
+from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam
 from keras_tfm.optional_package import install_command
@@ -22,20 +22,6 @@ from keras_tfm.version import __version__
 
 HUGGING_FACE = Path(__file__).parent / "parity" / "huggingface"
 SIZES = ["--lengths", str(SOURCE_LENGTH), "--max-length", "9", "--start", str(START)]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command: its exit code, standard output and standard error."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return command
 
 
 @pytest.fixture(scope="module")

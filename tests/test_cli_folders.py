@@ -2,21 +2,18 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from keras_weights import randomize
 from small_tokenizers import WORDS, words
 
 import keras_tfm
-from keras_tfm import checkpoints, cli, layers, models, runtime
+from keras_tfm import checkpoints, models, runtime
 from keras_tfm.checkpoints.huggingface import FAMILIES
 from keras_tfm.cli import import_command
 from keras_tfm.cli.checkpoint_folder import folder_arguments, load_folder
-from keras_tfm.export import export_saved_model, export_tflite
 from keras_tfm.generation import generate, processors
 
 pytest.importorskip("safetensors")
@@ -29,20 +26,6 @@ CHAT = (
 SIZES = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
 # float32, one block.
 FLOAT32 = 1e-5
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command: its exit code, standard output and standard error in one line."""
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, " ".join(output.err.split())
-
-    return command
 
 
 def with_tokenizer(folder, around="", **settings):
@@ -166,14 +149,19 @@ def test_a_translator(tmp_path, capsys):
     assert arguments["signatures"] == ["encode", "decode"] and "start_id" not in arguments
 
 
-def test_marian_has_two_tokenizers_and_bart_a_forced_first_token(tmp_path):
+def test_marian_has_two_tokenizers_and_bart_a_forced_first_token(run, tmp_path):
     folder = tmp_path / "bart"
     ids = {"start_id": 7, "end_id": 7, "forced_first_id": 1}
     bart = models.bart(len(WORDS), **SIZES, max_length=9, **ids)
     checkpoints.save_huggingface(bart, folder)
     arguments = arguments_of(with_tokenizer(folder, "<start> $A end"))
-    assert arguments["default_prompt"] == [7, 1] and arguments["prompt_length"] == 2
+    assert arguments["default_prompt"] == [7, 1]
     assert arguments["tokenizer"].keys() == {"source", "target"} and "start_id" not in arguments
+    # A prompt tells its length.
+    options = ["--prompt", "7,2", "--lengths", 5, "--max-length", 6, "--no-verify"]
+    code, _, err = run("export", folder, tmp_path / "x.tflite", *options)
+    assert code == 0, err
+    assert runtime.load(tmp_path / "x.tflite").signatures["generate"]["default_prompt"] == [7, 2]
 
 
 @pytest.mark.parametrize(
@@ -213,13 +201,23 @@ def test_speech_in_several_languages_needs_a_prompt(tmp_path):
     with pytest.raises(ValueError, match="such as --prompt 1,3,4"):
         arguments_of(folder)
     arguments = arguments_of(folder, default_prompt=[1, 3, 4])
-    assert arguments["prompt_length"] == 3 and "source_length" not in arguments
+    assert "source_length" not in arguments
     assert arguments["processors"] == processors.transcription(load_folder(folder))
 
 
 def test_import_names_every_model_type():
     help_ = import_command.import_.__doc__.split("Model types", 1)[1]
     assert set(FAMILIES) <= set(re.findall(r"[\w-]+", help_))
+
+
+def test_options_of_folders_and_of_files(run, chat, tmp_path):
+    (tmp_path / "x.keras").write_bytes(b"")
+    for option in (["--architecture", "BertModel"], ["--no-segments"]):
+        code, _, err = run("export", tmp_path / "x.keras", tmp_path / "x.tflite", *option)
+        assert code == 2 and f"'--{option[0].removeprefix('--no-').removeprefix('--')}'" in err
+        assert "it is for a folder of transformers, not for a .keras file" in err
+    code, _, err = run("export", chat, tmp_path / "x.tflite", "--custom", "a:B")
+    assert code == 2 and "'--custom': it is for a .keras file, not for a folder" in err
 
 
 def test_a_folder_is_not_called_missing(run, tmp_path):
@@ -231,14 +229,3 @@ def test_a_folder_is_not_called_missing(run, tmp_path):
     assert code == 1 and "empty is a folder, expected a .tflite file" in err
     with pytest.raises(IsADirectoryError, match=r"is a folder, expected a \.keras file"):
         keras_tfm.load_model(tmp_path / "empty")
-
-
-def test_a_lost_mask_is_not_warned_of_in_an_export(recwarn, tmp_path):
-    """Keras warned when the model was built; warnings are errors here."""
-    ids = keras.Input((None,), dtype="int32", name="ids")
-    x = layers.TokenEmbedding(11, 4, mask_zero=True)(ids)
-    with pytest.warns(UserWarning, match="mask attached"):
-        x = keras.layers.Conv1D(4, 3, padding="same")(x)
-    model = keras.Model(ids, x)
-    export_tflite(model, tmp_path / "x.tflite", source_length=5)
-    export_saved_model(model, tmp_path / "saved")

@@ -1,9 +1,7 @@
 """`keras-tfm predict` between pictures and words: files that write captions, and that draw."""
 
-import io
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -20,24 +18,9 @@ pytestmark = tensorflow_only
 TEXTS = ["two four", "nine", "ten six six"]
 
 
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Runs a command, in an empty folder: its exit code, standard output and standard error."""
-    from keras_tfm import cli
-
-    monkeypatch.setenv("COLUMNS", "1000")
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def command(*arguments, lines=()):
-        content = "".join(f"{line}\n" for line in lines).encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return command
 
 
 @pytest.fixture(scope="module")

@@ -17,23 +17,6 @@ Image = pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command in this process and returns its exit code, output and errors."""
-    from keras_tfm import cli
-
-    monkeypatch.setenv("COLUMNS", "1000")
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["keras-tfm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return ended.value.code or 0, output.out, output.err
-
-    return command
-
-
-@pytest.fixture
 def stdin(monkeypatch):
     def give(*lines):
         import io

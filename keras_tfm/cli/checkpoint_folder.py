@@ -247,7 +247,6 @@ def _take_generation(
         start, first = ids.get("decoder_start_token_id"), own.get("forced_first_id")
         if type(start) is int and first is not None and "generate" in steps:
             made.take("default_prompt", [start, first], f"--prompt {start},{first}")
-            made.arguments["prompt_length"] = 2
         elif type(start) is int:
             made.take("start_id", start, f"--start {start}")
 
@@ -274,8 +273,6 @@ def _take_transcription(
             )
         prompt = [start, *silent]
         made.take("default_prompt", prompt, f"--prompt {','.join(map(str, prompt))}")
-    if prompt is not None and given["prompt_length"] is None:
-        made.arguments["prompt_length"] = len(prompt)
     made.arguments["processors"] = processors.transcription(model)
 
 
@@ -296,11 +293,11 @@ def _longest_text(folder: Path, own: dict[str, Any]) -> int:
 
 def _with_open_length(model: Any, writes: bool) -> list[str]:
     """The inputs of an open length that are not stepped, and whose layers do not set it."""
-    from keras_tfm.generation.model_inputs import audio_inputs, find_target, input_specs
+    from keras_tfm.export.source_lengths import inputs_with_open_length
+    from keras_tfm.generation.model_inputs import audio_inputs, find_target
 
     fixed = {*audio_inputs(model), *([find_target(model)] if writes else [])}
-    specs = input_specs(model)
-    return [name for name, x in specs.items() if name not in fixed and None in x.shape[1:]]
+    return inputs_with_open_length(model, fixed)
 
 
 def _source_lengths(model: Any, names: list[str], longest: int) -> list[int]:

@@ -115,8 +115,8 @@ def export(
     prompt_lengths: Annotated[
         str | None,
         typer.Option(
-            help="Maximum length of a prompt in ids, or several: 16,64. Of a .litertlm "
-            "file, numbers of tokens that are read at once."
+            help="Maximum length of a prompt in ids, or several: 16,64; by default that of "
+            "--prompt. Of a .litertlm file, numbers of tokens that are read at once."
         ),
     ] = None,
     max_length: Annotated[
@@ -221,8 +221,8 @@ def export(
             f"{hypotheses} must be at most --beam, got {beam}", param_hint="'--hypotheses'"
         )
     source_length, names_of_classes = lengths_by_input(lengths, "--lengths"), labels_of(labels)
-    if images is not None and not Path(images).is_dir():
-        processor_of(images)  # raises before TensorFlow and the model are loaded
+    # Of a folder, it also depends on the model.
+    processor = None if images is None or Path(images).is_dir() else processor_of(images)
     prompt_length = numbers(prompt_lengths, "--prompt-lengths")
     default_prompt = numbers(prompt, "--prompt")
     end_id = numbers(end, "--end")
@@ -254,7 +254,6 @@ def export(
         from keras_tfm.checkpoints import load_chat_template
 
         template = load_chat_template(chat_template)
-    processor = None if images is None or Path(images).is_dir() else processor_of(images)
     loaded = load_model(
         model,
         custom,
@@ -279,6 +278,8 @@ def export(
     if model.is_dir():
         with work(f"reading {model}"):
             arguments |= folder_arguments(model, loaded, arguments, format_ is Format.litertlm)
+    if arguments["default_prompt"] and arguments["prompt_length"] is None:
+        arguments["prompt_length"] = len(arguments["default_prompt"])
     common: dict[str, Any] = {
         "quantization": quantize.value,
         "keep_float": keep_float or (),

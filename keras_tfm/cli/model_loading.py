@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from keras_tfm.cli.checkpoint_folder import load_folder
-from keras_tfm.cli.console import typer, work
+from keras_tfm.cli.console import refuse, typer, work
 
 ModelPath = Annotated[
     Path,
@@ -41,8 +41,12 @@ def load_model(path: Path, custom: list[str] | None, **options: Any) -> Any:
         options: for a folder, see `load_folder`.
     """
     if path.is_dir():
+        refuse({"custom": custom}, "it is for a .keras file, not for a folder")
         with work(f"reading {path}"):
             return load_folder(path, **options)
+    if path.is_file():
+        of_folders = {name: options.get(name) for name in ("architecture", "segments")}
+        refuse(of_folders, "it is for a folder of transformers, not for a .keras file")
     with work("loading TensorFlow"):
         import keras
 

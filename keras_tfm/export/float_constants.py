@@ -16,7 +16,7 @@ Example:
 [0.0, 1.0, 0.0, 1.0]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -26,9 +26,8 @@ import tensorflow as tf
 from keras_tfm.export.conversion import convert
 from keras_tfm.export.float_file import Stored
 from keras_tfm.export.quantization import Quantization
-from keras_tfm.export.signatures import Signature, for_edge, named_outputs
+from keras_tfm.export.signatures import Signature, for_edge, full_pass
 from keras_tfm.export.stored_weights import ModelWeights, Unrounded
-from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import import_litert
 
@@ -70,7 +69,7 @@ def float_constants(
         specs = {
             key: tf.TensorSpec(x["shape"], x["dtype"]) for key, x in described["inputs"].items()
         }
-        signature = Signature(name, "predict", for_edge(_full_pass(model)), specs, {})
+        signature = Signature(name, "predict", for_edge(full_pass(model)), specs, {})
         try:
             content = convert(model, [signature], Quantization(model, "float32"))
         except ValueError:  # an operator of a file with custom operators
@@ -81,7 +80,3 @@ def float_constants(
             if tensor.type == types.FLOAT32 and data is not None and len(data) > 4:
                 found.append(np.frombuffer(bytes(data), "float32").reshape(tensor.shape))
     return found
-
-
-def _full_pass(model: keras.Model) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda inputs: named_outputs(model, call_model(model, inputs))

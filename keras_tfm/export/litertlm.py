@@ -22,6 +22,7 @@ from keras_tfm.export.litertlm_package import (
 from keras_tfm.export.litertlm_signatures import litertlm_signatures
 from keras_tfm.export.litertlm_verification import check_runtime, verify_litertlm
 from keras_tfm.export.mask_warnings import without_mask_warnings
+from keras_tfm.export.precision import quantized_models
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import Request, check_keywords
@@ -179,7 +180,7 @@ def export_litertlm(
     if path.suffix != ".litertlm":  # LiteRT-LM tells formats by their endings
         raise ValueError(f"path must end in .litertlm, got {path}")
     refuse_keras_hub(model)
-    model = exportable(model)
+    given, model = model, exportable(model)
     others = input_names(model)
     if len(others) > 1:
         raise ValueError(
@@ -240,6 +241,7 @@ def export_litertlm(
     names = {x.name: {x.parameters[request.target]: _TOKENS} for x in made}
     _log.info("counting operators")
     report = Report(**inspected(path, content, packed))
+    report.dequantized = quantized_models({given.name: given})
     with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         model_path, new = folder / "model.tflite", folder / "new.litertlm"
         atomic_files.write(model_path, flatbuffer.add_manifest(content, packed, {}, names))

@@ -10,6 +10,7 @@ Example:
 """
 
 import logging
+from collections.abc import Mapping
 
 import keras
 
@@ -22,8 +23,13 @@ _log = logging.getLogger(__name__)
 HALVES = ("float16", "bfloat16")
 
 
+def quantized_models(models: Mapping[str, keras.Model]) -> list[str]:
+    """The names of models that Keras's `quantize` rounded, and of which `in_float32` is a copy."""
+    return [name for name, model in models.items() if is_quantized(model)]
+
+
 def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
-    """The model, or a copy in float32 if a layer computes in half precision.
+    """The model, or a copy in float32 if a layer computes in half precision or is quantized.
 
     Args:
         model: functional `keras.Model`.
@@ -31,12 +37,18 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
             `with_dtype` does; otherwise the copy has adapters of its own.
 
     Raises:
-        ValueError: a layer computes in float64, or in half precision regardless of its policy.
+        ValueError: a layer computes in float64, or in half precision regardless of its policy;
+            or its adapters must stay apart from kernels that Keras quantized.
     """
     if is_quantized(model):
+        if not merge_adapters:
+            raise ValueError(
+                f"adapters of their own need kernels in float, and {model.name} is quantized by "
+                "Keras: export it with separate_adapters=False, which merges them"
+            )
         _log.warning(
-            "%s is quantized by Keras, which a file cannot run: exporting its rounded weights as "
-            "floats; quantization= makes them small",
+            "%s is quantized by Keras, which a file cannot run: taking its rounded weights as "
+            "floats",
             model.name,
         )
         model = dequantized(model)

@@ -13,7 +13,13 @@ from keras_tfm.export.cache_format import checked_cache
 from keras_tfm.export.default_prompt import checked_prompt
 from keras_tfm.export.draft_length import checked_draft_length
 from keras_tfm.export.invisible_padding import invisibly_padded, needing_a_token
-from keras_tfm.export.source_lengths import index, integer, lengths_of, source_lengths
+from keras_tfm.export.source_lengths import (
+    index,
+    inputs_with_open_length,
+    integer,
+    lengths_of,
+    source_lengths,
+)
 from keras_tfm.generation.model_inputs import (
     audio_inputs,
     end_tokens,
@@ -331,20 +337,14 @@ class Request:
                 )
 
     def _check_several(self) -> None:
-        open_ = [name for name in self._with_open_length() if name not in self.padded]
+        fixed = () if self.roles == ["predict"] else (self.target,)
+        others = {*fixed, *self.own_lengths, *self.padded}
+        open_ = inputs_with_open_length(self.model, others)
         if open_:
             raise ValueError(
                 f"several source_lengths need a model that masks padding, but {open_[0]!r} of "
                 f"{self.model.name} is not masked: use mask_zero=True or mask_id, or one length"
             )
-
-    def _with_open_length(self) -> list[str]:
-        fixed = () if self.roles == ["predict"] else (self.target,)
-        return [
-            name
-            for name, x in input_specs(self.model).items()
-            if None in x.shape[1:] and name not in (*fixed, *self.own_lengths)
-        ]
 
     def specs(
         self,

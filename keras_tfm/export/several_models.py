@@ -25,6 +25,7 @@ from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.int8_caches import with_int8_operators
 from keras_tfm.export.model_group import ModelGroup
+from keras_tfm.export.precision import quantized_models
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request
@@ -81,7 +82,7 @@ def export_models(
         options: the other arguments of `export_tflite` by name.
         arguments: those of `ExportArguments`.
     """
-    models = check_models(models, {**options, **arguments})
+    given, models = models, check_models(models, {**options, **arguments})
     group = ModelGroup(models)
     quantized = Quantization(
         group, quantization, options["keep_float"], representative_data, options["keep_int8"]
@@ -101,7 +102,8 @@ def export_models(
         quantized.check_request(member.request)
     quantized.read_data(made)
     content = convert(group, made, quantized, custom_operators)
-    if arguments.get("accelerator") == "gpu":
+    on_gpu = arguments.get("accelerator") == "gpu"
+    if on_gpu:
         content = for_gpu(content)
     cache = arguments.get("cache", "float32")
     if cache == "int8":
@@ -119,14 +121,17 @@ def export_models(
             arguments.get("strategy"),
         )
 
-    return written(
+    report = written(
         path,
         content,
         manifest,
         options["overwrite"],
         custom_operators,
         verified if verify else None,
+        on_gpu,
     )
+    report.dequantized = quantized_models(given)
+    return report
 
 
 def check_models(models: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, keras.Model]:

@@ -174,7 +174,7 @@ def predict(request: Request) -> list[Signature]:
         Signature(
             name,
             "predict",
-            _predict(model),
+            full_pass(model),
             request.specs(names, length, lengths),
             request.vocabulary_sizes,
             padded=request.padded,
@@ -277,7 +277,9 @@ def _generate(request: Request) -> Callable[..., dict[str, Any]]:
     return generate
 
 
-def _predict(model: keras.Model) -> Callable[..., dict[str, Any]]:
+def full_pass(model: keras.Model) -> Callable[..., dict[str, Any]]:
+    """The function of "predict": inputs by name -> outputs by name."""
+
     def predict(inputs: dict[str, Any]) -> dict[str, Any]:
         return named_outputs(model, call_model(model, inputs))
 

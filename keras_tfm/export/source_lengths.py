@@ -8,7 +8,7 @@ Example:
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -29,6 +29,12 @@ class SourceLengths(NamedTuple):
     own: dict[str, int]
 
 
+def inputs_with_open_length(model: keras.Model, without: Collection[str] = ()) -> list[str]:
+    """The inputs with an open axis after that of the rows, without those of `without`, in order."""
+    specs = input_specs(model)
+    return [name for name, x in specs.items() if None in x.shape[1:] and name not in without]
+
+
 def source_lengths(
     model: keras.Model, roles: Sequence[str], arguments: Mapping[str, Any]
 ) -> SourceLengths:
@@ -47,9 +53,7 @@ def source_lengths(
     if not isinstance(given, Mapping):
         return SourceLengths(lengths_of("source_length", given), {})
     target = () if list(roles) == ["predict"] else (find_target(model, arguments.get("target")),)
-    open_ = [
-        name for name, x in input_specs(model).items() if None in x.shape[1:] and name not in target
-    ]
+    open_ = inputs_with_open_length(model, target)
     unknown = [name for name in given if name not in open_]
     known_otherwise = [*audio_inputs(model)]
     if arguments.get("max_length") is not None and len(input_specs(model)) > 1:

@@ -12,10 +12,10 @@ from keras_tfm.export.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
 from keras_tfm.export.gpu_graph import for_gpu
-from keras_tfm.export.gpu_verification import check_on_gpu
 from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.int8_caches import with_int8_operators
 from keras_tfm.export.mask_warnings import without_mask_warnings
+from keras_tfm.export.precision import quantized_models
 from keras_tfm.export.quantization import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.request import ExportArguments, Request, check_keywords
@@ -26,7 +26,7 @@ from keras_tfm.export.text_signatures import (
     add_text_signatures,
     check_tokenizers,
 )
-from keras_tfm.export.verification import Verification, VerificationError
+from keras_tfm.export.verification import Verification
 from keras_tfm.export.verification import verify as verify_file
 from keras_tfm.export.written_file import written
 from keras_tfm.runtime import flatbuffer
@@ -178,7 +178,7 @@ def export_tflite(
         raise ValueError(
             f"signatures by model are for a file of several models, got {dict(signatures)}"
         )
-    model = exportable(model, merge_adapters=not separate_adapters)
+    given, model = model, exportable(model, merge_adapters=not separate_adapters)
     quantized = Quantization(model, quantization, keep_float, representative_data, keep_int8)
     placeholders = None
     if separate_adapters:
@@ -237,13 +237,16 @@ def export_tflite(
             rows = verify_inputs
             if rows is None and quantized.rows:  # calibration with them, so they are like real ones
                 (rows,) = quantized.rows.values()
-            found = verify_file(model, new, rows, tolerance, request.strategy, adapter)
-        if request.accelerator == "gpu":
-            found.gpu = check_on_gpu(new)
-            if found.gpu.failures:
-                raise VerificationError("; ".join(found.gpu.failures), found)
-        return found
+            return verify_file(model, new, rows, tolerance, request.strategy, adapter)
 
-    return written(
-        path, content, manifest, overwrite, custom_operators, verified if verify else None
+    report = written(
+        path,
+        content,
+        manifest,
+        overwrite,
+        custom_operators,
+        verified if verify else None,
+        on_gpu=request.accelerator == "gpu",
     )
+    report.dequantized = quantized_models({given.name: given})
+    return report

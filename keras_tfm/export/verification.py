@@ -140,7 +140,7 @@ def verify(
 
     Args:
         model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
-            mixed precision is compared in float32.
+            mixed precision or quantized by Keras is compared as a copy in float32.
         path: str, Path, bytes or open file, as in `runtime.load`.
         inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
             stepped input is optional. Of several models, a dictionary of such by model. Default:
@@ -257,7 +257,7 @@ def _input_sources(found: Comparisons) -> dict[str, str]:
             f"rows of {', '.join(map(repr, guessed))} as verify_inputs (of export_tflite) or "
             "inputs (of verify), or make a keras.layers.Normalization the first layer",
             UserWarning,
-            stacklevel=4,  # at the caller of `verify`
+            stacklevel=5,  # at the caller of `verify`, over its two decorators
         )
     return result
 

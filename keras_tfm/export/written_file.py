@@ -7,8 +7,9 @@ from typing import Any
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
+from keras_tfm.export.gpu_verification import check_on_gpu
 from keras_tfm.export.report import Report
-from keras_tfm.export.verification import Verification
+from keras_tfm.export.verification import Verification, VerificationError
 from keras_tfm.runtime.inspection import inspected
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ def written(
     overwrite: bool,
     custom_operators: bool,
     verified: Callable[[Path, Path], Verification] | None,
+    on_gpu: bool = False,
 ) -> Report:
     """Writes a file completely or not at all, and returns its report.
 
@@ -33,6 +35,7 @@ def written(
             is not verified.
         verified: function of the file and of a temporary folder that compares the file with its
             model, and raises if it differs. None: the file is not verified.
+        on_gpu: bool, whether a file that is verified runs on LiteRT's GPU delegate, too.
     """
     _log.info("counting operators")
     report = Report(**inspected(path, content, dict(manifest)))
@@ -40,7 +43,11 @@ def written(
         new = folder / "new"
         atomic_files.write(new, content)
         if verified is not None and not (custom_operators and report.custom_operators):
-            report.verification = verified(new, folder)
-            report.verification.path = str(path)
+            found = report.verification = verified(new, folder)
+            found.path = str(path)
+            if on_gpu:
+                found.gpu = check_on_gpu(new)
+                if found.gpu.failures:
+                    raise VerificationError("; ".join(found.gpu.failures), found)
         files.replace_file(new, path, overwrite)
     return report

@@ -177,7 +177,9 @@ def test_rewritten_operators_give_the_same(function, shapes):
     assert check(rewritten) == []
     arrays = [np.random.default_rng(i).normal(size=x).astype("f4") for i, x in enumerate(shapes)]
     expected = function(*map(tf.constant, arrays))
-    np.testing.assert_allclose(run(rewritten, *arrays), expected, atol=1e-4)
+    # Sums of float32 in another order.
+    allowed = 1e-6 * max(1.0, float(np.abs(expected).max()))
+    np.testing.assert_allclose(run(rewritten, *arrays), expected, rtol=0, atol=allowed)
     assert run(rewritten, *arrays).shape == expected.shape
 
 

@@ -117,6 +117,14 @@ def test_without_a_gpu_the_report_says_so(tmp_path, monkeypatch):
     assert "GPU delegate: not run: this machine has no GPU with a Vulkan driver" in str(report)
 
 
+def test_a_file_of_several_models_runs_on_the_delegate_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path / "none.json"))
+    x = keras.Input((3,), name="x")
+    towers = {name: keras.Model(x, keras.layers.Dense(2)(x)) for name in ("one", "two")}
+    report = export_tflite(towers, tmp_path / "towers.tflite", accelerator="gpu")
+    assert "GPU delegate: not run: this machine has no GPU" in str(report)
+
+
 @pytest.mark.parametrize(
     ("log", "reason"),
     [

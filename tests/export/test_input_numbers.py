@@ -134,6 +134,10 @@ def test_rounding_on_a_guess_is_said():
     with pytest.warns(UserWarning, match="give real rows of 'values' as verify_inputs"):
         report = export_tflite(model, new_path(), quantization="int8")
     assert "nothing in the model tells" in report.verification.inputs["values"]
+    with pytest.warns(UserWarning, match="give real rows of 'values'") as found:
+        verify(model, report.path)
+    (warning,) = [x for x in found if "give real rows" in str(x.message)]
+    assert warning.filename == __file__
     rows = np.ones((3, LENGTH, WIDTH), "float32")
     export_tflite(model, new_path(), quantization="int8", verify_inputs={"values": rows})
     export_tflite(model, new_path())  # float32 is exact for numbers of any scale

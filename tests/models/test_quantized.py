@@ -96,11 +96,24 @@ def test_another_quantized_layer_is_refused_with_its_name():
 
 def test_exported_as_floats(tmp_path, caplog):
     model = gpt("int8", adapters=True)
-    export.export_tflite(model, tmp_path / "x.tflite", source_length=4, verify=False)
+    report = export.export_tflite(model, tmp_path / "x.tflite", source_length=4, verify=False)
     assert "gpt is quantized by Keras" in caplog.text
+    assert report.dequantized == ["gpt"] and report.asdict()["dequantized"] == ["gpt"]
+    assert "gpt was quantized by Keras: its rounded weights are stored in float32" in str(report)
     file = keras_tfm.runtime.load(tmp_path / "x.tflite")
     found = file.predict(IDS[:1])
     assert_close(next(iter(found.values())), dequantized(model)(IDS[:1]), 1e-5)
+
+
+def test_adapters_of_their_own_need_float_kernels(tmp_path):
+    with pytest.raises(ValueError, match="gpt is quantized by Keras: export it with separate_ad"):
+        export.export_tflite(gpt("int8", adapters=True), tmp_path / "x", separate_adapters=True)
+
+
+def test_of_several_models_the_report_names_the_quantized_ones(tmp_path):
+    given = {"one": gpt("int8"), "two": models.gpt(13, **SMALL)}
+    report = export.export_tflite(given, tmp_path / "x.tflite", source_length=4, verify=False)
+    assert report.dequantized == ["one"]
 
 
 def test_saved_for_transformers(tmp_path):
