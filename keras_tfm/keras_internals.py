@@ -149,7 +149,6 @@ def float_kernel(layer: Any) -> Tensor:
         ValueError: the layer is quantized by another method than int8, int4 or float8.
     """
     from keras import ops, quantizers
-    from keras.src.quantizers.quantizers import dequantize_with_sz_map
 
     mode = layer.quantization_mode
     if mode not in (None, "int8", "int4", "float8"):
@@ -159,6 +158,8 @@ def float_kernel(layer: Any) -> Tensor:
     if mode == "int4":
         kernel = quantizers.unpack_int4(kernel, layer.units, axis=-1)
     if mode == "int4" and hasattr(layer, "kernel_zero"):
+        from keras.src.quantizers.quantizers import dequantize_with_sz_map
+
         sizes = layer.kernel_scale, layer.kernel_zero, layer.g_idx
         kernel = dequantize_with_sz_map(kernel, *sizes, group_axis=0)
     elif mode in ("int8", "int4"):

@@ -210,14 +210,17 @@ def test_run_after_build():
     assert seen == [True]
 
 
-@pytest.mark.parametrize("mode", ["int8", "int4", "float8", None])
+@pytest.mark.parametrize("mode", ["int8", "int4", "int4 in one block", "float8", None])
 def test_float_kernel(mode):
     layer = keras.layers.Dense(5)
     layer.build((None, 4))
     exact = keras.ops.convert_to_numpy(layer.kernel)
-    if mode:
+    if mode == "int4 in one block":  # symmetric, without zero points
+        config = keras.quantizers.Int4QuantizationConfig(block_size=None)
+        layer.quantize("int4", config=config)
+    elif mode:
         layer.quantize(mode)
-    levels = {"int8": 127, "int4": 7}.get(mode, 1e6)
+    levels = {"int8": 127, "float8": 1e6, None: 1e6}.get(mode, 7)
     found = keras.ops.convert_to_numpy(keras_internals.float_kernel(layer))
     np.testing.assert_allclose(found, exact, atol=np.abs(exact).max() / levels)
 

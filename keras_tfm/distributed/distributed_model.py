@@ -31,7 +31,7 @@ class DistributedModel(keras.Model):
     optimizer: Any
     epoch_iterator: Any = None
     gradient_accumulation_steps = 1
-    _batch: Batch | None = None
+    _batch: Any = None  # a `Batch` in compiled models
 
     def compile(self, *args: Any, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
         """`keras.Model.compile` with `gradient_accumulation_steps`, the number of batch parts."""
@@ -132,7 +132,6 @@ class DistributedModel(keras.Model):
 
     def _loss(self, batch: tuple[Any, Any, Any], y_pred: Any, training: bool) -> Tensor:
         """The loss of this replica's batch or part; 0 of no rows, whose mean is NaN."""
-        assert self._batch is not None
         x, y, sample_weight = batch
         loss = trainer_internals.compute_loss(self, x, y, y_pred, sample_weight, training=training)
         share = self._batch.replica_share
@@ -140,7 +139,6 @@ class DistributedModel(keras.Model):
 
     def _begin(self, batch: tuple[Any, Any, Any]) -> Tensor:
         """Begins a step; returns the mean number of rows of a replica, float32."""
-        assert self._batch is not None
         state = self._batch
         # Also what a step left that failed.
         state.losses = state.replica_share = state.share = state.tracker_weight = None
@@ -154,7 +152,6 @@ class DistributedModel(keras.Model):
 
     def _end(self, loss: Tensor, rows: Tensor) -> None:
         """Ends a step: the mean of the replicas' losses, which have equal weights, is logged."""
-        assert self._batch is not None
         trainer_internals.loss_tracker(self).update_state(
             trainer_internals.unscale_loss(loss), sample_weight=rows
         )
@@ -162,7 +159,6 @@ class DistributedModel(keras.Model):
 
     def _forward(self, x: Any, training: bool) -> Any:
         """The predictions; keeps the losses of the layers before another replica's pass."""
-        assert self._batch is not None
         self._batch.losses = None
         y_pred = self._predictions(x, training)
         self._batch.losses = self.losses
@@ -174,7 +170,6 @@ class DistributedModel(keras.Model):
 
     def _gradients(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
         """The loss of a batch or a part, and its gradients; updates the metrics."""
-        assert self._batch is not None
         x, y, sample_weight = batch
         with tf.GradientTape() as tape:
             y_pred = self._forward(x, training=True)
@@ -192,7 +187,6 @@ class DistributedModel(keras.Model):
         They are sums over the parts, each weighted by its share of the rows: a mean over rows is
         that of the batch. `GlobalLoss` divides its own means, over labels, by the same share.
         """
-        assert self._batch is not None
         state = self._batch
         x = batch[0]
         rows = tf.shape(_first(x))[0]
@@ -231,7 +225,6 @@ class DistributedModel(keras.Model):
         The graph prunes all but the counts. Of metrics that an overridden `compute_loss` updates,
         a stateless scope drops the changes.
         """
-        assert self._batch is not None
         if trainer_internals.compiled_loss(self) is None:
             return
         with keras.StatelessScope():

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.masks import as_boolean
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.target import current_target
 
 Tensor = Any
 MODES = ("mean", "max", "first", "last", "mean_sqrt_length", "weighted_mean")
@@ -77,8 +77,7 @@ class SequencePooling(RematerializedLayer):
         if mask is not None:
             mask = as_boolean(mask, "mask")
             real = ops.cast(mask, "float32")
-            if not current_target().is_edge:  # XNNPACK has no select
-                x = ops.where(ops.expand_dims(mask, -1), x, 0.0)  # 0 * NaN is NaN
+            x = finite_padding(x, mask)  # 0 * NaN is NaN
         if self.mode == "max":
             return ops.cast(_maximum(x, real), inputs.dtype)
         if real is None:

@@ -50,15 +50,10 @@ def token_mask(ids: Tensor, pad_id: int, padding: str = "anywhere") -> Tensor:
     inside = ops.logical_and(ops.greater(counted, 0), before_last)
     if padding == "ends":
         return inside
+    # The end token follows the last other id, unless that is the end token itself, as `REAL_PAD`.
     # A row of padding alone is an empty text: its first id is the end token.
-    before = ops.concatenate([ops.equal(total, 0), other[..., :-1]], axis=-1)
-    escaped = ops.concatenate(
-        [ops.zeros_like(other[..., :1]), ops.equal(ids[..., :-1], REAL_PAD)], axis=-1
-    )
-    end = ops.logical_and(
-        ops.equal(counted, total), ops.logical_and(ops.logical_not(other), before)
-    )
-    return ops.logical_or(inside, ops.logical_and(end, ops.logical_not(escaped)))
+    followed = ops.logical_and(inside, ops.not_equal(ids, REAL_PAD))[..., :-1]
+    return ops.logical_or(inside, ops.concatenate([ops.equal(total, 0), followed], axis=-1))
 
 
 def current_mask(ids: Tensor, mask: Tensor | None, pad_id: int, padding: str) -> Tensor:

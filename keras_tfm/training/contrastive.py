@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.distributed.gathered_rows import gathered
+from keras_tfm.layers.finite_padding import finite_padding
 
 Tensor = Any
 OUTPUTS = ("image_embedding", "text_embedding")
@@ -41,7 +42,8 @@ class ContrastiveLoss(keras.losses.Loss):
         y_pred: dict of "image_embedding" (B, E) and "text_embedding" (B, E), vectors of length 1,
             and "scale" (B, 1), optional.
         sample_weight: (B,), weight of each pair's two terms. Default: 1 for every pair. A pair of
-            weight 0 is still among the others' negatives.
+            weight 0 is still among the others' negatives, with zeros for values that are NaN or
+            infinite.
 
     Raises:
         TypeError: a temperature that is not a number.
@@ -83,8 +85,13 @@ class ContrastiveLoss(keras.losses.Loss):
     ) -> list[tuple[Tensor, Tensor]]:
         """The sum of the loss over this replica's rows, and the sum of their weights."""
         images, texts, scale = self._outputs(y_pred)
-        (all_images, before), (all_texts, _) = gathered(images), gathered(texts)
         rows = ops.shape(images)[0]
+        weight = ops.ones((rows,), "float32")
+        if sample_weight is not None:
+            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
+            counts = ops.not_equal(weight, 0.0)
+            images, texts = finite_padding(images, counts), finite_padding(texts, counts)
+        (all_images, before), (all_texts, _) = gathered(images), gathered(texts)
         if y_true is None:
             targets = ops.one_hot(ops.arange(rows) + before, ops.shape(all_images)[0])
         else:
@@ -95,9 +102,6 @@ class ContrastiveLoss(keras.losses.Loss):
             targets = targets / ops.maximum(ops.sum(targets, axis=1, keepdims=True), 1.0)
         loss = _cross_entropy(targets, scale * ops.matmul(images, ops.transpose(all_texts)))
         loss += _cross_entropy(targets, scale * ops.matmul(texts, ops.transpose(all_images)))
-        weight = ops.ones((rows,), "float32")
-        if sample_weight is not None:
-            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
         return [(ops.sum(weight * loss) / 2, ops.sum(weight))]
 
     def _outputs(self, y_pred: Any) -> tuple[Tensor, Tensor, Any]:

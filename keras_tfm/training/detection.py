@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_number
 from keras_tfm.training.boxes import generalized_iou
+from keras_tfm.training.losses import zero_uncounted
 from keras_tfm.training.matching import assign, on_host
 
 Tensor = Any
@@ -112,6 +113,10 @@ class DetectionLoss(keras.losses.Loss):
         """The weighted sums of which the loss consists, each with its divisor: classes, boxes."""
         classes, targets = _entries("y_true", y_true, {"classes": 2, "boxes": 3})
         logits, boxes, layers = _predictions(y_pred)
+        weight: Any = 1.0
+        if sample_weight is not None:
+            weight = self._image_weights(sample_weight, layers)
+            logits, boxes = (zero_uncounted(x, weight) for x in (logits, boxes))
         classes = ops.repeat(ops.cast(classes, "int32"), layers, axis=0)
         targets = ops.repeat(ops.cast(targets, "float32"), layers, axis=0)
         nothing = logits.shape[-1] - 1
@@ -132,7 +137,6 @@ class DetectionLoss(keras.losses.Loss):
             ),
             -1,
         )
-        weight = 1.0 if sample_weight is None else self._image_weights(sample_weight, layers)
         class_weights = weight * ops.where(found > 0, 1.0, self.weights["no_object_weight"])
         class_sum = -ops.sum(class_weights * log_likelihood)
 

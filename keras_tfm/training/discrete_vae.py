@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_number
+from keras_tfm.training.losses import zero_uncounted
 
 Tensor = Any
 OUTPUTS = ("logits", "distribution", "normalized")
@@ -81,6 +82,10 @@ class DiscreteVAELoss(keras.losses.Loss):
     ) -> list[tuple[Tensor, Tensor]]:
         """The weighted sum of the loss over images, and the weighted number of pixel values."""
         logits, distribution, x = self._outputs(y_pred)
+        weight = ops.ones_like(x[:, 0, 0, 0])
+        if sample_weight is not None:
+            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
+            logits, distribution, x = (zero_uncounted(y, weight) for y in (logits, distribution, x))
         channels = x.shape[-1]
         location, log_scale = distribution[..., :channels], distribution[..., channels:]
         x = ops.clip(x, _EDGE, 1.0 - _EDGE)
@@ -91,9 +96,6 @@ class DiscreteVAELoss(keras.losses.Loss):
         divergence = ops.exp(log_q) * (log_q + math.log(logits.shape[-1]))
         loss = ops.sum(pixels, axis=(1, 2, 3))
         loss = loss + self.kl_weight * ops.sum(divergence, axis=(1, 2, 3))
-        weight = ops.ones_like(loss)
-        if sample_weight is not None:
-            weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
         values = ops.cast(ops.prod(ops.shape(x)[1:]), "float32")
         return [(ops.sum(weight * loss), ops.sum(weight) * values)]
 

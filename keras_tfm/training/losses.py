@@ -123,6 +123,17 @@ def counted_logits(y_pred: Tensor, weights: Tensor) -> Tensor:
     return result
 
 
+def zero_uncounted(x: Tensor, weight: Tensor) -> Tensor:
+    """The outputs of a model with zeros in rows of weight 0: 0 * NaN is NaN, in gradients too.
+
+    Args:
+        x: (B, ...), float.
+        weight: (B,) or (B, 1), float32.
+    """
+    counts = ops.not_equal(weight, 0.0)
+    return ops.where(ops.reshape(counts, (-1,) + (1,) * (len(x.shape) - 1)), x, 0.0)
+
+
 def label_weights(y_true: Tensor, ignore_class: int | None, sample_weight: Tensor | None) -> Tensor:
     """The weight of each label: 0 where it is `ignore_class`, else 1, times `sample_weight`.
 

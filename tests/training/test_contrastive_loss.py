@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close
-from execution import saving, tensorflow_only
+from execution import gradients, saving, tensorflow_only
 from small_clip import pairs, small_clip
 
 from keras_tfm.training import ContrastiveLoss
@@ -77,6 +77,25 @@ def test_weights(rng):
     outputs, weight = outputs_of(rng), np.array([0.0, 1.0, 2.0, 0.5, 1.0], "float32")
     expected = reference(outputs, np.eye(5), weight)
     assert_close(ContrastiveLoss()(None, outputs, weight), expected, FLOAT32)
+
+
+@tensorflow_only
+def test_nan_in_a_pair_of_weight_0_is_a_negative_of_zeros(rng):
+    outputs, weight = outputs_of(rng), np.array([1.0, 0.0, 2.0, 0.5, 1.0], "float32")
+    scale = outputs.pop("scale")
+
+    def of(images, texts):
+        vectors = {"image_embedding": images, "text_embedding": texts, "scale": scale}
+        return ContrastiveLoss()(None, vectors, weight)
+
+    results = []
+    for fill in (0.0, np.nan):
+        filled = [np.where(weight[:, None] == 0, np.float32(fill), x) for x in outputs.values()]
+        results.append([of(*filled), *gradients(of, [], *filled)[1]])
+    (expected, *wanted), (found, *actual) = results
+    assert_close(found, expected, FLOAT32)
+    for x, y in zip(actual, wanted, strict=True):  # what was NaN gets none
+        assert_close(x, np.where(weight[:, None] == 0, 0.0, y), FLOAT32)
 
 
 def test_a_pair_is_found_after_training(rng):

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close
-from execution import saving, tensorflow_only
+from execution import gradients, saving, tensorflow_only
 from small_detectors import CLASSES, QUERIES, SIZE, detector, outputs_of, targets_of
 
 import keras_tfm
@@ -145,6 +145,21 @@ def test_sample_weights(rng):
     loss = DetectionLoss()
     weights = np.array([0.0, 1.0, 2.0], "float32")
     assert_close(loss(y_true, y_pred, weights), loss(*at([1, 2, 2])), FLOAT32)
+
+
+@tensorflow_only
+def test_nan_in_an_image_of_weight_0_does_not_count(rng):
+    y_true, y_pred = targets_of(rng, 3), outputs_of(rng, 3, 2)
+    weight = np.array([0.0, 1.0, 2.0], "float32")
+
+    def of(*outputs):
+        return DetectionLoss()(y_true, dict(zip(y_pred, outputs, strict=True)), weight)
+
+    spoiled = [np.concatenate([np.full_like(x[:1], np.nan), x[1:]]) for x in y_pred.values()]
+    assert_close(of(*spoiled), of(*y_pred.values()), FLOAT32)
+    (_, expected), (_, found) = (gradients(of, [], *x) for x in (y_pred.values(), spoiled))
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, FLOAT32)
 
 
 @pytest.mark.parametrize(

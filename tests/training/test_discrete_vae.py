@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from compare import assert_close
-from execution import tensorflow_only
+from execution import gradients, tensorflow_only
 
 from keras_tfm import models, training
 
@@ -41,6 +41,28 @@ def test_the_loss_is_the_negative_bound(weights):
     # Float32 rounds at 6e-8; a few hundred terms of both signs.
     assert_close(loss(None, given, sample_weight), wanted, 1e-5)
     assert training.DiscreteVAELoss.from_config(loss.get_config()).kl_weight == 3.0
+
+
+@tensorflow_only
+def test_nan_in_an_image_of_weight_0_does_not_count():
+    rng = np.random.default_rng(5)
+    outputs = {
+        "logits": rng.normal(size=(3, 2, 5, 7)).astype("float32"),
+        "distribution": rng.normal(size=(3, 4, 10, 6)).astype("float32"),
+        "normalized": rng.uniform(0.1, 0.9, size=(3, 4, 10, 3)).astype("float32"),
+    }
+    weight = np.array([0.5, 0.0, 2.0], "float32")
+
+    def of(*tensors):
+        given = dict(zip(outputs, tensors, strict=True))
+        return training.DiscreteVAELoss()(None, given, weight)
+
+    keep = weight[:, None, None, None] != 0
+    spoiled = [np.where(keep, x, np.float32(np.nan)) for x in outputs.values()]
+    assert_close(of(*spoiled), of(*outputs.values()), 1e-6)
+    (_, expected), (_, found) = (gradients(of, [], *x) for x in (outputs.values(), spoiled))
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, 1e-6)
 
 
 @pytest.mark.parametrize(
