@@ -89,7 +89,7 @@ def _sizes_of_images(config: Config) -> dict[str, Any]:
 def _sizes_of_texts(config: Config) -> dict[str, Any]:
     config.only(is_causal=True)
     size = config.integer("vocab_size", 49408)
-    end_id = config.integer("eos_token_id", 49407, minimum=0)
+    end_id = config.integer("eos_token_id", 49407, minimum=0, maximum=size - 1)
     return {
         "vocabulary_size": size,
         "max_length": config.integer("max_position_embeddings", 77),

@@ -140,7 +140,11 @@ class Config:
                 self.refuse(name, found, repr(value))
 
     def rename(self, aliases: Mapping[str, str]) -> None:
-        """Reads fields under another name: those of `aliases`, which has the field by the alias."""
+        """Gives fields the values that the file has for them under another name.
+
+        Args:
+            aliases: dict from the other name to the field.
+        """
         for alias, name in aliases.items():
             if self.fields.get(alias) is not None:
                 self.fields[name] = self.fields[alias]

@@ -80,16 +80,17 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         # transformers then feeds each decoder layer's normalised output to the next one.
         auxiliary_loss=False,
     )
+    dim, backbone = config.integer("d_model", 256), config.part("backbone_config")
     return {
         "image_size": config.size("image_size", 800),  # our own field
         "num_classes": config.num_labels,
         "labels": config.labels,
         "num_queries": config.integer("num_queries", 100),
-        "dim": config.integer("d_model", 256),
+        "dim": dim,
         "num_layers": config.integer("encoder_layers", 6, maximum=1000),
         "num_decoder_layers": config.integer("decoder_layers", 6, maximum=1000),
-        "num_heads": config.integer("encoder_attention_heads", 8),
-        "num_decoder_heads": config.integer("decoder_attention_heads", 8),
+        "num_heads": _heads(config, "encoder_attention_heads", dim),
+        "num_decoder_heads": _heads(config, "decoder_attention_heads", dim),
         "intermediate_dim": config.integer("encoder_ffn_dim", 2048),
         "decoder_intermediate_dim": config.integer("decoder_ffn_dim", 2048),
         "dropout": config.number("dropout", 0.1, 1),
@@ -97,8 +98,16 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         "activation_dropout": config.number("activation_dropout", 0.0, 1),
         "activation": config.activation("activation_function", "relu"),
         "backbone": _backbone_arguments(config),
-        **image_statistics(config),
+        **image_statistics(backbone if backbone.fields else config),  # for `num_channels`
     }
+
+
+def _heads(config: Config, name: str, dim: int) -> int:
+    """A number of heads; for others than divisors of the width, transformers computes with more."""
+    heads: int = config.integer(name, 8)
+    if dim % heads:
+        config.refuse(name, heads, f"a divisor of d_model, {dim}")
+    return heads
 
 
 def _backbone_arguments(config: Config) -> dict[str, Any]:

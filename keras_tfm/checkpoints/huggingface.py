@@ -109,9 +109,9 @@ def load_huggingface(
             "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
-            larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does; a larger
-            `max_length` adds rows of zeros to a table of positions, a smaller one removes its last
-            rows. A warning tells of new rows.
+            larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may
+            be the `pad_id`; a larger `max_length` adds rows of zeros to a table of positions, a
+            smaller one removes its last rows. A warning tells of new rows.
 
     Returns:
         The model of that builder, with the head of the architecture. Its outputs are those of the
@@ -157,21 +157,40 @@ def load_huggingface(
     stored = family.arguments(config, named)
     # Sizes of tables in the files: a table of another size is made of the loaded one.
     sizes = {key: options[key] for key in _SIZES if key in options and stored.get(key) is not None}
-    arguments = {**stored, **options, **{key: stored[key] for key in sizes}}
+    added = _added_ids(options, stored, sizes)
+    given = {**stored, **options}
+    own = {key: x for key, x in options.items() if key not in (*sizes, *added)}
+    arguments = {**stored, **own}
 
-    def build() -> keras.Model:
+    def build(arguments: dict[str, Any]) -> keras.Model:
         return make(family.builder(**arguments), config)
 
     with without_storage():  # check first: a configuration may describe a model of any size
-        empty = build()
+        empty = build(arguments)
         named.take_constants(family.constants(empty))
         named.leave_out(family.unused(empty))
         named.check(name, family.entries(empty), _hint(family, named, name))
+        if added:
+            build(given)
     if "max_length" in sizes and not (family.constants(empty) or _has_positions(empty)):
         arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
-    model = build()
+    model = build(arguments)
     load_entries(named, family.entries(model))
-    return _resized(model, str(folder), stored, sizes)
+    model = _resized(model, str(folder), stored, sizes)
+    if added:
+        resized, model = model, build(given)
+        for new, old in zip(model.weights, resized.weights, strict=True):
+            new.assign(old)
+    return model
+
+
+def _added_ids(options: dict[str, Any], stored: dict[str, Any], sizes: dict[str, int]) -> list[str]:
+    """The options that are ids of added tokens, such as `pad_id`, which no table has yet."""
+    old = min((stored[key] for key in sizes if key != "max_length"), default=None)
+    if old is None:
+        return []
+    ids = {key: x for key, x in options.items() if key.endswith("_id")}
+    return [key for key, x in ids.items() if isinstance(x, int) and x >= old]
 
 
 def _has_positions(model: Model) -> bool:

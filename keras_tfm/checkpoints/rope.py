@@ -176,10 +176,8 @@ def rope_fields(model: models.Model) -> dict[str, Any]:
 def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> dict[str, Any]:
     """The fields of rotary positions of blocks without and with a window, for every version."""
     given = model.arguments
-    whole, theta = (
-        _rope(model, given["rope_theta"], given["rope_scaling"]),
-        given["local_rope_theta"],
-    )
+    whole = _rope(model, given["rope_theta"], given["rope_scaling"])
+    theta = given["local_rope_theta"]
     local = whole if theta is None else _rope(model, theta, None)
     if "truncate" in whole:
         raise ValueError(

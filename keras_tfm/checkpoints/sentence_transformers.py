@@ -109,7 +109,8 @@ def load_sentence_transformer(folder: str | Path, **options: Any) -> models.Mode
         options = {"segments": False, **options}
     appended = False
     if family in FAMILIES and _is_decoder(FAMILIES[family].builder) and "pad_id" not in options:
-        options["pad_id"], appended = _padding(folders["Transformer"], folder)
+        size = options.get("vocabulary_size")
+        options["pad_id"], appended = _padding(folders["Transformer"], folder, size)
     model = load_huggingface(folders["Transformer"], **options)
     for layer in model.layers if appended else ():
         if isinstance(layer, TokenEmbedding | TokenMask):
@@ -133,22 +134,27 @@ def _is_decoder(builder: Any) -> bool:
     )
 
 
-def _padding(transformer: Path, folder: Path) -> tuple[int, bool]:
+def _padding(transformer: Path, folder: Path, vocabulary_size: Any) -> tuple[int, bool]:
     """The padding id of a folder's tokenizer, and whether the tokenizer appends it to each text.
 
     -1 if it has none: rows are then padded with -1, which is no token.
+
+    Args:
+        transformer, folder: the folders of the decoder and of the whole model.
+        vocabulary_size: int, the number of ids that the model is loaded with, or None for the
+            folder's.
     """
     config = Config(transformer)
     pad_id = config.integer("pad_token_id", None, minimum=0)
     place = next((x for x in (folder, transformer) if _has_tokenizer(x)), None)
     ids: list[int] = []
     if place is not None:
-        tokenizer = load_tokenizer(place)
+        tokenizer = load_tokenizer(place, vocabulary_size=vocabulary_size)
         text = TokenizerSettings(place).text("pad", "")
         pad_id = tokenizer.token_to_id(text) if text else pad_id
         ids = tokenizer.encode("a").ids
-    size = config.integer("vocab_size", None, minimum=1)
-    if pad_id is None or pad_id >= size:
+    size = vocabulary_size or config.integer("vocab_size", None)
+    if pad_id is None or (size is not None and pad_id >= size):
         return NO_TOKEN, False
     return pad_id, ids[-1:] == [pad_id]
 

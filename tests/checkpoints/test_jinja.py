@@ -102,6 +102,11 @@ LANGUAGE = """
 {% set ns = namespace(a=1) %}{% set z = 0 %}
 {% for i in [1, 2] %}{% set ns.a = ns.a + i %}{% set z = 1 %}{{ z }}{% endfor %}
 {{ ns.a }}{{ z }}{{ none }}{{ {'items': 1}['items'] }}{{ {'a': 1}.get('b', 2) }}
+{{ '<b>"q"</b> & co' | e }} {{ "it's" | e }} {{ "they're go-ing (well) xYz" | title }}
+{{ "they're go-ing" | wordcount }} {{ ['a', 'A', 'b'] | unique | list }} {{ ['b', 'B'] | max }}
+{{ ['A', 'a'] | min(case_sensitive=true) }} {{ [{'x': 1}, {'x': 3}] | max(attribute='x') }}
+{{ {'b': 1, 'a': 2} | dictsort(false, 'value', true) }} {{ [nothing] }} {{ 'ü' | tojson(true) }}
+{{ 2.11 | round(1, 'ceil') }} {{ 5 | round }} {{ nothing | default(default_value='d') }}
 """
 
 
@@ -111,9 +116,13 @@ def reference(source, variables):
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = lambda x, **options: json.dumps(
-        x, ensure_ascii=False, **options
-    )
+
+    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment.filters["tojson"] = tojson
     environment.globals["strftime_now"] = lambda form: form.replace("%%", "%")
     return environment.from_string(source).render(**variables)
 

@@ -60,6 +60,24 @@ def test_other_numbers_of_positions_go_there_and_back(name, tmp_path):
     assert shorter.arguments["max_length"] == 5
 
 
+def test_an_added_token_may_be_the_padding(tmp_path):
+    """As for Llama, whose tokenizer has no padding token."""
+    model = randomize(models.llama(13, **SMALL))
+    save_huggingface(model, tmp_path)
+    with pytest.warns(UserWarning, match="vocabulary_size is 14"):
+        larger = load_huggingface(tmp_path, vocabulary_size=14, pad_id=13, max_length=9)
+    given = larger.arguments
+    assert (given["pad_id"], given["vocabulary_size"], given["max_length"]) == (13, 14, 9)
+    assert_close(run(larger, IDS)[..., :13], run(model, IDS), 1e-5)
+    assert_close(
+        run(larger, np.pad(IDS, ((0, 0), (0, 2)), constant_values=13))[:, :4, :13],
+        run(model, IDS),
+        1e-5,
+    )
+    with pytest.raises(ValueError, match=r"in the vocabulary, 0\.\.13, got 14"):
+        load_huggingface(tmp_path, vocabulary_size=14, pad_id=14)
+
+
 def test_without_a_table_of_positions_nothing_is_new(tmp_path):
     model = randomize(MODELS["llama"][0]())
     save_huggingface(model, tmp_path)

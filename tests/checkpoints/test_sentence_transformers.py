@@ -285,6 +285,18 @@ def test_padded_rows_of_a_decoder(tmp_path, pooling, padding):
         assert_close(model(np.array([row]))[0], vector, FLOAT32)
 
 
+def test_a_padding_token_that_was_added_to_the_tokenizer(tmp_path):
+    folder = saved_decoder(tmp_path / "model", padding="<pad>")
+    tokenizer = checkpoints.load_tokenizer(folder)
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with pytest.warns(UserWarning, match="vocabulary_size is 10"):
+        model = checkpoints.load_sentence_transformer(folder, vocabulary_size=10)
+    assert model.embedding.mask_id == 9
+    row = np.array([[1, 2, END, 9, 9]])
+    assert_close(model(row), decoder_vectors("lasttoken", [row[0, :3]]), FLOAT32)
+
+
 @pytest.mark.parametrize(
     ("pooling", "appends"),
     [("lasttoken", True), pytest.param("mean", False, marks=pytest.mark.slow)],

@@ -164,3 +164,9 @@ def test_what_transformers_cannot_read_is_refused(tmp_path):
         checkpoints.save_huggingface(models.clip_text(11, end_id=2, **sizes), tmp_path / "x")
     with pytest.raises(ValueError, match=r"image_size must be square to be saved.*got \(16, 24\)"):
         checkpoints.save_huggingface(models.clip_image((16, 24), 8, **sizes), tmp_path / "x")
+
+
+def test_an_end_outside_the_vocabulary_is_refused(tmp_path):
+    """transformers pools the first token then."""
+    with pytest.raises(ValueError, match="eos_token_id must be an integer from 0 to 30, got 31"):
+        made("CLIPTextModel", {**TEXT, "eos_token_id": 31}, tmp_path)

@@ -156,6 +156,24 @@ def test_detr_of_timm(tmp_path):
     assert_close(outputs["boxes"], expected.pred_boxes.numpy(), BOXES)
 
 
+def test_channels_are_those_of_the_backbone(tmp_path):
+    """As in transformers, which reads `num_channels` beside it for a backbone of timm alone."""
+    save_small(tmp_path, num_channels=4)
+    assert len(checkpoints.load_huggingface(tmp_path).arguments["image_mean"]) == 3
+
+
+def save_small(folder, **changes):
+    """A folder of a small model with other fields in its configuration."""
+    backbone = {"stem_dim": 4, "dims": (8,), "depths": (1,), "bottleneck": False}
+    model = models.detr(
+        32, num_classes=3, num_queries=5, dim=8, num_layers=1, num_heads=2, intermediate_dim=16,
+        backbone=backbone,
+    )  # fmt: skip
+    checkpoints.save_huggingface(model, folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
 def timm_name(name):
     begin, _, rest = name.partition("conv_encoder.model.")
     if not rest:
@@ -177,16 +195,11 @@ def timm_name(name):
         ({"dilation": True, "backbone_config": None}, "dilation must be False, got True"),
         ({"backbone_config": {"model_type": "swin"}}, "backbone_config must be a ResNet without"),
         ({"backbone": "vit", "backbone_config": None}, "backbone_config must be a ResNet without"),
+        ({"encoder_attention_heads": 3}, "encoder_attention_heads must be a divisor of d_model, 8"),
+        ({"decoder_attention_heads": 5}, "decoder_attention_heads must be a divisor of d_model, 8"),
     ],
 )
 def test_unsupported_fields(change, message, tmp_path):
-    backbone = {"stem_dim": 4, "dims": (8,), "depths": (1,), "bottleneck": False}
-    model = models.detr(
-        32, num_classes=3, num_queries=5, dim=8, num_layers=1, num_heads=2, intermediate_dim=16,
-        backbone=backbone,
-    )  # fmt: skip
-    checkpoints.save_huggingface(model, tmp_path)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    save_small(tmp_path, **change)
     with pytest.raises(ValueError, match=message):
         checkpoints.load_huggingface(tmp_path, image_size=32)

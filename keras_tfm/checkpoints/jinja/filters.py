@@ -6,11 +6,12 @@ the arguments.
 """
 
 import datetime
-import html
 import json
+import math
 import operator
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from keras_tfm.checkpoints.jinja.meter import (
@@ -22,6 +23,9 @@ from keras_tfm.checkpoints.jinja.meter import (
     integer,
 )
 from keras_tfm.checkpoints.jinja.operators import OPERATORS, braces, percent
+
+# Those of markupsafe; the first one first, as the others contain it.
+_ESCAPES = {"&": "&amp;", ">": "&gt;", "<": "&lt;", "'": "&#39;", '"': "&#34;"}
 
 
 def _replace(meter: Meter, x: Any, old: Any, new: Any, count: Any = None) -> str:
@@ -43,7 +47,7 @@ def _join(meter: Meter, x: Any, separator: Any = "", attribute: Any = None) -> s
 
 def elements(meter: Meter, x: Any) -> list[Any]:
     """What a loop goes through."""
-    if not isinstance(x, str | list | tuple | dict | Undefined | range):
+    if not isinstance(x, str | list | tuple | dict | Undefined):
         raise TemplateError(f"{_kind(x)} cannot be gone through")
     meter.charge(1 + len(x))
     return list(x)
@@ -86,8 +90,24 @@ def _indent(meter: Meter, x: Any, width: Any = 4, first: bool = False, blank: bo
 
 def _escape(meter: Meter, x: Any) -> str:
     x = meter.string(x)
-    meter.text(6 * len(x))
-    return html.escape(x)
+    meter.text(5 * len(x))
+    for character, name in _ESCAPES.items():
+        x = x.replace(character, name)
+    return str(x)
+
+
+def _title(meter: Meter, x: Any) -> str:
+    """A capital after a space, a hyphen and an opening bracket, and not after an apostrophe."""
+    x = meter.string(x)
+    meter.text(3 * len(x))
+    words = re.split(r"([-\s({\[<]+)", x)
+    return "".join(word[:1].upper() + word[1:].lower() for word in words)
+
+
+def _count_words(meter: Meter, x: Any) -> int:
+    x = meter.string(x)
+    meter.read(x)
+    return len(re.findall(r"\w+", x))
 
 
 def _center(meter: Meter, x: Any, width: Any = 80) -> str:
@@ -95,19 +115,31 @@ def _center(meter: Meter, x: Any, width: Any = 80) -> str:
     return meter.string(x).center(width)
 
 
-def _to_json(meter: Meter, x: Any, indent: Any = None, **options: Any) -> str:
-    """As `transformers` defines it: without HTML's escapes."""
-    options = {"ensure_ascii": False, **options, "indent": indent}
-    if not options.keys() <= {"ensure_ascii", "indent", "separators", "sort_keys"}:
-        raise TemplateError(f"tojson has no options {list(options)}")
+def _to_json(
+    meter: Meter,
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """As `transformers` defines it: without HTML's escapes, and with options in this order."""
     width = integer(len(indent) if isinstance(indent, str) else indent or 0, 16)
-    integer(len("".join(options.get("separators") or ())), 16)
+    integer(len("".join(separators or ())), 16)
     meter.charge(meter.size(x) * (1 + width))
-    return str(meter.keep(json.dumps(x, **options)))
+    text = json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    return str(meter.keep(text))
 
 
-def _default(meter: Meter, x: Any, value: Any = "", boolean: bool = False) -> Any:
-    return value if isinstance(x, Undefined) or (boolean and not x) else x
+def _default(meter: Meter, x: Any, default_value: Any = "", boolean: bool = False) -> Any:
+    return default_value if isinstance(x, Undefined) or (boolean and not x) else x
+
+
+def _fold(x: Any, case_sensitive: bool) -> Any:
+    """What Jinja compares: by default, texts in small letters."""
+    return x.lower() if isinstance(x, str) and not case_sensitive else x
 
 
 def _ordered(
@@ -115,10 +147,27 @@ def _ordered(
 ) -> list[Any]:
     def key(one: Any) -> Any:
         one = one if attribute is None else attribute_of(meter, one, attribute)
-        return one.lower() if isinstance(one, str) and not case_sensitive else one
+        return _fold(one, case_sensitive)
 
     meter.read(x, x, x)
     return sorted(elements(meter, x), key=key, reverse=bool(reverse))
+
+
+def _ordered_pairs(
+    meter: Meter, x: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False
+) -> list[Any]:
+    if by not in ("key", "value"):
+        raise TemplateError(f"dictsort sorts by 'key' or 'value', got {str(by)[:40]!r}")
+    place = 0 if by == "key" else 1
+    return _ordered(meter, _pairs(meter, x), reverse, case_sensitive, place)
+
+
+def _extreme(
+    largest: bool, meter: Meter, x: Any, case_sensitive: bool = False, attribute: Any = None
+) -> Any:
+    """The first of the largest or least elements."""
+    ordered = _ordered(meter, x, largest, case_sensitive, attribute)
+    return ordered[0] if ordered else Undefined("the largest" if largest else "the least")
 
 
 def _pairs(meter: Meter, x: Any) -> list[Any]:
@@ -137,13 +186,26 @@ def _batch(meter: Meter, x: Any, count: Any, fill: Any = None) -> list[Any]:
     return [meter.keep(part) for part in parts]
 
 
-def _unique(meter: Meter, x: Any) -> list[Any]:
-    found: list[Any] = []
+def _unique(meter: Meter, x: Any, case_sensitive: bool = False, attribute: Any = None) -> list[Any]:
+    kept: list[Any] = []
+    keys: list[Any] = []
     for one in elements(meter, x):
-        meter.read(one, *found)
-        if one not in found:
-            found.append(one)
-    return found
+        key = one if attribute is None else attribute_of(meter, one, attribute)
+        key = _fold(key, case_sensitive)
+        meter.read(key, *keys)
+        if key not in keys:
+            kept.append(one)
+            keys.append(key)
+    return kept
+
+
+def _round(meter: Meter, x: Any, precision: Any = 0, method: str = "common") -> float:
+    if method == "common":
+        return round(x, integer(precision, 20))
+    if method not in ("ceil", "floor"):
+        raise TemplateError(f"round has the methods common, ceil and floor, got {method!r:.40}")
+    scale = 10 ** integer(precision, 20)
+    return float(getattr(math, method)(x * scale) / scale)
 
 
 def _number(kind: type, meter: Meter, x: Any, default: Any = 0, base: Any = 10) -> Any:
@@ -245,7 +307,8 @@ LIST_METHODS: dict[str, Callable[..., Any]] = {
     "count": lambda meter, x, y: _searched(meter, x, y).count(y),
 }
 FILTERS: dict[str, Callable[..., Any]] = {
-    **{name: _texts(name) for name in ("upper", "lower", "capitalize", "title")},
+    **{name: _texts(name) for name in ("upper", "lower", "capitalize")},
+    "title": _title,
     "trim": lambda meter, x, chars=None: _texts("strip")(meter, x, chars),
     "length": lambda meter, x: len(x),
     "count": lambda meter, x: len(x),
@@ -253,31 +316,31 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "replace": _replace,
     "indent": _indent,
     "center": _center,
-    "format": lambda meter, x, /, *values, **names: percent(meter, x, *values, **names),
+    "format": percent,
     "tojson": _to_json,
     "default": _default,
     "d": _default,
-    "first": lambda meter, x: _end(False, meter, x),
-    "last": lambda meter, x: _end(True, meter, x),
+    "first": partial(_end, False),
+    "last": partial(_end, True),
     "list": elements,
     "items": _pairs,
-    "dictsort": lambda meter, x: _ordered(meter, _pairs(meter, x), attribute=0),
-    "string": lambda meter, x: meter.string(x),
-    "safe": lambda meter, x: meter.string(x),
+    "dictsort": _ordered_pairs,
+    "string": Meter.string,
+    "safe": Meter.string,
     "escape": _escape,
     "e": _escape,
-    "int": lambda meter, x, *rest, **names: _number(int, meter, x, *rest, **names),
+    "int": partial(_number, int),
     "float": lambda meter, x, default=0.0: _number(float, meter, x, default),
     "abs": lambda meter, x: abs(x),
-    "round": lambda meter, x, precision=0: round(float(x), integer(precision, 20)),
+    "round": _round,
     "sort": _ordered,
     "unique": _unique,
-    "min": lambda meter, x: _ordered(meter, x)[0] if x else Undefined("the least"),
-    "max": lambda meter, x: _ordered(meter, x)[-1] if x else Undefined("the largest"),
+    "min": partial(_extreme, False),
+    "max": partial(_extreme, True),
     "sum": _total,
     "reverse": lambda meter, x: x[::-1] if isinstance(x, str) else elements(meter, x)[::-1],
     "batch": _batch,
-    "wordcount": lambda meter, x: len(meter.string(x).split()),
+    "wordcount": _count_words,
 }
 TESTS: dict[str, Callable[..., Any]] = {
     "defined": lambda x: not isinstance(x, Undefined),
@@ -285,8 +348,8 @@ TESTS: dict[str, Callable[..., Any]] = {
     "none": lambda x: x is None,
     "string": lambda x: isinstance(x, str),
     "mapping": lambda x: isinstance(x, dict),
-    "sequence": lambda x: isinstance(x, str | list | tuple | dict | range | Undefined),
-    "iterable": lambda x: isinstance(x, str | list | tuple | dict | range | Undefined),
+    "sequence": lambda x: isinstance(x, str | list | tuple | dict | Undefined),
+    "iterable": lambda x: isinstance(x, str | list | tuple | dict | Undefined),
     "number": lambda x: isinstance(x, int | float),
     "integer": lambda x: isinstance(x, int) and not isinstance(x, bool),
     "float": lambda x: isinstance(x, float),

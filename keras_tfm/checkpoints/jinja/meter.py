@@ -29,6 +29,9 @@ class Undefined:
     def __str__(self) -> str:
         return ""
 
+    def __repr__(self) -> str:
+        return "Undefined"  # inside a list
+
     def __bool__(self) -> bool:
         return False
 
