@@ -25,7 +25,7 @@ def _export(path, kind):
 
 def file_of(kind: str):
     """The path of the file of a kind of `KINDS`."""
-    return (OTHERS[kind]() if kind in OTHERS else _export(kind)).path
+    return OTHERS[kind]() if kind in OTHERS else _export(kind).path
 
 
 def _beam(path):
@@ -131,17 +131,11 @@ EXPORTS = {
 }
 
 
-class _Path:
-    """Of an export that gives a path and no report."""
-
-    def __init__(self, path):
-        self.path = path
-
-
+# Of files that other tests share: functions that return a path.
 OTHERS = {
-    "classifier": classifier_file,
-    "captions": lambda: _Path(small_captioners.file("cross-attention")),
-    "prefix": lambda: _Path(small_captioners.file("prefix", small_captioners.STEPPED)),
-    "drawing": lambda: _Path(small_drawing.judged_file()),
+    "classifier": lambda: classifier_file().path,
+    "captions": lambda: small_captioners.file("cross-attention"),
+    "prefix": lambda: small_captioners.file("prefix", small_captioners.STEPPED),
+    "drawing": small_drawing.judged_file,
 }
 KINDS = (*EXPORTS, *OTHERS)

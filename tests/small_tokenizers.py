@@ -15,6 +15,8 @@ from tokenizers import (
     trainers,
 )
 
+from keras_tfm.runtime.tokenizer import read
+
 END = 7
 NUMBERS = [
     "two",
@@ -137,3 +139,19 @@ def sentence_pieces(kind="unigram"):
         unk_id=3,
     )
     return model.getvalue()
+
+
+JSON = {
+    "byte pairs": byte_pairs,
+    "byte fallback": byte_fallback,
+    "word pieces": word_pieces,
+    "words": words,
+}
+KINDS = [*JSON, "unigram", "bpe"]
+
+
+def tokenizer_of(kind):
+    """The runtime's tokenizer of one of `KINDS`."""
+    if kind in JSON:
+        return read("tokenizer.json", JSON[kind]().to_str().encode())
+    return read("tokenizer.model", sentence_pieces(kind))

@@ -167,7 +167,7 @@ function copies(template) {
 const MANY = 16; // repetitions that count as unbounded
 const LONGEST = 20_000;
 const DEEPEST = 40;
-const UNFINISHED = "it does not end with its groups";
+const UNBALANCED = "its brackets are not closed, or not opened";
 const PLACES = ["\\b", "\\B", "\\A", "\\z", "\\Z", "\\G"];
 
 /**
@@ -204,8 +204,8 @@ function parse(pattern) {
 
   /** Reads the beginning of a group: whether it only looks around. */
   const groupBegins = () => {
-    if (take(/\(\?[a-z-]*(?=\))/y)) return false; // flags
-    const found = take(/\((?:\?(<?[=!]|[:>]|<[A-Za-z_]\w*>|[a-z-]*:))?/y);
+    if (take(/\(\?[a-wyz-]*(?=\))/y)) return false; // flags
+    const found = take(/\((?:\?(<?[=!]|[:>]|<[A-Za-z_]\w*>|[a-wyz-]*:))?/y);
     if (!found[1] && pattern[at] === "?") refuse(`${pattern.slice(at - 1, at + 4)} is unknown here`);
     return ["=", "!", "<=", "<!"].includes(found[1]);
   };
@@ -223,7 +223,7 @@ function parse(pattern) {
       first = false;
       if (depth === 0) return;
     }
-    refuse(UNFINISHED);
+    refuse(UNBALANCED);
   };
 
   const quantifier = () => {
@@ -244,11 +244,11 @@ function parse(pattern) {
     if (char === "(") {
       looks = groupBegins();
       inside = alternatives(depth + 1);
-      if (at++ >= pattern.length) refuse(UNFINISHED);
+      if (at++ >= pattern.length) refuse(UNBALANCED);
     } else if (char === "[") skipClass();
     else if (char === "\\") {
       const [escape] = take(/\\(?:[pPxu]\{[^}]*\}|x\w{2}|u\w{4}|[^])/y) ?? [];
-      if (!escape) refuse(UNFINISHED);
+      if (!escape) refuse(UNBALANCED);
       if ("123456789kg".includes(escape[1])) refuse(`it refers to what it has matched, ${escape}`);
     } else at++;
     const text = pattern.slice(begin, at);
@@ -270,7 +270,7 @@ function parse(pattern) {
   };
 
   const found = alternatives(0);
-  if (at < pattern.length) refuse(UNFINISHED);
+  if (at < pattern.length) refuse(UNBALANCED);
   return found;
 }
 
@@ -279,7 +279,9 @@ function varies({ inside, least, most }) {
   if (least !== most) return true;
   const first = inside.map(([item]) => item?.text ?? "");
   const literal = first.every((text) => text.length === 1 && !".[(^$".includes(text));
-  if (inside.length > 1 && !(literal && new Set(first).size === first.length)) return true;
+  // "a" and "A" may match the same text: there are flags.
+  const folded = new Set(first.map((text) => text.toUpperCase().toLowerCase()[0]));
+  if (inside.length > 1 && !(literal && folded.size === first.length)) return true;
   return inside.flat().some(varies);
 }
 

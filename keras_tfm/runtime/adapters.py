@@ -196,11 +196,13 @@ def write_constants(content: bytearray, layers: Mapping[str, Any], adapter: Adap
         for key, shape in (("a", (rank, depth)), ("b", (width, rank))):
             # First: the sizes of the manifest are those of buffers, or nothing is allocated.
             views = [_constant(content, model, number, shape, name) for number in where[key]]
-            values = np.zeros(shape if views else 0, "float32")
-            if layer is not None and views:
-                own = layer.a.shape[1]
+            if not views:
+                continue
+            values = np.zeros(shape, "float32")
+            if layer is not None:
                 matrix = layer.a.T if key == "a" else layer.scaled.T
-                values[(slice(own),) if key == "a" else (slice(None), slice(own))] = matrix
+                rows, columns = matrix.shape
+                values[:rows, :columns] = matrix
             for view in views:
                 view[...] = np.frombuffer(values.tobytes(), np.uint8)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 # Groups and atoms with this number of repetitions count as unbounded.
 _MANY = 16
 _LONGEST, _DEEPEST = 20_000, 40
-_ALWAYS_FAILS = "it does not end with its groups"
+_UNBALANCED = "its brackets are not closed, or not opened"
 
 
 class _Repeated(NamedTuple):
@@ -55,7 +55,7 @@ class _Parser:
             looks = self.group_begins()
             inside = self.alternatives(depth + 1)
             if self.at >= len(self.pattern):
-                self.refuse(_ALWAYS_FAILS)
+                self.refuse(_UNBALANCED)
             self.at += 1
         elif char == "[":
             self.skip_class()
@@ -69,12 +69,15 @@ class _Parser:
         return _Item(text, inside, looks, self.quantifier())
 
     def group_begins(self) -> bool:
-        """Reads how a group starts: whether it only looks around."""
+        """Reads how a group starts: whether it only looks around.
+
+        The flag x is unknown: in its patterns, spaces and comments match nothing.
+        """
         rest = self.pattern[self.at :]
-        found = re.match(r"\((\?(<?[=!]|[:>]|<[A-Za-z_]\w*>|[a-z-]*:))?", rest)
+        found = re.match(r"\((\?(<?[=!]|[:>]|<[A-Za-z_]\w*>|[a-wyz-]*:))?", rest)
         assert found is not None
         if rest.startswith("(?") and found[1] is None:
-            flags = re.match(r"\(\?[a-z-]*(?=\))", rest)
+            flags = re.match(r"\(\?[a-wyz-]*(?=\))", rest)
             if flags is None:
                 self.refuse(f"{rest[:5]!r} is unknown here")
             else:
@@ -100,12 +103,12 @@ class _Parser:
             self.at, first = self.at + 1, False
             if depth == 0:
                 return
-        self.refuse(_ALWAYS_FAILS)
+        self.refuse(_UNBALANCED)
 
     def skip_escape(self) -> None:
         found = re.match(r"\\(?:[pPxu]\{[^}]*\}|x\w{2}|u\w{4}|.)", self.pattern[self.at :], re.S)
         if found is None:
-            self.refuse(_ALWAYS_FAILS)
+            self.refuse(_UNBALANCED)
         elif found[0][1] in "123456789kg":
             self.refuse(f"it refers to what it has matched, {found[0]!r}")
         else:
@@ -150,7 +153,8 @@ class _Item(NamedTuple):
             return True
         first = [branch[0].text if branch else "" for branch in self.inside]
         literal = all(len(x) == 1 and x not in ".[(^$" for x in first)
-        distinct = literal and len({*first}) == len(first)
+        # "a" and "A" may match the same text, as may "\xdf" and "ss": there are flags.
+        distinct = literal and len({x.casefold()[0] for x in first}) == len(first)
         if len(self.inside) > 1 and not distinct:
             return True
         return any(x.varies for branch in self.inside for x in branch)
@@ -211,7 +215,7 @@ def _parse(pattern: str) -> tuple[_Parser, list[list[_Item]]]:
         parser.refuse(f"it has {len(pattern)} characters, more than {_LONGEST}")
     alternatives = parser.alternatives()
     if parser.at < len(pattern):
-        parser.refuse(_ALWAYS_FAILS)
+        parser.refuse(_UNBALANCED)
     return parser, alternatives
 
 

@@ -43,7 +43,10 @@ def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
         array = _array(name, values)
         if dtype.kind == "b" and array.dtype.kind not in "biu":
             raise TypeError(f"{name} must be bool, True = attend, got {array.dtype}")
-        array = array.astype(dtype)
+        try:
+            array = array.astype(dtype)
+        except (TypeError, ValueError):  # texts, None
+            raise TypeError(f"{name} must be numbers, got {array.dtype}") from None
         if array.ndim == len(shape) - 1:
             array = array[np.newaxis]
     if array.ndim != len(shape) or array.shape[1:] != shape[1:]:
@@ -90,10 +93,11 @@ def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
 
 
 def _padded_masks(values: Any, length: int) -> Any:
-    """Rows of a mask, those of a list padded with 0: after them there is no token."""
-    if not isinstance(values, list) or not all(isinstance(row, list) for row in values):
+    """Rows of a mask, shorter ones padded with 0: after them there is no token."""
+    if not _is_sequence(values):
         return values
-    return np.array([[*row, *[0] * (length - len(row))] for row in values])
+    rows = values if all(map(_is_sequence, values)) else [values]
+    return [[*row, *[0] * (length - len(row))] for row in rows]
 
 
 def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:

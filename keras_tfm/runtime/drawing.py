@@ -149,7 +149,7 @@ def _prompts(painter: Model, texts: list[Any]) -> np.ndarray:
     length, size, _ = _arguments(painter)
     if not texts:
         raise ValueError("got no texts")
-    tokenizer = tokenizer_of(painter, _target(painter))
+    tokenizer = tokenizer_of(painter, target_of(painter))
     rows = np.tile(np.arange(size, size + length, dtype="int32"), (len(texts), 1))
     for i, (row, text) in enumerate(zip(rows, texts, strict=True)):
         if not isinstance(text, str):
@@ -163,11 +163,6 @@ def _prompts(painter: Model, texts: list[Any]) -> np.ndarray:
             )
         row[: len(ids)] = ids
     return rows
-
-
-def _target(painter: Model) -> str:
-    """The name of the input of tokens."""
-    return target_of(painter)
 
 
 def _painted(painter: Model, prompts: np.ndarray, guidance: float, sampler: Sampler) -> np.ndarray:
@@ -228,7 +223,7 @@ def _sampled(
         return np.resize(chosen, len(logits))
 
     given = np.concatenate([prompts, empty]) if guided else prompts
-    for tokens in painter.stream({_target(painter): given}, choose):
+    for tokens in painter.stream({target_of(painter): given}, choose):
         yield tokens[:rows] - first
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from keras_tfm.runtime.chat_template import ChatTemplate
 from keras_tfm.runtime.image_processor import ImageProcessor
-from keras_tfm.runtime.manifest_tensors import check_tensors
+from keras_tfm.runtime.manifest_tensors import check_tensors, column_axis
 from keras_tfm.runtime.trailing_padding import PADDINGS
 
 # The version of the manifest's fields. A change that an older runtime would misread increases it.
@@ -361,7 +361,7 @@ def column_axes(decode: dict[str, Any]) -> dict[str, int]:
     """
     transposed = decode.get("transposed", ())
     return {
-        name: 3 if name in transposed else 1 if len(spec["shape"]) == 2 else 2
+        name: column_axis(name, len(spec["shape"]), transposed)
         for name, spec in decode["outputs"].items()
         if name != "logits"
     }

@@ -243,8 +243,13 @@ def _tensor(spec: dict[str, Any]) -> tuple[Any, Any, Any]:
     return spec["shape"], spec["dtype"], spec.get("kind")
 
 
-def _axis(name: str, rank: int, transposed: Collection[str]) -> int:
-    """The axis of positions, as `manifest_fields.column_axes` has it."""
+def column_axis(name: str, rank: int, transposed: Collection[str]) -> int:
+    """The axis of positions of a growing cache entry.
+
+    >>> from keras_tfm.runtime.manifest_tensors import column_axis
+    >>> [column_axis(name, 4, ["cache_0_key"]) for name in ("cache_0_key", "cache_0_value")]
+    [3, 2]
+    """
     return 3 if name in transposed else 1 if rank == 2 else 2
 
 
@@ -260,7 +265,7 @@ def _check_caches(place: str, signature: Signature, decode: Signature, largest: 
     target = inputs.get(decode["target"], {"shape": [0, 0]})["shape"]
     for name in sorted(names):
         shape, dtype = outputs[name]["shape"], outputs[name]["dtype"]
-        axis = _axis(name, len(shape), transposed)
+        axis = column_axis(name, len(shape), transposed)
         _require(axis < len(shape), f"{place}.outputs.{name} must have columns", shape)
         width = shape[axis]
         widths = (target[1], prefix + largest)
@@ -299,7 +304,7 @@ def _check_encode(place: str, signature: Signature, decode: Signature) -> None:
             continue
         wanted = list(decode["inputs"][name]["shape"])
         if name in decode["outputs"]:
-            wanted[_axis(name, len(wanted), transposed)] = prefix
+            wanted[column_axis(name, len(wanted), transposed)] = prefix
         found = spec["shape"], spec["dtype"]
         expected = wanted, decode["inputs"][name]["dtype"]
         _require(found == expected, f"{place}.outputs.{name} must be {expected}", found)

@@ -46,9 +46,8 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         adapter: str | Path | None = None,
     ):
         # A pickle is read where another folder may be the current one.
-        self._loaded_with = (
-            threads, *(x and Path(x).absolute() for x in (weight_cache, adapter))
-        )  # fmt: skip
+        paths = [x and Path(x).absolute() for x in (weight_cache, adapter)]
+        self._loaded_with = (threads, *paths)
         self._runner = SignatureRunner(path, threads, weight_cache, adapter)
         self.path = self._runner.path
         self.manifest = self._runner.manifest

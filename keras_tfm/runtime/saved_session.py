@@ -98,8 +98,8 @@ def _read(
     others -= {*axes, decode["target"]}
     # Also what only a longer file of the caches, or a prompt, reads; "encode" may return more.
     specs = [x["inputs"] for x in signatures.values() if x["role"] in ("decode", "prefill")]
-    read = {key: [x[key] for x in specs if key in x] for key in known}
-    known = {key: x for key, x in known.items() if read[key]}
+    readers = {key: [x[key] for x in specs if key in x] for key in known}
+    known = {key: x for key, x in known.items() if readers[key]}
     widths = {
         x.shape[axes[key]] for key, x in entries.items() if len(x.shape) > axes.get(key, 1 << 31)
     }
@@ -115,7 +115,7 @@ def _read(
         and max(widths, default=0) <= decode.get("prefix", 0) + tokens.shape[0]
         and all(_fits(x, decode["inputs"][key], axes[key]) for key, x in entries.items())
         and all(_fits(known[key], decode["inputs"][key]) for key in others)
-        and all(any(_fits(x, spec) for spec in read[key]) for key, x in known.items())
+        and all(any(_fits(x, spec) for spec in readers[key]) for key, x in known.items())
     )
     damaged = f"{path} is damaged: its tokens and caches are not those of a session"
     if not fits:

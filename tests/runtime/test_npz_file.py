@@ -40,14 +40,8 @@ def test_arrays_are_those_of_numpy(save):
     assert list(file.headers) == list(arrays)
     for name, expected in arrays.items():
         found, header = file.read(name), file.headers[name]
-        assert (
-            (header.shape, header.dtype)
-            == (expected.shape, expected.dtype)
-            == (
-                found.shape,
-                found.dtype,
-            )
-        )
+        for x in (found, header):
+            assert (x.shape, x.dtype) == (expected.shape, expected.dtype)
         np.testing.assert_array_equal(found, expected)
 
 

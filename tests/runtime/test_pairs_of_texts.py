@@ -114,6 +114,35 @@ def test_pairs_have_the_segments_of_their_tokenizer(kind):
         assert np.abs(own - expected[:3]).max() > 0.01  # given segments are not replaced
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_rows_of_a_mask_are_padded_as_those_of_ids(kind):
+    encodings = [tokenizer(BERT).encode(*text) for text in (PAIRS[0], ["is"])]
+    inputs = {
+        "input_ids": [x.ids for x in encodings],
+        "token_type_ids": [x.type_ids for x in encodings],
+        "attention_mask": [kind(x.attention_mask) for x in encodings],
+    }
+    expected = np.stack([logits("by hand", text) for text in (PAIRS[0], "is")])
+    found = exported("by hand").predict(inputs)["output"]
+    np.testing.assert_allclose(found, expected, **CLOSE)
+    alone = {name: rows[1] for name, rows in inputs.items()}
+    found = exported("by hand").predict(alone)["output"]
+    np.testing.assert_allclose(found, expected[1:], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        ([[1] * 13, [1]], ValueError, "attention_mask must be an array, got rows of different"),
+        ([[1, 1, "a"]] * 2, TypeError, "attention_mask must be numbers, got "),
+    ],
+)
+def test_bad_masks(mask, error, message):
+    inputs = {"input_ids": [[2, 4, 3]] * 2, "token_type_ids": [[0, 0, 0]] * 2}
+    with pytest.raises(error, match=message):
+        exported("by hand").predict({**inputs, "attention_mask": mask})
+
+
 @pytest.mark.parametrize(
     ("texts", "error", "message"),
     [

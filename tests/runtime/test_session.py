@@ -306,8 +306,8 @@ def test_a_saved_session_is_looked_at_before_it_is_unpacked(tmp_path):
         {entry: flat},
         {entry: np.zeros((1, *arrays[entry].shape[1:-1], large // 64), "float32")},
     ):
-        arrays_ = {**arrays, **changed}
-        for some in (arrays_, {x: y for x, y in arrays_.items() if x not in ("sha256", entry)}):
+        lies = {**arrays, **changed}
+        for some in (lies, {x: y for x, y in lies.items() if x not in ("sha256", entry)}):
             np.savez_compressed(path, **some)
             with at_most(8e6):
                 try:

@@ -4,21 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from small_tokenizers import CORPUS, byte_fallback, byte_pairs, sentence_pieces, word_pieces, words
+from small_tokenizers import CORPUS, KINDS, tokenizer_of
 
 from keras_tfm.runtime.session_text import GivenText, Run
-from keras_tfm.runtime.tokenizer import read
 
 TEXTS = ["東京は日本の首都です。", "Schön, 5 € für Müller", "ok 👍 done", "no  spaces\n at  all"]
-BYTE_LEVEL = {"byte pairs": byte_pairs, "byte fallback": byte_fallback}
-JSON = {**BYTE_LEVEL, "word pieces": word_pieces, "words": words}
-KINDS = [*JSON, "unigram", "bpe"]
-
-
-def tokenizer_of(kind):
-    if kind in JSON:
-        return read("tokenizer.json", JSON[kind]().to_str().encode())
-    return read("tokenizer.model", sentence_pieces(kind))
 
 
 class Scripted:

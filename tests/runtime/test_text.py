@@ -17,12 +17,13 @@ from small_models import START, decoder_only
 from small_tokenizers import (
     CORPUS,
     END,
+    KINDS,
     byte_fallback,
     byte_pairs,
     sentence_pieces,
     source_words,
     text_of,
-    word_pieces,
+    tokenizer_of,
     words,
 )
 from tokenizers import pre_tokenizers, processors
@@ -237,21 +238,6 @@ def test_several_hypotheses(expected):
 
 
 # Pieces of text
-
-
-def tokenizer_of(kind):
-    made = {
-        "byte pairs": byte_pairs,
-        "byte fallback": byte_fallback,
-        "word pieces": word_pieces,
-        "words": words,
-    }
-    if kind in made:
-        return read("tokenizer.json", made[kind]().to_str().encode())
-    return read("tokenizer.model", sentence_pieces(kind))
-
-
-KINDS = ["byte pairs", "byte fallback", "word pieces", "words", "unigram", "bpe"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
