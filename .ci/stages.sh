@@ -213,7 +213,7 @@ stage_examples() {
 # is run by .ci/full.
 stage_layers() {
     with_layers
-    local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,fused_attention}.py)
+    local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,fused_attention,flash_attention}.py)
     local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
     KERAS_BACKEND=torch "${pytest[@]}" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py

@@ -1,7 +1,7 @@
 """Attention as a pure function, for full passes. `stepped_attention` is its twin for decoding."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from keras import ops
 
@@ -9,6 +9,7 @@ from keras_tfm.layers import masks
 from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.fused_attention import fused_attention, is_fused
 from keras_tfm.layers.heads import grouped, regrouped, scaled, swap
+from keras_tfm.layers.score_terms import ScoreTerms
 from keras_tfm.layers.target import current_target
 
 Tensor = Any
@@ -26,6 +27,7 @@ def attention(
     dropout: Callable[[Tensor], Tensor] | None = None,
     extra_scores: Tensor | None = None,
     extra_values: Callable[[Tensor], Tensor] | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, softmax(QK^T scale + bias) V.
 
@@ -33,7 +35,7 @@ def attention(
     heads (G < H, where G divides H), query head h reads key head h // (H/G), without repeating
     keys (grouped-query attention, arXiv:2305.13245). On JAX and PyTorch the backend's fused
     operation (flash attention on a GPU) is used where it gives the same result: no soft cap, no
-    dropout, no extra values, and no float16 on a CPU.
+    extra values, no dropout but that of a `DrawnDropout`, and no float16 on a CPU.
 
     Args:
         query: float tensor (..., H, T, K), with any number of leading axes.
@@ -47,11 +49,13 @@ def attention(
             the bias (Gemma 2, arXiv:2408.00118).
         causal: bool, whether query t sees only keys 0 to t, in addition to `mask`. Requires T = S.
         dropout: function applied to the attention weights (..., H, T, S), for instance a
-            `keras.layers.Dropout`. A `DrawnDropout` may be fused with the softmax's gradient.
+            `keras.layers.Dropout`. A `DrawnDropout` may be fused with the softmax, or its gradient.
         extra_scores: float tensor, broadcastable to (..., H, T, S), added to the scaled products of
             queries and keys, before the soft cap.
         extra_values: function from the attention weights after dropout to a tensor that is added to
             the result (..., H, T, V).
+        window: int, query t sees only keys less than `window` away, in addition to `mask`. Requires
+            T = S.
 
     Returns:
         (..., H, T, V) in the dtype of `value`. The softmax is taken in float32.
@@ -77,13 +81,10 @@ def attention(
         return ops.zeros((*ops.shape(query)[:-1], value.shape[-1]), dtype=value.dtype)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     own = None if mask is None else masks.as_boolean(mask, "mask")
-    mask = masks.combine(masks.causal(ops.shape(query)[-2]), own) if causal else own
-    if is_fused(query, value, soft_cap, dropout, extra_values):
-        joined = joined_bias(extra_scores, bias)
-        only_causal = causal and own is None
-        visible = None if only_causal else mask
-        output = fused_attention(query, key, value, visible, joined, scale, only_causal)
-        return output if own is None else output * masks.sees_any(mask, value.dtype)
+    if is_fused(query, key, value, soft_cap, dropout, extra_values):
+        terms = ScoreTerms(scale, own, joined_bias(extra_scores, bias), causal, window)
+        return fused_attention(query, key, value, terms, cast(DrawnDropout, dropout))
+    mask = masks.combine(masks.visible(ops.shape(query)[-2], causal, window), own)
     query = scaled(query, scale)
     scores = grouped_products(query, key)
     if extra_scores is not None:
@@ -107,7 +108,7 @@ def attention(
         output = grouped_sums(weights, value)
         if extra_values is not None:
             output = output + extra_values(weights)
-    # Every query of causal attention sees its own key, unless `mask` hides it.
+    # Every query sees its own key under causality or in a window, unless `mask` hides it.
     return output if own is None else output * masks.sees_any(mask, value.dtype)
 
 

@@ -60,9 +60,21 @@ def blocks(query_length: Any, key_length: Any, causal: bool, window: int | None)
         return [WHOLE]
     if query_length <= BLOCK or query_length * key_length < FEW:
         return [WHOLE]
+    return spans(query_length, key_length, BLOCK, causal, window)
+
+
+def spans(
+    query_length: int, key_length: int, size: int, causal: bool, window: int | None
+) -> list[Block]:
+    """Splits T queries into blocks of `size`, each with the keys that the block sees.
+
+    >>> from keras_tfm.layers.blockwise import spans
+    >>> [(block.rows, block.columns) for block in spans(5, 5, 3, causal=True, window=2)]
+    [(slice(0, 3, None), slice(0, 3, None)), (slice(3, 5, None), slice(2, 5, None))]
+    """
     result: list[Block] = []
-    for first in range(0, query_length, BLOCK):
-        last = min(first + BLOCK, query_length)
+    for first in range(0, query_length, size):
+        last = min(first + size, query_length)
         begin, end = 0, key_length
         if causal:
             end = min(end, last)

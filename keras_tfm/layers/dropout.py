@@ -1,4 +1,4 @@
-"""Dropout: Keras's layer, with a fast twin of its random numbers on TensorFlow."""
+"""Dropout: Keras's layer, with a fast twin of its random numbers on each backend."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,14 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Dropout(Recomputation, keras.layers.Dropout):
-    """`keras.layers.Dropout`, faster on TensorFlow.
+    """`keras.layers.Dropout`, faster.
 
     In training it sets values to 0 at `rate` and scales the others by 1 / (1 - rate). "Dropout: A
-    Simple Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014). On TensorFlow, in a
-    graph in which only the batch size is unknown, the random numbers are hashes of each value's
-    index and the seed (`hashed_dropout`): ten times as fast as a Philox generator on a CPU, and
-    nothing is stored for the backward pass. Elsewhere the layer calls Keras's own operation.
+    Simple Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014). On JAX, and on
+    TensorFlow in a graph in which only the batch size is unknown, the random numbers are hashes of
+    each value's index and the seed (`hashed_dropout`): on a CPU ten times as fast as TensorFlow's
+    Philox generator, and nothing is stored for the backward pass. On PyTorch its own dropout is
+    seeded. With a `noise_shape` the layer calls Keras's operation.
 
     Args:
         rate: float, fraction of the values that is dropped, within 0 and 1.
@@ -47,6 +48,8 @@ class Dropout(Recomputation, keras.layers.Dropout):
         """Any shape -> the same."""
         if training and 0 < self.rate < 1 and self.noise_shape is None and _is_hashed(inputs):
             return _hashed(inputs, self.rate, self.draw())
+        if training and self.noise_shape is None and self.seed is not None and _is_torch():
+            return _seeded(inputs, self.rate, self.draw())
         if training and self.rate and not _is_first(replica()):
             # Keras's generators have one state: all replicas would drop the same values.
             seed = DrawnSeed(self.draw())
@@ -61,6 +64,8 @@ class Dropout(Recomputation, keras.layers.Dropout):
         """Dropout with a given seed, integers (2,): drops the same values each time."""
         if 0 < self.rate < 1 and _is_hashed(inputs):
             return _hashed(inputs, self.rate, seed)
+        if _is_torch():
+            return _seeded(inputs, self.rate, seed)
         return keras.random.dropout(inputs, self.rate, seed=DrawnSeed(seed))
 
 
@@ -75,9 +80,18 @@ class DrawnDropout:
         """Any shape -> the same."""
         return self.layer.with_seed(inputs, self.seed)
 
+    @property
+    def own_seed(self) -> Tensor | None:
+        """The seed, or None where the layer has none and PyTorch's generator continues.
+
+        As in `keras.layers.Dropout`. A seed is read from the device, which waits for it.
+        """
+        return None if self.layer.seed is None else self.seed
+
     def is_joined(self, scores: Tensor) -> bool:
         """Whether `weighted_sum` can be used for these scores."""
-        return 0 < self.layer.rate < 1 and _is_hashed(scores)
+        is_here = keras.backend.backend() == "tensorflow"
+        return is_here and 0 < self.layer.rate < 1 and _is_hashed(scores)
 
     def weighted_sum(self, scores: Tensor, values: Tensor) -> Tensor:
         """The softmax of scores (..., T, S), dropped out, times values (..., S, V): (..., T, V)."""
@@ -92,6 +106,8 @@ def _is_first(number: Any) -> bool:
 
 def _is_hashed(x: Tensor) -> bool:
     """Whether to use `hashed_dropout`: not with unknown shapes, as XLA compiles it per shape."""
+    if keras.backend.backend() == "jax":
+        return True
     if keras.backend.backend() != "tensorflow" or None in tuple(x.shape)[1:]:
         return False
     import tensorflow as tf
@@ -102,6 +118,20 @@ def _is_hashed(x: Tensor) -> bool:
 
 
 def _hashed(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    if keras.backend.backend() == "jax":
+        from keras_tfm.layers.jax import hashed_dropout as on_jax
+
+        return on_jax.hashed_dropout(x, rate, seed)
     from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
 
     return hashed_dropout(x, rate, seed)
+
+
+def _is_torch() -> bool:
+    return bool(keras.backend.backend() == "torch")
+
+
+def _seeded(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    from keras_tfm.layers.torch.random_state import seeded_dropout
+
+    return seeded_dropout(x, rate, seed)

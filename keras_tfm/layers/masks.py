@@ -93,9 +93,11 @@ def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
     return mask
 
 
-def causal(length: Any) -> Tensor:
-    """The causal mask (T, T): query t sees keys 0 to t."""
-    return ops.less_equal(distances(length, length, 0), 0)
+def visible(length: Any, causal: bool, window: int | None) -> Tensor | None:
+    """The mask (T, T) of causality and window among T positions, or None if there is neither."""
+    if not causal and window is None:
+        return None
+    return in_sight(distances(length, length, 0), causal, window)
 
 
 def in_sight(distances: Tensor, causal: bool, window: int | None) -> Tensor | None:

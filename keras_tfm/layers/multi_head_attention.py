@@ -14,6 +14,7 @@ from keras_tfm.layers.attention import attention, joined_bias
 from keras_tfm.layers.attention_probe import AttentionProbe, current_probe
 from keras_tfm.layers.blockwise import WHOLE, Block, attend_in_blocks, blocks
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
+from keras_tfm.layers.fused_attention import is_fused, stores_no_scores
 from keras_tfm.layers.heads import merge_heads, scaled, split_heads
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
@@ -190,7 +191,9 @@ class MultiHeadAttention(RematerializedLayer):
                 given = query, key, value, key_mask, attention_mask, attention_bias
                 return attend_to_rows(attend_rows, rows, *given)
         cuts = [WHOLE]
-        if current_probe.get() is None:
+        if current_probe.get() is None and not self._stores_no_scores(
+            query, key, value, (key_mask, attention_mask), attention_bias, training
+        ):
             cuts = blocks(query.shape[-2], key.shape[-2], self.causal, self.window)
         weights = self._weights(training)
         seed = self._position_seed(training)
@@ -200,7 +203,7 @@ class MultiHeadAttention(RematerializedLayer):
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Any, block: Block) -> Tensor:
             whole = block is WHOLE
             sight = None
-            if self.window is not None or (self.causal and not whole):
+            if not whole and (self.causal or self.window is not None):
                 distances = masks.distances(_length(query), _length(key), block.offset)
                 sight = masks.in_sight(distances, self.causal, self.window)
             rows, columns = block.rows, block.columns
@@ -219,13 +222,31 @@ class MultiHeadAttention(RematerializedLayer):
                 bias=joined_bias(bias, terms.bias),
                 scale=scale,
                 soft_cap=self.soft_cap,
-                causal=self.causal and sight is None,
+                causal=whole and self.causal,
+                window=self.window if whole else None,
                 dropout=weights(mask, block.number),
                 extra_scores=terms.scores,
                 extra_values=terms.values,
             )
 
         return attend_in_blocks(attend, cuts, query, key, value, attention_bias)
+
+    def _stores_no_scores(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        given: tuple[Tensor | None, ...],
+        attention_bias: Tensor | None,
+        training: bool | None,
+    ) -> bool:
+        """Whether a full pass at once needs no more memory than one in blocks."""
+        if attention_bias is not None or _adds_terms(self.position):
+            return False
+        dropout = DrawnDropout(self.dropout_layer, None) if self.dropout and training else None
+        if not is_fused(query, key, value, self.soft_cap, dropout, None):
+            return False
+        return stores_no_scores(query, key, given, self.window, dropout is not None)
 
     def _position_seed(self, training: bool | None) -> Tensor | None:
         return self.position.draw() if self.position is not None and training else None
@@ -353,6 +374,11 @@ def _biased(use_bias: bool | Collection[str]) -> frozenset[str]:
             f"use_bias must be True, False or a list of {list(PROJECTIONS)}, got {use_bias!r}"
         )
     return frozenset(use_bias)
+
+
+def _adds_terms(position: AttentionPosition | None) -> bool:
+    """Whether a position part may add scores, a bias or values, not just rotate."""
+    return position is not None and type(position).terms is not AttentionPosition.terms
 
 
 def _length(x: Tensor) -> Any:
