@@ -2,6 +2,7 @@
 
 from keras_tfm.export.adapters import save_adapter
 from keras_tfm.export.calibration import calibrate
+from keras_tfm.export.float16_check import Float16Check, check_in_float16
 from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
 from keras_tfm.export.litertlm import LiteRTLMArguments, export_litertlm
 from keras_tfm.export.report import Report
@@ -16,6 +17,7 @@ __all__ = [
     "Benchmark",
     "Check",
     "ExportArguments",
+    "Float16Check",
     "Footprint",
     "GenerationArguments",
     "GpuCheck",
@@ -27,6 +29,7 @@ __all__ = [
     "VerificationError",
     "benchmark",
     "calibrate",
+    "check_in_float16",
     "check_on_gpu",
     "export_litertlm",
     "export_saved_model",

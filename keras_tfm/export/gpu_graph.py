@@ -4,7 +4,7 @@ The converter moves transposes into products (`adj_y`), which the delegate ignor
 STRIDED_SLICE, which it refuses, and drops leading axes of size 1 before a constant is added, whose
 first axis the delegate then takes for the batch. Here each of these becomes operators that the
 delegate computes as they are. RMS normalizations stay plain operators: beside their composites the
-delegate ends the process.
+delegate ends the process. All normalizations are kept in float16's range (`float16_norms`).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.export.float16_norms import bound_norms
 from keras_tfm.runtime import flatbuffer, gpu_support
 from keras_tfm.runtime.manifest import import_litert
 
@@ -29,6 +30,7 @@ def for_gpu(content: bytes) -> bytes:
     for code in model.operatorCodes:
         if max(code.builtinCode, code.deprecatedBuiltinCode) == slices:
             code.version = min(code.version, _SLICE_VERSION)
+    bound_norms(model)
     for graph in model.subgraphs:
         _Rewriter(model, graph).rewrite()
     return flatbuffer.write(model)

@@ -124,7 +124,7 @@ def check_on_gpu(
             errors: dict[str, float] = {}
             for key, values in expected.items():
                 name = key.partition("|")[0]
-                errors[name] = max(errors.get(name, 0.0), _error(values, found[key]))
+                errors[name] = max(errors.get(name, 0.0), relative_error(values, found[key]))
     return GpuCheck(True, "", errors, tolerance)
 
 
@@ -141,7 +141,8 @@ def _reason(log: Path, refusal: str) -> str:
     return f"{operators} ({refusal})" if "exit code" in refusal else operators
 
 
-def _error(expected: np.ndarray, found: np.ndarray) -> float:
+def relative_error(expected: np.ndarray, found: np.ndarray) -> float:
+    """The largest difference, relative to the largest value; infinite if `found` is not finite."""
     expected = expected.astype("float64")
     scale = float(np.max(np.abs(expected), initial=0.0)) or 1.0
     difference = np.abs(found.astype("float64") - expected)

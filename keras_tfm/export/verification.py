@@ -13,6 +13,7 @@ import numpy as np
 from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.checks import EXACT, Check, root_mean_square
 from keras_tfm.export.comparison import Comparisons
+from keras_tfm.export.float16_check import Float16Check
 from keras_tfm.export.float_constants import find_constants
 from keras_tfm.export.float_file import FloatFile
 from keras_tfm.export.gpu_verification import GpuCheck
@@ -68,6 +69,7 @@ class Verification:
         inputs: dict, what was run as each input, in words: rows that were given, or random ones.
             Of several models, by "model.input".
         gpu: `GpuCheck`, the file on LiteRT's GPU delegate; None unless it was exported for one.
+        float16: `Float16Check`, the same in float16 on the CPU; None as for `gpu`.
     """
 
     path: str
@@ -75,6 +77,7 @@ class Verification:
     checks: list[Check]
     inputs: dict[str, str] = field(default_factory=dict)
     gpu: GpuCheck | None = None
+    float16: Float16Check | None = None
 
     @property
     def failures(self) -> list[str]:
@@ -102,7 +105,7 @@ class Verification:
         # What stands for ids and pixels is right for every model.
         plain = ("random ids", "random uint8", "noise")
         lines += [f"  {name}: {x}" for name, x in self.inputs.items() if not x.startswith(plain)]
-        lines += [] if self.gpu is None else [f"  {self.gpu}"]
+        lines += [f"  {x}" for x in (self.gpu, self.float16) if x is not None]
         return "\n".join(lines)
 
 
@@ -198,11 +201,8 @@ def verify(
     result = Verification(str(shown), quantization, checks, inputs=_input_sources(comparison))
     if result.failures:
         hints = [other_arguments(one, part) for one, part in pairs.values()]
-        raise VerificationError(
-            f"the file differs from {own_names}: "
-            + "; ".join(filter(None, [*result.failures, *hints])),
-            result,
-        )
+        reasons = "; ".join(filter(None, [*result.failures, *hints]))
+        raise VerificationError(f"the file differs from {own_names}: {reasons}", result)
     return result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
+from keras_tfm.export.float16_check import check_in_float16, warn_of
 from keras_tfm.export.gpu_verification import check_on_gpu
 from keras_tfm.export.report import Report
 from keras_tfm.export.verification import Verification, VerificationError
@@ -35,7 +36,8 @@ def written(
             is not verified.
         verified: function of the file and of a temporary folder that compares the file with its
             model, and raises if it differs. None: the file is not verified.
-        on_gpu: bool, whether a file that is verified runs on LiteRT's GPU delegate, too.
+        on_gpu: bool, whether a file that is verified runs on LiteRT's GPU delegate, and in
+            float16 on the CPU, too.
     """
     _log.info("counting operators")
     report = Report(**inspected(path, content, dict(manifest)))
@@ -49,5 +51,6 @@ def written(
                 found.gpu = check_on_gpu(new)
                 if found.gpu.failures:
                     raise VerificationError("; ".join(found.gpu.failures), found)
+                found.float16 = warn_of(check_in_float16(new))
         files.replace_file(new, path, overwrite)
     return report

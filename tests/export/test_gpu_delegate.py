@@ -15,7 +15,12 @@ from family_builders import BUILDERS, LENGTH
 from keras_weights import randomize
 
 from keras_tfm import layers
-from keras_tfm.export import VerificationError, export_tflite, gpu_verification
+from keras_tfm.export import (
+    VerificationError,
+    check_in_float16,
+    export_tflite,
+    gpu_verification,
+)
 from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
 from keras_tfm.runtime.gpu_support import check_file
 
@@ -81,9 +86,11 @@ def test_a_family_is_whole_and_right_on_the_delegate(gpu, case, tmp_path):
     assert check_file(path) == []
     found = check_on_gpu(path)
     assert found.ran and not found.failures, str(found)
-    # In float16, 11 bits; SwiftShader computes in float32.
+    # In float16, 11 bits; SwiftShader computes in float32, so the CPU rounds, too.
     half = check_on_gpu(path, float32=False)
     assert half.ran and not half.failures, str(half)
+    rounded = check_in_float16(path)
+    assert max(rounded.errors.values()) < 0.01 and rounded.warning is None, str(rounded)
 
 
 def test_the_export_says_what_the_delegate_does(gpu, tmp_path):

@@ -1,0 +1,218 @@
+"""Normalizations whose squares stay in float16's range, in which GPUs compute by default.
+
+The square of a number of more than 256 exceeds float16's largest number, 65504: the norm of such a
+row is infinite, and the row becomes zeros. The residual stream of SmolLM2-135M reaches 24,886.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest import import_litert
+
+# The smallest float16 with all its digits. Some GPUs take smaller ones for zero.
+_SMALLEST = 2.0**-14
+# Of the numbers that are squared, which are at most 128 for rows of up to 16384 numbers.
+_LARGEST = 128
+
+
+def bound_norms(model: Any) -> None:
+    """Divides what normalizations square by a size of the row, which their results do not change.
+
+    With a the mean of |x| plus a constant, and c = D/128 for rows of D numbers (1 for short ones):
+
+        1 / sqrt(mean(x^2) + epsilon) = 1 / sqrt(mean((x / ca)^2) + epsilon / (ca)^2) / ca
+
+    An x / ca is at most 128, and the mean of the squares at least 1 / c^2, except for rows of nearly
+    zeros. In exact arithmetic nothing changes. RMS and layer normalizations over any axes are found.
+
+    Args:
+        model: a file from `flatbuffer.read`.
+
+    Example:
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from keras_tfm import export, models
+    >>> from keras_tfm.export.float16_norms import bound_norms
+    >>> bert = models.bert(7, dim=4, num_layers=1, num_heads=2, intermediate_dim=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export.export_tflite(bert, folder + "/bert.tflite", source_length=3)
+    ...     file = flatbuffer.read(Path(report.path).read_bytes())
+    >>> before = len(file.subgraphs[0].operators)
+    >>> bound_norms(file)
+    >>> len(file.subgraphs[0].operators) > before
+    True
+    """
+    for graph in model.subgraphs:
+        _Bounds(model, graph).apply()
+
+
+class _Norm(NamedTuple):
+    """The operators of a normalization, and the products of its inverse root with the rows x."""
+
+    square: Any
+    mean: Any
+    add: Any
+    rsqrt: Any
+    epsilon: float
+    # Each with the operator that multiplies x before, or itself. Empty if there are other readers.
+    products: list[tuple[Any, Any]]
+
+
+class _Bounds:
+    """Rewrites the normalizations of one graph."""
+
+    def __init__(self, model: Any, graph: Any):
+        self._schema = import_litert("schema_py_generated")
+        self._model, self._graph = model, graph
+        self._operators: list[Any] = []
+        self._maker = {int(y): x for x in graph.operators for y in x.outputs}
+        self._readers: dict[int, list[Any]] = {int(x): [None] for x in graph.outputs}
+        for operator in graph.operators:
+            for x in {int(x) for x in operator.inputs}:
+                self._readers.setdefault(x, []).append(operator)
+
+    def apply(self) -> None:
+        """Replaces the operators of each normalization."""
+        operators = list(self._graph.operators)
+        roots = [x for x in operators if self._is(x, "RSQRT")]
+        norms = [norm for x in roots if (norm := self._normalization(x)) is not None]
+        squares = {id(norm.square): norm for norm in norms}
+        moved = {id(x) for norm in norms for x in (norm.mean, norm.add, norm.rsqrt)}
+        # A product of x with gamma may come before the square.
+        before = {id(x): first for norm in norms for x, first in norm.products if first is not x}
+        moved |= {id(first) for first in before.values()}
+        for operator in operators:
+            if id(operator) in squares:
+                self._bound(squares[id(operator)])
+            elif id(operator) not in moved:
+                if id(operator) in before:
+                    self._operators.append(before[id(operator)])
+                self._operators.append(operator)
+        self._graph.operators = self._operators
+
+    def _normalization(self, rsqrt: Any) -> _Norm | None:
+        """The normalization of an inverse root; None if this is something else."""
+        add = self._made_by(rsqrt.inputs[0], "ADD")
+        mean = add and self._made_by(add.inputs[0], "MEAN")
+        square = mean and self._made_by(mean.inputs[0], "SQUARE", "MUL", "SQUARED_DIFFERENCE")
+        epsilon = add and self._scalar(add.inputs[1])
+        if not square or not epsilon or not mean.builtinOptions.keepDims:
+            return None
+        if self._is(square, "MUL") and square.inputs[0] != square.inputs[1]:
+            return None
+        products: list[tuple[Any, Any]] = []
+        for reader in self._readers.get(int(rsqrt.outputs[0]), []):
+            first = reader and self._product(reader, int(rsqrt.outputs[0]), square)
+            if not first:
+                products = []
+                break
+            products.append((reader, first))
+        return _Norm(square, mean, add, rsqrt, epsilon, products)
+
+    def _product(self, reader: Any, root: int, square: Any) -> Any:
+        """The operator that multiplies x, which is the reader of the root or the one before."""
+        if not self._is(reader, "MUL"):
+            return None
+        other = [int(i) for i in reader.inputs if int(i) != root]
+        if len(other) != 1:
+            return None
+        if self._is_row(other[0], square):
+            return reader
+        scaled = self._made_by(other[0], "MUL")
+        rows = [] if scaled is None else [self._is_row(i, square) for i in scaled.inputs]
+        return scaled if sum(rows) == 1 else None
+
+    def _is_row(self, index: Any, square: Any) -> bool:
+        """Whether a tensor is what is squared."""
+        if not self._is(square, "SQUARED_DIFFERENCE"):
+            return bool(index == square.inputs[0])
+        maker = self._maker.get(int(index))
+        return bool(maker and self._is(maker, "SUB") and list(maker.inputs) == list(square.inputs))
+
+    def _bound(self, norm: _Norm) -> None:
+        """Appends the normalization of x / ca, and lets the products read that."""
+        square, mean = norm.square, norm.mean
+        x = int(square.inputs[0])
+        if self._is(square, "SQUARED_DIFFERENCE"):
+            x = self._new("SUB", [x, int(square.inputs[1])], square.outputs[0])
+        # Absolute values have a mean that float16 holds; the sum may exceed it.
+        size = self._new("MEAN", [self._new("ABS", [x], x), int(mean.inputs[1])], mean.outputs[0])
+        self._operators[-1].builtinOptionsType = mean.builtinOptionsType
+        self._operators[-1].builtinOptions = mean.builtinOptions
+        root = norm.epsilon**0.5
+        size = self._new("ADD", [size, self._constant(max(root, _SMALLEST))], size)
+        shapes = [self._graph.tensors[int(i)].shape for i in (x, mean.outputs[0])]
+        count = float(max(1.0, np.prod(shapes[0]) / np.prod(shapes[1]) / _LARGEST))
+        rows = self._times(self._new("DIV", [x, size], x), 1 / count)
+        self._new("MUL", [rows, rows], rows, square.outputs[0])
+        ratio = self._new("DIV", [self._constant(root / count), size], size)
+        norm.add.inputs = np.array(
+            [norm.add.inputs[0], self._new("MUL", [ratio, ratio], ratio)], "int32"
+        )
+        self._operators += [mean, norm.add, norm.rsqrt]
+        if not norm.products:
+            final = int(norm.rsqrt.outputs[0])
+            norm.rsqrt.outputs = np.array([self._tensor(final)], "int32")
+            inverse = self._times(int(norm.rsqrt.outputs[0]), 1 / count)
+            self._new("DIV", [inverse, size], final, final)
+        for _, first in norm.products:
+            first.inputs = np.array(
+                [rows if self._is_row(i, square) else int(i) for i in first.inputs], "int32"
+            )
+
+    def _times(self, index: int, factor: float) -> int:
+        """A tensor times a constant; itself for 1."""
+        return index if factor == 1 else self._new("MUL", [index, self._constant(factor)], index)
+
+    def _is(self, operator: Any, name: str) -> bool:
+        return flatbuffer.is_operator(self._model, operator, name)
+
+    def _made_by(self, index: Any, *names: str) -> Any:
+        """The operator that computes a tensor of one reader, if it is of one of these kinds."""
+        maker = self._maker.get(int(index))
+        if maker is None or len(self._readers[int(index)]) != 1:
+            return None
+        return maker if any(self._is(maker, name) for name in names) else None
+
+    def _scalar(self, index: Any) -> float | None:
+        """A constant of one number; None if a tensor is something else."""
+        tensor = self._graph.tensors[index]
+        data = self._model.buffers[tensor.buffer].data
+        if data is None or tensor.type != self._schema.TensorType.FLOAT32 or len(data) != 4:
+            return None
+        return float(np.asarray(data, "uint8").view("float32")[0])
+
+    def _new(self, name: str, inputs: list[int], like: Any, output: Any = None) -> int:
+        """Appends an operator; its result, of the shape of `like`, is a new tensor by default."""
+        result = self._tensor(int(like)) if output is None else int(output)
+        operator = self._schema.OperatorT()
+        kind = getattr(self._schema.BuiltinOperator, name)
+        operator.opcodeIndex = flatbuffer.operator_code(self._model, kind, 1)
+        operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([result], "int32")
+        options = f"{name.capitalize()}Options"
+        if name in ("ADD", "DIV", "MUL", "SUB"):
+            operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, options)
+            operator.builtinOptions = getattr(self._schema, f"{options}T")()
+        self._operators.append(operator)
+        return result
+
+    def _tensor(self, like: int) -> int:
+        """The index of a new tensor of another's shape, in float32."""
+        source, tensor = self._graph.tensors[like], self._schema.TensorT()
+        tensor.shape, tensor.type, tensor.buffer = source.shape, source.type, 0
+        tensor.name = (source.name or b"") + b"/bounded_%d" % len(self._graph.tensors)
+        self._graph.tensors.append(tensor)
+        return len(self._graph.tensors) - 1
+
+    def _constant(self, value: float) -> int:
+        """The index of a new scalar."""
+        buffer, tensor = self._schema.BufferT(), self._schema.TensorT()
+        buffer.data = np.array([value], "float32").view("uint8")
+        self._model.buffers.append(buffer)
+        tensor.shape, tensor.type = np.zeros(0, "int32"), self._schema.TensorType.FLOAT32
+        tensor.buffer, tensor.name = len(self._model.buffers) - 1, b"bound"
+        self._graph.tensors.append(tensor)
+        return len(self._graph.tensors) - 1
