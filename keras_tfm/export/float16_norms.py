@@ -24,8 +24,8 @@ def bound_norms(model: Any) -> None:
 
         1 / sqrt(mean(x^2) + epsilon) = 1 / sqrt(mean((x / ca)^2) + epsilon / (ca)^2) / ca
 
-    An x / ca is at most 128, and the mean of the squares at least 1 / c^2, except for rows of nearly
-    zeros. In exact arithmetic nothing changes. RMS and layer normalizations over any axes are found.
+    An x / ca is at most 128, and the mean of the squares at least 1 / c^2, except for rows near
+    zero. In exact arithmetic nothing changes. It finds RMS and layer normalizations over any axes.
 
     Args:
         model: a file from `flatbuffer.read`.
