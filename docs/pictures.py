@@ -129,11 +129,12 @@ def speed() -> Figure:
 
     header, rows = table("host loop", "greedy, int8")
     contestants = {name: header.index(name) for name in ("keras_tfm", "CTranslate2")}
-    grouped(panels[0][0], "on-device generation: tokens/s, more is better", contestants, rows)
+    title = "generation in a .tflite file: tokens/s, more is better"
+    grouped(panels[0][0], title, contestants, rows)
 
     header, rows = table("int8 ms", "litert-torch")
     values = {row[0]: float(row[header.index("int8 ms")]) for row in rows}
-    single(panels[0][1], "on-device encoder, int8: ms, less is better", values)
+    single(panels[0][1], "encoder in a .tflite file, int8: ms, less is better", values)
 
     header, rows = table("CTranslate2 s", "batch 1, greedy")
     contestants = {name: header.index(name) for name in ("keras_tfm s", "CTranslate2 s")}

@@ -46,6 +46,8 @@ def sentences(tmp_path):
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    prompts = {"prompts": {"query": "six "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return with_tokenizer(folder, "<start> $A end")
 
 
@@ -54,11 +56,14 @@ def test_sentence_embeddings(run, sentences, tmp_path):
     assert code == 0, err
     assert "of the folder: its tokenizer; --lengths 7" in err
     file = runtime.load(tmp_path / "x.tflite")
-    ids = [[1, 2, 3, 7], [1, 4, 7, 0]]
+    ids = [[1, 6, 2, 3, 7], [1, 6, 4, 7, 0]]  # "six", the prompt, before each text
     expected = np.asarray(
         checkpoints.load_sentence_transformer(sentences)({"tokens": np.array(ids)})
     )
     np.testing.assert_allclose(file.embed(["two three", "four"]), expected, atol=FLOAT32)
+    lines = run("predict", tmp_path / "x.tflite", "two three", "four")[1].splitlines()
+    found = [[float(x) for x in line.split(" ")] for line in lines]
+    np.testing.assert_allclose(found, expected, atol=1e-5)  # six digits
     # The file says so, too, and a folder of sentence-transformers keeps its pooling in Keras.
     assert run("verify", sentences, tmp_path / "x.tflite")[0] == 0
     assert run("import", sentences, tmp_path / "x.keras")[0] == 0

@@ -576,11 +576,15 @@ export class Model {
    * encoder of texts of CLIP.
    *
    * @param {string} text
+   * @param {object} [options]
+   * @param {string} [options.prompt] - name of a prompt in the file, "query" for instance, whose text
+   *   is put before `text`; by default the file's default prompt, if it has one.
    * @returns {Promise<Float32Array>}
    * @throws {TextError}
    */
-  async embedText(text) {
-    return vectorOf(await this.predict(text));
+  async embedText(text, { prompt } = {}) {
+    const prefix = promptText(this.manifest, prompt);
+    return vectorOf(await this.predict(prefix ? prefix + text : text));
   }
 
   /**
@@ -729,8 +733,8 @@ export class ModelGroup {
   }
 
   /** `Model.embedText` of the only model that reads texts. */
-  async embedText(text) {
-    return this.#only("predict", "read texts").embedText(text);
+  async embedText(text, options) {
+    return this.#only("predict", "read texts").embedText(text, options);
   }
 
   /** `Model.embedImage` of the only model that reads pictures. */
@@ -801,6 +805,18 @@ function vectorOf(outputs) {
     throw new ModelError(`The model must return one vector, but returns ${names}.`);
   }
   return outputs.embedding ?? vectors[0];
+}
+
+/** The text of a prompt of sentence embeddings, as `_prefix` of keras_tfm/runtime/embedding.py. */
+function promptText({ model }, name) {
+  const { kind, arguments: found } = model?.head ?? {};
+  const { prompts, default_prompt: usual } = (kind === "sentence_embedding" && found) || {};
+  const chosen = name ?? usual ?? null;
+  if (chosen === null) return "";
+  const known = isObject(prompts) ? prompts : {};
+  if (Object.hasOwn(known, chosen) && isText(known[chosen])) return known[chosen];
+  const names = Object.keys(known).join(", ");
+  throw new ModelError(`The file has no prompt ${shown(chosen)}: it has [${names}].`);
 }
 
 // --- The decoding loop -------------------------------------------------------------------------

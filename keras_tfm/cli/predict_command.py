@@ -12,6 +12,7 @@ from keras_tfm.cli.file_commands import Threads, check_roles, check_tokenizers, 
 from keras_tfm.cli.image_options import labels_of
 from keras_tfm.cli.pictures import as_json_line, of_classes
 from keras_tfm.runtime.checked_inputs import is_pixels
+from keras_tfm.runtime.embedding import embeds_sentences
 from keras_tfm.runtime.text_rows import is_pairs
 
 
@@ -120,13 +121,13 @@ def predict(
     """Prints a model's outputs for each text, picture or recording, without Keras or TensorFlow.
 
     For an output of several classes: the class with the largest value, and the value; for one
-    class per token, the class of each token; with --top, classes and their probabilities. For a
-    detector, a line per object: label, probability, left, top, right and bottom in pixels of the
-    picture. For a model that writes text of pictures, the caption; for a WAV file and a model of
-    speech, its text. With several pictures or recordings, each line begins with the path. For a
-    file that draws, such as one of models.dalle: saves the pictures of each text, and prints their
-    paths and, if they were judged, their scores. With --json: all values, by output, or the list of
-    classes, objects or pictures.
+    class per token, the class of each token; with --top, classes and their probabilities. For
+    sentence embeddings, the numbers of the vector. For a detector, a line per object: label,
+    probability, left, top, right and bottom in pixels of the picture. For a model that writes text
+    of pictures, the caption; for a WAV file and a model of speech, its text. With several pictures
+    or recordings, each line begins with the path. For a file that draws, such as one of
+    models.dalle: saves the pictures of each text, and prints their paths and, if they were judged,
+    their scores. With --json: all values, by output, or the list of classes, objects or pictures.
     """
     of_pictures = pictures.Options(top, threshold, draw)
     drawing = text_to_picture.Options(
@@ -168,17 +169,25 @@ def predict(
     if not from_json:
         check_tokenizers(model, "or pass arrays with --from-json")
 
+    embeds = embeds_sentences(model)
+
     def predicted(text: str) -> str:
         row = _from_json(text, model) if from_json else _pair(text) if pairs else text
         values = list(row.values()) if isinstance(row, dict) else [row]
         is_of_text = any(isinstance(x, str) or is_pairs(x) for x in values)
         run = model.predict_text if is_of_text else model.predict
-        outputs = {name: x[0] for name, x in run(row).items()}
+        if embeds and isinstance(row, str):
+            (name,) = _full_pass(model)["outputs"]
+            outputs = {name: model.embed(row)}  # with the file's prompt before the text
+        else:
+            outputs = {name: x[0] for name, x in run(row).items()}
         if as_json:
             return as_json_line(
                 json.loads(text) if from_json else text,
                 {name: x.tolist() for name, x in outputs.items()},
             )
+        if embeds:
+            return "\t".join(" ".join(f"{v:.6g}" for v in x) for x in outputs.values())
         length = None
         if not from_json:
             one = text if row is text else row[0]
@@ -218,13 +227,16 @@ def _writer(
 
 def _first_text(model: runtime.Model) -> str:
     """The input that reads a text given without a name."""
-    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
-    return next(name for name in signature["inputs"] if name in model.tokenizers)
+    return next(name for name in _full_pass(model)["inputs"] if name in model.tokenizers)
+
+
+def _full_pass(model: runtime.Model) -> dict[str, Any]:
+    """The first signature of a full pass."""
+    return next(x for x in model.signatures.values() if x["role"] == "predict")
 
 
 def _check_labels(model: runtime.Model, labels: list[str]) -> None:
-    signature = next(x for x in model.signatures.values() if x["role"] == "predict")
-    sizes = {name: x["shape"][-1] for name, x in signature["outputs"].items()}
+    sizes = {name: x["shape"][-1] for name, x in _full_pass(model)["outputs"].items()}
     if pictures.is_detector(model):
         sizes = {"logits": sizes["logits"] - 1}  # the last class is "no object"
     if len(labels) not in sizes.values():

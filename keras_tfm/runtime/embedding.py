@@ -35,7 +35,7 @@ class Embeddings:
         """
         model = cast("Model", self)
         head = _head(model)
-        if head.get("kind") != "sentence_embedding":
+        if not embeds_sentences(model):
             raise ValueError(
                 f"{model.path} has no sentence embeddings: expected a model with the head "
                 f"'sentence_embedding', got {head.get('kind')!r}"
@@ -59,9 +59,7 @@ class Embeddings:
                 vector a text.
         """
         model = _only(cast("Model", self), "tokenizers")
-        arguments = _head(model).get("arguments") or {}
-        is_sentence = _head(model).get("kind") == "sentence_embedding"
-        prefix = _prefix(model, arguments, None) if is_sentence else ""
+        prefix = _prefix(model, _head(model)["arguments"], None) if embeds_sentences(model) else ""
         for i, text in enumerate([texts] if isinstance(texts, str) else texts):
             if isinstance(text, str) and not text.strip():
                 raise ValueError(f"text {i} must have at least one character, got {text!r}")
@@ -115,6 +113,11 @@ class Embeddings:
 def _head(model: Model) -> dict[str, Any]:
     """The head of a model in its manifest; empty if it has none."""
     return (model.manifest.get("model") or {}).get("head") or {}
+
+
+def embeds_sentences(model: Model) -> bool:
+    """Whether a model has the head `keras_tfm.models.sentence_embedding`."""
+    return _head(model).get("kind") == "sentence_embedding"
 
 
 def _only(model: Model, field: str) -> Model:

@@ -102,7 +102,7 @@ def test_tokenizers_that_never_end_are_refused(tmp_path):
 
 
 def test_inputs_of_texts_are_those_of_python(tmp_path):
-    """Pairs with their segments, and padding ids that are tokens, in three kinds of files."""
+    """Pairs with segments, padding ids that are tokens, and prompts, in three kinds of files."""
     tokenizer = words(around="<start> $A end")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<start> $A end",
@@ -112,7 +112,12 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
     small = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 12}
     bert = models.sequence_classifier(models.bert(13, **small, max_length=9), 2)
     llama = models.sequence_classifier(models.llama(13, **small, pad_id=0), 2)
-    embedded = models.sentence_embedding(models.llama(13, **small, pad_id=7), "last")
+    embedded = models.sentence_embedding(
+        models.llama(13, **small, pad_id=7),
+        "last",
+        prompts={"query": "six ", "passage": "ten two "},
+        default_prompt="query",
+    )
     for layer in embedded.layers:
         if hasattr(layer, "padding"):
             layer.padding = "after_end"
@@ -132,6 +137,11 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
         file.predict({key: [ids] if key == "tokens" else [[0] * 7] for key in given})
         given = {key: x[0].tolist() for key, x in ran[-1].items()}
         cases.append({"file": str(path), "ids": ids, "given": given})
+    for prompt in (None, "passage"):  # `file` and `ran` are those of "embedded"
+        file.embed("three", prompt)
+        given = {key: x[0].tolist() for key, x in ran[-1].items()}
+        asked = {"text": "three", "prompt": prompt}
+        cases.append({"file": str(path), "embedded": asked, "given": given})
     assert any(-2 in case["given"]["tokens"] for case in cases)
     assert any(1 in case["given"].get("segments", []) for case in cases)
     (tmp_path / "cases.json").write_text(json.dumps(cases))

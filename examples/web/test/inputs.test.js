@@ -3,8 +3,8 @@
  *
  *     CASES=CASES.json npm run test:inputs
  *
- * tests/examples/test_web_files.py writes the cases: `file`, `text` or `ids`, and `given`, what the
- * runtime of Python gives the file for them, by input.
+ * tests/examples/test_web_files.py writes the cases: `file`, `text`, `ids` or `embedded`, a text and
+ * the name of a prompt, and `given`, what the runtime of Python gives the file for them, by input.
  */
 
 import assert from "node:assert/strict";
@@ -13,11 +13,17 @@ import { test } from "node:test";
 
 import { loadBytes, manifestOf } from "./without_browser.js";
 
-for (const { file, text, ids, given } of JSON.parse(readFileSync(process.env.CASES))) {
-  test(`${file.split("/").at(-1)}: ${JSON.stringify(text ?? ids)}`, async () => {
+for (const { file, text, ids, embedded, given } of JSON.parse(readFileSync(process.env.CASES))) {
+  test(`${file.split("/").at(-1)}: ${JSON.stringify(text ?? ids ?? embedded)}`, async () => {
     const bytes = new Uint8Array(readFileSync(file));
     const model = await loadBytes(bytes, manifestOf(bytes).signatures);
-    await (ids ? model.predictTokens(ids) : model.predict(text));
+    if (ids) await model.predictTokens(ids);
+    else if (text) await model.predict(text);
+    else await model.embedText(embedded.text, { prompt: embedded.prompt ?? undefined });
     assert.deepEqual(globalThis.given, given);
+    if (embedded) {
+      const other = model.embedText(embedded.text, { prompt: "constructor" });
+      await assert.rejects(other, /no prompt "constructor": it has \[query, passage\]/);
+    }
   });
 }
