@@ -19,7 +19,9 @@ def gpu(monkeypatch):
 
 def test_operations_of_a_step(gpu):
     """32.8 ms on an H200 were 356 TFLOP/s."""
-    assert gpu.step_flops("train", smoke=False) / 0.0328 == pytest.approx(356e12, rel=2e-3)  # three digits
+    assert gpu.step_flops("train", smoke=False) / 0.0328 == pytest.approx(
+        356e12, rel=2e-3
+    )  # three digits
     # 8 times the length with an eighth of the rows: the same weights, 8 times the attention.
     long, short = (gpu.step_flops(x, smoke=False) for x in ("long", "train"))
     attention = 3 * 2 * 16 * 1024 * 12 * 768 * 1024
