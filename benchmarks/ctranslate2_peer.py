@@ -86,7 +86,8 @@ def weights_of(model):
     def dense(layer, name):
         return {name: np.array(layer.kernel), f"{name}_bias": np.array(layer.bias)}
 
-    def norm(layer):
+    def norm(residual):
+        layer = residual.input_norm or residual.sum_norm
         return {"gamma": np.array(layer.gamma), "beta": np.array(layer.beta)}
 
     def block(layer):
@@ -96,17 +97,17 @@ def weights_of(model):
         parts = {"self_attention": dense(attention.output_projection, "output")}
         for name, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
             parts["self_attention"] |= {name: kernel, f"{name}_bias": bias}
-        parts["self_attention_norm"] = norm(layer.self_attention_residual.norm)
+        parts["self_attention_norm"] = norm(layer.self_attention_residual)
         cross = getattr(layer, "cross_attention", None)
         if cross is not None:
             parts["cross_attention"] = dense(cross.output_projection, "output")
             for name in ("query", "key", "value"):
                 parts["cross_attention"] |= dense(getattr(cross, name), name)
-            parts["cross_attention_norm"] = norm(layer.cross_attention_residual.norm)
+            parts["cross_attention_norm"] = norm(layer.cross_attention_residual)
         feed_forward = layer.feed_forward
         parts["feed_forward"] = dense(feed_forward.inner, "inner")
         parts["feed_forward"] |= dense(feed_forward.outer, "outer")
-        parts["feed_forward_norm"] = norm(layer.feed_forward_residual.norm)
+        parts["feed_forward_norm"] = norm(layer.feed_forward_residual)
         return parts
 
     names = [layer.name for layer in model.layers]

@@ -98,8 +98,9 @@ def keras_tfm_encoder(weights):
             ("norm1", block.self_attention_residual),
             ("norm2", block.feed_forward_residual),
         ):
-            residual.norm.gamma.assign(weights[f"{i}.{norm}.gamma"])
-            residual.norm.beta.assign(weights[f"{i}.{norm}.beta"])
+            layer = residual.input_norm or residual.sum_norm
+            layer.gamma.assign(weights[f"{i}.{norm}.gamma"])
+            layer.beta.assign(weights[f"{i}.{norm}.beta"])
     return keras.Model(inputs, x)
 
 

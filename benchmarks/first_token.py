@@ -73,7 +73,9 @@ def compose(config: dict[str, Any], num_layers: int) -> Any:
                 use_bias=False,
                 name="feed_forward",
             ),
-            residual=layers.Residual("pre", norm="rms_norm", epsilon=config["rms_norm_eps"]),
+            residual=layers.Residual(
+                input_norm=layers.RMSNormalization(epsilon=config["rms_norm_eps"], name="norm")
+            ),
             name=f"decoder_{i}",
         )(x)
     x = layers.RMSNormalization(epsilon=config["rms_norm_eps"], name="final_norm")(x)

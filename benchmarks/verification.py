@@ -34,6 +34,7 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     PositionEmbedding,
     Residual,
+    RMSNormalization,
     TokenEmbedding,
     TransformerDecoderBlock,
 )
@@ -64,7 +65,7 @@ def composed():
             self_attention=MultiHeadSelfAttention(HEADS, causal=True, name="self_attention"),
             cross_attention=False,
             feed_forward=FeedForward(96, activation="silu", gated=True, name="feed_forward"),
-            residual=Residual("post", norm="rms_norm"),
+            residual=Residual(sum_norm=RMSNormalization(epsilon=1e-5, name="norm")),
             name=f"decoder_{i}",
         )(x)
     return keras.Model(tokens, keras.layers.Dense(VOCABULARY, name="head")(x), name="composed")

@@ -50,8 +50,8 @@ def at(position):
     return attention(position=position)
 
 
-def block(*order, **options):
-    residual = L.Residual(*order, **options)
+def block(**options):
+    residual = L.Residual(**options)
     return L.TransformerDecoderBlock(128, HEADS, cross_attention=False, residual=residual)
 
 
@@ -117,7 +117,9 @@ OURS: dict[str, Callable] = {
     "the same with `num_key_value_heads=1`": lambda x: attention(num_key_value_heads=1)(x),
     "with `window=3`": lambda x: attention(window=3)(x),
     "with `soft_cap=5.0`": lambda x: attention(soft_cap=5.0)(x),
-    "with `query_key_norm=True`": lambda x: attention(query_key_norm=True)(x),
+    "with `query_norm=` and `key_norm=`": lambda x: attention(
+        query_norm=L.RMSNormalization(), key_norm=L.RMSNormalization()
+    )(x),
     "with `gate=True`": lambda x: attention(gate=True)(x),
     "with `RotaryEmbedding()`": lambda x: at(L.RotaryEmbedding())(x),
     "with `RotaryEmbedding(scaling=LinearScaling(...))`": lambda x: at(
@@ -143,10 +145,14 @@ OURS: dict[str, Callable] = {
     "`TransformerDecoderBlock(cross_attention=False)`": lambda x: L.TransformerDecoderBlock(
         128, HEADS, cross_attention=False
     )(x),
-    'the same with `Residual("pre", norm="rms_norm")`': lambda x: block("pre", norm="rms_norm")(x),
-    'with `Residual("sandwich")`': lambda x: block("sandwich")(x),
-    'with `Residual("pre", layer_scale=0.1, drop_path=0.1)`': lambda x: block(
-        "pre", layer_scale=0.1, drop_path=0.1
+    "the same with `Residual(input_norm=RMSNormalization())`": lambda x: block(
+        input_norm=L.RMSNormalization()
+    )(x),
+    "with `input_norm=` and `output_norm=`": lambda x: block(
+        input_norm=L.LayerNormalization(), output_norm=L.LayerNormalization()
+    )(x),
+    "with `Residual(layer_scale=0.1, drop_path=0.1)`": lambda x: block(
+        input_norm=L.LayerNormalization(), layer_scale=0.1, drop_path=0.1
     )(x),
 }
 

@@ -170,7 +170,9 @@ def captioner(by: str, image=None):
             ),
             cross_attention=layers.MultiHeadCrossAttention(HEADS) if cross else False,
             feed_forward=layers.FeedForward(4 * DIM, activation="gelu"),
-            residual=layers.Residual("pre", dropout=DROPOUT),
+            residual=layers.Residual(
+                input_norm=layers.LayerNormalization(epsilon=1e-5), dropout=DROPOUT
+            ),
             name=f"decoder_{i}",
         )
         y = block(y, features) if cross else block(y)

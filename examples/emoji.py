@@ -124,7 +124,10 @@ def vision_transformer(size: int | None = None, num_layers: int = LAYERS):
         x = layers.TransformerEncoderBlock(
             self_attention=layers.MultiHeadSelfAttention(HEADS),
             feed_forward=layers.FeedForward(4 * DIM, activation="gelu"),
-            residual=layers.Residual("pre", drop_path=DROP_PATH * i / max(1, num_layers - 1)),
+            residual=layers.Residual(
+                input_norm=layers.LayerNormalization(epsilon=1e-5),
+                drop_path=DROP_PATH * i / max(1, num_layers - 1),
+            ),
             name=f"encoder_{i}",
         )(x)
     return models.Model(pixels, layers.LayerNormalization(name="final_norm")(x))

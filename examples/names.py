@@ -215,6 +215,7 @@ def language_model(vocabulary_size, dim, num_layers, num_heads, intermediate_dim
         FeedForward,
         MultiHeadSelfAttention,
         Residual,
+        RMSNormalization,
         RotaryEmbedding,
         TokenEmbedding,
         TransformerDecoderBlock,
@@ -230,7 +231,7 @@ def language_model(vocabulary_size, dim, num_layers, num_heads, intermediate_dim
             ),
             cross_attention=False,
             feed_forward=FeedForward(intermediate_dim, activation="silu", gated=True),
-            residual=Residual("pre", norm="rms_norm", dropout=0.1),
+            residual=Residual(input_norm=RMSNormalization(epsilon=1e-5), dropout=0.1),
         )(x)
     x = keras.layers.LayerNormalization()(x)
     return keras.Model(ids, embedding(x, reverse=True))

@@ -40,6 +40,13 @@ def check_positive(name: str, value: Any, optional: bool = False) -> None:
         raise ValueError(f"{name} must be positive, got {value}")
 
 
+def check_not_negative(name: str, value: Any) -> None:
+    """Raises unless `value` is 0 or a positive number."""
+    check_number(name, value)
+    if value < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+
+
 def check_rate(name: str, value: Any, optional: bool = False) -> None:
     """Raises unless `value` is a dropout rate, within 0 and 1, or None if `optional`."""
     check_number(name, value, optional)

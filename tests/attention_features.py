@@ -149,7 +149,7 @@ def expected_self_attention(layer, x, **options):
     head_dim = weights["query"].shape[-1] // num_heads
     for name in ("head_dim", "value_dim", "num_key_value_heads", "use_bias", "dtype"):
         options.pop(name, None)
-    if options.pop("query_key_norm", False):
+    if [options.pop(name, None) for name in ("query_norm", "key_norm")] != [None, None]:
         options["gains"] = [to_numpy(norm.scale) for norm in (layer.query_norm, layer.key_norm)]
     position = options.pop("position", None)
     for name in ("position_key", "position_query"):

@@ -2,18 +2,22 @@
 
 import inspect
 
+import keras
+
 from keras_tfm.layers import (
     FeedForward,
+    LayerNormalization,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     Residual,
+    RMSNormalization,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
 
 # Options of all attention layers of a block, and of self-attention alone.
 ATTENTION = {
-    "head_dim", "value_dim", "num_key_value_heads", "query_key_norm", "soft_cap", "gate",
+    "head_dim", "value_dim", "num_key_value_heads", "query_norm", "key_norm", "soft_cap", "gate",
 }  # fmt: skip
 SELF_ATTENTION = {"position", "window"}
 FEED_FORWARD = {"gated"}
@@ -22,6 +26,36 @@ RESIDUAL = {"norm", "drop_path", "residual_scale", "layer_scale"}
 RENAMED = {"attention_scale", "attention_dropout", "feed_forward_dropout", "sandwich_norm"}
 # With these the block's own parts will not do.
 OPTIONS = ATTENTION | SELF_ATTENTION | FEED_FORWARD | RESIDUAL | RENAMED | {"use_bias"}
+
+
+ORDERS = {
+    "post": ["sum_norm"],
+    "pre": ["input_norm"],
+    "sandwich": ["input_norm", "output_norm"],
+}
+NORM_LAYERS = {"layer_norm": LayerNormalization, "rms_norm": RMSNormalization}
+
+
+def residual_of(order, norm="layer_norm", epsilon=1e-5, **options):
+    """A `Residual` with norms at the places of `order`, one of `ORDERS`."""
+    dtype = {"dtype": options["dtype"]} if "dtype" in options else {}
+    norms = {
+        place: NORM_LAYERS[norm](
+            epsilon=epsilon, name="output_norm" if place == "output_norm" else "norm", **dtype
+        )
+        for place in ORDERS[order]
+    }
+    return Residual(**norms, **options)
+
+
+def head_norms(dtype=None):
+    """The configurations of RMS norms of queries and keys, for each layer that gets them anew."""
+    return {
+        name: keras.saving.serialize_keras_object(
+            RMSNormalization(epsilon=1e-6, dtype=dtype, name=name)
+        )
+        for name in ("query_norm", "key_norm")
+    }
 
 
 def encoder_block(intermediate_dim, num_heads, **options):
@@ -76,7 +110,7 @@ def parts(cls, intermediate_dim, num_heads, **options):
             name="feed_forward",
             **shared,
         ),
-        "residual": Residual(
+        "residual": residual_of(
             _order(options),
             epsilon=options.get("layer_norm_epsilon", 1e-5),
             dropout=dropout,

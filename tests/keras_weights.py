@@ -94,21 +94,26 @@ def feed_forward(layer, read=to_numpy):
     return dense(layer.inner, "inner", read) | dense(layer.outer, "outer", read)
 
 
+def norm_of(residual):
+    """The norm of a pre-norm or post-norm residual connection."""
+    return residual.input_norm or residual.sum_norm
+
+
 def block(layer, read=to_numpy):
     """Of an encoder or a decoder block."""
     weights = {
         "feed_forward": feed_forward(layer.feed_forward, read),
-        "feed_forward_norm": norm(layer.feed_forward_residual.norm, read),
+        "feed_forward_norm": norm(norm_of(layer.feed_forward_residual), read),
     }
     if layer.self_attention is not None:
         weights |= {
             "self_attention": self_attention(layer.self_attention, read),
-            "self_attention_norm": norm(layer.self_attention_residual.norm, read),
+            "self_attention_norm": norm(norm_of(layer.self_attention_residual), read),
         }
     if getattr(layer, "cross_attention", None) is not None:
         weights |= {
             "cross_attention": cross_attention(layer.cross_attention, read),
-            "cross_attention_norm": norm(layer.cross_attention_residual.norm, read),
+            "cross_attention_norm": norm(norm_of(layer.cross_attention_residual), read),
         }
     return weights
 
@@ -139,9 +144,9 @@ def assign_block(layer, weights):
         dense.bias.assign(bias)
 
     def assign_norm(name):
-        residual = getattr(layer, f"{name}_residual")
-        residual.norm.gamma.assign(weights[f"{name}_norm"]["gamma"])
-        residual.norm.beta.assign(weights[f"{name}_norm"]["beta"])
+        layer_norm = norm_of(getattr(layer, f"{name}_residual"))
+        layer_norm.gamma.assign(weights[f"{name}_norm"]["gamma"])
+        layer_norm.beta.assign(weights[f"{name}_norm"]["beta"])
 
     part = weights["self_attention"]
     names = ("query", "key", "value")

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from keras_tfm.export.gptq import rounded
 from keras_tfm.layers.feed_forward import FeedForward
-from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.alibi import ALiBi
@@ -102,17 +102,20 @@ def _with_norm(residual: Residual, layers: list[Projection], scale: Any) -> None
     LiteRT's converter multiplies gamma of a layer norm into the kernel that follows, whatever its
     values. So they are multiplied here, and the weights that are rounded are those of the file.
     """
-    gamma = None
-    if isinstance(residual.norm, LayerNormalization):
-        gamma = ops.convert_to_numpy(residual.norm.gamma)
+    norm, gamma = residual.input_norm, None
+    if isinstance(norm, keras.layers.LayerNormalization):
+        if norm.gamma is None:
+            return
+        gamma = ops.convert_to_numpy(norm.gamma)
         gamma = np.where(np.abs(gamma) < _TINY, 1.0, gamma)
+    elif not isinstance(norm, keras.layers.RMSNormalization):
+        return
 
     def divide(factors: np.ndarray) -> None:
-        for weight in residual.norm.weights:  # gamma and beta
+        for weight in norm.weights:  # gamma and beta
             weight.assign(ops.convert_to_numpy(weight) / factors)
 
-    if residual.order != "post":
-        scale(layers, divide, factors=gamma)
+    scale(layers, divide, factors=gamma)
 
 
 def _with_values(attention: Any, values: Projection, scale: Any) -> None:

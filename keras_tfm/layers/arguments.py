@@ -1,4 +1,4 @@
-"""Conversion and checks of layer arguments: initializers, activations, input shapes.
+"""Conversion and checks of layer arguments: initializers, activations, norms, shapes.
 
 Example:
 
@@ -31,6 +31,39 @@ def as_activation(name: str, value: Any) -> Any:
         return keras.activations.get(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def as_norm(name: str, value: Any) -> keras.layers.Layer | None:
+    """Returns the normalisation for a layer, its configuration or None."""
+    if isinstance(value, dict):
+        value = keras.saving.deserialize_keras_object(value)
+    if value is not None and not isinstance(value, keras.layers.Layer):
+        raise TypeError(
+            f"{name} must be a layer such as RMSNormalization(), or None, got {value!r}"
+        )
+    return value
+
+
+def single_axis(axis: Any) -> Any:
+    """The axis of a normalisation as it was given: `build` makes a list of an integer.
+
+    >>> from keras_tfm.layers.arguments import single_axis
+    >>> single_axis([-1]), single_axis([-2, -1])
+    (-1, [-2, -1])
+    """
+    return axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else axis
+
+
+def serialize_part(part: keras.layers.Layer | None) -> dict[str, Any] | None:
+    """The configuration of a layer that belongs to one other layer, which builds it.
+
+    Without `build_config`, so that the weights' paths start with the name of the other layer, and
+    without the mark of a shared object: copies of a template have weights of their own.
+    """
+    if part is None:
+        return None
+    config: dict[str, Any] = keras.saving.serialize_keras_object(part)
+    return {x: y for x, y in config.items() if x not in ("build_config", "shared_object_id")}
 
 
 def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.arguments import check_not_negative
+from keras_tfm.layers.arguments import single_axis
 from keras_tfm.layers.recomputation import Recomputation
 
 Tensor = Any
@@ -27,6 +29,10 @@ class LayerNormalization(Recomputation, keras.layers.LayerNormalization):
     [-1.22, 0.0, 1.22]
     """
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        check_not_negative("epsilon", self.epsilon)
+
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """(..., D) -> (..., D)."""
         backend = keras.backend.backend()
@@ -47,3 +53,8 @@ class LayerNormalization(Recomputation, keras.layers.LayerNormalization):
         if self.beta is not None:
             y = y + ops.cast(self.beta, x.dtype)
         return ops.cast(y, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, the same before and after `build`."""
+        config = super().get_config()
+        return {**config, "axis": single_axis(config["axis"])}

@@ -9,13 +9,13 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers import masks
-from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.arguments import as_initializer, as_norm, serialize_part, single_axis
 from keras_tfm.layers.attention import attention, joined_bias
 from keras_tfm.layers.attention_probe import AttentionProbe, current_probe
 from keras_tfm.layers.blockwise import WHOLE, Block, attend_in_blocks, blocks
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.fused_attention import is_fused, stores_no_scores
-from keras_tfm.layers.heads import merge_heads, scaled, split_heads
+from keras_tfm.layers.heads import merge_heads, merge_last, scaled, split_heads, split_last
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
@@ -27,7 +27,6 @@ from keras_tfm.layers.positions.attention_position import (
 )
 from keras_tfm.layers.positions.coordinates import Positions
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.rms_normalization import RMSNormalization
 from keras_tfm.layers.row_blocks import attend_to_rows, row_blocks
 
 Tensor = Any
@@ -50,9 +49,10 @@ class MultiHeadAttention(RematerializedLayer):
         dropout: float, dropout rate of the attention weights.
         use_bias: bool, whether the projections add a bias, or a list of the projections that do:
             any of "query", "key", "value", "output" and "gate".
-        query_key_norm: bool, whether each head's queries and keys are RMS normalised, before rotary
-            positions are applied (arXiv:2010.04245, as in Qwen 3 and Gemma 3); a float is the
-            epsilon of that normalisation (default 1e-6).
+        query_norm: layer that normalises the queries (..., T, H, K) before rotary positions are
+            applied (arXiv:2010.04245), or None. Over the last axis it normalises each head, as in
+            Qwen 3 and Gemma 3; with `axis=(-2, -1)` all heads together, as in OLMo 2.
+        key_norm: the same of the keys (..., S, G, K).
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the
@@ -76,7 +76,8 @@ class MultiHeadAttention(RematerializedLayer):
         num_key_value_heads: int | None = None,
         dropout: float = 0.0,
         use_bias: bool | Collection[str] = True,
-        query_key_norm: bool | float = False,
+        query_norm: keras.layers.Layer | dict[str, Any] | None = None,
+        key_norm: keras.layers.Layer | dict[str, Any] | None = None,
         soft_cap: float | None = None,
         scale: float | None = None,
         gate: bool = False,
@@ -106,7 +107,10 @@ class MultiHeadAttention(RematerializedLayer):
         self.dropout = dropout
         self.use_bias = use_bias
         self._biased = _biased(use_bias)
-        self.query_key_norm = query_key_norm
+        self.query_norm = as_norm("query_norm", query_norm)
+        self.key_norm = as_norm("key_norm", key_norm)
+        if query_norm is not None and self.query_norm is self.key_norm:
+            raise ValueError(f"{self.name}: query_norm and key_norm must be two layers, got one")
         self.soft_cap = soft_cap
         self.scale = scale
         self.gate = gate
@@ -129,12 +133,10 @@ class MultiHeadAttention(RematerializedLayer):
             )
         head_dim = self.head_dim or dim // self.num_heads
         value_dim = self.value_dim or head_dim
-        if self.query_key_norm:
-            for name, heads in (("query_norm", self.num_heads), ("key_norm", self._groups)):
-                epsilon = 1e-6 if self.query_key_norm is True else self.query_key_norm
-                norm = RMSNormalization(epsilon=epsilon, dtype=self.dtype_policy, name=name)
-                norm.build((None, heads, None, head_dim))
-                setattr(self, name, norm)
+        norms = (self.query_norm, self.num_heads), (self.key_norm, self._groups)
+        for norm, heads in norms:
+            if norm is not None and not norm.built:
+                norm.build((None, None, heads, head_dim))
         if self.position is not None:
             build_position(self.position, self, self.num_heads, head_dim, value_dim)
         if self.gate:
@@ -155,10 +157,11 @@ class MultiHeadAttention(RematerializedLayer):
         layer.build(input_shape)
         return layer
 
-    def _normalized(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.query_key_norm:
-            return query, key
-        return self.query_norm(query), self.key_norm(key)
+    def _normalized_query(self, query: Tensor) -> Tensor:
+        return _apply_norm(self.query_norm, query)
+
+    def _normalized_key(self, key: Tensor) -> Tensor:
+        return _apply_norm(self.key_norm, key)
 
     def _output(self, y: Tensor, x: Tensor) -> Tensor:
         """Merges the heads, applies the gate and projects: (..., H, T, V) -> (..., T, D)."""
@@ -354,7 +357,8 @@ class MultiHeadAttention(RematerializedLayer):
             "num_key_value_heads": self.num_key_value_heads,
             "dropout": self.dropout,
             "use_bias": self.use_bias if isinstance(self.use_bias, bool) else sorted(self.use_bias),
-            "query_key_norm": self.query_key_norm,
+            "query_norm": serialize_part(self.query_norm),
+            "key_norm": serialize_part(self.key_norm),
             "soft_cap": self.soft_cap,
             "scale": self.scale,
             "gate": self.gate,
@@ -379,6 +383,16 @@ def _biased(use_bias: bool | Collection[str]) -> frozenset[str]:
 def _adds_terms(position: AttentionPosition | None) -> bool:
     """Whether a position part may add scores, a bias or values, not just rotate."""
     return position is not None and type(position).terms is not AttentionPosition.terms
+
+
+def _apply_norm(norm: keras.layers.Layer | None, x: Tensor) -> Tensor:
+    """Normalises heads (..., H, T, K); the norm is made for (..., T, H, K)."""
+    if norm is None:
+        return x
+    if single_axis(getattr(norm, "axis", None)) == -1:
+        return norm(x)  # of each head: in any order of the other axes
+    *_, heads, _, width = tuple(x.shape)
+    return split_heads(merge_last(norm(split_last(merge_heads(x), heads, width))), heads)
 
 
 def _length(x: Tensor) -> Any:

@@ -96,8 +96,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         if position is not None:
             where = Positions(columns_of(x, positions), _of_context(context, context_positions))
         q = split_heads(self.query(x), self.num_heads)
-        if self.query_key_norm:
-            q = self.query_norm(q)
+        q = self._normalized_query(q)
         if position is not None:
             q = position.rotate(q, where.query)
 
@@ -105,7 +104,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             values = finite_padding(context, mask)
             keys = values if key is None else finite_padding(key, mask)
             k = split_heads(self.key(keys), self._groups)
-            k = self.key_norm(k) if self.query_key_norm else k
+            k = self._normalized_key(k)
             k = k if position is None else position.rotate(k, where.key)
             return k, split_heads(self.value(values), self._groups)
 

@@ -219,10 +219,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """What attention gets: (..., H, T, K), (..., G, T, K) and (..., G, T, V)."""
         if positions is None or self.position is None:
             q, k, v = self._heads(x, query, key)
-            return *self._normalized(q, k), v
+            return self._normalized_query(q), self._normalized_key(k), v
         rotate = self.position.rotate
         rotates = type(self.position).rotate is not AttentionPosition.rotate
-        fused = self._is_fused and query is None and key is None and not self.query_key_norm
+        has_norm = self.query_norm is not None or self.key_norm is not None
+        fused = self._is_fused and query is None and key is None and not has_norm
         if rotates and fused and self._is_sliced(x):
             # Queries and keys lie side by side: one rotation takes half the operators of two.
             x, count = self.query_key_value(x), self.num_heads + self._groups
@@ -230,7 +231,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             value = split_heads(x[..., self._cuts[1] :], self._groups)
             return both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :], value
         q, k, v = self._heads(x, query, key)
-        q, k = self._normalized(q, k)
+        q, k = self._normalized_query(q), self._normalized_key(k)
         return rotate(q, positions.query), rotate(k, positions.query), v
 
     def _heads(

@@ -9,8 +9,8 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.finite_padding import finite_padding
+from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.residual import make_norm
 
 Tensor = Any
 
@@ -78,9 +78,11 @@ class RegionEmbedding(RematerializedLayer):
         self.use_bias = True
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
-        self.norm = make_norm("layer_norm", epsilon, self.dtype_policy, "norm")
+        self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
         if separate_norms:
-            self.box_norm = make_norm("layer_norm", epsilon, self.dtype_policy, "box_norm")
+            self.box_norm = LayerNormalization(
+                epsilon=epsilon, dtype=self.dtype_policy, name="box_norm"
+            )
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 

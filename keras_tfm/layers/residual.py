@@ -1,4 +1,4 @@
-"""The residual connection around a sublayer, with pre-norm, post-norm or both."""
+"""The residual connection around a sublayer, and the places of its normalisations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,43 +6,32 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_number, check_rate
+from keras_tfm.layers.arguments import as_norm, serialize_part
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.rms_normalization import RMSNormalization
 
 Tensor = Any
 
-NORMS = ("layer_norm", "rms_norm")
-ORDERS = ("post", "pre", "sandwich")
-
-
-def make_norm(kind: str, epsilon: float, dtype: Any, name: str) -> keras.layers.Layer:
-    """Makes a normalisation layer of the last axis; `kind` is "layer_norm" or "rms_norm"."""
-    check_number("layer_norm_epsilon", epsilon)
-    if epsilon < 0:
-        raise ValueError(f"layer_norm_epsilon must not be negative, got {epsilon}")
-    if kind == "layer_norm":
-        return LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
-    if kind == "rms_norm":
-        return RMSNormalization(epsilon=epsilon, dtype=dtype, name=name)
-    raise ValueError(f"norm must be one of {list(NORMS)}, got {kind!r}")
+NORMS = ("input_norm", "output_norm", "sum_norm")
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
 class Residual(RematerializedLayer):
-    """A residual connection, x + dropout(sublayer(x)), normalised before, after, or both.
+    """A residual connection: sum_norm(a x + dropout(output_norm(f(input_norm(x))))).
 
-    - "post": norm(a x + f(x)), "Attention Is All You Need" (arXiv:1706.03762), section 5.4. With
+    Each norm is a layer or None, so the usual orders are:
+
+    - `sum_norm`, post-norm: "Attention Is All You Need" (arXiv:1706.03762), section 5.4. With
       `residual_scale` a: DeepNorm (arXiv:2203.00555).
-    - "pre": a x + f(norm(x)), arXiv:2002.04745. A stack of pre-norm blocks needs one more
+    - `input_norm`, pre-norm: arXiv:2002.04745. A stack of pre-norm blocks needs one more
       normalisation after the last block.
-    - "sandwich": a x + norm'(f(norm(x))), arXiv:2105.13290, as in Gemma 2.
+    - `output_norm`: OLMo 2 (arXiv:2501.00656).
+    - `input_norm` and `output_norm`, the sandwich: arXiv:2105.13290, as in Gemma 2.
 
     Args:
-        order: str, "post", "pre" or "sandwich".
-        norm: str, "layer_norm" or "rms_norm" (arXiv:1910.07467).
-        epsilon: float, epsilon of the normalisation.
+        input_norm: layer that normalises the sublayer's input, or None.
+        output_norm: layer that normalises the sublayer's output f(x), or None.
+        sum_norm: layer that normalises the sum, or None.
         dropout: float, dropout rate of the sublayer's output f(x).
         drop_path: float, rate at which f(x) is dropped for a whole row of the batch in training
             (stochastic depth, arXiv:1603.09382).
@@ -58,14 +47,15 @@ class Residual(RematerializedLayer):
         Float tensor (..., T, D).
 
     Raises:
-        TypeError: an argument of the wrong type.
-        ValueError: an unknown `order` or `norm`, or an argument out of range.
+        TypeError: an argument of the wrong type, such as a norm that is no layer; a call without
+            a sublayer.
+        ValueError: an argument out of range, or one layer as two norms.
 
     Example:
 
     >>> import numpy as np
-    >>> from keras_tfm.layers import Residual
-    >>> residual = Residual("pre", norm="rms_norm")
+    >>> from keras_tfm.layers import Residual, RMSNormalization
+    >>> residual = Residual(input_norm=RMSNormalization())
     >>> y = residual(np.array([[[3.0, -4.0]]], "float32"), sublayer=lambda x: 0 * x)
     >>> y.numpy().tolist()
     [[[3.0, -4.0]]]
@@ -73,9 +63,9 @@ class Residual(RematerializedLayer):
 
     def __init__(
         self,
-        order: str = "post",
-        norm: str = "layer_norm",
-        epsilon: float = 1e-5,
+        input_norm: keras.layers.Layer | dict[str, Any] | None = None,
+        output_norm: keras.layers.Layer | dict[str, Any] | None = None,
+        sum_norm: keras.layers.Layer | dict[str, Any] | None = None,
         dropout: float = 0.0,
         drop_path: float = 0.0,
         residual_scale: float = 1.0,
@@ -83,31 +73,33 @@ class Residual(RematerializedLayer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if order not in ORDERS:
-            raise ValueError(f"order must be one of {list(ORDERS)}, got {order!r}")
         check_rate("drop_path", drop_path)
         check_number("residual_scale", residual_scale)
         check_number("layer_scale", layer_scale, optional=True)
-        self.order = order
-        self.epsilon = epsilon
+        self.input_norm = as_norm("input_norm", input_norm)
+        self.output_norm = as_norm("output_norm", output_norm)
+        self.sum_norm = as_norm("sum_norm", sum_norm)
+        norms = [id(norm) for norm in self._norms()]
+        if len(set(norms)) < len(norms):
+            raise ValueError(f"{self.name}: each norm must be another layer, got one twice")
         self.dropout = dropout
         self.drop_path = drop_path
-        self.norm_kind = norm
         self.residual_scale = residual_scale
         self.layer_scale = layer_scale
-        self.norm = make_norm(norm, epsilon, self.dtype_policy, "norm")
-        if order == "sandwich":
-            self.output_norm = make_norm(norm, epsilon, self.dtype_policy, "output_norm")
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.drop_path_layer = Dropout(drop_path, dtype=self.dtype_policy)
         self.supports_masking = True
 
+    def _norms(self) -> list[keras.layers.Layer]:
+        norms = [self.input_norm, self.output_norm, self.sum_norm]
+        return [norm for norm in norms if norm is not None]
+
     def build(self, x_shape: Any) -> None:
         """Creates the normalisations' weights."""
-        self.norm.build(x_shape)
+        for norm in self._norms():
+            if not norm.built:
+                norm.build(x_shape)
         self.drop_path_layer.noise_shape = (None, *(1,) * (len(x_shape) - 1))
-        if self.order == "sandwich":
-            self.output_norm.build(x_shape)
         if self.layer_scale is not None:
             self.scale = self.add_weight(
                 name="scale",
@@ -121,18 +113,24 @@ class Residual(RematerializedLayer):
         return
 
     def call(
-        self, x: Tensor, *, sublayer: Callable[[Tensor], Tensor], training: bool | None = None
+        self,
+        x: Tensor,
+        *,
+        sublayer: Callable[[Tensor], Tensor] | None = None,
+        training: bool | None = None,
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
-        y = sublayer(x if self.order == "post" else self.norm(x))
-        if self.order == "sandwich":
+        if sublayer is None:
+            raise TypeError(f"{self.name} must be called with sublayer=, a layer or a function")
+        y = sublayer(x if self.input_norm is None else self.input_norm(x))
+        if self.output_norm is not None:
             y = self.output_norm(y)
         y = self.dropout_layer(y, training=training)
         if self.layer_scale is not None:
             y = y * self.scale
         y = self.drop_path_layer(y, training=training)
         y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
-        return self.norm(y) if self.order == "post" else y
+        return y if self.sum_norm is None else self.sum_norm(y)
 
     def compute_output_shape(self, x_shape: Any, **_: Any) -> Any:
         """The shape of the input."""
@@ -142,9 +140,7 @@ class Residual(RematerializedLayer):
         """The constructor's arguments."""
         return {
             **super().get_config(),
-            "order": self.order,
-            "norm": self.norm_kind,
-            "epsilon": self.epsilon,
+            **{name: serialize_part(getattr(self, name)) for name in NORMS},
             "dropout": self.dropout,
             "drop_path": self.drop_path,
             "residual_scale": self.residual_scale,

@@ -5,6 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.arguments import check_not_negative
+from keras_tfm.layers.arguments import single_axis
 from keras_tfm.layers.recomputation import Recomputation
 from keras_tfm.layers.target import current_target
 
@@ -30,6 +32,7 @@ class RMSNormalization(Recomputation, keras.layers.RMSNormalization):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
+        check_not_negative("epsilon", self.epsilon)
         self.supports_masking = True
 
     def call(self, x: Tensor) -> Tensor:
@@ -45,3 +48,8 @@ class RMSNormalization(Recomputation, keras.layers.RMSNormalization):
         return ops.cast(
             ops.multiply(scaled, ops.rsqrt(ops.add(mean_square, self.epsilon))), x.dtype
         )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, the same before and after `build`."""
+        config = super().get_config()
+        return {**config, "axis": single_axis(config["axis"])}

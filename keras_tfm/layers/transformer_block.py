@@ -1,14 +1,20 @@
 """The base of encoder and decoder blocks: their arguments and the construction of sublayers."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 import keras
 
-from keras_tfm.arguments import check_rate
-from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequence
+from keras_tfm.arguments import check_not_negative, check_rate
+from keras_tfm.layers.arguments import (
+    as_activation,
+    as_initializer,
+    check_sequence,
+    serialize_part,
+)
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.attention_position import refuse_separation
@@ -17,6 +23,9 @@ from keras_tfm.layers.residual import Residual
 
 Tensor = Any
 Part: TypeAlias = bool | keras.layers.Layer | dict[str, Any]
+Residuals: TypeAlias = Residual | Mapping[str, Residual | dict[str, Any]] | dict[str, Any]
+
+SUBLAYERS = ("self_attention", "cross_attention", "feed_forward")
 
 
 class TransformerBlock(RematerializedLayer):
@@ -42,7 +51,8 @@ class TransformerBlock(RematerializedLayer):
         feed_forward: layer (..., T, D) -> (..., T, D) to use instead of the default `FeedForward`;
             False: none, as in the cross-attention of LXMERT (arXiv:1908.07490).
         residual: `Residual`, copied for each sublayer, to use instead of post-norm or pre-norm with
-            layer normalisation and `dropout`.
+            layer normalisation and `dropout`; or a dictionary of one for each sublayer, by its
+            name: "self_attention", "cross_attention" and "feed_forward".
 
     Raises:
         TypeError: a part of the wrong type.
@@ -64,11 +74,12 @@ class TransformerBlock(RematerializedLayer):
         self_attention: Part = True,
         cross_attention: Part = False,
         feed_forward: Part | None = None,
-        residual: Residual | dict[str, Any] | None = None,
+        residual: Residuals | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_rate("dropout", dropout)
+        check_not_negative("layer_norm_epsilon", layer_norm_epsilon)
         self.intermediate_dim = intermediate_dim
         self.num_heads = num_heads
         self.dropout = dropout
@@ -83,18 +94,19 @@ class TransformerBlock(RematerializedLayer):
             "self_attention": self_attention,
             "cross_attention": cross_attention,
             "feed_forward": True if feed_forward is None else feed_forward,
-            "residual": True if residual is None else residual,
         }
         parts = {
             name: keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
             for name, part in parts.items()
         }
-        self._check_arguments(parts)
+        self._check_arguments(parts, residual is not None)
         # Names and a configuration: Keras would track the parts themselves twice, in another order.
         self._given = frozenset(
             name for name, part in parts.items() if isinstance(part, keras.layers.Layer)
         )
-        self._residual = _serialized(parts["residual"]) if "residual" in self._given else None
+        templates = self._templates(residual, [x for x in SUBLAYERS if parts[x] is not False])
+        # None, one configuration, or one for each sublayer.
+        self._residual = keras.tree.map_structure(serialize_part, templates)
         heads, width = cast(int, num_heads), cast(int, intermediate_dim)  # None only if not used
         shared: dict[str, Any] = {
             "kernel_initializer": self.kernel_initializer,
@@ -109,14 +121,14 @@ class TransformerBlock(RematerializedLayer):
                 heads, causal=causal, dropout=dropout, name="self_attention", **shared
             ),
         )
-        self.self_attention_residual = self._residual_of("self_attention", parts)
+        self.self_attention_residual = self._residual_of("self_attention", templates)
         self.feed_forward = self._part(
             "feed_forward",
             parts["feed_forward"],
             keras.layers.Layer,
             lambda: FeedForward(width, activation=self.activation, name="feed_forward", **shared),
         )
-        self.feed_forward_residual = self._residual_of("feed_forward", parts)
+        self.feed_forward_residual = self._residual_of("feed_forward", templates)
         self.cross_attention = self._part(
             "cross_attention",
             parts["cross_attention"],
@@ -125,14 +137,14 @@ class TransformerBlock(RematerializedLayer):
                 heads, dropout=dropout, name="cross_attention", **shared
             ),
         )
-        self.cross_attention_residual = self._residual_of("cross_attention", parts)
+        self.cross_attention_residual = self._residual_of("cross_attention", templates)
         if self.self_attention is not None and self.self_attention.causal != causal:
             raise ValueError(
                 f"{self.name}: causal={causal}, but self_attention has "
                 f"causal={self.self_attention.causal}: give both the same"
             )
 
-    def _check_arguments(self, parts: dict[str, Any]) -> None:
+    def _check_arguments(self, parts: dict[str, Any], has_residual: bool) -> None:
         heads = [parts["self_attention"], parts["cross_attention"]]
         for name, value, made in (
             ("num_heads", self.num_heads, any(part is True for part in heads)),
@@ -146,9 +158,10 @@ class TransformerBlock(RematerializedLayer):
                 raise ValueError(
                     f"{name}={value} has no effect, because the parts that it describes are given"
                 )
-        if self.normalize_first and parts["residual"] is not True:
+        if self.normalize_first and has_residual:
             raise ValueError(
-                'normalize_first=True has no effect with residual=...: pass Residual("pre")'
+                "normalize_first=True has no effect with residual=...: pass "
+                "Residual(input_norm=LayerNormalization())"
             )
 
     def _part(self, name: str, part: Any, kind: Any, make: Callable[[], Any]) -> Any:
@@ -168,21 +181,37 @@ class TransformerBlock(RematerializedLayer):
         part._block = weakref.ref(self)
         return part
 
-    def _residual_of(self, sublayer: str, parts: dict[str, Any]) -> Any:
+    def _templates(self, residual: Any, sublayers: list[str]) -> Any:
+        """The residual connections to copy: None, one for all sublayers, or one by sublayer."""
+        if isinstance(residual, Mapping) and "class_name" not in residual:
+            if set(residual) != set(sublayers):
+                raise ValueError(
+                    f"{self.name}: residual must have one for each sublayer, {sublayers}, got "
+                    f"{list(residual)}"
+                )
+            return {name: self._template(residual[name]) for name in sublayers}
+        return None if residual is None else self._template(residual)
+
+    def _template(self, residual: Any) -> Residual:
+        if isinstance(residual, dict):
+            residual = keras.saving.deserialize_keras_object(residual)
+        if not isinstance(residual, Residual):
+            raise TypeError(f"{self.name}: residual must be a Residual, got {residual!r}")
+        return residual
+
+    def _residual_of(self, sublayer: str, templates: Any) -> Any:
         """The residual connection of a sublayer, or None if the block has no such sublayer."""
-        if parts[sublayer] is False:
+        if getattr(self, sublayer) is None:
             return None
-        template, name = parts["residual"], f"{sublayer}_residual"
-        if template is True:
-            return Residual(
-                "pre" if self.normalize_first else "post",
-                epsilon=self.layer_norm_epsilon,
-                dropout=self.dropout,
-                dtype=self.dtype_policy,
-                name=name,
+        name = f"{sublayer}_residual"
+        template = templates[sublayer] if isinstance(templates, dict) else templates
+        if template is None:
+            norm = LayerNormalization(
+                epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm"
             )
-        if not isinstance(template, Residual):
-            raise TypeError(f"{self.name}: residual must be a Residual, got {template!r}")
+            place = "input_norm" if self.normalize_first else "sum_norm"
+            options: dict[str, Any] = {place: norm, "dropout": self.dropout}
+            return Residual(**options, dtype=self.dtype_policy, name=name)
         return type(template).from_config({**template.get_config(), "name": name})
 
     def _build(self, x_shape: Any, context_shape: Any = None) -> None:
@@ -248,7 +277,7 @@ class TransformerBlock(RematerializedLayer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         parts = {
-            name: _serialized(getattr(self, name)) if name in self._given else default
+            name: serialize_part(getattr(self, name)) if name in self._given else default
             for name, default in (
                 ("self_attention", self.self_attention is not None),
                 ("cross_attention", self.cross_attention is not None),
@@ -269,16 +298,6 @@ class TransformerBlock(RematerializedLayer):
             **parts,
             "residual": self._residual,
         }
-
-
-def _serialized(part: keras.layers.Layer) -> dict[str, Any]:
-    """The configuration of a part, without `build_config`: the block builds the part.
-
-    The weights' paths then start with the block's name.
-    """
-    config = keras.saving.serialize_keras_object(part)
-    config.pop("build_config", None)
-    return config
 
 
 def present(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -45,11 +45,12 @@ class TransformerEncoderBlock(TransformerBlock):
 
     A block made of parts, with rotary positions, RMS pre-norm and SwiGLU:
 
-    >>> from keras_tfm.layers import FeedForward, MultiHeadSelfAttention, Residual, RotaryEmbedding
+    >>> from keras_tfm.layers import FeedForward, MultiHeadSelfAttention
+    >>> from keras_tfm.layers import Residual, RMSNormalization, RotaryEmbedding
     >>> block = TransformerEncoderBlock(
     ...     self_attention=MultiHeadSelfAttention(3, position=RotaryEmbedding()),
     ...     feed_forward=FeedForward(16, activation="silu", gated=True),
-    ...     residual=Residual("pre", norm="rms_norm"),
+    ...     residual=Residual(input_norm=RMSNormalization()),
     ... )
     >>> block(x).shape
     (None, None, 12)

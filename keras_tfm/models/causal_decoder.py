@@ -10,6 +10,7 @@ from keras_tfm.layers import (
     FeedForward,
     MultiHeadSelfAttention,
     Residual,
+    RMSNormalization,
     RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -118,7 +119,7 @@ def rotary_block(
     name: str,
     window: int | None,
     position: RotaryEmbedding,
-    order: str = "pre",
+    sandwich: bool = False,
     **attention_options: Any,
 ) -> TransformerDecoderBlock:
     """A block with rotary positions, RMS normalisation and a gated feed-forward network.
@@ -128,10 +129,15 @@ def rotary_block(
         name: str, the block's name.
         window: int, window of the attention, or None.
         position: the rotary positions.
-        order: str, order of the normalisation, see `layers.Residual`.
+        sandwich: bool, whether the output of each sublayer is normalised too.
         attention_options: further arguments of the attention.
     """
-    dtype, epsilon = given["dtype"], given["rms_norm_epsilon"]
+    dtype = given["dtype"]
+
+    def norm(name: str) -> RMSNormalization:
+        return RMSNormalization(epsilon=given["rms_norm_epsilon"], dtype=dtype, name=name)
+
+    has_norms = given["query_key_norm"]
     attention = MultiHeadSelfAttention(
         given["num_heads"],
         causal=True,
@@ -140,7 +146,8 @@ def rotary_block(
         num_key_value_heads=given["num_key_value_heads"],
         dropout=given["attention_dropout"],
         use_bias=given["attention_bias"],
-        query_key_norm=epsilon if given["query_key_norm"] else False,
+        query_norm=norm("query_norm") if has_norms else None,
+        key_norm=norm("key_norm") if has_norms else None,
         position=position,
         kernel_initializer=initializer(),
         dtype=dtype,
@@ -160,7 +167,11 @@ def rotary_block(
         self_attention=attention,
         cross_attention=False,
         feed_forward=feed_forward,
-        residual=Residual(order, norm="rms_norm", epsilon=epsilon, dtype=dtype),
+        residual=Residual(
+            input_norm=norm("norm"),
+            output_norm=norm("output_norm") if sandwich else None,
+            dtype=dtype,
+        ),
         dtype=dtype,
         name=name,
     )

@@ -139,7 +139,7 @@ def gemma(
             f"decoder_{i}",
             window,
             RotaryEmbedding(theta, scaling=scaling, dtype=dtype),
-            order="sandwich" if post_norm else "pre",
+            sandwich=post_norm,
             scale=scalar**-0.5,
             soft_cap=attention_logit_soft_cap,
         )

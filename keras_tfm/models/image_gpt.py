@@ -107,7 +107,11 @@ def image_gpt(
             self_attention=attention,
             cross_attention=False,
             feed_forward=feed_forward,
-            residual=Residual("pre", "rms_norm", rms_norm_epsilon, dropout, dtype=dtype),
+            residual=Residual(
+                input_norm=RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name="norm"),
+                dropout=dropout,
+                dtype=dtype,
+            ),
             dtype=dtype,
             name=f"decoder_{i}",
         )

@@ -156,7 +156,9 @@ def t5(
                 name="feed_forward",
             ),
             "residual": Residual(
-                "pre", norm="rms_norm", epsilon=layer_norm_epsilon, dropout=dropout, dtype=dtype
+                input_norm=RMSNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="norm"),
+                dropout=dropout,
+                dtype=dtype,
             ),
             "dtype": dtype,
         }

@@ -237,8 +237,9 @@ def _block(given: Mapping[str, Any], name: str, drop_path: float) -> Transformer
             name="feed_forward",
         ),
         residual=Residual(
-            "pre",
-            epsilon=given["layer_norm_epsilon"],
+            input_norm=LayerNormalization(
+                epsilon=given["layer_norm_epsilon"], dtype=dtype, name="norm"
+            ),
             dropout=given["dropout"],
             drop_path=drop_path,
             layer_scale=given["layer_scale"],

@@ -108,9 +108,9 @@ def test_norms_of_gemma_are_saved_minus_one(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     block = model.blocks[1]
     names = {
-        "input_layernorm": block.self_attention_residual.norm,
+        "input_layernorm": block.self_attention_residual.input_norm,
         "post_attention_layernorm": block.self_attention_residual.output_norm,
-        "pre_feedforward_layernorm": block.feed_forward_residual.norm,
+        "pre_feedforward_layernorm": block.feed_forward_residual.input_norm,
         "post_feedforward_layernorm": block.feed_forward_residual.output_norm,
         "self_attn.q_norm": block.self_attention.query_norm,
         "self_attn.k_norm": block.self_attention.key_norm,

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from blocks import residual_of
 
 from keras_tfm import export, generation, layers
 from keras_tfm.checkpoints import copy_keras_hub_weights, load_huggingface, save_huggingface
@@ -128,7 +129,7 @@ def test_layers_inside_models():
         ({"intermediate_dim": 19}, "intermediate_dim=20, .* intermediate_dim=19"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-05, .* layer_norm_epsilon=1e-06"),
         ({"activation": "gelu"}, "activation='relu', .* activation='gelu'"),
-        ({"residual": layers.Residual("sandwich")}, "another residual"),
+        ({"residual": residual_of("sandwich")}, "another residual"),
         ({"causal": True}, "another causal"),
     ],
 )

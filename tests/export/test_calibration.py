@@ -59,7 +59,7 @@ def with_outliers(model):
             (block.self_attention_residual, block.self_attention),
             (block.feed_forward_residual, block.feed_forward),
         ):
-            for weight in residual.norm.weights:
+            for weight in (residual.input_norm or residual.sum_norm).weights:
                 weight.assign(weight * factors)
             for part in (getattr(layer, x, None) for x in INPUTS):
                 if part is not None:

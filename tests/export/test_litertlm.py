@@ -63,7 +63,7 @@ def composed():
         x = layers.TransformerDecoderBlock(
             self_attention=attention,
             feed_forward=layers.FeedForward(13),
-            residual=layers.Residual(norm="rms_norm"),
+            residual=layers.Residual(sum_norm=layers.RMSNormalization(epsilon=1e-5)),
             cross_attention=False,
             name=f"block_{i}",
         )(x)

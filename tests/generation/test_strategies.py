@@ -208,8 +208,8 @@ def gpt2():
         "mlp.c_proj": lambda block: block.feed_forward.outer,
     }
     norms = {
-        "ln_1": lambda block: block.self_attention_residual.norm,
-        "ln_2": lambda block: block.feed_forward_residual.norm,
+        "ln_1": lambda block: block.self_attention_residual.input_norm,
+        "ln_2": lambda block: block.feed_forward_residual.input_norm,
     }
     for i, block in enumerate(blocks):
         for name, part in {**dense, **norms}.items():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import reference_composed
 from attention_features import built, stepped
+from blocks import residual_of
 from compare import assert_close, to_numpy
 from execution import MODES, execute, saving
 from keras_weights import block as weights_of
@@ -13,7 +14,6 @@ from keras_tfm.layers import (
     FeedForward,
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
-    Residual,
     RotaryEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
@@ -158,7 +158,7 @@ class Constant(keras.layers.Layer):
 def test_any_layer_may_be_the_feed_forward_network(rng):
     x = noise(rng, B, T, D)
     block = TransformerEncoderBlock(
-        num_heads=H, feed_forward=Constant(), residual=Residual("pre", residual_scale=3.0)
+        num_heads=H, feed_forward=Constant(), residual=residual_of("pre", residual_scale=3.0)
     )
     built(block, x.shape)
     attended = block.self_attention_residual(x, sublayer=block.self_attention)
@@ -166,7 +166,7 @@ def test_any_layer_may_be_the_feed_forward_network(rng):
 
 
 def test_the_residual_is_a_template():
-    template = Residual("sandwich", norm="rms_norm", dropout=0.1)
+    template = residual_of("sandwich", norm="rms_norm", dropout=0.1)
     block = TransformerDecoderBlock(F, H, residual=template)
     copies = [
         getattr(block, f"{name}_residual")
@@ -190,7 +190,7 @@ def test_a_block_of_parts_is_saved_with_paths_and_order_of_its_weights(rng, tmp_
         if given:
             return TransformerDecoderBlock(
                 self_attention=MultiHeadSelfAttention(H, causal=True, name="self_attention"),
-                feed_forward=FeedForward(F, name="feed_forward"), residual=Residual("pre"),
+                feed_forward=FeedForward(F, name="feed_forward"), residual=residual_of("pre"),
                 **arguments,
             )  # fmt: skip
         return TransformerDecoderBlock(F, H, normalize_first=True, **arguments)
@@ -271,7 +271,7 @@ def test_a_feed_forward_network_that_is_no_layer_is_refused():
         (BOTH[0], {"intermediate_dim": F, "self_attention": MultiHeadSelfAttention(H),
                    "num_heads": 2}, "num_heads=2 has no effect, because the parts that it"),
         (BOTH[0], {"intermediate_dim": F, "num_heads": H, "normalize_first": True,
-                   "residual": Residual("pre")}, "normalize_first=True has no effect with resid"),
+                   "residual": residual_of("pre")}, "normalize_first=True has no effect"),
         (BOTH[0], {"intermediate_dim": F, "self_attention": MultiHeadSelfAttention(H, causal=True)},
          "causal=False, but self_attention has causal=True: give both the same"),
         (BOTH[1], {"intermediate_dim": F, "num_heads": H,

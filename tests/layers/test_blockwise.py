@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference_positions as rp
 from attention_features import POSITIONS, built, expected_self_attention, randomize, stepped
-from blocks import encoder_block
+from blocks import encoder_block, head_norms
 from compare import assert_close, to_numpy
 from execution import compiled, gradients, tensorflow_only
 from grids import pairwise
@@ -167,7 +167,7 @@ def test_forward_and_gradients_are_those_of_attention_at_once(
 def everything(position, causal):
     return {
         **HEADS, "causal": causal, "window": 7, "scale": 0.4, "soft_cap": 1.5,
-        "query_key_norm": True, "position": POSITIONS[position](),
+        **head_norms(), "position": POSITIONS[position](),
     }  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def test_cross_attention_in_blocks(blocks_of, x, learn_bias):
     context = np.random.default_rng(8).normal(size=(B, S, 13)).astype("float32")
     mask = np.array([[True] * S, [True, False, True, True, False]])
     bias = BIAS[:, :, :, :S]
-    layer = MultiHeadCrossAttention(**HEADS, query_key_norm=True)
+    layer = MultiHeadCrossAttention(**HEADS, **head_norms())
     built(layer, x.shape, context.shape)
     weighting = np.random.default_rng(11).normal(size=x.shape).astype("float32")
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from blocks import OPTIONS, decoder_block, encoder_block, parts
+from blocks import OPTIONS, decoder_block, encoder_block, head_norms, parts
 from compare import assert_close, to_numpy
 from execution import GRAPHS, execute, saving
 from keras_weights import randomize
@@ -67,6 +67,7 @@ from keras_tfm.layers import (
     TriangleMultiplication,
     YaRNScaling,
 )
+from keras_tfm.layers.arguments import serialize_part
 
 B, T, S, D, C, F, V = 2, 5, 7, 6, 11, 13, 17
 rng = np.random.default_rng(23)
@@ -113,7 +114,13 @@ class Case:
 
     def new(self, **options):
         """A layer that is not built."""
-        return BLOCKS.get(self.layer, self.layer)(**{**self.options, **options})
+        given = {
+            name: {**x, "config": {**x["config"], "dtype": options["dtype"]}}
+            if name.endswith("_norm") and isinstance(x, dict) and "dtype" in options
+            else x
+            for name, x in self.options.items()
+        }
+        return BLOCKS.get(self.layer, self.layer)(**{**given, **options})
 
     def call(self, layer, **arguments):
         return layer(*self.positional(self.inputs), **self.keywords, **self.functions, **arguments)
@@ -240,7 +247,7 @@ CASES = {
             "norm": "rms_norm",
             "normalize_first": True,
             "sandwich_norm": True,
-            "query_key_norm": True,
+            **head_norms(),
             "soft_cap": 5.0,
             "attention_scale": 0.3,
             "residual_scale": 1.5,
@@ -361,9 +368,9 @@ CASES = {
     "Residual": Case(
         Residual,
         {
-            "order": "sandwich",
-            "norm": "rms_norm",
-            "epsilon": 1e-3,
+            "input_norm": serialize_part(RMSNormalization(epsilon=1e-3, name="norm")),
+            "output_norm": serialize_part(RMSNormalization(epsilon=1e-3, name="output_norm")),
+            "sum_norm": serialize_part(LayerNormalization(epsilon=1e-3, name="sum_norm")),
             "dropout": 0.3,
             "drop_path": 0.2,
             "residual_scale": 1.5,
@@ -435,6 +442,13 @@ def test_every_public_layer_has_a_case():
 # Configuration and files
 
 
+def without_policies(config):
+    """A configuration without dtype policies, at any depth."""
+    if not isinstance(config, dict):
+        return config
+    return {key: without_policies(x) for key, x in config.items() if key != "dtype"}
+
+
 @every_layer
 def test_the_configuration_makes_the_layer_again(case):
     layer = case.make(name="here", dtype="mixed_bfloat16", trainable=False)
@@ -442,12 +456,13 @@ def test_the_configuration_makes_the_layer_again(case):
     if case.layer in BLOCKS and OPTIONS & set(case.options):
         for name, part in parts(case.layer, **case.options).items():
             if isinstance(part, keras.layers.Layer):
-                own = {"name", "dtype"}
-                wanted = {key: x for key, x in part.get_config().items() if key not in own}
-                assert {key: config[name]["config"][key] for key in wanted} == wanted
+                wanted = without_policies(part.get_config())
+                found = without_policies(config[name]["config"])
+                assert {key: found[key] for key in wanted} == {**wanted, "name": found["name"]}
     else:
         wanted = {name: case.options[name] for name in case.options if "initializer" not in name}
-        assert {name: config[name] for name in wanted} == wanted
+        found = {name: config[name] for name in wanted}
+        assert without_policies(found) == without_policies(wanted)
     for again in (
         case.layer.from_config(config),
         keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer)),

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from attention_features import stepped
-from blocks import decoder_block, encoder_block
+from blocks import decoder_block, encoder_block, head_norms
 from compare import assert_close, to_numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -92,7 +92,7 @@ def heads(draw):
         "head_dim": head_dim,
         "value_dim": draw(optional(st.integers(1, 8))),
         "num_key_value_heads": draw(optional(st.sampled_from(divisors))),
-        "query_key_norm": draw(st.booleans()),
+        **(head_norms() if draw(st.booleans()) else {}),
         "soft_cap": draw(optional(st.floats(0.5, 50))),
         "position": draw(positions(head_dim or D // num_heads)),
         "window": draw(optional(st.integers(1, 9))),
@@ -192,10 +192,11 @@ NUMBERS = {
 }  # fmt: skip
 # What the part calls it whose argument it is.
 PART_NAMES = {
-    "attention_dropout": "dropout", "feed_forward_dropout": "dropout", "attention_scale": "scale"
+    "attention_dropout": "dropout", "feed_forward_dropout": "dropout", "attention_scale": "scale",
+    "layer_norm_epsilon": "epsilon",
 }  # fmt: skip
 OTHERS = {
-    "position": "rotary", "activation": "reluu", "norm": "batch_norm",
+    "position": "rotary", "activation": "reluu",
     "kernel_initializer": "nothing", "bias_initializer": 7,
 }  # fmt: skip
 

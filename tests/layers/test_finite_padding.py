@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from blocks import head_norms
 from compare import assert_close, to_numpy
 from keras import ops
 
@@ -95,7 +96,7 @@ CASES = {
             num_key_value_heads=1,
             gate=True,
             use_bias=["gate"],
-            query_key_norm=True,
+            **head_norms(),
             soft_cap=3.0,
             position=RotaryEmbedding(),
         ),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import reference
+from blocks import head_norms
 from compare import assert_close, to_numpy
 from keras import ops
 from keras.backend import standardize_dtype
@@ -136,7 +137,7 @@ def test_several_tokens_see_rounded_cached_keys_and_their_own(x):
 @pytest.mark.parametrize(
     "options",
     [
-        {"position": RotaryEmbedding(), "query_key_norm": True},
+        {"position": RotaryEmbedding(), **head_norms()},
         {"position": RelativePositionEmbedding(3), "num_key_value_heads": None},
         {"window": 3, "soft_cap": 2.0},
     ],

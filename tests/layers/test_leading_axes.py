@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from attention_features import POSITIONS, built
+from blocks import head_norms, residual_of
 from compare import assert_close, to_numpy
 from execution import MODES, execute
 from keras import ops
@@ -14,7 +15,6 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     PositionalEncoding,
     PositionEmbedding,
-    Residual,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
     attention,
@@ -78,7 +78,7 @@ def test_a_bias_is_broadcast_over_the_leading_axes(shape):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_cross_attention(mode):
-    layer = MultiHeadCrossAttention(H, num_key_value_heads=1, value_dim=5, query_key_norm=True)
+    layer = MultiHeadCrossAttention(H, num_key_value_heads=1, value_dim=5, **head_norms())
     built(layer, X.shape, CONTEXT.shape)
     bias = rng.normal(size=(A, B, H, T, S)).astype("float32")
 
@@ -130,7 +130,7 @@ def test_other_layers(make):
 
 
 def test_drop_path_drops_whole_rows_of_the_first_axis():
-    layer = built(Residual("pre", drop_path=0.5), X.shape)
+    layer = built(residual_of("pre", drop_path=0.5), X.shape)
     y = to_numpy(layer(np.ones((64, B, T, D), "float32"), sublayer=ops.ones_like, training=True))
     assert {len(np.unique(row)) for row in y} == {1}
     assert set(np.unique(y)) == {1.0, 3.0}

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from blocks import head_norms
 from compare import assert_close, to_numpy
 from small_models import randomize
 
@@ -95,7 +96,7 @@ def test_steps_equal_the_full_pass(position, cuts):
     [
         {"window": 3},
         {"num_key_value_heads": 1, "mask_zero": False},
-        {"position": layers.RotaryEmbedding, "query_key_norm": True},
+        {"position": layers.RotaryEmbedding, **head_norms()},
     ],
     ids=["window", "grouped", "norms"],
 )

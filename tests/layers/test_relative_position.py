@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import reference_positions as rp
 from attention_features import built, expected_self_attention, randomize, stepped, terms_of
-from blocks import encoder_block
+from blocks import encoder_block, head_norms
 from compare import assert_close, to_numpy
 from execution import MODES, execute, gradients, saving, tensorflow_only
 from keras import ops
@@ -408,7 +408,7 @@ def test_shaws_vectors_are_within_the_soft_cap(x, causal):
 
 def test_shaws_vectors_are_added_to_normalised_keys(x):
     part = RelativePositionEmbedding(max_distance=3)
-    assert_equals_reference(x, {"num_heads": 2, "position": part, "query_key_norm": True})
+    assert_equals_reference(x, {"num_heads": 2, "position": part, **head_norms()})
 
 
 def test_shaws_values_follow_the_weights_after_dropout(x):

@@ -6,7 +6,8 @@ import pytest
 import reference
 import reference_positions as rp
 from attention_features import built, expected_self_attention, randomize
-from blocks import decoder_block, encoder_block
+from blocks import ORDERS as NORM_PLACES
+from blocks import decoder_block, encoder_block, head_norms, residual_of
 from compare import assert_close, to_numpy
 from execution import GRAPHS, execute, gradients, saving, tensorflow_only
 from keras import ops
@@ -14,8 +15,11 @@ from keras_weights import cross_attention, dense
 
 from keras_tfm.layers import (
     FeedForward,
+    MultiHeadSelfAttention,
+    RMSNormalization,
     TokenEmbedding,
     TransformerDecoderBlock,
+    TransformerEncoderBlock,
 )
 from keras_tfm.layers.residual import Residual
 
@@ -76,10 +80,11 @@ def expected_block(block, x, context, order, norm, activation, gated, scale=1.0)
     kind = keras.layers.RMSNormalization if norm == "rms_norm" else keras.layers.LayerNormalization
 
     def apply(residual, y, sublayer):
-        assert isinstance(residual.norm, kind)
+        layer = residual.sum_norm if order == "post" else residual.input_norm
+        assert isinstance(layer, kind)
         output_norm = norm_of(residual.output_norm) if order == "sandwich" else None
         factors = to_numpy(residual.scale) if residual.layer_scale is not None else 1.0
-        return rp.residual(y, sublayer, order, norm_of(residual.norm), output_norm, scale, factors)
+        return rp.residual(y, sublayer, order, norm_of(layer), output_norm, scale, factors)
 
     causal = isinstance(block, TransformerDecoderBlock)
 
@@ -218,7 +223,7 @@ def test_every_learned_factor_gets_a_gradient(x):
     block = built(
         encoder_block(
             F, 2, norm="rms_norm", normalize_first=True, sandwich_norm=True, layer_scale=0.1,
-            gated=True, query_key_norm=True,
+            gated=True, **head_norms(),
         ),
         x.shape,
     )  # fmt: skip
@@ -234,25 +239,25 @@ def test_every_learned_factor_gets_a_gradient(x):
 def test_deepnorm_by_hand():
     """A sublayer of zeros: post-norm of a x is the norm of x, where epsilon is small beside it."""
     x = np.array([[[1.0, 3.0]]], "float32")
-    layer = Residual("post", residual_scale=100.0, epsilon=1e-6)
+    layer = residual_of("post", residual_scale=100.0, epsilon=1e-6)
     layer.build(x.shape)
     y = layer(x, sublayer=lambda y: y)
     # 101 x has mean 202 and deviation 101: -1 and 1. Epsilon is 1e-10 of the variance.
     assert_close(y, [[[-1.0, 1.0]]], 1e-6)
-    pre = Residual("pre", residual_scale=100.0, epsilon=1e-6)
+    pre = residual_of("pre", residual_scale=100.0, epsilon=1e-6)
     pre.build(x.shape)
     # 100 x + norm(x) = (100 - 1, 300 + 1); epsilon is 1e-6 of the variance, 5e-7 of the result.
     assert_close(pre(x, sublayer=lambda y: y), [[[99.0, 301.0]]], 1e-6)
 
 
 def test_layer_scale_starts_at_its_value_and_scales_the_sublayer_alone(x):
-    layer = Residual("pre", layer_scale=0.25)
+    layer = residual_of("pre", layer_scale=0.25)
     layer.build(x.shape)
     np.testing.assert_array_equal(to_numpy(layer.scale), np.full(D, 0.25))
     y = layer(x, sublayer=ops.ones_like)
     np.testing.assert_array_equal(to_numpy(y), (x + np.float32(0.25)).astype("float64"))
-    assert Residual("pre").layer_scale is None
-    none = Residual("pre")
+    assert residual_of("pre").layer_scale is None
+    none = residual_of("pre")
     none.build(x.shape)
     assert not hasattr(none, "scale")
 
@@ -280,7 +285,7 @@ def rows():
 def test_drop_path_drops_whole_rows_and_keeps_the_expectation(rows, rate, order):
     """A row has all of f(x), divided by the chance to be kept, or nothing of it."""
     keras.utils.set_random_seed(3)
-    layer = Residual(order, drop_path=rate)
+    layer = residual_of(order, drop_path=rate)
     layer.build(rows.shape)
     factor = np.random.default_rng(2).normal(size=(1, 2, 3)).astype("float32")
 
@@ -331,14 +336,14 @@ def test_drop_path_of_everything_leaves_the_residual(x, order):
     y = x.astype("float64")
     if order == "post":
         for residual in (block.self_attention_residual, block.feed_forward_residual):
-            gamma, beta = (to_numpy(v) for v in (residual.norm.gamma, residual.norm.beta))
+            gamma, beta = (to_numpy(v) for v in (residual.sum_norm.gamma, residual.sum_norm.beta))
             y = reference.layer_norm(y, gamma, beta, 1e-5)
     assert_close(block(x, training=True), y, FLOAT32)
 
 
 @tensorflow_only
 def test_rows_that_are_dropped_have_no_gradient(rows):
-    layer = Residual("pre", drop_path=0.5)
+    layer = residual_of("pre", drop_path=0.5)
     layer.build(rows.shape)
     kernel = np.float32(2.0)
     result = []
@@ -357,14 +362,14 @@ def test_rows_that_are_dropped_have_no_gradient(rows):
 
 def test_dropout_of_a_sublayer_is_before_the_scale_and_after_the_output_norm(x):
     """Some entries of f(x) are 0, the others l norm'(f) / (1 - p)."""
-    layer = Residual("sandwich", dropout=0.5, layer_scale=0.25)
+    layer = residual_of("sandwich", dropout=0.5, layer_scale=0.25)
     built(layer, x.shape)
     factors = to_numpy(layer.scale)
     # Each entry is one of two values.
     y = to_numpy(layer(x, sublayer=lambda y: y**3, training=True)) - x
     normalised = [
         lambda y, n=n: reference.layer_norm(y, to_numpy(n.gamma), to_numpy(n.beta), 1e-5)
-        for n in (layer.norm, layer.output_norm)
+        for n in (layer.input_norm, layer.output_norm)
     ]
     whole = 2.0 * factors * normalised[1](normalised[0](x.astype("float64")) ** 3)
     is_kept, is_dropped = np.abs(y - whole) < FLOAT32, np.abs(y) < 1e-6
@@ -457,7 +462,7 @@ def test_dropout_is_between_the_two_layers(x, gated):
 def test_a_keras_file_holds_the_block(x, order, norm, tmp_path):
     options = {
         "norm": norm, "gated": True, "activation": "silu", "residual_scale": 1.3,
-        "layer_scale": 0.2, "drop_path": 0.1, "query_key_norm": True, "soft_cap": 3.0,
+        "layer_scale": 0.2, "drop_path": 0.1, **head_norms(), "soft_cap": 3.0,
         "attention_scale": 0.4, "window": 3, "feed_forward_dropout": 0.2, **ORDERS[order],
     }  # fmt: skip
     block = decoder_block(F, 2, cross_attention=False, name="block", **options)
@@ -470,35 +475,45 @@ def test_a_keras_file_holds_the_block(x, order, norm, tmp_path):
     assert again.get_config() == block.get_config()
     # Read from the parts that were loaded: the test below says which option is whose.
     found = {
-        "norm": again.feed_forward_residual.norm_kind, "gated": again.feed_forward.gated,
+        "gated": again.feed_forward.gated,
         "activation": keras.activations.serialize(again.feed_forward.activation),
         "residual_scale": again.self_attention_residual.residual_scale,
         "layer_scale": again.self_attention_residual.layer_scale,
         "drop_path": again.feed_forward_residual.drop_path,
-        "query_key_norm": again.self_attention.query_key_norm,
         "soft_cap": again.self_attention.soft_cap, "attention_scale": again.self_attention.scale,
         "window": again.self_attention.window, "feed_forward_dropout": again.feed_forward.dropout,
-        "normalize_first": again.feed_forward_residual.order != "post",
-        "sandwich_norm": again.feed_forward_residual.order == "sandwich",
     }  # fmt: skip
-    assert found == {"normalize_first": False, "sandwich_norm": False, **options}
+    assert found == {name: options[name] for name in found}
+    kind = keras.layers.RMSNormalization if norm == "rms_norm" else keras.layers.LayerNormalization
+    for residual in (again.self_attention_residual, again.feed_forward_residual):
+        norms = {
+            name: getattr(residual, name) for name in ("input_norm", "output_norm", "sum_norm")
+        }
+        norms = {name: layer for name, layer in norms.items() if layer is not None}
+        assert list(norms) == NORM_PLACES[order]
+        assert all(isinstance(layer, kind) for layer in norms.values())
+    for layer in (again.self_attention.query_norm, again.self_attention.key_norm):
+        assert isinstance(layer, keras.layers.RMSNormalization)
     assert_close(loaded(x), model(x), 0.0)
 
 
 def test_options_of_a_block_reach_its_layers():
     block = decoder_block(
-        F, 4, head_dim=3, value_dim=5, num_key_value_heads=2, window=7, query_key_norm=True,
+        F, 4, head_dim=3, value_dim=5, num_key_value_heads=2, window=7, **head_norms(),
         soft_cap=3.0, attention_scale=0.4, attention_dropout=0.1, dropout=0.2, drop_path=0.3,
         feed_forward_dropout=0.4, residual_scale=1.5, layer_scale=0.6, gated=True, use_bias=False,
     )  # fmt: skip
     for layer in (block.self_attention, block.cross_attention):
         wanted = {
             "num_heads": 4, "head_dim": 3, "value_dim": 5, "num_key_value_heads": 2,
-            "query_key_norm": True, "soft_cap": 3.0, "scale": 0.4, "dropout": 0.1,
+            "soft_cap": 3.0, "scale": 0.4, "dropout": 0.1,
             "use_bias": False,
         }  # fmt: skip
         config = layer.get_config()
         assert {name: config[name] for name in wanted} == wanted
+        assert {name: config[name]["config"]["name"] for name in head_norms()} == {
+            name: name for name in head_norms()
+        }
     assert (block.self_attention.window, block.cross_attention.window) == (7, None)
     assert (block.self_attention.causal, block.cross_attention.causal) == (True, False)
     for name in ("self_attention", "cross_attention", "feed_forward"):
@@ -514,7 +529,6 @@ def test_options_of_a_block_reach_its_layers():
     ("options", "message"),
     [
         ({"sandwich_norm": True}, "sandwich_norm=True needs normalize_first=True"),
-        ({"norm": "batch"}, r"norm must be one of \['layer_norm', 'rms_norm'\], got 'batch'"),
         ({"dropout": 1.5}, "dropout .*1.5"),
         ({"dropout": -0.1}, "dropout .*-0.1"),
         ({"attention_dropout": 1.5}, "dropout must be within 0 and 1, got 1.5"),
@@ -531,7 +545,84 @@ def test_impossible_arguments_are_refused_by_name(kind, options, message):
         kind(**{"intermediate_dim": F, "num_heads": 2, **options})
 
 
-def test_an_unknown_order_is_refused():
-    message = r"order must be one of \['post', 'pre', 'sandwich'\], got 'after'"
+@pytest.mark.parametrize(
+    ("error", "make", "message"),
+    [
+        (TypeError, lambda: Residual("post"), r"input_norm must be a layer such as .* got 'post'"),
+        (TypeError, lambda: Residual(sum_norm=len), "sum_norm must be a layer .* got <built-in"),
+        (TypeError, lambda: Residual()(np.ones((1, 2, 3))), "must be called with sublayer="),
+        (TypeError, lambda: MultiHeadSelfAttention(2, query_norm="rms"), "query_norm must be a la"),
+    ],
+    ids=["an order", "a function", "no sublayer", "a norm of queries"],
+)
+def test_what_is_no_norm_and_no_sublayer_is_refused(error, make, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_norm_has_one_place():
+    norm = RMSNormalization()
+    with pytest.raises(ValueError, match="each norm must be another layer, got one twice"):
+        Residual(input_norm=norm, output_norm=norm)
+    with pytest.raises(ValueError, match="query_norm and key_norm must be two layers, got one"):
+        MultiHeadSelfAttention(2, query_norm=norm, key_norm=norm)
+
+
+def test_a_residual_for_each_sublayer(x):
+    """ModernBERT's first block, whose attention has no norm before it."""
+    residuals = {
+        "self_attention": Residual(residual_scale=2.0),
+        "feed_forward": residual_of("pre"),
+    }
+    block = built(TransformerEncoderBlock(F, 2, residual=residuals), x.shape)
+    expected = 2 * to_numpy(x) + to_numpy(block.self_attention(x))
+    gamma, beta = (to_numpy(v) for v in block.feed_forward_residual.input_norm.weights)
+    normalized = reference.layer_norm(expected, gamma, beta, 1e-5)
+    expected = expected + feed_forward_of(block.feed_forward, reference.relu, False)(normalized)
+    assert_close(block(x), expected, FLOAT32)
+    again = TransformerEncoderBlock.from_config(block.get_config())
+    assert again.get_config() == block.get_config()
+    assert again.self_attention_residual.input_norm is None
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["self_attention"], r"one for each sublayer, \['self_attention', 'feed_forward'\], got"),
+        (["self_attention", "feed_forward", "cross_attention"], "one for each sublayer"),
+    ],
+    ids=["too few", "too many"],
+)
+def test_residuals_of_other_sublayers(names, message):
     with pytest.raises(ValueError, match=message):
-        Residual("after")
+        TransformerEncoderBlock(F, 2, residual={name: Residual() for name in names})
+
+
+@pytest.mark.parametrize("length", [T, 1])
+def test_norms_of_all_heads_together(rng, length):
+    """OLMo 2's: the same as a norm of the projected queries and keys before they are split."""
+    x = rng.normal(size=(B, length, D)).astype("float32")
+    norms = {
+        name: RMSNormalization(axis=(-2, -1), epsilon=EPSILON)
+        for name in ("query_norm", "key_norm")
+    }
+    layer = built(
+        MultiHeadSelfAttention(3, num_key_value_heads=1, head_dim=4, use_bias=False, **norms),
+        x.shape,
+    )
+    kernel = to_numpy(layer.query_key_value.kernel)
+    q, k, v = np.split(x.astype("float64") @ kernel, [12, 16], axis=-1)
+    q, k = (
+        rp.rms_norm(y, to_numpy(norm.scale).ravel(), EPSILON)
+        for y, norm in ((q, layer.query_norm), (k, layer.key_norm))
+    )
+    q = q.reshape(B, length, 3, 4)
+    scores = np.einsum("bthk,bsk->bhts", q, k) / 2
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    y = np.einsum("bhts,bsk->bthk", weights, v).reshape(B, length, 12)
+    expected = y @ to_numpy(layer.output_projection.kernel)
+    assert_close(layer(x), expected, FLOAT32)
+    again = MultiHeadSelfAttention.from_config(layer.get_config())
+    again.build(x.shape)
+    assert again.query_norm.scale.shape == (3, 4)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from attention_features import POSITIONS, built, randomize, stepped
-from blocks import decoder_block
+from blocks import decoder_block, head_norms
 from compare import assert_close, to_numpy
 from execution import compiled, tensorflow_only
 from keras import Input, Model, ops
@@ -36,7 +36,7 @@ ORDERS = {
 HEADS = {
     "plain": {"num_heads": 2},
     "grouped": {"num_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "value_dim": 5},
-    "one key head": {"num_heads": 2, "num_key_value_heads": 1, "query_key_norm": True},
+    "one key head": {"num_heads": 2, "num_key_value_heads": 1, **head_norms()},
 }
 every_position = pytest.mark.parametrize("position", [*PARTS, *ADDED])
 # Each order with each kind of heads, each of both with and without a window.

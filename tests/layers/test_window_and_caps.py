@@ -8,6 +8,7 @@ import pytest
 import reference
 import reference_positions as rp
 from attention_features import POSITIONS, built, expected_self_attention
+from blocks import head_norms
 from compare import assert_close, to_numpy
 from execution import MODES, execute, gradients, tensorflow_only
 from keras import ops
@@ -157,18 +158,18 @@ def test_an_impossible_soft_cap_is_refused(soft_cap):
 @both_directions
 @every_head
 def test_query_key_norm(x, causal, heads):
-    assert_equals_reference(x, {**heads, "causal": causal, "query_key_norm": True})
+    assert_equals_reference(x, {**heads, "causal": causal, **head_norms()})
 
 
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 def test_queries_and_keys_are_normalised_before_they_get_a_position(x, position):
-    options = {"num_heads": 2, "head_dim": 6, "position": position(), "query_key_norm": True}
+    options = {"num_heads": 2, "head_dim": 6, "position": position(), **head_norms()}
     assert_equals_reference(x, options)
 
 
 def test_normalised_scores_do_not_depend_on_the_size_of_the_queries(x):
     """RMS is |q| / sqrt(K), so that every score is within sqrt(K) times both gains."""
-    layer = MultiHeadSelfAttention(2, query_key_norm=True, use_bias=False)
+    layer = MultiHeadSelfAttention(2, **head_norms(), use_bias=False)
     layer.build(x.shape)
     kernel = to_numpy(layer.query_key_value.kernel)
     outputs = []
@@ -182,7 +183,7 @@ def test_normalised_scores_do_not_depend_on_the_size_of_the_queries(x):
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed_float16"])
 def test_norms_of_300_in_float16_are_right(x, dtype):
-    options = {"num_heads": 2, "query_key_norm": True, "dtype": dtype}
+    options = {"num_heads": 2, **head_norms(dtype), "dtype": dtype}
     layer = built(MultiHeadSelfAttention(**options), x.shape)
     expected = expected_self_attention(layer, 300 * x, **options)
     # Some five roundings of 5e-4.
@@ -196,7 +197,7 @@ def test_cross_attention(x, rng, heads):
     mask = np.array([[True] * 5, [True, False, True, True, False]])
     pairs = rng.random((B, T, S)) < 0.7
     bias = rng.normal(size=(B, heads["num_heads"], T, S)).astype("float32")
-    layer = MultiHeadCrossAttention(**heads, query_key_norm=True, soft_cap=1.5, scale=0.7)
+    layer = MultiHeadCrossAttention(**heads, **head_norms(), soft_cap=1.5, scale=0.7)
     built(layer, x.shape, context.shape)
     weights = cross_attention(layer)
 
@@ -358,7 +359,7 @@ def test_everything_at_once(x, rng):
     for name, causal in itertools.product(POSITIONS, (False, True)):
         options = {
             "num_heads": 6, "num_key_value_heads": 2, "head_dim": 6, "value_dim": 5,
-            "causal": causal, "window": 4, "scale": 0.4, "soft_cap": 1.5, "query_key_norm": True,
+            "causal": causal, "window": 4, "scale": 0.4, "soft_cap": 1.5, **head_norms(),
             "position": POSITIONS[name](),
         }  # fmt: skip
         bias = rng.normal(size=(B, 6, T, T)).astype("float32")

@@ -3,7 +3,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from blocks import decoder_block, encoder_block
+from blocks import decoder_block, encoder_block, head_norms
 from execution import saving, tensorflow_only
 
 from keras_tfm import layers
@@ -17,7 +17,7 @@ def model_of_everything():
     x = encoder_block(16, 2, position=layers.RelativePositionBias(), name="encoder")(x)
     x = decoder_block(
         16, 2, cross_attention=False, position=layers.RelativePositionEmbedding(4), gated=True,
-        query_key_norm=True, layer_scale=0.1, norm="rms_norm", name="decoder",
+        **head_norms(), layer_scale=0.1, norm="rms_norm", name="decoder",
     )(x)  # fmt: skip
     # Keras's own: a bias of two axes.
     x = keras.layers.EinsumDense("btd,dhk->bthk", (None, 2, 4), bias_axes="hk", name="einsum")(x)
