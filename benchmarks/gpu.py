@@ -13,8 +13,8 @@ last. "generate_1" and "generate_32" are greedy, batch 1 and 32, a prompt of 128
 ones, in bfloat16; transformers has a static cache. Keras contestants are named with their backend:
 TensorFlow takes no part.
 
-Each contestant runs in a process of its own, which holds one case: its peak memory is that of the
-framework's allocator. Contestants of a case compile at the same time, then take turns of a few
+Each contestant of a case runs in a separate process: its peak memory is that of the framework's
+allocator. Contestants of a case compile at the same time, then take turns of a few
 steps in random order, until the case's share of the time is up; medians. The rate of a step counts
 matrix products alone (attention's half above the diagonal is not counted), relative to that of a
 product of two bfloat16 matrices 8192 x 8192, measured first. "of time" is a contestant's time

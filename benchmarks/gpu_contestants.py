@@ -1,4 +1,4 @@
-"""The contestants of gpu.py, each in its own process: a line on standard input is a turn."""
+"""The contestants of gpu.py, each in a separate process: a line on standard input is a turn."""
 
 import contextlib
 import json
