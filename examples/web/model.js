@@ -1776,11 +1776,8 @@ async function download(url, onProgress) {
 
 // --- The file ----------------------------------------------------------------------------------
 
-/** The metadata of a .tflite file: name -> the bytes, which are a part of `bytes`. */
-function readMetadata(bytes) {
-  if (new TextDecoder().decode(bytes.subarray(4, 8)) !== "TFL3") {
-    throw new ModelError("This is not a .tflite file.");
-  }
+/** Reads tables of a flatbuffer; for the tests, too. */
+export function tableReader(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const u32 = (at) => view.getUint32(at, true);
   // A flatbuffer table begins with the distance back to its list of where each field is.
@@ -1796,11 +1793,20 @@ function readMetadata(bytes) {
     const at = vector(table, index);
     return Array.from({ length: at ? u32(at) : 0 }, (_, i) => reference(at + 4 + 4 * i));
   };
+  const long = (at) => (at ? Number(view.getBigUint64(at, true)) : 0);
+  return { u32, long, field, vector, tables };
+}
+
+/** The metadata of a .tflite file: name -> the bytes, which are a part of `bytes`. */
+function readMetadata(bytes) {
+  if (new TextDecoder().decode(bytes.subarray(4, 8)) !== "TFL3") {
+    throw new ModelError("This is not a .tflite file.");
+  }
+  const { u32, long, field, vector, tables } = tableReader(bytes);
   const part = (start, length) => {
     if (start + length > bytes.length) throw new RangeError("the file ends too early");
     return bytes.subarray(start, start + length);
   };
-  const long = (at) => (at ? Number(view.getBigUint64(at, true)) : 0);
   try {
     const model = u32(0); // Model {.., buffers 4, .., metadata 6}
     const buffers = tables(model, 4); // Buffer {data 0, offset 1, size 2}

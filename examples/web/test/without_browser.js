@@ -17,7 +17,7 @@ globalThis.ImageData = class ImageData {
   }
 };
 
-export const { loadModel, sampler, softmax } = await import("../model.js");
+export const { loadModel, sampler, softmax, tableReader } = await import("../model.js");
 
 /** The model in the bytes of a file whose signatures are `signatures`. */
 export async function loadBytes(bytes, signatures) {
@@ -29,26 +29,15 @@ export async function loadBytes(bytes, signatures) {
 
 /** The metadata of a file by name, each with where the offset of its data is, and its data. */
 function entriesOf(bytes) {
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  const u32 = (at) => view.getUint32(at, true);
-  const field = (table, index) => {
-    const fields = table - view.getInt32(table, true);
-    const slot = 4 + 2 * index;
-    const offset = slot < view.getUint16(fields, true) ? view.getUint16(fields + slot, true) : 0;
-    return offset && table + offset;
-  };
-  const follow = (at) => at + u32(at);
-  const tables = (table, index) => {
-    const at = follow(field(table, index));
-    return Array.from({ length: u32(at) }, (_, i) => follow(at + 4 + 4 * i));
-  };
+  const { u32, field, vector, tables } = tableReader(bytes);
   const part = (at) => bytes.subarray(at + 4, at + 4 + u32(at));
   const model = u32(0); // Model {.., buffers 4, .., metadata 6}
   const buffers = tables(model, 4);
   const found = tables(model, 6).map((entry) => {
     const number = field(entry, 1);
-    const place = field(buffers[number && u32(number)], 0);
-    return [Buffer.from(part(follow(field(entry, 0)))).toString(), { place, data: part(follow(place)) }];
+    const buffer = buffers[number && u32(number)];
+    const name = Buffer.from(part(vector(entry, 0))).toString();
+    return [name, { place: field(buffer, 0), data: part(vector(buffer, 0)) }];
   });
   return Object.fromEntries(found);
 }
