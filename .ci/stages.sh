@@ -209,8 +209,8 @@ stage_examples() {
 }
 
 # What every layer promises, RematScope, LoRA and quantization, norms, projections, the backend's fused
-# attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once. The rest
-# is run by .ci/full.
+# attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once; on JAX,
+# models between several devices. The rest is run by .ci/full.
 stage_layers() {
     with_layers
     local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,fused_attention,flash_attention}.py)
@@ -219,6 +219,12 @@ stage_layers() {
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py
     # XLA compiles each operation of each shape: unoptimized, in less than half the time.
     KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 "${pytest[@]}" "${contract[@]}"
+    on_8_devices tests/distributed/test_sharded_models.py
+}
+# Of several devices, virtual ones that share the CPU.
+on_8_devices() {
+    KERAS_BACKEND=jax JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS=--xla_force_host_platform_device_count=8 \
+        "$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider --fail-on-skip "$@"
 }
 
 stage_docs() {

@@ -38,6 +38,7 @@ CONTENTS = {
         "own-layers",
         "training",
         "distribution",
+        "sharding",
         "generation",
         "export",
         "litertlm",

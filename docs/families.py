@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_tfm import models
 from keras_tfm.checkpoints.huggingface import FAMILIES
-from keras_tfm.checkpoints.without_storage import without_storage
+from keras_tfm.models.without_storage import without_storage
 
 PAGE = Path(__file__).with_name("families.md")
 # The vocabulary of each size's checkpoints on the Hugging Face hub; "" is every other size.

@@ -121,6 +121,11 @@ def own_trainable_variables(layer: Any) -> list[Any]:
     return list(layer._trainable_variables)
 
 
+def layout_of(variable: Any) -> Any:
+    """The `TensorLayout` that a variable got from a `keras.distribution`, or None."""
+    return variable._layout
+
+
 def remat_mode(layer: Any) -> Any:
     """The mode of a layer's `keras.RematScope` (`.mode` is its name), or None."""
     return layer._remat_mode

@@ -87,7 +87,15 @@ def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, folder in FOLDERS.get(page, {}).items():
         shutil.copytree(folder, name)
-    smaller = SMALLER.get(page, {})
+    run_blocks(page, SMALLER.get(page, {}))
+
+
+def run_blocks(page, smaller=()):
+    """Runs the programs of a guide, and compares what they print with their comments.
+
+    Args:
+        smaller: dict of replacements; with any, nothing is compared.
+    """
     printed = {}
 
     def recorded(*values, **options):
@@ -98,7 +106,7 @@ def test_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     blocks = blocks_of(page)
     assert blocks
     for number, block in enumerate(blocks):
-        for long, short in smaller.items():
+        for long, short in dict(smaller).items():
             block = block.replace(long, short)
         printed.clear()
         exec(compile(block, f"{page}.md, block {number + 1}", "exec"), names)

@@ -15,6 +15,7 @@ from keras_tfm.keras_internals import (
     calls_of,
     fill_in,
     get_mask,
+    layout_of,
     nodes_in_order,
     producer,
     remat_mode,
@@ -53,6 +54,14 @@ class Holder(keras.layers.Layer):
 
     def call(self, x):
         return self.inner(x * self.own)
+
+
+def test_layout_of_a_variable():
+    variable = keras.Variable(np.zeros(2))
+    assert layout_of(variable) is None
+    layout = keras.distribution.TensorLayout((None,))
+    if keras.backend.backend() != "jax":
+        assert layout_of(keras.Variable(np.zeros(2), layout=layout)) is layout
 
 
 def test_every_function_is_tested_here():

@@ -65,6 +65,7 @@ PRIVATE = {
     "_distribute_strategy", "_distributed_dataset", "_enumerate_iterator", "_flat_losses",
     "_flatten_layers", "_functional", "_inbound_nodes", "_initial_epoch", "_initial_seed",
     "_iterations", "_keras_history", "_keras_mask", "_layers", "_layer_checkpoint_dependencies",
+    "_layout",
     "_loss_tracker", "_maybe_symbolic_build", "_metrics", "_nested_inputs", "_nested_outputs",
     "_nodes", "_nodes_by_depth", "_non_trainable_variables", "_outbound_nodes", "_outputs_struct",
     "_inputs_struct", "_remat_mode", "_run_through_graph", "_seed_generators", "_symbolic_build",

@@ -42,13 +42,13 @@ from keras_tfm.checkpoints.t5 import T5
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
 from keras_tfm.checkpoints.vit import DEIT, VIT
 from keras_tfm.checkpoints.whisper import WHISPER
-from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.generation.keras_hub_models import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantized import dequantized, is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
+from keras_tfm.models.without_storage import without_storage
 from keras_tfm.runtime.image_processor import ImageProcessor
 
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, DEBERTA)

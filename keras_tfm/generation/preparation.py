@@ -68,7 +68,23 @@ class Prepared(NamedTuple):
     def tensors(self) -> tuple[Any, ...]:
         """The arguments of the compiled functions."""
         seed = ops.convert_to_tensor(self.seed, dtype="int32")
-        return self.arrays, self.prompt, self.padding, self.limit, seed
+        arrays = {name: divided_rows(x) for name, x in self.arrays.items()}
+        return arrays, *map(divided_rows, (self.prompt, self.padding, self.limit)), seed
+
+
+def divided_rows(x: Any) -> Any:
+    """Rows, or None; with an open scope of `keras.distribution`, between the devices for batches.
+
+    All rows stay on every device if their number is no multiple of that of the devices, or if there
+    are several processes, of which each returns all rows.
+    """
+    distribution = keras.distribution.distribution()
+    if x is None or distribution is None or distribution.num_processes > 1:
+        return x
+    mesh = distribution.device_mesh
+    if len(x) % mesh.shape[list(mesh.axis_names).index(distribution.batch_dim_name)]:
+        return x
+    return keras.distribution.distribute_tensor(x, distribution.get_data_layout(x.shape))
 
 
 class Preparation:

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.keras_internals import layout_of
 from keras_tfm.layers import masks
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.attention import joined_bias
@@ -257,7 +258,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         first, second = self._cuts
         if self._is_sliced(x):
             return x[..., :first], x[..., first:second], x[..., second:]
-        if (second, x.shape[-1]) == (2 * first, 3 * first):  # one transposition for all three
+        # One transposition for all three; XLA would first copy all columns of a divided kernel's
+        # product to every device.
+        if (second, x.shape[-1]) == (2 * first, 3 * first) and not self._is_divided:
             x = split_last(x, 3, self.num_heads, first // self.num_heads)
             rank = len(x.shape)
             return ops.transpose(x, (rank - 3, *range(rank - 4), rank - 2, rank - 4, rank - 1))
@@ -270,6 +273,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         XNNPACK supports them but no split. For one token they need no transpose.
         """
         return x.shape[-2] == 1 or current_target().is_edge
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether `keras.distribution` has divided the fused kernel between devices."""
+        kernels = (x for x in self.query_key_value.variables if x.name == "kernel")
+        return any(layout is not None and any(layout.axes) for layout in map(layout_of, kernels))
 
     def _project_query(self, x: Tensor) -> Tensor:
         """(..., N, D) -> (..., N, H K)."""

@@ -8,6 +8,7 @@ from keras_tfm.training.discrete_vae import DiscreteVAELoss
 from keras_tfm.training.draft_loss import DraftLoss
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.layer_decay import layer_decay
+from keras_tfm.training.layout_map import layout_map
 from keras_tfm.training.losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.matching import hungarian_matching
 from keras_tfm.training.mean_average_precision import MeanAveragePrecision
@@ -44,4 +45,5 @@ __all__ = [
     "hungarian_matching",
     "is_chief",
     "layer_decay",
+    "layout_map",
 ]

@@ -49,6 +49,7 @@ class Resume(keras.callbacks.Callback):
             of replicas and the first batch of the data are always compared.
 
     Raises:
+        RuntimeError: at the start of `fit`, if the backend is not TensorFlow.
         ValueError: at the start of `fit`, if the checkpoints belong to another configuration (the
             message lists the differences) or none of them can be read.
         OSError: if a checkpoint cannot be written. The previous one is still complete.
@@ -92,14 +93,20 @@ class Resume(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest complete checkpoint, if any."""
+        backend = keras.backend.backend()
+        if backend != "tensorflow":
+            raise RuntimeError(
+                f"Resume needs Keras's TensorFlow backend, got {backend!r}: "
+                "keras.callbacks.BackupAndRestore resumes at the last complete epoch there"
+            )
         from keras_tfm.training import data_position  # TensorFlow only
         from keras_tfm.training.training_state import TrainingState
 
         model = self.model
         if not hasattr(model, "epoch_iterator"):
             raise TypeError(
-                "Resume needs a keras_tfm.Model on Keras's TensorFlow backend, "
-                f"keras_tfm.Model(inputs, outputs), got {type(model).__name__}"
+                "Resume needs a keras_tfm.Model, keras_tfm.Model(inputs, outputs), "
+                f"got {type(model).__name__}"
             )
         if model.steps_per_execution > 1:
             raise ValueError(

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from keras_tfm import checkpoints, generation, models
 from keras_tfm.checkpoints.huggingface import FAMILIES
-from keras_tfm.checkpoints.without_storage import without_storage
 from keras_tfm.generation import Beam
+from keras_tfm.models.without_storage import without_storage
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

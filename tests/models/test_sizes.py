@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from keras_tfm import models
-from keras_tfm.checkpoints.without_storage import without_storage
+from keras_tfm.models.without_storage import without_storage
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "huggingface" / "parameter_counts.json"
 COUNTS = json.loads(FIXTURE.read_text())

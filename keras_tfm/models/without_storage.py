@@ -16,7 +16,7 @@ def without_storage() -> Iterator[None]:
 
     Example:
 
-    >>> from keras_tfm.checkpoints.without_storage import without_storage
+    >>> from keras_tfm.models.without_storage import without_storage
     >>> from keras_tfm.models import gpt
     >>> from keras_tfm.models.gpt import SIZES
     >>> with without_storage():
