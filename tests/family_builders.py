@@ -60,7 +60,7 @@ BUILDERS = {
     ),
     "clip_image": lambda **x: models.clip_image(12, 6, **SMALL, projection_dim=5, **x),
     "clip_text": lambda **x: models.clip_text(
-        VOCABULARY, **SMALL, projection_dim=5, max_length=LENGTH, end_id=None, **x
+        VOCABULARY, **SMALL, projection_dim=5, max_length=LENGTH, **{"end_id": None, **x}
     ),
     "dalle": lambda **x: models.dalle(
         11, 4, text_length=2, grid=(2, 3), kernel_size=3,

@@ -7,57 +7,79 @@ delegate computes as they are. RMS normalizations stay plain operators: beside t
 delegate ends the process. All normalizations are kept in float16's range (`float16_norms`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from keras_tfm.export.float16_norms import bound_norms
+from keras_tfm.export.gpu_axes import AxisFolder
+from keras_tfm.export.gpu_integers import IntegerNarrower
+from keras_tfm.export.gpu_splits import SplitReplacer
+from keras_tfm.export.gpu_weights import WeightRewriter
+from keras_tfm.export.graph_editor import GraphEditor
 from keras_tfm.runtime import flatbuffer, gpu_support
 from keras_tfm.runtime.manifest import import_litert
 
 # Of the input of a STRIDED_SLICE.
 _LEAST_AXES = 3
-# The delegate refuses every STRIDED_SLICE of a higher version, which one slice of booleans causes.
-_SLICE_VERSION = 2
 _MOST_AXES = 4
 
 
 def for_gpu(content: bytes) -> bytes:
     """The .tflite file `content` with operators that the GPU delegate takes."""
     model = flatbuffer.read(content)
-    slices = import_litert("schema_py_generated").BuiltinOperator.STRIDED_SLICE
-    for code in model.operatorCodes:
-        if max(code.builtinCode, code.deprecatedBuiltinCode) == slices:
-            code.version = min(code.version, _SLICE_VERSION)
     bound_norms(model)
+    tables: dict[int, int] = {}
     for graph in model.subgraphs:
+        WeightRewriter(model, graph, tables).rewrite()
+        SplitReplacer(model, graph).replace()
+        IntegerNarrower(model, graph).narrow()
+        AxisFolder(model, graph).fold()
         _Rewriter(model, graph).rewrite()
+    _drop_replaced(model, tables)
+    schema = import_litert("schema_py_generated")
+    kinds = {code: name for name, code in vars(schema.BuiltinOperator).items()}
+    for code in model.operatorCodes:
+        kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
+        # Raised by tensors of more axes, or of another type; a CPU computes all versions alike.
+        code.version = min(code.version, gpu_support.VERSIONS.get(kind, code.version))
     return flatbuffer.write(model)
 
 
-class _Rewriter:
-    """Replaces operators of one graph."""
+def _drop_replaced(model: Any, tables: dict[int, int]) -> None:
+    """Drops the buffers of tables that no operator reads any more."""
+    used = set()
+    for graph in model.subgraphs:
+        read = {int(i) for x in graph.operators for i in x.inputs if i >= 0}
+        for index, tensor in enumerate(graph.tensors):
+            if index in read:
+                used.add(int(tensor.buffer))
+            elif int(tensor.buffer) in tables:
+                tensor.buffer = 0
+    for buffer in set(tables) - used:
+        model.buffers[buffer].data = None
 
-    def __init__(self, model: Any, graph: Any):
-        self._schema = import_litert("schema_py_generated")
-        self._model, self._graph = model, graph
-        self._operators: list[Any] = []
+
+class _Rewriter(GraphEditor):
+    """Replaces operators of one graph."""
 
     def rewrite(self) -> None:
         """Replaces the graph's operators."""
-        kinds = {code: name for name, code in vars(self._schema.BuiltinOperator).items()}
         passes: dict[str, Callable[[Any], Any]] = {
             "BATCH_MATMUL": self._rewrite_product,
             "STRIDED_SLICE": self._rewrite_slice,
             "GATHER": self._rewrite_gather,
+            "BROADCAST_TO": self._rewrite_broadcast,
+            "ONE_HOT": self._rewrite_one_hot,
+            "TOPK_V2": self._rewrite_largest,
+            **dict.fromkeys(("SELECT", "SELECT_V2"), self._rewrite_choice),
             "CUMSUM": self._rewrite_cumulative_sum,
             "MIRROR_PAD": self._rewrite_padding,
             **dict.fromkeys(gpu_support.TWO_OPERANDS, self._rewrite_constant),
         }
         for operator in self._graph.operators:
-            code = self._model.operatorCodes[operator.opcodeIndex]
-            kind = kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
+            kind = self._kind(operator)
             after = passes[kind](operator) if kind in passes else None
             self._operators.append(operator)
             if after is not None:
@@ -86,17 +108,126 @@ class _Rewriter:
         return self._keep_axes(operator) if self._is_refused(operator) else None
 
     def _rewrite_gather(self, operator: Any) -> Any:
-        """Reads rows by indices of one axis."""
-        indices, final = operator.inputs[1], operator.outputs[0]
-        shape = self._shape(indices)
-        if len(shape) == 1 or operator.builtinOptions.axis or operator.builtinOptions.batchDims:
+        """Reads by indices of one axis, without axes of a batch."""
+        options, final = operator.builtinOptions, operator.outputs[0]
+        values, indices = (int(i) for i in operator.inputs)
+        source, chosen = self._shape(values), self._shape(indices)
+        batches, axis = options.batchDims, options.axis % len(source)
+        if len(chosen) == 1 and not batches:
             return None
-        count = int(np.prod(shape))
-        flat = self._reshaped(indices, [count])
-        rows = self._tensor([count, *self._shape(operator.inputs[0])[1:]], self._dtype(final))
-        operator.inputs = np.array([operator.inputs[0], flat], "int32")
+        if batches not in (0, axis):
+            return None
+        count, size = int(np.prod(source[:batches])), source[axis]
+        if batches:  # rows of one table
+            values = self._reshaped(values, [count * size, *source[axis + 1 :]])
+            axis = 0
+            if count > 1:
+                indices = self._shifted(indices, [count, int(np.prod(chosen[batches:]))], size)
+            options.batchDims = options.axis = 0
+        number = int(np.prod(chosen))
+        flat = self._reshaped(indices, [number])
+        shape = self._shape(values)
+        rows = self._tensor([*shape[:axis], number, *shape[axis + 1 :]], self._dtype(final))
+        operator.inputs = np.array([values, flat], "int32")
         operator.outputs = np.array([rows], "int32")
         return self._reshape(rows, self._shape(final), final)
+
+    def _shifted(self, indices: int, shape: list[int], size: int) -> int:
+        """Indices of rows of several tables, one after another, each of `size` rows."""
+        table = self._constant(np.arange(shape[0]).reshape(1, 1, -1, 1) * size)
+        result = self._tensor([1, 1, *shape], self._dtype(indices))
+        source = self._reshaped(indices, [1, 1, *shape])
+        add = self._operator("ADD", [source, table], result)
+        add.builtinOptionsType = self._schema.BuiltinOptions.AddOptions
+        add.builtinOptions = self._schema.AddOptionsT()
+        self._operators.append(add)
+        return result
+
+    def _rewrite_one_hot(self, operator: Any) -> Any:
+        """Takes indices of one axis."""
+        shape, final = self._shape(operator.inputs[0]), operator.outputs[0]
+        if len(shape) <= gpu_support.ONE_HOT_AXES or operator.builtinOptions.axis not in (
+            -1,
+            len(shape),
+        ):
+            return None
+        count = int(np.prod(shape))
+        rows = self._tensor([count, self._shape(final)[-1]], self._dtype(final))
+        operator.inputs = np.array(
+            [self._reshaped(operator.inputs[0], [count]), *operator.inputs[1:]], "int32"
+        )
+        operator.builtinOptions.axis = -1
+        operator.outputs = np.array([rows], "int32")
+        return self._reshape(rows, self._shape(final), final)
+
+    def _rewrite_largest(self, operator: Any) -> Any:
+        """Finds the largest number, and its index, without TOPK_V2."""
+        source, count = operator.inputs
+        if not self._is_constant(count) or self._values(count) != [1]:
+            return None
+        shape, (largest, where) = self._shape(source), operator.outputs
+        axis = self._constant(len(shape) - 1)
+        reduce = self._operator("REDUCE_MAX", [source, axis], largest)
+        reduce.builtinOptionsType = self._schema.BuiltinOptions.ReducerOptions
+        reduce.builtinOptions = self._schema.ReducerOptionsT()
+        reduce.builtinOptions.keepDims = True
+        index = self._tensor(shape[:-1], self._dtype(where))
+        find = self._operator("ARG_MAX", [source, axis], index)
+        find.builtinOptionsType = self._schema.BuiltinOptions.ArgMaxOptions
+        find.builtinOptions = self._schema.ArgMaxOptionsT()
+        find.builtinOptions.outputType = self._dtype(where)
+        self._operators.append(reduce)
+        _become(operator, find)
+        return self._reshape(index, self._shape(where), where)
+
+    def _rewrite_choice(self, operator: Any) -> None:
+        """Gives both values the shape of the result, except constants of one element."""
+        final = self._shape(operator.outputs[0])
+        condition, *values = (int(i) for i in operator.inputs)
+        for n, index in enumerate(values):
+            shape = self._shape(index)
+            single = self._is_constant(index) and int(np.prod(shape)) == 1
+            if shape == final or single or len(final) > _MOST_AXES:
+                continue
+            if self._is_constant(index):
+                values[n] = self._repeated(index, final)
+            else:
+                values[n] = self._tensor(final, self._dtype(index))
+                self._operators += self._tiles(index, values[n])
+        operator.inputs = np.array([condition, *values], "int32")
+
+    def _rewrite_broadcast(self, operator: Any) -> None:
+        final = operator.outputs[0]
+        if len(self._shape(final)) > _MOST_AXES:
+            return
+        *before, last = self._tiles(operator.inputs[0], final)
+        self._operators += before
+        _become(operator, last)
+
+    def _tiles(self, source: int, final: int) -> list[Any]:
+        """Operators that repeat a tensor along axes of size 1; booleans as numbers."""
+        sizes, shape = self._shape(final), self._shape(source)
+        shape = [1] * (len(sizes) - len(shape)) + shape
+        source = self._reshaped(source, shape)
+        times = self._constant([b // a for a, b in zip(shape, sizes, strict=True)])
+        types = self._schema.TensorType
+        if self._dtype(final) != types.BOOL:
+            return [self._operator("TILE", [source, times], final)]
+        numbers, whole = self._tensor(shape, types.FLOAT32), self._tensor(sizes, types.FLOAT32)
+        tile = self._operator("TILE", [numbers, times], whole)
+        return [self._cast(source, numbers), tile, self._cast(whole, final)]
+
+    def _repeated(self, index: int, shape: list[int]) -> int:
+        """A constant, broadcast."""
+        old = self._shape(index)
+        data = np.asarray(self._model.buffers[self._graph.tensors[index].buffer].data, "uint8")
+        # The bytes of an element as its last axis.
+        values = data.reshape(*old, -1)
+        buffer = self._schema.BufferT()
+        whole = np.broadcast_to(values, (*shape, values.shape[-1]))
+        buffer.data = np.ascontiguousarray(whole).ravel()
+        self._model.buffers.append(buffer)
+        return self._tensor(shape, self._dtype(index), len(self._model.buffers) - 1)
 
     def _rewrite_cumulative_sum(self, operator: Any) -> Any:
         """Adds in float32, which is exact up to 2^24."""
@@ -171,35 +302,6 @@ class _Rewriter:
         self._model.buffers.append(buffer)
         return self._tensor(_swapped(shape), self._dtype(index), len(self._model.buffers) - 1)
 
-    def _cast(self, source: int, result: int) -> Any:
-        cast = self._operator("CAST", [source], result)
-        cast.builtinOptionsType = self._schema.BuiltinOptions.CastOptions
-        cast.builtinOptions = self._schema.CastOptionsT()
-        cast.builtinOptions.inDataType = self._dtype(source)
-        cast.builtinOptions.outDataType = self._dtype(result)
-        return cast
-
-    def _shape(self, index: int) -> list[int]:
-        shape = self._graph.tensors[index].shape
-        return [] if shape is None else [int(d) for d in shape]
-
-    def _dtype(self, index: int) -> int:
-        return int(self._graph.tensors[index].type)
-
-    def _is_constant(self, index: int) -> bool:
-        return self._model.buffers[self._graph.tensors[index].buffer].data is not None
-
-    def _reshaped(self, index: int, shape: Sequence[int]) -> int:
-        """A tensor in another shape; a constant without an operator."""
-        source = self._graph.tensors[index]
-        if self._is_constant(index):
-            result = self._tensor(shape, source.type, source.buffer)
-            self._graph.tensors[result].quantization = source.quantization
-            return result
-        result = self._tensor(shape, source.type)
-        self._operators.append(self._reshape(index, shape, result))
-        return result
-
     def _widen(self, operator: Any) -> Any:
         """Gives both operands four axes, of which the first are 1.
 
@@ -257,50 +359,11 @@ class _Rewriter:
         operator.outputs = np.array([whole], "int32")
         return self._reshape(whole, sizes, final)
 
-    def _reshape(self, source: int, shape: Sequence[int], result: int) -> Any:
-        reshape = self._operator("RESHAPE", [source, self._constant(shape)], result)
-        reshape.builtinOptionsType = self._schema.BuiltinOptions.ReshapeOptions
-        reshape.builtinOptions = self._schema.ReshapeOptionsT()
-        reshape.builtinOptions.newShape = np.array(shape, "int32")
-        return reshape
 
-    def _values(self, index: int) -> list[int]:
-        """A constant of integers."""
-        data = self._model.buffers[self._graph.tensors[index].buffer].data
-        return [int(x) for x in np.asarray(data, "uint8").view("int32")]
-
-    def _tensor(self, shape: Sequence[int], dtype: int, buffer: int = 0) -> int:
-        """The index of a new tensor."""
-        tensor = self._schema.TensorT()
-        tensor.shape, tensor.type, tensor.buffer = np.array(shape, "int32"), dtype, buffer
-        tensor.name = f"gpu_{len(self._graph.tensors)}"
-        self._graph.tensors.append(tensor)
-        return len(self._graph.tensors) - 1
-
-    def _constant(self, values: Any) -> int:
-        """The index of a new tensor of constant integers."""
-        values = np.array(values, "int32")
-        buffer = self._schema.BufferT()
-        buffer.data = values.ravel().view("uint8")
-        self._model.buffers.append(buffer)
-        return self._tensor(
-            values.shape, self._schema.TensorType.INT32, len(self._model.buffers) - 1
-        )
-
-    def _operator(self, kind: str, inputs: Sequence[int], output: int) -> Any:
-        """A new operator of a builtin kind, without options."""
-        code = getattr(self._schema.BuiltinOperator, kind)
-        codes = [max(x.builtinCode, x.deprecatedBuiltinCode) for x in self._model.operatorCodes]
-        if code not in codes:
-            added = self._schema.OperatorCodeT()
-            added.builtinCode = added.deprecatedBuiltinCode = code
-            added.version = 1
-            self._model.operatorCodes.append(added)
-            codes.append(code)
-        operator = self._schema.OperatorT()
-        operator.opcodeIndex = codes.index(code)
-        operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([output], "int32")
-        return operator
+def _become(operator: Any, other: Any) -> None:
+    """Gives an operator the kind, the tensors and the options of another."""
+    for name in ("opcodeIndex", "inputs", "outputs", "builtinOptions", "builtinOptionsType"):
+        setattr(operator, name, getattr(other, name))
 
 
 def _swapped(sizes: list[int]) -> list[int]:

@@ -123,7 +123,12 @@ class Quantization:
         self._kernels = kernels
 
     def check_request(self, request: Request) -> None:
-        """Raises ValueError if a requested signature does not support this preset."""
+        """Raises ValueError if a signature or the accelerator does not support this preset."""
+        if self.preset == "int4" and request.accelerator == "gpu":
+            raise ValueError(
+                "quantization='int4' is for accelerator='cpu': LiteRT's GPU delegate ends the "
+                "process at weights of 4 bits; use 'int8'"
+            )
         if self.preset != "int8_full":
             return
         if request.roles != ["predict"] or len(request.source_lengths) > 1:

@@ -14,6 +14,7 @@ Example:
 generate: WHILE (1): the operator is not supported
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,10 +46,22 @@ TWO_OPERANDS = frozenset(
     GREATER GREATER_EQUAL EQUAL NOT_EQUAL LOGICAL_AND LOGICAL_OR
     """.split()  # noqa: SIM905
 )
+# The highest version of an operator that the delegate takes.
+VERSIONS = {
+    "SELECT_V2": 1,
+    **dict.fromkeys(("STRIDED_SLICE", "SUB", "EQUAL", "NOT_EQUAL"), 2),
+    **dict.fromkeys(("LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"), 2),
+}
+_SPLITS = ("SPLIT", "SPLIT_V", "UNPACK")
+# Of the indices of ONE_HOT.
+ONE_HOT_AXES = 2
 _MAX_AXES = 4
 # FLOAT32 and FLOAT16 in the schema.
 _FLOATS = (0, 1)
 _FLOAT16 = 1
+_BOOL = 6
+_INT8 = 9
+_REFUSED_TYPES = {4: "int64", 10: "float64"}
 
 
 @dataclass(frozen=True)
@@ -93,13 +106,28 @@ def check(content: bytes) -> list[Finding]:
     found: Counter[tuple[str, str, str]] = Counter()
     for index, graph in enumerate(model.subgraphs):
         name = signatures.get(index, (graph.name or b"").decode())
+        readers = [(_kind(names, model, x), {int(i) for i in x.inputs}) for x in graph.operators]
         for operator in graph.operators:
-            code = model.operatorCodes[operator.opcodeIndex]
-            kind = names[max(code.builtinCode, code.deprecatedBuiltinCode)]
-            reason = _reason(kind, _Node(schema, model, graph, operator))
+            kind = _kind(names, model, operator)
+            version = model.operatorCodes[operator.opcodeIndex].version
+            reason = _reason(kind, _Node(schema, model, graph, operator), version)
+            if reason is None and kind in _SPLITS and _is_read_twice(operator, readers):
+                reason = "an operator that reads two of its results is wrong"
             if reason is not None:
                 found[name, kind, reason] += 1
     return [Finding(name, kind, n, reason) for (name, kind, reason), n in found.items()]
+
+
+def _kind(names: dict[int, str], model: Any, operator: Any) -> str:
+    """The name of an operator."""
+    code = model.operatorCodes[operator.opcodeIndex]
+    return names[max(code.builtinCode, code.deprecatedBuiltinCode)]
+
+
+def _is_read_twice(operator: Any, readers: Sequence[tuple[str, set[int]]]) -> bool:
+    """Whether one operator other than a product reads two results of this one."""
+    results = {int(i) for i in operator.outputs}
+    return any(len(results & read) > 1 for kind, read in readers if kind != "BATCH_MATMUL")
 
 
 class _Node:
@@ -116,29 +144,67 @@ class _Node:
         """Whether an input is a constant of the file."""
         return self._buffers[self.inputs[number].buffer].data is not None
 
+    def is_chosen_whole(self, number: int) -> bool:
+        """Whether an input has the output's shape, or is a constant of one element."""
+        shape, final = (_shape(x) for x in (self.inputs[number], self.outputs[0]))
+        return shape == final or (self.is_constant(number) and math.prod(shape) == 1)
+
+    def keeps_axes(self) -> bool:
+        """Whether input and output differ only in their last axis."""
+        return _shape(self.inputs[0])[:-1] == _shape(self.outputs[0])[:-1]
+
+    def skips_pixels(self) -> bool:
+        """Whether a convolution reads single pixels with strides."""
+        strides = max(self.options.strideH, self.options.strideW)
+        return _shape(self.inputs[1])[1:3] == [1, 1] and strides > 1
+
     def axes(self, number: int) -> int:
         """The number of axes of an input."""
         return _axes(self.inputs[number])
 
 
+def _shape(tensor: Any) -> list[int]:
+    return [] if tensor.shape is None else [int(d) for d in tensor.shape]
+
+
 def _axes(tensor: Any) -> int:
-    return 0 if tensor.shape is None else len(tensor.shape)
+    return len(_shape(tensor))
 
 
 def _batch_axes(tensor: Any) -> tuple[int, ...]:
     """The sizes of a product's first two axes, 1 for those that are missing."""
-    shape = [int(d) for d in tensor.shape]
+    shape = _shape(tensor)
     return (*(1,) * (_MAX_AXES - len(shape)), *shape[:-2])
 
 
-def _reason(kind: str, node: _Node) -> str | None:
-    """Why the delegate refuses a node; None if no check fails."""
+def _reason(kind: str, node: _Node, version: int) -> str | None:
+    """Why the delegate refuses a node or computes it wrongly; None if no check fails."""
     if kind not in OPERATORS:
         return "the operator is not supported"
     if any(_axes(x) > _MAX_AXES for x in (*node.inputs, *node.outputs)):
         return f"tensors must have at most {_MAX_AXES} axes"
+    refused = [x.type for x in (*node.inputs, *node.outputs) if x.type in _REFUSED_TYPES]
+    if refused:
+        return f"tensors of {_REFUSED_TYPES[refused[0]]} are not supported"
+    if version > VERSIONS.get(kind, version):
+        return f"the version must be at most {VERSIONS[kind]}, got {version}"
+    in_8_bits = len(node.inputs) > 1 and node.inputs[1].type == _INT8
+    if kind == "FULLY_CONNECTED" and in_8_bits and not node.keeps_axes():
+        return "with int8 weights, the result must have the axes of the input"
+    if kind == "CONV_2D" and in_8_bits and node.skips_pixels():
+        return "with int8 weights of one pixel, strides are wrong"
+    if kind == "TOPK_V2":
+        return "the result is wrong"
+    if kind == "ONE_HOT" and node.axes(0) > ONE_HOT_AXES:
+        return f"indices must have at most {ONE_HOT_AXES} axes, or the result is wrong"
+    if kind == "TILE" and node.inputs[0].type == _BOOL:
+        return "booleans are not supported"
+    if kind in ("SELECT", "SELECT_V2") and not (
+        node.is_chosen_whole(1) and node.is_chosen_whole(2)
+    ):
+        return "both values must have the shape of the result, or be constants of one element"
     if kind == "BATCH_MATMUL" and (node.options.adjX or node.options.adjY):
-        return "adj_x and adj_y are ignored, and the result is wrong (LiteRT issue 8913)"
+        return "some delegates ignore adj_x and adj_y: the result is wrong (LiteRT issue 8913)"
     if kind == "GATHER" and (node.axes(1) != 1 or node.inputs[1].type != node.integer):
         return "indices must be int32 with one axis"
     if kind == "DYNAMIC_UPDATE_SLICE" and node.is_constant(2):
@@ -167,7 +233,7 @@ def _reason(kind: str, node: _Node) -> str | None:
         return "the input must have three or four axes"
     if kind == "EMBEDDING_LOOKUP" and node.inputs[1].type == _FLOAT16:
         return "the table must not be of float16"
-    shapes = [[] if x.shape is None else list(x.shape) for x in node.inputs]
+    shapes = [_shape(x) for x in node.inputs]
     constant = [node.is_constant(number) for number in range(len(node.inputs))]
     if kind in TWO_OPERANDS and has_misread_constant(shapes, constant, node.inputs[0].type):
         return "the first axis of the constant is taken for another: the result is wrong"

@@ -32,7 +32,8 @@ def random_inputs(
 ) -> dict[str, np.ndarray]:
     """A random array for each input of a signature of the manifest, of the exported shape.
 
-    - Ids come from the vocabulary in the manifest, without the pad id.
+    - Ids come from the vocabulary in the manifest, without the pad id; the last one is the end
+      token where the model returns its features.
     - Masks, which are bools and inputs of a name such as "attention_mask", are True for three of
       four positions, and for the first of each axis, so that no row is masked as a whole.
     - Other integers without a vocabulary are 0 or 1; those of 8 bits, such as an image's, take any
@@ -71,6 +72,8 @@ def random_inputs(
             arrays[name] = values.astype(dtype)
         elif dtype.kind in "iu":
             arrays[name] = _integers(generator, spec, shape, dtype).astype(dtype)
+            if "end_id" in spec:
+                arrays[name][:, -1] = spec["end_id"]
         else:
             deviation = _LOUDNESS if "sample_rate" in spec else 1.0
             arrays[name] = generator.normal(scale=deviation, size=shape).astype(dtype)

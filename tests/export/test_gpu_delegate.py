@@ -6,21 +6,28 @@ said about that is tested.
 """
 
 import functools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import delegate_runner
 import keras
 import numpy as np
 import pytest
 from family_builders import BUILDERS, LENGTH
+from gpu_graphs import REWRITTEN, TAKEN, converted
 from keras_weights import randomize
 
-from keras_tfm import layers
+import keras_tfm
+from keras_tfm import layers, models
 from keras_tfm.export import (
     VerificationError,
     check_in_float16,
     export_tflite,
     gpu_verification,
 )
+from keras_tfm.export.gpu_graph import for_gpu
 from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
 from keras_tfm.runtime.gpu_support import check_file
 
@@ -48,18 +55,44 @@ TRANSLATE = {"signatures": ["encode", "decode"], **SOURCE}
 CASES = {
     "values": (values, {**PREDICT, "source_length": 5}),
     "alibi": (lambda: with_positions(layers.ALiBi()), STEPS),
+    "shaw": (lambda: with_positions(layers.RelativePositionEmbedding(3)), STEPS),
     "transformer, predict": (BUILDERS["transformer"], {**PREDICT, **SOURCE}),
     **{
         f"{family}, predict": (BUILDERS[family], {**PREDICT, "source_length": 5})
-        for family in ("bert", "deberta", "electra", "albert")
+        for family in (
+            *("bert", "deberta", "electra", "albert", "roberta", "distilbert", "clip_text"),
+            *("clip", "lxmert", "vilbert", "image_gpt"),
+        )
     },
     **{
         f"{family}, predict": (BUILDERS[family], PREDICT)
-        for family in ("vit", "vit, dinov2", "resnet", "detr", "clip_image", "dvae_encoder")
+        for family in (
+            *("vit", "vit, dinov2", "resnet", "detr", "clip_image"),
+            *("dvae_encoder", "dvae", "evoformer"),
+        )
     },
     **{family: (BUILDERS[family], STEPS) for family in ("gpt", "llama", "gemma", "dalle")},
     **{family: (BUILDERS[family], TRANSLATE) for family in ("transformer", "bart", "t5")},
+    "mbart, classifier": (
+        lambda: models.sequence_classifier(BUILDERS["mbart"](), num_classes=3),
+        {**PREDICT, "source_length": 5},
+    ),
     "whisper": (BUILDERS["whisper"], {**TRANSLATE, "source_length": 1400}),
+}
+
+
+WIDE = {"dim": 32, "num_layers": 1, "num_heads": 4, "intermediate_dim": 64}
+# Weights of eight bits need layers of some width.
+QUANTIZED = {
+    "gpt, int8": ("int8", lambda: models.gpt(300, **WIDE, max_length=9), STEPS),
+    "bert, int8": (
+        "int8",
+        lambda: models.bert(300, **WIDE, max_length=9),
+        {**PREDICT, "source_length": 5},
+    ),
+    "resnet, int8": ("int8", lambda: models.resnet(32, 16, (64, 128), (1, 1)), PREDICT),
+    "t5, float16": ("float16", BUILDERS["t5"], TRANSLATE),
+    "llama, float16": ("float16", BUILDERS["llama"], STEPS),
 }
 
 
@@ -76,6 +109,60 @@ def has_gpu(folder):
 def gpu(tmp_path_factory):
     if not has_gpu(tmp_path_factory.mktemp("gpu")):
         pytest.skip("no GPU with a Vulkan driver")
+
+
+@functools.cache
+def results_of_graphs(folder):
+    """What the delegate makes of the graphs as they are and rewritten, as (expected, found)."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    expected = {}
+    for number, (case, (function, shapes, _)) in enumerate(REWRITTEN.items()):
+        content = converted(function, *shapes)
+        for kind, file in (("given", content), ("rewritten", for_gpu(content))):
+            path = folder / f"{number}_{kind}.tflite"
+            path.write_bytes(file)
+            interpreter = Interpreter(model_content=file)
+            ((name, tensors),) = interpreter.get_signature_list().items()
+            runner = interpreter.get_signature_runner(name)
+            inputs = {
+                x: np.random.default_rng(i).normal(size=runner.get_input_details()[x]["shape"])
+                for i, x in enumerate(tensors["inputs"])
+            }
+            inputs = {x: y.astype("float32") for x, y in inputs.items()}
+            np.savez(path.with_suffix(".npz"), **{f"{name}|{x}": y for x, y in inputs.items()})
+            (expected[case, kind],) = runner(**inputs).values()
+    runner = Path(delegate_runner.__file__)
+    subprocess.run([sys.executable, runner, folder], check=True, capture_output=True, env=paths())
+    results = {}
+    for number, case in enumerate(REWRITTEN):
+        for kind in ("given", "rewritten"):
+            path = folder / f"{number}_{kind}.out.npz"
+            found = next(iter(np.load(path).values())) if path.exists() else None
+            results[case, kind] = expected[case, kind], found
+    return results
+
+
+def paths():
+    """The environment of a process that imports this package."""
+    root = str(Path(keras_tfm.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": root}
+
+
+@pytest.fixture(scope="module")
+def results(gpu, tmp_path_factory):
+    return results_of_graphs(tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.mark.parametrize("case", REWRITTEN)
+def test_the_delegate_agrees_with_the_findings(results, case):
+    """What `check` finds is refused or wrong; without findings, the graph is right."""
+    expected, found = results[case, "given"]
+    is_right = found is not None and np.abs(found - expected).max() < 1e-2
+    assert is_right == (case in TAKEN)
+    expected, found = results[case, "rewritten"]
+    assert found is not None
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -101,13 +188,41 @@ def test_the_export_says_what_the_delegate_does(gpu, tmp_path):
     assert "GPU delegate, error relative to the largest value: prefill_4" in str(report)
 
 
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_weights_of_eight_and_sixteen_bits_are_right(gpu, case, tmp_path):
+    quantization, make, arguments = QUANTIZED[case]
+    report = export_tflite(
+        randomize(make()),
+        tmp_path / "x.tflite",
+        accelerator="gpu",
+        verify=False,
+        quantization=quantization,
+        **arguments,
+    )
+    assert report.quantization == quantization and check_file(report.path) == []
+    # In int8, the CPU rounds activations, the delegate does not.
+    found = check_on_gpu(report.path, tolerance=0.05 if quantization == "int8" else 1e-5)
+    assert found.ran and not found.failures, str(found)
+
+
 def test_what_the_delegate_refuses_is_kept_and_said(gpu, tmp_path):
-    """Shaw's positions read rows by indices of two axes."""
-    model = randomize(with_positions(layers.RelativePositionEmbedding(3)))
-    report = export_tflite(model, tmp_path / "shaw.tflite", accelerator="gpu", **STEPS)
-    assert report.path.endswith("shaw.tflite") and not report.verification.gpu.ran
-    assert "GATHER: Only support 1D indices" in report.verification.gpu.reason
-    assert {x.operator for x in check_file(report.path)} >= {"GATHER"}
+    voxels = keras.Input((4, 4, 4, 2), name="voxels")
+    y = keras.layers.GlobalAveragePooling3D()(keras.layers.Conv3D(3, 2)(voxels))
+    report = export_tflite(
+        keras.Model(voxels, y), tmp_path / "voxels.tflite", accelerator="gpu", **PREDICT
+    )
+    assert report.path.endswith("voxels.tflite") and not report.verification.gpu.ran
+    assert "CONV_3D" in report.verification.gpu.reason
+    assert {x.operator for x in check_file(report.path)} >= {"CONV_3D"}
+
+
+def test_a_file_of_several_models_runs_there(gpu, tmp_path):
+    """CLIP's text has an end token, whose features the model returns."""
+    towers = {"text": BUILDERS["clip_text"](end_id=9), "image": BUILDERS["clip_image"]()}
+    report = export_tflite(
+        towers, tmp_path / "clip.tflite", accelerator="gpu", source_length=LENGTH
+    )
+    assert report.verification.gpu.ran and set(report.verification.gpu.errors) == set(towers)
 
 
 def dense(folder):

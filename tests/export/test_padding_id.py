@@ -305,3 +305,10 @@ def test_random_inputs_leave_out_the_id():
     made = random_inputs(signature.manifest())
     assert set(made["source"].ravel()) == set(range(SOURCE_SIZE)) - {PADDING}
     assert set(made["target"].ravel()) == set(range(TARGET_SIZE)) - {TARGET_PADDING}
+
+
+def test_random_inputs_have_the_end_token_whose_features_are_returned():
+    from keras_tfm.runtime.random_inputs import random_inputs
+
+    spec = {"shape": [2, 5], "dtype": "int32", "vocabulary_size": 99, "pad_id": 0, "end_id": 7}
+    assert (random_inputs({"inputs": {"tokens": spec}})["tokens"][:, -1] == 7).all()
