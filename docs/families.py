@@ -1,4 +1,4 @@
-"""Writes the tables of docs/families.md: classes and sizes of every family of checkpoints.
+"""Writes the tables of docs/families.md and docs/huggingface.md: every family of checkpoints.
 
 pip install -e ".[checkpoints]"
 python docs/families.py        # a minute; models are built without memory for their weights
@@ -13,44 +13,42 @@ import numpy as np
 
 from keras_tfm import models
 from keras_tfm.checkpoints.huggingface import FAMILIES
+from keras_tfm.model_types import KINDS, MODEL_TYPES
 from keras_tfm.models.without_storage import without_storage
 
-PAGE = Path(__file__).with_name("families.md")
-# The vocabulary of each size's checkpoints on the Hugging Face hub; "" is every other size.
-VOCABULARIES: dict[str, dict[str, int]] = {
-    "albert": {"": 30000},
-    "bart": {"": 50265},
-    "bert": {"": 30522},
-    "deberta": {"": 128100},
-    "distilbert": {"": 30522},
-    "electra": {"": 30522},
-    "gemma": {"": 256000, "gemma3": 262144},
-    "gpt": {"": 50257, "gpt1": 40478},
-    "gpt_neo": {"": 50257},
-    "image_gpt": {"": 512},
-    "llama": {
-        "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
-        "mistral": 32768,
-    },
-    "lxmert": {"": 30522},
-    "marian": {"": 58101},
-    "mbart": {"": 250027},
-    "pegasus": {"": 96103},
-    "roberta": {"": 50265, "xlm": 250002},
-    "t5": {"": 32128},
-    "whisper": {"": 51865, "large-v3": 51866},
-}  # fmt: skip
+DOCS = Path(__file__).parent
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    for name, table in (("classes", classes), ("sizes", sizes)):
+    write("families.md", {"classes": classes(), "sizes": sizes()})
+    write("huggingface.md", {kind: by_kind(kind) for kind in KINDS[:3]})
+
+
+def write(page: str, tables: dict[str, str]) -> None:
+    """Replaces the tables of a page, each between two comments."""
+    path = DOCS / page
+    text = path.read_text()
+    for name, table in tables.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text, count = re.subn(
-            pattern, lambda x, t=table: f"{x[1]}\n{t()}\n\n{x[2]}", text, flags=re.S
+            pattern, lambda x, t=table: f"{x[1]}\n{t}\n\n{x[2]}", text, flags=re.S
         )
-        assert count == 1, f"{PAGE} must have one place for {name}, found {count}"
-    PAGE.write_text(text)
+        assert count == 1, f"{page} must have one place for {name}, found {count}"
+    path.write_text(text)
+
+
+def by_kind(kind: str) -> str:
+    """The model types of one of `KINDS`, with their classes."""
+    rows = [x for x in MODEL_TYPES if x.kind == kind]
+    padded = any(x.padding for x in rows)
+    heads = ["family", "`model_type`", "builder in `models`", "classes of transformers"]
+    heads += ["padding id"] * padded
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for x in rows:
+        names = ", ".join(f"`{name}`" for name in FAMILIES[x.name].architectures)
+        cells = [x.title, f"`{x.name}`", f"`{x.call}`", names, *[x.padding] * padded]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def classes() -> str:
@@ -73,7 +71,7 @@ def sizes() -> str:
         table: dict[str, dict[str, Any]] = getattr(sys.modules[builder.__module__], "SIZES", {})
         for size, arguments in table.items():
             with without_storage():
-                ids = [vocabulary(name, size)] if name in VOCABULARIES else []
+                ids = [vocabulary(name, size)] if vocabularies(name) else []
                 model = builder(*ids, **arguments)
             shapes = [tuple(x.shape) for x in model.weights]
             count = sum(map(in_weights, shapes))
@@ -84,8 +82,14 @@ def sizes() -> str:
     return "\n".join(lines)
 
 
+def vocabularies(builder: str) -> dict[str, int]:
+    """The sizes of vocabularies by the beginning of a size's name, of all types of a builder."""
+    types = [x for x in MODEL_TYPES if x.call.partition("(")[0] == builder]
+    return {begin: size for x in types for begin, size in x.vocabularies.items()}
+
+
 def vocabulary(builder: str, size: str) -> int:
-    known = VOCABULARIES[builder]
+    known = vocabularies(builder)
     return next((x for begin, x in known.items() if begin and size.startswith(begin)), known[""])
 
 

@@ -17,7 +17,7 @@ LONGEST = 400
 
 # Each layer may import those above it. Two packages of one layer do not import each other.
 LAYERS = [
-    {"version", "atomic_files", "matmul_precision", "optional_package"},
+    {"version", "atomic_files", "matmul_precision", "model_types", "optional_package"},
     {
         "arguments",
         "keras_internals",
@@ -39,6 +39,7 @@ ONLY = {
     "atomic_files": set(),
     "keras_internals": set(),
     "matmul_precision": set(),
+    "model_types": set(),
     "optimizer_internals": set(),
     "trainer_internals": set(),
     "optional_package": set(),

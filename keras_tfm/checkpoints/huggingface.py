@@ -1,6 +1,7 @@
 """Loads and saves folders of Hugging Face transformers."""
 
 import contextlib
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,37 +14,17 @@ from keras import ops
 
 from keras_tfm import atomic_files
 from keras_tfm.arguments import check_integer
-from keras_tfm.checkpoints.albert import ALBERT
-from keras_tfm.checkpoints.bart import BART, MARIAN, MBART, PEGASUS
-from keras_tfm.checkpoints.bert import BERT
-from keras_tfm.checkpoints.clip import CLIP, CLIP_IMAGE, CLIP_TEXT
 from keras_tfm.checkpoints.config import Config
-from keras_tfm.checkpoints.deberta import DEBERTA
-from keras_tfm.checkpoints.detr import DETR
-from keras_tfm.checkpoints.dinov2 import DINOV2, DINOV2_WITH_REGISTERS
-from keras_tfm.checkpoints.distilbert import DISTILBERT
-from keras_tfm.checkpoints.electra import ELECTRA
 from keras_tfm.checkpoints.family import Family
-from keras_tfm.checkpoints.flava import FLAVA_CODEBOOK
-from keras_tfm.checkpoints.gemma import GEMMA, GEMMA2, GEMMA3
-from keras_tfm.checkpoints.gpt import GPT1, GPT2
-from keras_tfm.checkpoints.gpt_neo import GPT_NEO
-from keras_tfm.checkpoints.image_gpt import IMAGE_GPT
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
-from keras_tfm.checkpoints.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from keras_tfm.checkpoints.lxmert import LXMERT
 from keras_tfm.checkpoints.names import Named
-from keras_tfm.checkpoints.resnet import RESNET
-from keras_tfm.checkpoints.roberta import ROBERTA, XLM_ROBERTA
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry
-from keras_tfm.checkpoints.t5 import T5
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
-from keras_tfm.checkpoints.vit import DEIT, VIT
-from keras_tfm.checkpoints.whisper import WHISPER
 from keras_tfm.generation.keras_hub_models import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
+from keras_tfm.model_types import MODEL_TYPES, ModelType
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
 from keras_tfm.models.dequantized import dequantized, is_quantized
 from keras_tfm.models.identity import is_functional
@@ -51,19 +32,20 @@ from keras_tfm.models.resize import position_tables, resize_positions, warn_of_n
 from keras_tfm.models.without_storage import without_storage
 from keras_tfm.runtime.image_processor import ImageProcessor
 
-_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT, DEBERTA)
-_DECODERS = (
-    *(GPT1, GPT_NEO, GPT2),
-    *(QWEN3, QWEN2, MISTRAL, LLAMA),
-    *(GEMMA3, GEMMA2, GEMMA),
-)
-_ENCODER_DECODERS = (T5, BART, MBART, PEGASUS, MARIAN, WHISPER)
-_VISION = (VIT, DEIT, DINOV2, DINOV2_WITH_REGISTERS, RESNET, DETR, FLAVA_CODEBOOK, IMAGE_GPT)
-_IMAGE_AND_TEXT = (CLIP, CLIP_IMAGE, CLIP_TEXT, LXMERT)
-FAMILIES: dict[str, Family] = {
-    x.model_type: x
-    for x in (*_ENCODERS, *_DECODERS, *_ENCODER_DECODERS, *_VISION, *_IMAGE_AND_TEXT)
-}
+
+def _family(model_type: ModelType) -> Family:
+    module, _, name = model_type.table.partition(":")
+    found = importlib.import_module(f"keras_tfm.checkpoints.{module}")
+    family = getattr(found, name, None)
+    if not isinstance(family, Family) or family.model_type != model_type.name:
+        raise ValueError(
+            f"the model type {model_type.name!r} needs a Family with that model_type, "
+            f"keras_tfm.checkpoints.{module}.{name}, got {family!r:.60}"
+        )
+    return family
+
+
+FAMILIES: dict[str, Family] = {x.name: _family(x) for x in MODEL_TYPES}
 
 _SIZES = ("vocabulary_size", "target_vocabulary_size", "max_length")
 
@@ -80,33 +62,11 @@ def load_huggingface(
     precision become float32.
 
     Args:
-        folder: str or Path, the folder of a model of type "bert", "roberta", "xlm-roberta",
-            "distilbert", "electra", "albert", "deberta-v2", "gpt2", "openai-gpt", "gpt_neo",
-            "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "t5", "bart",
-            "mbart", "pegasus", "marian", "vit", "deit", "dinov2", "dinov2_with_registers",
-            "resnet", "detr", "flava_image_codebook", "imagegpt", "clip", "clip_text_model",
-            "clip_vision_model", "lxmert" or "whisper".
-        architecture: str, the class in `transformers`. Default: the one in `config.json`, or the
-            one that matches the tensors. Supported for each encoder, such as BERT: "BertModel",
-            "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification" and
-            "BertForQuestionAnswering"; "BertForPreTraining", "AlbertForPreTraining",
-            "BertForNextSentencePrediction", and ELECTRA's discriminator "ElectraForPreTraining".
-            For GPT: "GPT2LMHeadModel", "GPT2Model", "OpenAIGPTLMHeadModel" and "OpenAIGPTModel".
-            For GPT-Neo, Llama, Mistral, Qwen2, Qwen3 and Gemma 1 to 3: "LlamaForCausalLM" and
-            "LlamaModel" ("Gemma3TextModel"). For all of these: "LlamaForSequenceClassification"
-            ("Gemma3TextForSequenceClassification").
-            For T5: "T5ForConditionalGeneration", "T5Model" and "T5EncoderModel". For BART, mBART
-            and Pegasus: "BartForConditionalGeneration" and "BartModel"; for BART and mBART also
-            "BartForSequenceClassification" and "BartForQuestionAnswering"; for Marian:
-            "MarianMTModel" and "MarianModel"; "WhisperForConditionalGeneration" and "WhisperModel",
-            with `audio=False` for models of features. For images: "ViTModel", "DeiTModel",
-            "Dinov2Model", "Dinov2WithRegistersModel", "ResNetModel", and each with
-            "ForImageClassification" instead of "Model"; "DeiTForImageClassificationWithTeacher";
-            "DetrModel" and "DetrForObjectDetection"; "FlavaImageCodebook"; "ImageGPTModel",
-            "ImageGPTForCausalImageModeling" and "ImageGPTForImageClassification". "CLIPModel", and
-            "CLIPTextModel" and "CLIPVisionModel", each also with "WithProjection", whose embeddings
-            have length 1 here.
-            "LxmertModel", "LxmertForQuestionAnswering" and "LxmertForPreTraining".
+        folder: str or Path, the folder of a model of one of the types in
+            `keras_tfm.model_types.MODEL_TYPES`; docs/families.md has a table of them.
+        architecture: str, the class in `transformers`, such as "BertForMaskedLM"; the table has
+            those of each model type. Default: the one in `config.json`, or the one that matches
+            the tensors. Embeddings of CLIP's classes "WithProjection" have length 1 here.
         **options: arguments of the family's builder in `keras_tfm.models` that override the
             configuration, such as `dropout=0.0`, `segments=False` or `dtype="mixed_bfloat16"`. A
             larger `vocabulary_size` adds ids, as `models.resize_vocabulary` does, of which one may

@@ -9,6 +9,7 @@ from keras_tfm.checkpoints import byte_pairs, sentence_pieces
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.marian_pieces import marian
 from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings, reading
+from keras_tfm.model_types import MODEL_TYPES
 from keras_tfm.runtime.tokenizer_limits import check_tokenizer_json
 
 # The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
@@ -172,18 +173,6 @@ _CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "GemmaTokenizer": (("tokenizer.model",), sentence_pieces.gemma),
 }
 # The class of a folder whose tokenizer_config.json names none.
-_OF_MODEL_TYPE = {
-    **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
-    "openai-gpt": "OpenAIGPTTokenizer",
-    **dict.fromkeys(("gpt2", "gpt_neo"), "GPT2Tokenizer"),
-    **dict.fromkeys(("roberta", "bart"), "RobertaTokenizer"),
-    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
-    "marian": "MarianTokenizer",
-    "t5": "T5Tokenizer",
-    "albert": "AlbertTokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "llama": "LlamaTokenizer",
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
-}
+_OF_MODEL_TYPE = {x.name: x.tokenizer for x in MODEL_TYPES if x.tokenizer}
 # The classes of a folder without any configuration, by its files.
 _UNNAMED = ("BertTokenizer", "T5Tokenizer", "MarianTokenizer", "GPT2Tokenizer")

@@ -1,12 +1,14 @@
 """The command `keras-tfm import`: a folder of transformers as a .keras file."""
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 from keras_tfm.atomic_files import replaced
 from keras_tfm.cli.console import AsJson, app, typer, work
 from keras_tfm.cli.model_loading import Architecture, load_model
+from keras_tfm.model_types import names_of
 
 
 @app.command("import")
@@ -25,14 +27,7 @@ def import_(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Converts a folder with its weights to a .keras file. Downloads nothing.
-
-    Model types, as in config.json. Texts: albert, bart, bert, deberta-v2, distilbert, electra,
-    gemma, gemma2, gemma3_text, gpt2, gpt_neo, llama, marian, mbart, mistral, openai-gpt, pegasus,
-    qwen2, qwen3, roberta, t5, xlm-roberta, and sentence-transformers of these. Images: deit, detr,
-    dinov2, dinov2_with_registers, flava_image_codebook, imagegpt, resnet, vit. Images and texts:
-    clip, clip_text_model, clip_vision_model, lxmert. Speech: whisper.
-    """
+    """Converts a folder with its weights to a .keras file. Downloads nothing."""
     if output.suffix != ".keras":
         raise typer.BadParameter(f"must end in .keras, got {output}", param_hint="'OUTPUT'")
     if not output.parent.is_dir():
@@ -50,3 +45,20 @@ def import_(
     result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}
     shown = f"{output}: {model.count_params():,} parameters, inputs {', '.join(inputs)}"
     print(json.dumps(result, indent=2) if as_json else shown, flush=True)
+
+
+def _model_types() -> str:
+    """A paragraph that lists what `import` reads."""
+    kinds = {
+        "Texts": ("encoder", "decoder", "encoder-decoder"),
+        "Images": ("images",),
+        "Images and texts": ("images and texts",),
+        "Speech": ("speech",),
+    }
+    names = {name: ", ".join(names_of(*x)) for name, x in kinds.items()}
+    names["Texts"] += ", and sentence-transformers of these"
+    listed = " ".join(f"{name}: {x}." for name, x in names.items())
+    return textwrap.fill(f"Model types, as in config.json. {listed}", 96, break_on_hyphens=False)
+
+
+import_.__doc__ = f"{import_.__doc__}\n\n{_model_types()}"
