@@ -106,6 +106,7 @@ LANGUAGE = """
 {{ "they're go-ing" | wordcount }} {{ ['a', 'A', 'b'] | unique | list }} {{ ['b', 'B'] | max }}
 {{ ['A', 'a'] | min(case_sensitive=true) }} {{ [{'x': 1}, {'x': 3}] | max(attribute='x') }}
 {{ {'b': 1, 'a': 2} | dictsort(false, 'value', true) }} {{ [nothing] }} {{ 'ü' | tojson(true) }}
+{{ [{'x': 1, 'y': 'b'}, {'x': 1, 'y': 'A'}] | sort(attribute='x,y') }}
 {{ 2.11 | round(1, 'ceil') }} {{ 5 | round }} {{ nothing | default(default_value='d') }}
 """
 
@@ -147,6 +148,8 @@ HOSTILE = {
     "added text": GROWING % ("'ab'", 0, "{% set ns.a = ns.a + ns.a %}"),
     "doubled block": GROWING % ("'ab'", 0, "{% set b %}{{ ns.a }}{{ ns.a }}{% endset %}"
                                 "{% set ns.a = b %}"),
+    "sorted by many": "{{ [{'x': 'A' * 60000}, {'x': 'A' * 60000}]"
+    " | sort(attribute='x,' * 2000 ~ 'x') }}",
     "doubled list": GROWING % ("[1]", 0, "{% set ns.a = ns.a * 2 %}"),
     "shared lists": GROWING % ("['lol']", 0, "{% set ns.a = [ns.a, ns.a] %}") + "{{ ns.a }}",
     "shared mappings": GROWING % ("1", 0, "{% set ns.a = {1: ns.a, 2: ns.a} %}")

@@ -145,9 +145,14 @@ def _fold(x: Any, case_sensitive: bool) -> Any:
 def _ordered(
     meter: Meter, x: Any, reverse: bool = False, case_sensitive: bool = False, attribute: Any = None
 ) -> list[Any]:
+    several = attribute.split(",") if isinstance(attribute, str) else [attribute]
+
     def key(one: Any) -> Any:
-        one = one if attribute is None else attribute_of(meter, one, attribute)
-        return _fold(one, case_sensitive)
+        if attribute is None:
+            return _fold(one, case_sensitive)
+        found = [attribute_of(meter, one, name) for name in several]
+        meter.read(*found)
+        return [_fold(x, case_sensitive) for x in found]
 
     meter.read(x, x, x)
     return sorted(elements(meter, x), key=key, reverse=bool(reverse))
