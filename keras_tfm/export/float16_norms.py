@@ -15,6 +15,8 @@ from keras_tfm.runtime.manifest import import_litert
 _SMALLEST = 2.0**-14
 # Of the numbers that are squared, which are at most 128 for rows of up to 16384 numbers.
 _LARGEST = 128
+# Of float16.
+LARGEST = 65504.0
 
 
 def bound_norms(model: Any) -> None:
@@ -26,6 +28,8 @@ def bound_norms(model: Any) -> None:
 
     An x / ca is at most 128, and the mean of the squares at least 1 / c^2, except for rows near
     zero. In exact arithmetic nothing changes. It finds RMS and layer normalizations over any axes.
+    So with x / |x| (`keras.layers.UnitNormalization`), whose limit of 1 / |x| is 1e12, which is
+    infinite in float16: 0 / |0| would be NaN. Its vectors shorter than 1e-6 become shorter than 1.
 
     Args:
         model: a file from `flatbuffer.read`.
@@ -53,10 +57,10 @@ class _Norm(NamedTuple):
     """The operators of a normalization, and the products of its inverse root with the rows x."""
 
     square: Any
-    mean: Any
-    add: Any
+    reduction: Any  # the mean, or of x / |x| the sum
+    after: Any  # the sum with epsilon, or of x / |x| the minimum with a limit
     rsqrt: Any
-    epsilon: float
+    epsilon: float | None  # None: x / |x|
     # Each with the operator that multiplies x before, or itself. Empty if there are other readers.
     products: list[tuple[Any, Any]]
 
@@ -80,7 +84,7 @@ class _Bounds:
         roots = [x for x in operators if self._is(x, "RSQRT")]
         norms = [norm for x in roots if (norm := self._normalization(x)) is not None]
         squares = {id(norm.square): norm for norm in norms}
-        moved = {id(x) for norm in norms for x in (norm.mean, norm.add, norm.rsqrt)}
+        moved = {id(x) for norm in norms for x in (norm.reduction, norm.after, norm.rsqrt)}
         # A product of x with gamma may come before the square.
         before = {id(x): first for norm in norms for x, first in norm.products if first is not x}
         moved |= {id(first) for first in before.values()}
@@ -95,22 +99,37 @@ class _Bounds:
 
     def _normalization(self, rsqrt: Any) -> _Norm | None:
         """The normalization of an inverse root; None if this is something else."""
-        add = self._made_by(rsqrt.inputs[0], "ADD")
-        mean = add and self._made_by(add.inputs[0], "MEAN")
-        square = mean and self._made_by(mean.inputs[0], "SQUARE", "MUL", "SQUARED_DIFFERENCE")
-        epsilon = add and self._scalar(add.inputs[1])
-        if not square or not epsilon or not mean.builtinOptions.keepDims:
+        add, epsilon, final = self._made_by(rsqrt.inputs[0], "ADD"), None, rsqrt
+        if add is not None:
+            reduction = self._made_by(add.inputs[0], "MEAN")
+            epsilon, after = self._scalar(add.inputs[1]), add
+        else:
+            reduction = self._made_by(rsqrt.inputs[0], "SUM")
+            readers = self._readers.get(int(rsqrt.outputs[0]), [])
+            after = final = readers[0] if len(readers) == 1 else None
+            if not after or not self._is(after, "MINIMUM"):
+                return None
+            if (self._scalar(after.inputs[1]) or 0.0) < LARGEST:
+                return None
+        if reduction is None or not reduction.builtinOptions.keepDims:
             return None
-        if self._is(square, "MUL") and square.inputs[0] != square.inputs[1]:
+        square = self._made_by(reduction.inputs[0], "SQUARE", "MUL", "SQUARED_DIFFERENCE")
+        if square is None or (self._is(square, "MUL") and square.inputs[0] != square.inputs[1]):
             return None
+        products = self._products(int(final.outputs[0]), square)
+        if not (epsilon if add is not None else products):
+            return None
+        return _Norm(square, reduction, after, rsqrt, epsilon, products)
+
+    def _products(self, root: int, square: Any) -> list[tuple[Any, Any]]:
+        """The products of an inverse root with x; empty if it has other readers."""
         products: list[tuple[Any, Any]] = []
-        for reader in self._readers.get(int(rsqrt.outputs[0]), []):
-            first = reader and self._product(reader, int(rsqrt.outputs[0]), square)
+        for reader in self._readers.get(root, []):
+            first = reader and self._product(reader, root, square)
             if not first:
-                products = []
-                break
+                return []
             products.append((reader, first))
-        return _Norm(square, mean, add, rsqrt, epsilon, products)
+        return products
 
     def _product(self, reader: Any, root: int, square: Any) -> Any:
         """The operator that multiplies x, which is the reader of the root or the one before."""
@@ -134,25 +153,33 @@ class _Bounds:
 
     def _bound(self, norm: _Norm) -> None:
         """Appends the normalization of x / ca, and lets the products read that."""
-        square, mean = norm.square, norm.mean
+        square, reduction = norm.square, norm.reduction
         x = int(square.inputs[0])
         if self._is(square, "SQUARED_DIFFERENCE"):
             x = self._new("SUB", [x, int(square.inputs[1])], square.outputs[0])
         # Absolute values have a mean that float16 holds; the sum may exceed it.
-        size = self._new("MEAN", [self._new("ABS", [x], x), int(mean.inputs[1])], mean.outputs[0])
-        self._operators[-1].builtinOptionsType = mean.builtinOptionsType
-        self._operators[-1].builtinOptions = mean.builtinOptions
-        root = norm.epsilon**0.5
+        absolute = self._new("ABS", [x], x)
+        size = self._new("MEAN", [absolute, int(reduction.inputs[1])], reduction.outputs[0])
+        self._operators[-1].builtinOptionsType = reduction.builtinOptionsType
+        self._operators[-1].builtinOptions = reduction.builtinOptions
+        root = (norm.epsilon or 0.0) ** 0.5
         size = self._new("ADD", [size, self._constant(max(root, _SMALLEST))], size)
-        shapes = [self._graph.tensors[int(i)].shape for i in (x, mean.outputs[0])]
+        shapes = [self._graph.tensors[int(i)].shape for i in (x, size)]
         count = float(max(1.0, np.prod(shapes[0]) / np.prod(shapes[1]) / _LARGEST))
         rows = self._times(self._new("DIV", [x, size], x), 1 / count)
         self._new("MUL", [rows, rows], rows, square.outputs[0])
-        ratio = self._new("DIV", [self._constant(root / count), size], size)
-        norm.add.inputs = np.array(
-            [norm.add.inputs[0], self._new("MUL", [ratio, ratio], ratio)], "int32"
-        )
-        self._operators += [mean, norm.add, norm.rsqrt]
+        if norm.epsilon is None:
+            self._operators.append(reduction)
+            total = int(reduction.outputs[0])
+            total = self._new("MAXIMUM", [total, self._constant(_SMALLEST)], total)
+            norm.rsqrt.inputs = np.array([total], "int32")
+            norm.rsqrt.outputs = norm.after.outputs
+            self._operators.append(norm.rsqrt)
+        else:
+            ratio = self._new("DIV", [self._constant(root / count), size], size)
+            squared = self._new("MUL", [ratio, ratio], ratio)
+            norm.after.inputs = np.array([norm.after.inputs[0], squared], "int32")
+            self._operators += [reduction, norm.after, norm.rsqrt]
         if not norm.products:
             final = int(norm.rsqrt.outputs[0])
             norm.rsqrt.outputs = np.array([self._tensor(final)], "int32")

@@ -6,6 +6,7 @@ import tensorflow as tf
 from family_builders import BUILDERS
 from keras_weights import randomize
 
+from keras_tfm import models, runtime
 from keras_tfm.export import Float16Check, check_in_float16, export_tflite
 from keras_tfm.export.float16_norms import bound_norms
 from keras_tfm.runtime import flatbuffer
@@ -38,7 +39,15 @@ NORMS = {
         x * tf.math.rsqrt(tf.reduce_mean(tf.square(x), (1, 2), keepdims=True) + epsilon)
     ),
 }
+
+
+def of_length_1(x, limit=1e12):
+    inverse = tf.math.rsqrt(tf.reduce_sum(tf.square(x), -1, keepdims=True))
+    return x * tf.minimum(inverse, limit)
+
+
 OTHERS = {
+    "a small limit": lambda x: of_length_1(x, 100.0),
     "no mean": lambda x: x * tf.math.rsqrt(tf.reduce_sum(tf.square(x), -1, True) + 1e-5),
     "a product of two": lambda x: tf.math.rsqrt(tf.reduce_mean(x * tf.sin(x), -1, True) + 1e-5),
     "the mean is a result": lambda x: (
@@ -85,13 +94,11 @@ def largest(content, x):
         experimental_preserve_all_tensors=True,
     )
     interpreter.allocate_tensors()
-    given = interpreter.get_input_details()[0]["index"]
-    interpreter.set_tensor(given, x)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
     interpreter.invoke()
-    # Without a name: memory that operators use inside.
-    details = [y for y in interpreter.get_tensor_details() if y["name"] and y["index"] != given]
-    floats = [y["index"] for y in details if y["dtype"] == np.float32]
-    return max(np.abs(interpreter.get_tensor(i)).max() for i in floats)
+    operators = flatbuffer.read(content).subgraphs[0].operators
+    computed = [interpreter.get_tensor(int(y)) for one in operators for y in one.outputs]
+    return max(np.abs(values).max() for values in computed)
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
@@ -105,6 +112,19 @@ def test_norms_are_the_same_and_stay_in_range(norm, epsilon):
         # Rounding of float32, relative to the row's largest number.
         np.testing.assert_allclose(found, expected, atol=1e-5, rtol=2e-6)
     assert largest(plain, rows(60_000.0)) > 65504 > largest(after, rows(60_000.0))
+
+
+def test_vectors_of_length_1():
+    """`keras.layers.UnitNormalization`; the limit of 1e12 is infinite in float16."""
+    plain = converted(of_length_1)
+    after = bounded(plain)
+    for size in (3.0, 60_000.0, 1e-3):
+        x = rows(size)
+        (expected,), (found,) = run(plain, x), run(after, x)
+        np.testing.assert_allclose(found[:, :2], expected[:, :2], atol=1e-7, rtol=2e-6)
+        assert not found[:, 2].any()  # XNNPACK's inverse root of 0 is NaN in the plain file
+    x = rows(60_000.0)
+    assert largest(plain, x) > 65504 > largest(after, x)
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -164,6 +184,15 @@ def test_masks_are_not_the_largest_values(tmp_path):
     # Here a mask is -30000 in float16, too: what is masked has no effect.
     ids = np.array([[3, 4, 5, 0, 0]], "int32")
     assert check_in_float16(path, {"tokens": ids}).errors["predict"] < 5e-3
+
+
+def test_padding_alone_has_an_embedding_of_zeros(tmp_path):
+    model = randomize(models.sentence_embedding(BUILDERS["bert"]()))
+    path = exported(model, tmp_path / "x.tflite", accelerator="gpu")
+    ids = {"tokens": np.zeros((1, 5), "int32"), "segments": np.zeros((1, 5), "int32")}
+    (vector,) = runtime.load(path).run("predict", ids).values()
+    assert not vector.any()
+    assert check_in_float16(path, ids).errors["predict"] == 0.0
 
 
 def test_a_check_without_findings_is_silent():
