@@ -208,12 +208,12 @@ stage_examples() {
     example contacts
 }
 
-# What every layer promises, RematScope, LoRA and quantization, norms, projections, the backend's fused
-# attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once; on JAX,
+# What every layer promises, RematScope, LoRA and quantization, norms, projections, dropout, the backend's
+# fused attention, and on PyTorch, which is faster at it, stepping, and that an encoder is called once; on JAX,
 # models between several devices. The rest is run by .ci/full.
 stage_layers() {
     with_layers
-    local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,fused_attention,flash_attention}.py)
+    local contract=(tests/layers/test_{contract,keras_features,layer_normalization,projection,dropout,fused_attention,flash_attention,dropped_attention}.py)
     local pytest=("$WORK/layers/bin/python" -m pytest -n 0 -p no:cacheprovider)
     KERAS_BACKEND=torch "${pytest[@]}" "${contract[@]}" \
         tests/layers/test_{stepping_matrix,composed_attention}.py tests/generation/test_stepped_model.py

@@ -48,7 +48,8 @@ class Dropout(Recomputation, keras.layers.Dropout):
         """Any shape -> the same."""
         if training and 0 < self.rate < 1 and self.noise_shape is None and _is_hashed(inputs):
             return _hashed(inputs, self.rate, self.draw())
-        if training and self.noise_shape is None and self.seed is not None and _is_torch():
+        is_seeded = self.seed is not None and self.noise_shape is None
+        if training and self.rate and is_seeded and _is_torch():
             return _seeded(inputs, self.rate, self.draw())
         if training and self.rate and not _is_first(replica()):
             # Keras's generators have one state: all replicas would drop the same values.

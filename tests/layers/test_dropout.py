@@ -24,13 +24,20 @@ SHAPE = (1000, 1000)
 FOUR_DEVIATIONS = 4e-3
 
 
+hashed_only = pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="PyTorch's own dropout is seeded"
+)
+
+
 def dropped(seed, shape=SHAPE, rate=0.1):
     """Which values are dropped."""
-    import tensorflow as tf
+    if keras.backend.backend() == "jax":
+        from keras_tfm.layers.jax.hashed_dropout import hashed_dropout
+    else:
+        from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
 
-    from keras_tfm.layers.tensorflow.hashed_dropout import hashed_dropout
-
-    return to_numpy(hashed_dropout(tf.ones(shape), rate, tf.constant(seed, "int64"))) == 0
+    seed = keras.ops.convert_to_tensor(np.array(seed, "uint32"))
+    return to_numpy(hashed_dropout(keras.ops.ones(shape), rate, seed)) == 0
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.37, 0.5, 0.9])
@@ -123,14 +130,14 @@ def test_the_gradient_is_dropped_where_the_value_was(dtype):
     np.testing.assert_allclose(second, 2 * scale**2 * kept, rtol=tolerance)
 
 
-@tensorflow_only
+@hashed_only
 @pytest.mark.parametrize("lag", [1, 2, 3, 7, 16, 64, 1000, 1024, 2**16])
 def test_neighbours_are_dropped_independently(lag):
     bits = dropped([3, 5]).ravel()
     assert abs(np.corrcoef(bits[lag:], bits[:-lag])[0, 1]) < FOUR_DEVIATIONS
 
 
-@tensorflow_only
+@hashed_only
 @pytest.mark.parametrize(
     "seed", [[3, 6], [4, 5], [4, 6], [5, 3], [0, 0], [0, 1], [2**32 - 1, 5], [3, 5 + 2**20]]
 )
@@ -140,7 +147,7 @@ def test_seeds_are_independent(seed):
     assert abs(b.mean() - 0.1) < 1.2e-3
 
 
-@tensorflow_only
+@hashed_only
 def test_rows_and_columns_are_dropped_as_often_as_chance_has_it():
     """Chi-square of the counts of 1,000 rows and columns: 1,000 +- 4 sqrt(2,000)."""
     bits = dropped([7, 1])
@@ -150,7 +157,7 @@ def test_rows_and_columns_are_dropped_as_often_as_chance_has_it():
         assert abs(chi_square - 1000) < 4 * np.sqrt(2000)
 
 
-@tensorflow_only
+@hashed_only
 def test_patterns_of_eight_are_as_frequent_as_chance_has_it():
     bits = dropped([1, 1], (1_000_000,), rate=0.5)
     patterns = np.bincount(np.packbits(bits), minlength=256)
@@ -159,10 +166,10 @@ def test_patterns_of_eight_are_as_frequent_as_chance_has_it():
     assert abs(chi_square - 255) < 4 * np.sqrt(2 * 255)
 
 
-@tensorflow_only
 def test_steps_of_a_layer_are_independent():
     layer = Dropout(0.1, seed=0)
-    step = compiled("graph", lambda x: layer(x, training=True))
+    mode = "graph" if keras.backend.backend() == "tensorflow" else "eager"
+    step = compiled(mode, lambda x: layer(x, training=True))
     x = np.ones((300, 300), "float32")
     masks = np.stack([to_numpy(step(x)).ravel() == 0 for _ in range(6)])
     correlations = np.corrcoef(masks)[np.triu_indices(6, 1)]
@@ -181,6 +188,36 @@ def test_unknown_lengths_are_left_to_keras():
     ]
     called = [any("PartitionedCall" in node.op for node in graph.node) for graph in graphs]
     assert called == [True, False]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the hashes of JAX")
+def test_the_gradient_on_jax_is_dropped_where_the_value_was():
+    """Forward-mode, reverse-mode and second derivatives, and values of any rank."""
+    import jax
+
+    run = Dropout(0.25).with_seed
+    seed = keras.ops.convert_to_tensor(np.array([1, 2], "uint32"))
+    for shape in ((), (17,), (3, 0), (2, 3, 5, 7)):
+        x = keras.ops.convert_to_tensor(np.random.default_rng(0).normal(size=shape), "float32")
+        kept = to_numpy(run(keras.ops.ones(shape), seed))
+        square = jax.grad(lambda x: keras.ops.sum(run(x, seed) ** 2))
+        assert_close(square(x), 2 * kept**2 * to_numpy(x), 1e-6)
+        second = jax.jvp(square, (x,), (keras.ops.ones(shape),))[1]
+        assert_close(second, 2 * kept**2, 1e-6)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="PyTorch's generators")
+def test_a_seed_leaves_pytorch_s_generator_as_it_is():
+    import torch
+
+    x = np.ones((30, 30), "float32")
+    before = torch.get_rng_state()
+    first, second = (to_numpy(Dropout(0.5, seed=3)(x, training=True)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert torch.equal(before, torch.get_rng_state())
+    layer = Dropout(0.5)
+    assert np.any(to_numpy(layer(x, training=True)) != to_numpy(layer(x, training=True)))
+    assert not torch.equal(before, torch.get_rng_state())
 
 
 # The softmax of attention, dropout and the product with the values as one

@@ -92,8 +92,13 @@ def _forward(
 
 def _backward(settings: Settings, stored: Any, upstream: Tensor) -> tuple[Any, ...]:
     query, key, value, bias, mask, seed, y, sums = stored
-    # Without the barrier XLA would keep the scores and bits of the forward pass.
-    query, seed = jax.lax.optimization_barrier((query, seed))
+    # 0, unless the gradient is NaN. With queries and a seed that depend on the gradient, XLA can
+    # neither keep the scores and bits of the forward pass nor compute those of all layers before
+    # it has the first gradient. An optimization barrier is not enough: on a CPU it is removed
+    # before XLA orders the operations.
+    first = upstream[(0,) * upstream.ndim]
+    zero = (first != first).astype("uint32")
+    query, seed = query + zero.astype(query.dtype), seed + zero
     products = upstream.astype("float32") * y.astype("float32")
     total = jnp.sum(products, axis=-1, keepdims=True)
     of_query = []
