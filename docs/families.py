@@ -83,7 +83,7 @@ def sizes() -> str:
 
 
 def vocabularies(builder: str) -> dict[str, int]:
-    """The sizes of vocabularies by the beginning of a size's name, of all types of a builder."""
+    """The sizes of vocabularies by the start of a size's name, of all types of a builder."""
     types = [x for x in MODEL_TYPES if x.call.partition("(")[0] == builder]
     return {begin: size for x in types for begin, size in x.vocabularies.items()}
 

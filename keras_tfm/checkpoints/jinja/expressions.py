@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_tfm.checkpoints.jinja import filters
 from keras_tfm.checkpoints.jinja.meter import Meter, TemplateError, Undefined
-from keras_tfm.checkpoints.jinja.operators import COMPARISONS, OPERATORS
+from keras_tfm.checkpoints.jinja.operators import COMPARISONS, OPERATORS, TESTS
 
 
 class Scope:
@@ -187,11 +187,11 @@ class Expressions:
         return self._test(node.name, value, given)
 
     def _test(self, name: str, value: Any, given: list[Any]) -> bool:
-        if name not in filters.TESTS:
+        if name not in TESTS:
             raise TemplateError(f"there is no test {name!r} for chat templates")
         if given:
             self._meter.read(value, *given)
-        return bool(filters.TESTS[name](value, *given))
+        return bool(TESTS[name](value, *given))
 
     def _value_Call(self, node: Any, scope: Scope) -> Any:
         return self._call(node, scope, {})

@@ -8,7 +8,6 @@ the arguments.
 import datetime
 import json
 import math
-import operator
 import re
 from collections.abc import Callable
 from functools import partial
@@ -346,35 +345,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "reverse": lambda meter, x: x[::-1] if isinstance(x, str) else elements(meter, x)[::-1],
     "batch": _batch,
     "wordcount": _count_words,
-}
-TESTS: dict[str, Callable[..., Any]] = {
-    "defined": lambda x: not isinstance(x, Undefined),
-    "undefined": lambda x: isinstance(x, Undefined),
-    "none": lambda x: x is None,
-    "string": lambda x: isinstance(x, str),
-    "mapping": lambda x: isinstance(x, dict),
-    "sequence": lambda x: isinstance(x, str | list | tuple | dict | Undefined),
-    "iterable": lambda x: isinstance(x, str | list | tuple | dict | Undefined),
-    "number": lambda x: isinstance(x, int | float),
-    "integer": lambda x: isinstance(x, int) and not isinstance(x, bool),
-    "float": lambda x: isinstance(x, float),
-    "boolean": lambda x: isinstance(x, bool),
-    "true": lambda x: x is True,
-    "false": lambda x: x is False,
-    "odd": lambda x: x % 2 == 1,
-    "even": lambda x: x % 2 == 0,
-    "divisibleby": lambda x, y: x % y == 0,
-    "sameas": lambda x, y: x is y,
-    "lower": lambda x: str(x).islower(),
-    "upper": lambda x: str(x).isupper(),
-    "callable": lambda x: False,
-    **dict.fromkeys(("eq", "equalto", "=="), operator.eq),
-    **dict.fromkeys(("ne", "!="), operator.ne),
-    **dict.fromkeys(("lt", "lessthan", "<"), operator.lt),
-    **dict.fromkeys(("gt", "greaterthan", ">"), operator.gt),
-    **dict.fromkeys(("le", "<="), operator.le),
-    **dict.fromkeys(("ge", ">="), operator.ge),
-    "in": lambda x, y: x in y,
 }
 
 

@@ -1,4 +1,4 @@
-"""Operators of a Jinja program, and formats: counted before they are computed."""
+"""Operators of a Jinja program, and formats: counted before they are computed; and its tests."""
 
 import operator
 import re
@@ -6,7 +6,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
-from keras_tfm.checkpoints.jinja.meter import BITS, Meter, TemplateError, integer
+from keras_tfm.checkpoints.jinja.meter import BITS, Meter, TemplateError, Undefined, integer
 
 
 def _add(meter: Meter, x: Any, y: Any) -> Any:
@@ -86,4 +86,33 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "gteq": operator.ge,
     "in": lambda x, y: x in y,
     "notin": lambda x, y: x not in y,
+}
+TESTS: dict[str, Callable[..., Any]] = {
+    "defined": lambda x: not isinstance(x, Undefined),
+    "undefined": lambda x: isinstance(x, Undefined),
+    "none": lambda x: x is None,
+    "string": lambda x: isinstance(x, str),
+    "mapping": lambda x: isinstance(x, dict),
+    "sequence": lambda x: isinstance(x, str | list | tuple | dict | Undefined),
+    "iterable": lambda x: isinstance(x, str | list | tuple | dict | Undefined),
+    "number": lambda x: isinstance(x, int | float),
+    "integer": lambda x: isinstance(x, int) and not isinstance(x, bool),
+    "float": lambda x: isinstance(x, float),
+    "boolean": lambda x: isinstance(x, bool),
+    "true": lambda x: x is True,
+    "false": lambda x: x is False,
+    "odd": lambda x: x % 2 == 1,
+    "even": lambda x: x % 2 == 0,
+    "divisibleby": lambda x, y: x % y == 0,
+    "sameas": lambda x, y: x is y,
+    "lower": lambda x: str(x).islower(),
+    "upper": lambda x: str(x).isupper(),
+    "callable": lambda x: False,
+    **dict.fromkeys(("eq", "equalto", "=="), operator.eq),
+    **dict.fromkeys(("ne", "!="), operator.ne),
+    **dict.fromkeys(("lt", "lessthan", "<"), operator.lt),
+    **dict.fromkeys(("gt", "greaterthan", ">"), operator.gt),
+    **dict.fromkeys(("le", "<="), operator.le),
+    **dict.fromkeys(("ge", ">="), operator.ge),
+    "in": lambda x, y: x in y,
 }
