@@ -129,6 +129,11 @@ class Quantization:
                 "quantization='int4' is for accelerator='cpu': LiteRT's GPU delegate ends the "
                 "process at weights of 4 bits; use 'int8'"
             )
+        if self.preset == "int8_full" and request.accelerator == "gpu":
+            raise ValueError(
+                "quantization='int8_full' is for accelerator='cpu': LiteRT's GPU delegate computes "
+                "in floats; use 'int8'"
+            )
         if self.preset != "int8_full":
             return
         if request.roles != ["predict"] or len(request.source_lengths) > 1:

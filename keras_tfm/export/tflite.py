@@ -203,6 +203,11 @@ def export_tflite(
         **arguments,
     )
     quantized.check_request(request)
+    if of_text and request.accelerator == "gpu":
+        raise ValueError(
+            "signatures of texts are for accelerator='cpu', as a GPU delegate has no operator of "
+            f"texts: let the runtime tokenize, got {of_text}"
+        )
     if of_text:
         tokenizers = check_tokenizers(model, names, tokenizer, detokenizer)
     carried = Carried() if of_text else carry(request, tokenizer, detokenizer)

@@ -119,9 +119,21 @@ def test_int8(tmp_path):
     assert max(x.graph_error for x in report.verification.checks) < FLOAT32
 
 
-def test_int4_is_refused_before_the_delegate_ends_the_process(tmp_path):
-    with pytest.raises(ValueError, match="int4' is for accelerator='cpu': LiteRT's GPU delegate"):
-        export_tflite(gpt(), tmp_path / "x.tflite", quantization="int4", accelerator="gpu", **STEPS)
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"quantization": "int4"}, "int4' is for accelerator='cpu': .* weights of 4 bits"),
+        (
+            {"quantization": "int8_full", "representative_data": [[[1, 2, 3]]]},
+            "int8_full' is for accelerator='cpu': .* computes in floats",
+        ),
+        ({"signatures": ["predict_text"]}, r"signatures of texts .* got \['predict_text'\]"),
+    ],
+)
+def test_what_the_delegate_cannot_run_is_refused_before_conversion(arguments, reason, tmp_path):
+    given = {"signatures": ["predict"], "source_length": 3, **arguments}
+    with pytest.raises(ValueError, match=reason):
+        export_tflite(gpt(), tmp_path / "x.tflite", accelerator="gpu", **given)
     assert list(tmp_path.iterdir()) == []
 
 
