@@ -86,8 +86,8 @@ class ExportArguments(GenerationArguments, total=False):
             `prompt_length`, and is for "generate".
         accelerator: str, "cpu" (default) or "gpu": a graph for LiteRT's GPU delegate, which has
             transposed keys in its KV caches, and no "generate", whose loop the delegate refuses.
-            Verified on the CPU alone: the delegate computes some of these graphs wrongly or
-            crashes, see docs/export.md.
+            For `quantization` "float32", "float16" and "int8". The export compares the delegate
+            with the CPU where the machine has a Vulkan driver, see docs/export.md.
         whole_caches: bool, whether "prefill" and "decode" return whole caches of max_length, for
             hosts that pass results on as arguments. By default they return only the new entries,
             which the host writes into its caches, so no cache is copied.
