@@ -141,6 +141,11 @@ REWRITTEN = {
         [(3, 4)],
         "SPLIT",
     ),
+    "difference of two rows": (
+        lambda x: tf.subtract(*tf.unstack(x, axis=1)),
+        [(3, 2, 5)],
+        "UNPACK",
+    ),
     "parts of other sizes": (
         lambda x: tf.concat(tf.split(x, [1, 3], 1)[::-1], 1),
         [(2, 4, 5)],

@@ -1,11 +1,7 @@
-"""Replaces SPLIT and SPLIT_V by slices for LiteRT's GPU delegate.
+"""Replaces SPLIT, SPLIT_V and UNPACK by slices for LiteRT's GPU delegate.
 
-An operator by element, or a concatenation, of two results of one SPLIT is wrong there.
+An operator by element, or a concatenation, of two results of one of these is wrong there.
 """
-
-from typing import Any
-
-import numpy as np
 
 from keras_tfm.export.graph_editor import GraphEditor
 
@@ -16,28 +12,38 @@ class SplitReplacer(GraphEditor):
     def replace(self) -> None:
         """Replaces those along a known axis."""
         for operator in self._graph.operators:
-            kind = self._kind(operator)
-            if kind not in ("SPLIT", "SPLIT_V"):
-                self._operators.append(operator)
-                continue
             inputs = [int(i) for i in operator.inputs]
-            axis, source = inputs if kind == "SPLIT" else (inputs[2], inputs[0])
-            if self._is_constant(axis):
-                self._slice(source, self._values(axis)[0], operator.outputs)
-            else:
+            kind, axis = self._kind(operator), None
+            if kind == "UNPACK":
+                axis = operator.builtinOptions.axis
+            elif kind in ("SPLIT", "SPLIT_V"):
+                source, known = inputs[::-1] if kind == "SPLIT" else (inputs[0], inputs[2])
+                inputs = [source]
+                axis = self._values(known)[0] if self._is_constant(known) else None
+            if axis is None:
                 self._operators.append(operator)
+            else:
+                self._slice(inputs[0], axis, [int(i) for i in operator.outputs])
         self._graph.operators = self._operators
 
-    def _slice(self, source: int, axis: int, results: Any) -> None:
+    def _slice(self, source: int, axis: int, results: list[int]) -> None:
+        """Appends a slice for each result, whose axis UNPACK removes."""
         shape = self._shape(source)
         axis %= len(shape)
         begin = 0
         for result in results:
+            sizes = self._shape(result)
+            is_part = len(sizes) == len(shape)
             begins, ends = [0] * len(shape), list(shape)
-            begins[axis], ends[axis] = begin, begin + self._shape(result)[axis]
+            begins[axis], ends[axis] = begin, begin + (sizes[axis] if is_part else 1)
             begin = ends[axis]
-            inputs = [source, *map(self._constant, (begins, ends, np.ones(len(shape))))]
-            select = self._operator("STRIDED_SLICE", inputs, int(result))
+            part = result
+            if not is_part:
+                part = self._tensor([*sizes[:axis], 1, *sizes[axis:]], self._dtype(source))
+            inputs = [source, *map(self._constant, (begins, ends, [1] * len(shape)))]
+            select = self._operator("STRIDED_SLICE", inputs, part)
             select.builtinOptionsType = self._schema.BuiltinOptions.StridedSliceOptions
             select.builtinOptions = self._schema.StridedSliceOptionsT()
             self._operators.append(select)
+            if not is_part:
+                self._operators.append(self._reshape(part, sizes, result))
