@@ -7,6 +7,11 @@ from typing import Any
 
 import keras
 
+# What other backends have.
+INSTEAD = {
+    "jax": "use keras.distribution.DataParallel, or ModelParallel with training.layout_map",
+    "torch": "use torch.nn.parallel.DistributedDataParallel",
+}
 KINDS = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
@@ -48,9 +53,10 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
     >>> model.distribute_strategy.num_replicas_in_sync
     1
     """
-    if keras.backend.backend() != "tensorflow":
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
         raise RuntimeError(
-            f"tf.distribute needs Keras's TensorFlow backend, got {keras.backend.backend()!r}"
+            f"tf.distribute needs Keras's TensorFlow backend, got {backend!r}: {INSTEAD[backend]}"
         )
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")

@@ -273,3 +273,7 @@ def test_resume_says_what_to_use():
         RuntimeError, lambda: model.fit(x, y, verbose=0, callbacks=[training.Resume("never")])
     )
     assert "BackupAndRestore" in said
+
+
+def test_a_strategy_of_tensorflow_says_what_to_use():
+    assert "ModelParallel with training.layout_map" in one_line(RuntimeError, training.distribution)
