@@ -30,19 +30,50 @@ def _rounded(bits):
     return {"tensorflow": tensorflow, "jax": jax}[keras.backend.backend()]
 
 
+def _with_gradients(rounded):
+    """Functions that round a product's inputs, and the gradient of its result."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        def of(forward, backward):
+            @tf.custom_gradient
+            def function(x):
+                return forward(x), backward
+
+            return lambda x: function(tf.convert_to_tensor(x))
+
+        return of(rounded, tf.identity), of(tf.identity, rounded)
+    import jax
+
+    def of(forward, backward):
+        function = jax.custom_vjp(forward)
+        function.defvjp(lambda x: (forward(x), None), lambda _, dy: (backward(dy),))
+        return lambda x: function(x) if x.dtype == "float32" else x
+
+    return of(rounded, lambda x: x), of(lambda x: x, rounded)
+
+
 @contextmanager
 def rounded_products(bits):
     """Inputs of float32 products and convolutions are rounded to `bits` bits of mantissa.
+
+    So are those of the products of their gradients.
 
     10 bits are TF32, 7 are bfloat16. No setting of the backend's precision turns it off.
     """
     rounded = _rounded(bits)
 
+    forward, backward = _with_gradients(rounded)
+
     def of_two(function):
-        return lambda a, b, *rest, **named: function(rounded(a), rounded(b), *rest, **named)
+        return lambda a, b, *rest, **named: backward(
+            function(forward(a), forward(b), *rest, **named)
+        )
 
     def of_equation(function):
-        return lambda equation, *parts, **named: function(equation, *map(rounded, parts), **named)
+        return lambda equation, *parts, **named: backward(
+            function(equation, *map(forward, parts), **named)
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         if keras.backend.backend() == "tensorflow":
