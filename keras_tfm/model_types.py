@@ -31,7 +31,7 @@ class ModelType:
         call: str, the builder of `keras_tfm.models`, with the arguments that make it this family.
         kind: str, one of `KINDS`.
         padding: str, the id of padding in Markdown; "" of a model without padding of its own.
-        vocabularies: dict from the beginning of a size's name to the number of ids of its
+        vocabularies: dict from the first letters of a size's name to the number of ids of its
             checkpoints; "" stands for every other size of the builder.
         tokenizer: str, the class of `transformers` in a folder whose `tokenizer_config.json` names
             none.
@@ -122,6 +122,10 @@ MODEL_TYPES = (
     ModelType(
         "gemma", "Gemma", "gemma:GEMMA", "gemma", "decoder", "", {"": 256000, "gemma3": 262144},
         tokenizer="GemmaTokenizer",
+    ),
+    ModelType(
+        "olmo2", "OLMo 2", "olmo2:OLMO2", "olmo2", "decoder", "", {"": 100352},
+        tokenizer="GPT2Tokenizer",
     ),
     ModelType(
         "t5", "T5 1.0 and 1.1", "t5:T5", "t5", "encoder-decoder", "0 in the source", {"": 32128},

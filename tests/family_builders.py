@@ -21,6 +21,9 @@ BUILDERS = {
     "llama": lambda **x: models.llama(
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
     ),
+    "olmo2": lambda **x: models.olmo2(
+        VOCABULARY, **{**NARROW, "dim": 12}, num_key_value_heads=1, max_length=LENGTH, **x
+    ),
     "gemma": lambda **x: models.gemma(
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, post_norm=True,
         query_key_norm=True, windows=[3, None], local_rope_theta=50.0, final_logit_soft_cap=5.0,

@@ -105,6 +105,10 @@ def decoders():
         "mistral": lambda **options: llama(windows=4, **options),
         "qwen2": lambda **options: llama(attention_bias=QKV, windows=[None, 4], **options),
         "qwen3": lambda **options: llama(query_key_norm=True, tie_output=True, **options),
+        "olmo2": lambda **options: models.olmo2(
+            VOCABULARY, **{**SIZES, "num_heads": 2, "num_key_value_heads": 1}, rope_theta=50.0,
+            max_length=32, **options
+        ),
         "gemma": lambda **options: gemma(**options),
         "gemma2": lambda **options: gemma(
             post_norm=True, windows=[4, None], attention_logit_soft_cap=2.0,

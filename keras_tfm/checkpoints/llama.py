@@ -62,7 +62,7 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
     given = model.arguments
     layer, path = "layers.{i}", "decoder_{i}"
     heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
-    width = given["head_dim"] or given["dim"] // heads
+    width = given.get("head_dim") or given["dim"] // heads
     attention = f"{layer}.self_attn"
     parts = tuple(f"{attention}.{x}_proj" for x in "qkv")
     widths = (heads * width, groups * width, groups * width)
@@ -114,7 +114,7 @@ def shared_arguments(config: Config, named: Named, defaults: Mapping[str, Any]) 
         "intermediate_dim": config.integer("intermediate_size", defaults["intermediate_size"]),
         "num_key_value_heads": config.integer("num_key_value_heads", groups),
         "head_dim": config.integer("head_dim", defaults["head_dim"]),
-        "rms_norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "rms_norm_epsilon": config.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
         "attention_bias": config.flag("attention_bias", False),
         "attention_dropout": config.number("attention_dropout", 0.0, 1),
         "tie_output": is_tied(config, named, tied, "embed_tokens.weight"),
@@ -135,7 +135,7 @@ def shared_fields(model: models.Model, architecture: str) -> dict[str, Any]:
         "num_attention_heads": heads,
         "intermediate_size": given["intermediate_dim"],
         "num_key_value_heads": given["num_key_value_heads"] or heads,
-        "head_dim": given["head_dim"] or given["dim"] // heads,
+        "head_dim": given.get("head_dim") or given["dim"] // heads,
         "rms_norm_eps": given["rms_norm_epsilon"],
         "attention_bias": given["attention_bias"] is True,
         "attention_dropout": given["attention_dropout"],

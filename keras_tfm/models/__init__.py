@@ -35,6 +35,7 @@ from keras_tfm.models.lxmert import lxmert
 from keras_tfm.models.marian import marian
 from keras_tfm.models.mbart import mbart
 from keras_tfm.models.model import Model
+from keras_tfm.models.olmo2 import olmo2
 from keras_tfm.models.pegasus import pegasus
 from keras_tfm.models.resize import resize_vocabulary
 from keras_tfm.models.resnet import resnet
@@ -82,6 +83,7 @@ __all__ = [
     "masked_msa",
     "mbart",
     "next_sentence",
+    "olmo2",
     "pair_classifier",
     "pegasus",
     "question_answering",

@@ -114,40 +114,45 @@ def each_window(windows: int | Sequence[int | None] | None, num_layers: int) -> 
     return list(windows)
 
 
+def rms_norm(given: Mapping[str, Any], name: str, **options: Any) -> RMSNormalization:
+    """An RMS normalisation with the builder's epsilon and dtype."""
+    return RMSNormalization(
+        epsilon=given["rms_norm_epsilon"], dtype=given["dtype"], name=name, **options
+    )
+
+
+def head_norms(given: Mapping[str, Any], axis: int | tuple[int, ...] = -1) -> dict[str, Any]:
+    """The arguments `query_norm` and `key_norm` of attention; see there for `axis`."""
+    return {name: rms_norm(given, name, axis=axis) for name in ("query_norm", "key_norm")}
+
+
 def rotary_block(
     given: Mapping[str, Any],
     name: str,
     window: int | None,
     position: RotaryEmbedding,
-    sandwich: bool = False,
+    residual: Residual,
     **attention_options: Any,
 ) -> TransformerDecoderBlock:
-    """A block with rotary positions, RMS normalisation and a gated feed-forward network.
+    """A block with rotary positions and a gated feed-forward network.
 
     Args:
         given: the builder's arguments by name.
         name: str, the block's name.
         window: int, window of the attention, or None.
         position: the rotary positions.
-        sandwich: bool, whether the output of each sublayer is normalised too.
+        residual: the residual connection, with its norms.
         attention_options: further arguments of the attention.
     """
     dtype = given["dtype"]
-
-    def norm(name: str) -> RMSNormalization:
-        return RMSNormalization(epsilon=given["rms_norm_epsilon"], dtype=dtype, name=name)
-
-    has_norms = given["query_key_norm"]
     attention = MultiHeadSelfAttention(
         given["num_heads"],
         causal=True,
         window=window,
-        head_dim=given["head_dim"],
+        head_dim=given.get("head_dim"),
         num_key_value_heads=given["num_key_value_heads"],
         dropout=given["attention_dropout"],
         use_bias=given["attention_bias"],
-        query_norm=norm("query_norm") if has_norms else None,
-        key_norm=norm("key_norm") if has_norms else None,
         position=position,
         kernel_initializer=initializer(),
         dtype=dtype,
@@ -167,11 +172,7 @@ def rotary_block(
         self_attention=attention,
         cross_attention=False,
         feed_forward=feed_forward,
-        residual=Residual(
-            input_norm=norm("norm"),
-            output_norm=norm("output_norm") if sandwich else None,
-            dtype=dtype,
-        ),
+        residual=residual,
         dtype=dtype,
         name=name,
     )

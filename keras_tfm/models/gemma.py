@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import RMSNormalization, RotaryEmbedding, gelu_tanh
-from keras_tfm.models.causal_decoder import causal_decoder, rotary_block
+from keras_tfm.layers import Residual, RotaryEmbedding, gelu_tanh
+from keras_tfm.models.causal_decoder import causal_decoder, head_norms, rms_norm, rotary_block
 from keras_tfm.models.model import Model
 
 
@@ -139,10 +139,15 @@ def gemma(
             f"decoder_{i}",
             window,
             RotaryEmbedding(theta, scaling=scaling, dtype=dtype),
-            sandwich=post_norm,
+            Residual(
+                input_norm=rms_norm(given, "norm"),
+                output_norm=rms_norm(given, "output_norm") if post_norm else None,
+                dtype=dtype,
+            ),
             scale=scalar**-0.5,
             soft_cap=attention_logit_soft_cap,
+            **(head_norms(given) if query_key_norm else {}),
         )
 
-    norm = RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name="decoder_norm")
+    norm = rms_norm(given, "decoder_norm")
     return causal_decoder("gemma", given, block, None, norm, True, final_logit_soft_cap)

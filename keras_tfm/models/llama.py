@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from keras_tfm.layers import RMSNormalization, RotaryEmbedding
-from keras_tfm.models.causal_decoder import causal_decoder, rotary_block
+from keras_tfm.layers import Residual, RotaryEmbedding
+from keras_tfm.models.causal_decoder import causal_decoder, head_norms, rms_norm, rotary_block
 from keras_tfm.models.model import Model
 
 # From the models' configurations on the Hugging Face hub. llama(49152, **SIZES["smollm2-135m"]).
@@ -111,7 +111,8 @@ def llama(
 
     def block(i: int, window: int | None) -> Any:
         position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
-        return rotary_block(given, f"decoder_{i}", window, position)
+        residual = Residual(input_norm=rms_norm(given, "norm"), dtype=dtype)
+        norms = head_norms(given) if query_key_norm else {}
+        return rotary_block(given, f"decoder_{i}", window, position, residual, **norms)
 
-    norm = RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name="decoder_norm")
-    return causal_decoder("llama", given, block, norm=norm)
+    return causal_decoder("llama", given, block, norm=rms_norm(given, "decoder_norm"))

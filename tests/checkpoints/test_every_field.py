@@ -34,6 +34,7 @@ MODELS = {
     "mistral": "mistral, unscaled",
     "qwen2": "qwen2, unscaled",
     "qwen3": "qwen3, unscaled",
+    "olmo2": "olmo2, unscaled",
     "gemma": "gemma, unscaled",
     "gemma2": "gemma2, unscaled",
     "gemma3_text": "gemma3, unscaled",

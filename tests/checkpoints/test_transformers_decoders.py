@@ -52,6 +52,9 @@ MODELS = [
         {**SIZES, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
     ),
     ("Qwen3ForCausalLM", {**SIZES, "head_dim": 4, "rms_norm_eps": 0.1}),
+    ("Olmo2ForCausalLM", {**SIZES, "rms_norm_eps": 0.1}),
+    ("Olmo2ForCausalLM", {**SIZES, "tie_word_embeddings": True, "rope_parameters": YARN}),
+    ("Olmo2Model", {**SIZES, "num_key_value_heads": None, "attention_bias": True}),
     (
         "Qwen3ForCausalLM",
         {

@@ -24,14 +24,15 @@ FAMILIES = {
         67, **GROUPED, post_norm=True, query_key_norm=True, windows=[3, None],
         local_rope_theta=20.0,
     ),
+    "olmo2": lambda: models.olmo2(67, **SIZES, num_key_value_heads=2),
     "gpt_neo": lambda: models.gpt(
         67, **SIZES, dropout=0.0, windows=[None, 3], attention_bias=["output"],
         scale_scores=False,
     ),
 }  # fmt: skip
-FAST = {("gemma2", "float32"), ("gpt_neo", "int8")}
+FAST = {("gemma2", "float32"), ("olmo2", "int8")}
 # Seeds for which the generated tokens vary.
-SEEDS = {"gemma2": 37}
+SEEDS = {"gemma2": 37, "olmo2": 6}
 # One float32 and one int8 file by default: each export takes ten seconds and more.
 CASES = [
     pytest.param(family, preset, marks=[pytest.mark.slow] * ((family, preset) not in FAST))

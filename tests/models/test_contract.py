@@ -112,7 +112,7 @@ DECODING += [
     for x in ("bart", "gemma", "llama", "transformer", "pegasus")
 ]
 # Builders whose models have a padding id only if it is given.
-CAUSAL = {"gemma", "gpt", "llama"}
+CAUSAL = {"gemma", "gpt", "llama", "olmo2"}
 # What transformers has no model for.
 OURS_ALONE = {
     "bert, sentence_embedding",
