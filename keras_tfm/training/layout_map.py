@@ -53,7 +53,7 @@ def layout_map(
         axes: tuple of str, names of the mesh's axes along which batches and weights are divided.
 
     Returns:
-        A `keras.distribution.LayoutMap` with an entry for each variable of the model. Entries can
+        A `keras.distribution.LayoutMap` with an entry for each weight of the model. Entries can
         be added and deleted. It refuses weights of another model.
 
     Raises:
@@ -101,7 +101,7 @@ def layout_map(
     for layer in layers:
         _check_heads(layer, axes[1], size)
     # Of each variable, the innermost layer: inner layers come after outer ones.
-    owners = {id(x): (x, layer) for layer in layers for x in layer.variables}
+    owners = {id(x): (x, layer) for layer in layers for x in layer.weights}
     ends = {id(x) for layer in layers for x in _ends(layer)}
     result = ModelLayouts(mesh, model.name, _automatic_names(layers))
     for variable, layer in owners.values():
@@ -113,7 +113,7 @@ def layout_map(
 
 
 class ModelLayouts(keras.distribution.LayoutMap):
-    """The layouts of all variables of one model; see `layout_map`.
+    """The layouts of all weights of one model; see `layout_map`.
 
     Args:
         mesh: `keras.distribution.DeviceMesh`.

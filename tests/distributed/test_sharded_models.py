@@ -131,7 +131,7 @@ def test_no_large_weight_is_on_every_device(family, wide):
     with without_storage():
         model = even_vilbert() if family == "vilbert" else wide[family]()
     layouts = training.layout_map(model, mesh(batch=4))
-    for x in model.variables:
+    for x in model.weights:
         axes = layouts[x.path].axes
         if "model" in axes:
             assert x.shape[axes.index("model")] % 2 == 0
@@ -193,6 +193,21 @@ def test_numbers_of_automatic_names_may_differ():
         model = own()
     for layer in model.layers[1:]:
         assert tuple(layer.kernel.value.sharding.spec) == (None, "model")
+
+
+def test_seeds_of_dropout_are_on_every_device():
+    """They are no weights of a layer, and Keras numbers them anew in each model."""
+
+    def build():
+        return models.gpt(VOCABULARY, **SMALL, dropout=0.5, max_length=LENGTH)
+
+    with distribution("model", build).scope():
+        model = build()
+        assert np.isfinite(model(IDS, training=True)).all()
+    weights = {id(x) for x in model.weights}
+    seeds = [x for x in model.variables if id(x) not in weights]
+    assert seeds
+    assert all(x.value.sharding.is_fully_replicated for x in seeds)
 
 
 def test_layers_with_automatic_names_need_equal_layouts():
