@@ -105,8 +105,8 @@ class Resume(keras.callbacks.Callback):
         model = self.model
         if not hasattr(model, "epoch_iterator"):
             raise TypeError(
-                "Resume needs a keras_tfm.Model, keras_tfm.Model(inputs, outputs), "
-                f"got {type(model).__name__}"
+                "Resume needs a keras_tfm.Model made by keras_tfm.Model(inputs, outputs), got "
+                f"{type(model).__name__}"
             )
         if model.steps_per_execution > 1:
             raise ValueError(
