@@ -281,7 +281,7 @@ stage_delegate() {
     debian chromium chromium || not_run "no chromium"
     ldconfig -p | grep -q 'libvulkan\.so\.1 ' || apt-get install -qq -y libvulkan1 > /dev/null || not_run "no libvulkan1"
     [[ -f $driver ]] || not_run "no SwiftShader in this chromium"
-    XDG_RUNTIME_DIR=$WORK VK_DRIVER_FILES=$driver pytest --fail-on-skip tests/export/test_gpu_delegate.py
+    XDG_RUNTIME_DIR=$WORK VK_DRIVER_FILES=$driver pytest --dist load --fail-on-skip tests/export/test_gpu_delegate.py
 }
 
 # sdist, a wheel built from it, and that wheel on the newest Python: the README's program, the command,
