@@ -61,13 +61,14 @@ class FloatFile:
         in int32.
         """
         twice = self._rounded_twice()
+        widened = self._widened()
         buffers: dict[Any, int] = {}
         read: list[tuple[Any, Stored]] = []
         used: set[int] = set()
         for graph in self._model.subgraphs:
             scales = {_scales(x) for x in graph.tensors} - {None}
             for index, tensor in enumerate(graph.tensors):
-                stored = None if index in scales else self._stored(graph, tensor)
+                stored = None if index in scales else self._stored(graph, tensor, widened)
                 if stored is None:
                     used.add(tensor.buffer)
                 else:
@@ -104,7 +105,30 @@ class FloatFile:
                 steps[tensor.buffer] = float(values.max() - values.min()) / 255
         return steps
 
-    def _stored(self, graph: Any, tensor: Any) -> Stored | None:
+    def _widened(self) -> set[int]:
+        """The buffers of tables in float32 that `gpu_weights` made of those in float16."""
+        types, codes = self._schema.TensorType, self._schema.BuiltinOperator
+        tensors = [x for graph in self._model.subgraphs for x in graph.tensors]
+        if not any(x.type == types.FLOAT16 for x in tensors):
+            return set()
+        place = {codes.EMBEDDING_LOOKUP: 1, codes.GATHER: 0}
+        found = set()
+        for graph in self._model.subgraphs:
+            for operator in graph.operators:
+                code = self._model.operatorCodes[operator.opcodeIndex]
+                number = max(code.builtinCode, code.deprecatedBuiltinCode)
+                if number not in place:
+                    continue
+                tensor = graph.tensors[int(operator.inputs[place[number]])]
+                data = self._model.buffers[tensor.buffer].data
+                if tensor.type == types.FLOAT32 and data is not None:
+                    values = np.frombuffer(bytes(data), "float32")
+                    with np.errstate(over="ignore"):
+                        if np.array_equal(values, values.astype("float16").astype("float32")):
+                            found.add(tensor.buffer)
+        return found
+
+    def _stored(self, graph: Any, tensor: Any, widened: set[int]) -> Stored | None:
         """The dequantised values of a rounded constant; None for any other tensor."""
         types, quantization = self._schema.TensorType, tensor.quantization
         data = self._model.buffers[tensor.buffer].data
@@ -113,6 +137,9 @@ class FloatFile:
         if tensor.type == types.FLOAT16:
             half = np.frombuffer(bytes(data), "float16").reshape(_shape(tensor))
             return Stored(half.astype("float32"), np.spacing(np.abs(half)).astype("float32"))
+        if tensor.buffer in widened:
+            values = np.frombuffer(bytes(data), "float32").reshape(_shape(tensor))
+            return Stored(values, np.spacing(np.abs(values.astype("float16"))).astype("float32"))
         details = quantization and quantization.details
         if hasattr(details, "scales"):
             rows = graph.tensors[details.scales]

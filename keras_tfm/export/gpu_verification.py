@@ -16,6 +16,8 @@ from keras_tfm.runtime.random_inputs import random_inputs
 
 # Where one of the two rounds activations: some layers of random weights reach 0.02.
 _ROUNDED = 0.1
+# Seconds. A file of SwiftShader's kind of driver takes minutes; a delegate that hangs has no end.
+_LONGEST = 1800
 
 
 @dataclass
@@ -115,6 +117,7 @@ def check_on_gpu(
                 "keras_tfm.runtime.gpu_process",
                 *map(str, paths),
                 "float32" if float32 else "float16",
+                seconds=_LONGEST,
             )
         except RuntimeError as error:
             refusal = str(error)

@@ -10,7 +10,9 @@ from typing import Any
 import keras_tfm
 
 
-def run_module(what: str, module: str, *arguments: str, given: Any = None) -> Any:
+def run_module(
+    what: str, module: str, *arguments: str, given: Any = None, seconds: float | None = None
+) -> Any:
     """The JSON that `python -m module arguments` prints.
 
     Args:
@@ -18,9 +20,10 @@ def run_module(what: str, module: str, *arguments: str, given: Any = None) -> An
         module: str, its name.
         arguments: its arguments.
         given: standard input, as JSON.
+        seconds: float, the time after which the process is ended. Default: none.
 
     Raises:
-        RuntimeError: the process failed; the error has its last message.
+        RuntimeError: the process failed or was ended; the error has its last message.
 
     Example:
 
@@ -30,13 +33,19 @@ def run_module(what: str, module: str, *arguments: str, given: Any = None) -> An
     """
     root = str(Path(keras_tfm.__file__).parent.parent)
     paths = [root, os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            input=json.dumps(given),
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(
+            f"{what} in a separate process took more than {seconds:g} s, and was ended"
+        ) from error
     if done.returncode != 0:
         raise RuntimeError(
             f"{what} in a separate process failed with exit code {done.returncode}: "

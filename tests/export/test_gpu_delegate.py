@@ -91,6 +91,11 @@ QUANTIZED = {
         {**PREDICT, "source_length": 5},
     ),
     "resnet, int8": ("int8", lambda: models.resnet(32, 16, (64, 128), (1, 1)), PREDICT),
+    "clip, float16": (
+        "float16",
+        lambda: models.clip((16, 16), 8, 300, 9, 299, 32, WIDE, WIDE),
+        {**PREDICT, "source_length": 9},
+    ),
     "t5, float16": ("float16", BUILDERS["t5"], TRANSLATE),
     "llama, float16": ("float16", BUILDERS["llama"], STEPS),
 }
@@ -259,7 +264,7 @@ def test_a_file_of_several_models_runs_on_the_delegate_too(tmp_path, monkeypatch
 def test_a_process_that_ends_is_a_reason(tmp_path, monkeypatch, log, reason):
     ended = "running the GPU delegate in a separate process failed with exit code -11: no message"
 
-    def end(what, module, path, inputs, outputs, log_path, precision):
+    def end(what, module, path, inputs, outputs, log_path, precision, seconds):
         Path(log_path).write_text(log)
         raise RuntimeError(ended)
 
@@ -269,7 +274,7 @@ def test_a_process_that_ends_is_a_reason(tmp_path, monkeypatch, log, reason):
 
 
 def test_a_wrong_file_is_not_kept(tmp_path, monkeypatch):
-    def answer(what, module, path, inputs, outputs, log, precision):
+    def answer(what, module, path, inputs, outputs, log, precision, seconds):
         np.savez(outputs, **{"predict|output": np.full((1, 2), 9.0, "float32")})
 
     monkeypatch.setattr(gpu_verification, "run_module", answer)
