@@ -48,7 +48,14 @@ CONTENTS = {
         "families",
     ],
     "Migrating": ["from-kerashub", "from-transformers-tf"],
-    "Help": ["troubleshooting", "questions", "matrix", "how-it-works", "architecture"],
+    "Help": [
+        "troubleshooting",
+        "questions",
+        "matrix",
+        "how-it-works",
+        "architecture",
+        "add-a-family",
+    ],
     "Reference": [
         "api/layers",
         "api/models",

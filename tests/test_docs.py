@@ -25,6 +25,7 @@ GUIDES = [
     "layers",
     "own-layers",
     "architecture",
+    "add-a-family",
     "training",
     "distribution",
     "generation",
