@@ -22,7 +22,8 @@ BUILDERS = {
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, max_length=LENGTH, **x
     ),
     "olmo2": lambda **x: models.olmo2(
-        VOCABULARY, **{**NARROW, "dim": 2 * NARROW["dim"]}, num_key_value_heads=1, max_length=LENGTH, **x
+        VOCABULARY, **{**NARROW, "dim": 2 * NARROW["dim"]}, num_key_value_heads=1,
+        max_length=LENGTH, **x
     ),
     "gemma": lambda **x: models.gemma(
         VOCABULARY, **NARROW, head_dim=6, num_key_value_heads=1, post_norm=True,
