@@ -122,7 +122,7 @@ def own_trainable_variables(layer: Any) -> list[Any]:
 
 
 def layout_of(variable: Any) -> Any:
-    """The `TensorLayout` that a variable got from a `keras.distribution`, or None."""
+    """The `TensorLayout` that a `keras.distribution` gave a variable; None without one."""
     return variable._layout
 
 

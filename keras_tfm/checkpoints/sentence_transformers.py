@@ -141,8 +141,7 @@ def _padding(transformer: Path, folder: Path, vocabulary_size: Any) -> tuple[int
 
     Args:
         transformer, folder: the folders of the decoder and of the whole model.
-        vocabulary_size: int, the number of ids that the model is loaded with, or None for the
-            folder's.
+        vocabulary_size: int, the number of ids that the model is loaded with. None: the folder's.
     """
     config = Config(transformer)
     pad_id = config.integer("pad_token_id", None, minimum=0)

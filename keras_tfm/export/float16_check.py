@@ -10,6 +10,7 @@ import numpy as np
 
 from keras_tfm.export.float16_norms import LARGEST
 from keras_tfm.export.gpu_verification import relative_error
+from keras_tfm.export.graph_editor import GraphEditor
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import import_litert
 from keras_tfm.runtime.model import load
@@ -159,7 +160,7 @@ def warn_of(check: Float16Check) -> Float16Check:
     return check
 
 
-class _Rounding:
+class _Rounding(GraphEditor):
     """Rounds the values of one graph of a file: a CAST to float16 and back behind each operator.
 
     Attributes:
@@ -170,11 +171,7 @@ class _Rounding:
 
     def __init__(self, model: Any, graph: Any):
         self.sources: list[tuple[int, str]] = []
-        self._schema = import_litert("schema_py_generated")
-        self._model, self._graph = model, graph
-        codes = vars(self._schema.BuiltinOperator).items()
-        self._kinds = {code: name for name, code in codes if name[0] != "_"}
-        self._cast = flatbuffer.operator_code(model, self._schema.BuiltinOperator.CAST, 1)
+        super().__init__(model, graph)
         self.masks = self._find_masks()
         self.large_constant = ""
         self._round_constants()
@@ -239,26 +236,13 @@ class _Rounding:
         """The two casts behind a tensor."""
         types = self._schema.TensorType
         self.sources.append((index, name))
-        for before, after in ((types.FLOAT32, types.FLOAT16), (types.FLOAT16, types.FLOAT32)):
-            tensor, cast = self._schema.TensorT(), self._schema.OperatorT()
-            tensor.name, tensor.type, tensor.buffer = b"rounded", after, 0
-            tensor.shape = self._graph.tensors[index].shape
-            self._graph.tensors.append(tensor)
+        for after in (types.FLOAT16, types.FLOAT32):
             source = rounded.get(index, index)
-            rounded[index] = len(self._graph.tensors) - 1
-            cast.opcodeIndex, cast.inputs = self._cast, np.array([source], "int32")
-            cast.outputs = np.array([rounded[index]], "int32")
-            cast.builtinOptionsType = self._schema.BuiltinOptions.CastOptions
-            cast.builtinOptions = self._schema.CastOptionsT()
-            cast.builtinOptions.inDataType, cast.builtinOptions.outDataType = before, after
-            yield cast
+            rounded[index] = self._tensor(self._shape(index), after)
+            yield self._cast(source, rounded[index])
 
     def _is_float(self, tensor: Any) -> bool:
         return bool(tensor.type == self._schema.TensorType.FLOAT32)
-
-    def _kind(self, operator: Any) -> str:
-        code = self._model.operatorCodes[operator.opcodeIndex]
-        return self._kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
     @staticmethod
     def _replaced(indices: Any, rounded: dict[int, int]) -> np.ndarray:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.export.graph_editor import GraphEditor
 
 # The smallest float16 with all its digits. Some GPUs take smaller ones for zero.
 _SMALLEST = 2.0**-14
@@ -40,6 +39,7 @@ def bound_norms(model: Any) -> None:
     >>> from pathlib import Path
     >>> from keras_tfm import export, models
     >>> from keras_tfm.export.float16_norms import bound_norms
+    >>> from keras_tfm.runtime import flatbuffer
     >>> bert = models.bert(7, dim=4, num_layers=1, num_heads=2, intermediate_dim=4)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = export.export_tflite(bert, folder + "/bert.tflite", source_length=3)
@@ -65,13 +65,11 @@ class _Norm(NamedTuple):
     products: list[tuple[Any, Any]]
 
 
-class _Bounds:
+class _Bounds(GraphEditor):
     """Rewrites the normalizations of one graph."""
 
     def __init__(self, model: Any, graph: Any):
-        self._schema = import_litert("schema_py_generated")
-        self._model, self._graph = model, graph
-        self._operators: list[Any] = []
+        super().__init__(model, graph)
         self._maker = {int(y): x for x in graph.operators for y in x.outputs}
         self._readers: dict[int, list[Any]] = {int(x): [None] for x in graph.outputs}
         for operator in graph.operators:
@@ -163,26 +161,26 @@ class _Bounds:
         self._operators[-1].builtinOptionsType = reduction.builtinOptionsType
         self._operators[-1].builtinOptions = reduction.builtinOptions
         root = (norm.epsilon or 0.0) ** 0.5
-        size = self._new("ADD", [size, self._constant(max(root, _SMALLEST))], size)
-        shapes = [self._graph.tensors[int(i)].shape for i in (x, size)]
+        size = self._new("ADD", [size, self._number(max(root, _SMALLEST))], size)
+        shapes = [self._shape(i) for i in (x, size)]
         count = float(max(1.0, np.prod(shapes[0]) / np.prod(shapes[1]) / _LARGEST))
         rows = self._times(self._new("DIV", [x, size], x), 1 / count)
         self._new("MUL", [rows, rows], rows, square.outputs[0])
         if norm.epsilon is None:
             self._operators.append(reduction)
             total = int(reduction.outputs[0])
-            total = self._new("MAXIMUM", [total, self._constant(_SMALLEST)], total)
+            total = self._new("MAXIMUM", [total, self._number(_SMALLEST)], total)
             norm.rsqrt.inputs = np.array([total], "int32")
             norm.rsqrt.outputs = norm.after.outputs
             self._operators.append(norm.rsqrt)
         else:
-            ratio = self._new("DIV", [self._constant(root / count), size], size)
+            ratio = self._new("DIV", [self._number(root / count), size], size)
             squared = self._new("MUL", [ratio, ratio], ratio)
             norm.after.inputs = np.array([norm.after.inputs[0], squared], "int32")
             self._operators += [reduction, norm.after, norm.rsqrt]
         if not norm.products:
             final = int(norm.rsqrt.outputs[0])
-            norm.rsqrt.outputs = np.array([self._tensor(final)], "int32")
+            norm.rsqrt.outputs = np.array([self._like(final)], "int32")
             inverse = self._times(int(norm.rsqrt.outputs[0]), 1 / count)
             self._new("DIV", [inverse, size], final, final)
         for _, first in norm.products:
@@ -192,10 +190,10 @@ class _Bounds:
 
     def _times(self, index: int, factor: float) -> int:
         """A tensor times a constant; itself for 1."""
-        return index if factor == 1 else self._new("MUL", [index, self._constant(factor)], index)
+        return index if factor == 1 else self._new("MUL", [index, self._number(factor)], index)
 
     def _is(self, operator: Any, name: str) -> bool:
-        return flatbuffer.is_operator(self._model, operator, name)
+        return self._kind(operator) == name
 
     def _made_by(self, index: Any, *names: str) -> Any:
         """The operator that computes a tensor of one reader, if it is of one of these kinds."""
@@ -214,32 +212,19 @@ class _Bounds:
 
     def _new(self, name: str, inputs: list[int], like: Any, output: Any = None) -> int:
         """Appends an operator; its result, of the shape of `like`, is a new tensor by default."""
-        result = self._tensor(int(like)) if output is None else int(output)
-        operator = self._schema.OperatorT()
-        kind = getattr(self._schema.BuiltinOperator, name)
-        operator.opcodeIndex = flatbuffer.operator_code(self._model, kind, 1)
-        operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([result], "int32")
-        options = f"{name.capitalize()}Options"
-        if name in ("ADD", "DIV", "MUL", "SUB"):
-            operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, options)
-            operator.builtinOptions = getattr(self._schema, f"{options}T")()
-        self._operators.append(operator)
+        result = self._like(int(like)) if output is None else int(output)
+        has_options = name in ("ADD", "DIV", "MUL", "SUB")
+        options = f"{name.capitalize()}Options" if has_options else None
+        self._operators.append(self._operator(name, inputs, result, options))
         return result
 
-    def _tensor(self, like: int) -> int:
-        """The index of a new tensor of another's shape, in float32."""
-        source, tensor = self._graph.tensors[like], self._schema.TensorT()
-        tensor.shape, tensor.type, tensor.buffer = source.shape, source.type, 0
-        tensor.name = (source.name or b"") + b"/bounded_%d" % len(self._graph.tensors)
-        self._graph.tensors.append(tensor)
-        return len(self._graph.tensors) - 1
+    def _like(self, index: int) -> int:
+        """The index of a new tensor of another's shape and type, with its layer's name."""
+        result = self._tensor(self._shape(index), self._dtype(index))
+        name = self._graph.tensors[index].name or b""
+        self._graph.tensors[result].name = name + b"/bounded_%d" % result
+        return result
 
-    def _constant(self, value: float) -> int:
-        """The index of a new scalar."""
-        buffer, tensor = self._schema.BufferT(), self._schema.TensorT()
-        buffer.data = np.array([value], "float32").view("uint8")
-        self._model.buffers.append(buffer)
-        tensor.shape, tensor.type = np.zeros(0, "int32"), self._schema.TensorType.FLOAT32
-        tensor.buffer, tensor.name = len(self._model.buffers) - 1, b"bound"
-        self._graph.tensors.append(tensor)
-        return len(self._graph.tensors) - 1
+    def _number(self, value: float) -> int:
+        """The index of a new constant of one number."""
+        return self._constant(value, "float32")

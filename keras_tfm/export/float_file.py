@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_tfm.export.four_bits import unpacked
+from keras_tfm.export.gpu_weights import LOOKUPS
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime import manifest as manifests
 
@@ -61,14 +62,14 @@ class FloatFile:
         in int32.
         """
         twice = self._rounded_twice()
-        widened = self._widened()
+        widened = self._widened_tables()
         buffers: dict[Any, int] = {}
         read: list[tuple[Any, Stored]] = []
         used: set[int] = set()
         for graph in self._model.subgraphs:
             scales = {_scales(x) for x in graph.tensors} - {None}
             for index, tensor in enumerate(graph.tensors):
-                stored = None if index in scales else self._stored(graph, tensor, widened)
+                stored = None if index in scales else self._rounded_constant(graph, tensor, widened)
                 if stored is None:
                     used.add(tensor.buffer)
                 else:
@@ -105,30 +106,25 @@ class FloatFile:
                 steps[tensor.buffer] = float(values.max() - values.min()) / 255
         return steps
 
-    def _widened(self) -> set[int]:
+    def _widened_tables(self) -> set[int]:
         """The buffers of tables in float32 that `gpu_weights` made of those in float16."""
-        types, codes = self._schema.TensorType, self._schema.BuiltinOperator
+        types = self._schema.TensorType
         tensors = [x for graph in self._model.subgraphs for x in graph.tensors]
         if not any(x.type == types.FLOAT16 for x in tensors):
             return set()
-        place = {codes.EMBEDDING_LOOKUP: 1, codes.GATHER: 0}
         found = set()
-        for graph in self._model.subgraphs:
-            for operator in graph.operators:
-                code = self._model.operatorCodes[operator.opcodeIndex]
-                number = max(code.builtinCode, code.deprecatedBuiltinCode)
-                if number not in place:
-                    continue
-                tensor = graph.tensors[int(operator.inputs[place[number]])]
-                data = self._model.buffers[tensor.buffer].data
-                if tensor.type == types.FLOAT32 and data is not None:
-                    values = np.frombuffer(bytes(data), "float32")
-                    with np.errstate(over="ignore"):
-                        if np.array_equal(values, values.astype("float16").astype("float32")):
-                            found.add(tensor.buffer)
+        for use in flatbuffer.weight_uses(self._model):
+            if use.name in LOOKUPS and use.tensor.type == types.FLOAT32:
+                values = np.frombuffer(
+                    bytes(self._model.buffers[use.tensor.buffer].data), "float32"
+                )
+                with np.errstate(over="ignore"):
+                    half = values.astype("float16").astype("float32")
+                if np.array_equal(values, half):
+                    found.add(use.tensor.buffer)
         return found
 
-    def _stored(self, graph: Any, tensor: Any, widened: set[int]) -> Stored | None:
+    def _rounded_constant(self, graph: Any, tensor: Any, widened: set[int]) -> Stored | None:
         """The dequantised values of a rounded constant; None for any other tensor."""
         types, quantization = self._schema.TensorType, tensor.quantization
         data = self._model.buffers[tensor.buffer].data

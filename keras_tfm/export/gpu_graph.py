@@ -137,10 +137,7 @@ class _Rewriter(GraphEditor):
         table = self._constant(np.arange(shape[0]).reshape(1, 1, -1, 1) * size)
         result = self._tensor([1, 1, *shape], self._dtype(indices))
         source = self._reshaped(indices, [1, 1, *shape])
-        add = self._operator("ADD", [source, table], result)
-        add.builtinOptionsType = self._schema.BuiltinOptions.AddOptions
-        add.builtinOptions = self._schema.AddOptionsT()
-        self._operators.append(add)
+        self._operators.append(self._operator("ADD", [source, table], result, "AddOptions"))
         return result
 
     def _rewrite_one_hot(self, operator: Any) -> Any:
@@ -167,14 +164,10 @@ class _Rewriter(GraphEditor):
             return None
         shape, (largest, where) = self._shape(source), operator.outputs
         axis = self._constant(len(shape) - 1)
-        reduce = self._operator("REDUCE_MAX", [source, axis], largest)
-        reduce.builtinOptionsType = self._schema.BuiltinOptions.ReducerOptions
-        reduce.builtinOptions = self._schema.ReducerOptionsT()
+        reduce = self._operator("REDUCE_MAX", [source, axis], largest, "ReducerOptions")
         reduce.builtinOptions.keepDims = True
         index = self._tensor(shape[:-1], self._dtype(where))
-        find = self._operator("ARG_MAX", [source, axis], index)
-        find.builtinOptionsType = self._schema.BuiltinOptions.ArgMaxOptions
-        find.builtinOptions = self._schema.ArgMaxOptionsT()
+        find = self._operator("ARG_MAX", [source, axis], index, "ArgMaxOptions")
         find.builtinOptions.outputType = self._dtype(where)
         self._operators.append(reduce)
         _become(operator, find)
@@ -287,10 +280,9 @@ class _Rewriter(GraphEditor):
 
     def _transpose(self, source: int, result: int) -> Any:
         order = _swapped(list(range(len(self._shape(source)))))
-        transpose = self._operator("TRANSPOSE", [source, self._constant(order)], result)
-        transpose.builtinOptionsType = self._schema.BuiltinOptions.TransposeOptions
-        transpose.builtinOptions = self._schema.TransposeOptionsT()
-        return transpose
+        return self._operator(
+            "TRANSPOSE", [source, self._constant(order)], result, "TransposeOptions"
+        )
 
     def _constant_transposed(self, index: int) -> int:
         """A constant of float32 with its last two axes exchanged."""

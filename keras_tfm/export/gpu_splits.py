@@ -40,10 +40,7 @@ class SplitReplacer(GraphEditor):
             part = result
             if not is_part:
                 part = self._tensor([*sizes[:axis], 1, *sizes[axis:]], self._dtype(source))
-            inputs = [source, *map(self._constant, (begins, ends, [1] * len(shape)))]
-            select = self._operator("STRIDED_SLICE", inputs, part)
-            select.builtinOptionsType = self._schema.BuiltinOptions.StridedSliceOptions
-            select.builtinOptions = self._schema.StridedSliceOptionsT()
-            self._operators.append(select)
+            strides = [1] * len(shape)
+            self._operators.append(self._strided_slice(source, begins, ends, strides, part))
             if not is_part:
                 self._operators.append(self._reshape(part, sizes, result))

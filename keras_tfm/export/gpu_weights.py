@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.export.graph_editor import GraphEditor
+from keras_tfm.runtime import flatbuffer
 
-# The operators that look up rows, and which input is the table.
-_LOOKUPS = {"EMBEDDING_LOOKUP": 1, "GATHER": 0}
+# The operators that look up rows of a table.
+LOOKUPS = ("EMBEDDING_LOOKUP", "GATHER")
 
 
 class WeightRewriter(GraphEditor):
@@ -41,9 +42,9 @@ class WeightRewriter(GraphEditor):
         The delegate takes none in float16.
         """
         read = {
-            int(x.inputs[_LOOKUPS[kind]])
+            int(x.inputs[flatbuffer.WEIGHT_INPUT[kind]])
             for x in self._graph.operators
-            if (kind := self._kind(x)) in _LOOKUPS
+            if (kind := self._kind(x)) in LOOKUPS
         }
         kept = []
         for operator in self._graph.operators:
@@ -94,10 +95,6 @@ class WeightRewriter(GraphEditor):
         sizes = [-(-n // stride) for n, stride in zip((height, width), strides, strict=True)]
         chosen = self._tensor([batch, *sizes, channels], self._dtype(x))
         limits = ([0, 0, 0, 0], [batch, height, width, channels], [1, *strides, 1])
-        inputs = [x, *(self._constant(values) for values in limits)]
-        select = self._operator("STRIDED_SLICE", inputs, chosen)
-        select.builtinOptionsType = self._schema.BuiltinOptions.StridedSliceOptions
-        select.builtinOptions = self._schema.StridedSliceOptionsT()
-        self._operators.append(select)
+        self._operators.append(self._strided_slice(x, *limits, chosen))
         options.strideH = options.strideW = 1
         operator.inputs = np.array([chosen, *operator.inputs[1:]], "int32")

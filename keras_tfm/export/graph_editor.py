@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import import_litert
 
 
@@ -29,9 +30,7 @@ class GraphEditor:
         return self._kinds[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
     def _cast(self, source: int, result: int) -> Any:
-        cast = self._operator("CAST", [source], result)
-        cast.builtinOptionsType = self._schema.BuiltinOptions.CastOptions
-        cast.builtinOptions = self._schema.CastOptionsT()
+        cast = self._operator("CAST", [source], result, "CastOptions")
         cast.builtinOptions.inDataType = self._dtype(source)
         cast.builtinOptions.outDataType = self._dtype(result)
         return cast
@@ -58,9 +57,8 @@ class GraphEditor:
         return result
 
     def _reshape(self, source: int, shape: Sequence[int], result: int) -> Any:
-        reshape = self._operator("RESHAPE", [source, self._constant(shape)], result)
-        reshape.builtinOptionsType = self._schema.BuiltinOptions.ReshapeOptions
-        reshape.builtinOptions = self._schema.ReshapeOptionsT()
+        inputs = [source, self._constant(shape)]
+        reshape = self._operator("RESHAPE", inputs, result, "ReshapeOptions")
         reshape.builtinOptions.newShape = np.array(shape, "int32")
         return reshape
 
@@ -73,31 +71,39 @@ class GraphEditor:
         """The index of a new tensor."""
         tensor = self._schema.TensorT()
         tensor.shape, tensor.type, tensor.buffer = np.array(shape, "int32"), dtype, buffer
-        tensor.name = f"gpu_{len(self._graph.tensors)}"
+        tensor.name = b"gpu_%d" % len(self._graph.tensors)
         self._graph.tensors.append(tensor)
         return len(self._graph.tensors) - 1
 
-    def _constant(self, values: Any) -> int:
-        """The index of a new tensor of constant integers."""
-        values = np.array(values, "int32")
+    def _constant(self, values: Any, dtype: str = "int32") -> int:
+        """The index of a new tensor of constants in int32 or float32."""
+        values = np.array(values, dtype)
         buffer = self._schema.BufferT()
         buffer.data = values.ravel().view("uint8")
         self._model.buffers.append(buffer)
-        return self._tensor(
-            values.shape, self._schema.TensorType.INT32, len(self._model.buffers) - 1
-        )
+        kind = getattr(self._schema.TensorType, dtype.upper())
+        return self._tensor(values.shape, kind, len(self._model.buffers) - 1)
 
-    def _operator(self, kind: str, inputs: Sequence[int], output: int) -> Any:
-        """A new operator of a builtin kind, without options."""
+    def _strided_slice(
+        self,
+        source: int,
+        begins: Sequence[int],
+        ends: Sequence[int],
+        strides: Sequence[int],
+        result: int,
+    ) -> Any:
+        inputs = [source, *map(self._constant, (begins, ends, strides))]
+        return self._operator("STRIDED_SLICE", inputs, result, "StridedSliceOptions")
+
+    def _operator(
+        self, kind: str, inputs: Sequence[int], output: int, options: str | None = None
+    ) -> Any:
+        """A new operator of a builtin kind, with default options of a type of the schema."""
         code = getattr(self._schema.BuiltinOperator, kind)
-        codes = [max(x.builtinCode, x.deprecatedBuiltinCode) for x in self._model.operatorCodes]
-        if code not in codes:
-            added = self._schema.OperatorCodeT()
-            added.builtinCode = added.deprecatedBuiltinCode = code
-            added.version = 1
-            self._model.operatorCodes.append(added)
-            codes.append(code)
         operator = self._schema.OperatorT()
-        operator.opcodeIndex = codes.index(code)
+        operator.opcodeIndex = flatbuffer.operator_code(self._model, code, 1)
         operator.inputs, operator.outputs = np.array(inputs, "int32"), np.array([output], "int32")
+        if options is not None:
+            operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, options)
+            operator.builtinOptions = getattr(self._schema, f"{options}T")()
         return operator

@@ -73,10 +73,10 @@ class Prepared(NamedTuple):
 
 
 def divided_rows(x: Any) -> Any:
-    """Rows, or None; with an open scope of `keras.distribution`, between the devices for batches.
+    """In the scope of a `keras.distribution`, divides rows between its devices, as `fit` does.
 
-    All rows stay on every device if their number is no multiple of that of the devices, or if there
-    are several processes, of which each returns all rows.
+    If the number of devices does not divide the number of rows, every device gets all rows. So it
+    does if there are several processes, because each of them returns all rows.
     """
     distribution = keras.distribution.distribution()
     if x is None or distribution is None or distribution.num_processes > 1:

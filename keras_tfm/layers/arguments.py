@@ -34,13 +34,11 @@ def as_activation(name: str, value: Any) -> Any:
 
 
 def as_norm(name: str, value: Any) -> keras.layers.Layer | None:
-    """Returns the normalisation for a layer, its configuration or None."""
+    """Returns the normalisation for a layer or its configuration; None stays None."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)
     if value is not None and not isinstance(value, keras.layers.Layer):
-        raise TypeError(
-            f"{name} must be a layer such as RMSNormalization(), or None, got {value!r}"
-        )
+        raise TypeError(f"{name} must be a layer such as RMSNormalization(), got {value!r}")
     return value
 
 

@@ -83,9 +83,9 @@ class DrawnDropout:
 
     @property
     def own_seed(self) -> Tensor | None:
-        """The seed, or None where the layer has none and PyTorch's generator continues.
+        """The seed, if the layer was made with one; otherwise None: PyTorch's generator goes on.
 
-        As in `keras.layers.Dropout`. A seed is read from the device, which waits for it.
+        This is the rule of `keras.layers.Dropout`, too. To read a seed is to wait for the device.
         """
         return None if self.layer.seed is None else self.seed
 

@@ -60,8 +60,8 @@ def stores_no_scores(
     Args:
         query: (B, H, T, K), for which `is_fused` holds.
         key: (B, G, S, K).
-        given: masks of keys or pairs, or None.
-        window: int, window of the attention, or None.
+        given: the masks of keys and of pairs, each None without one.
+        window: int, window of the attention; optional.
         is_dropped: bool, whether the attention weights are dropped out.
     """
     backend = keras.backend.backend()
@@ -98,7 +98,7 @@ def fused_attention(
         key: (B, G, S, K).
         value: (B, G, S, V).
         terms: `ScoreTerms`. A query that sees no key gets zeros.
-        dropout: `DrawnDropout` of the attention weights, or None.
+        dropout: `DrawnDropout` of the attention weights; optional.
 
     Returns:
         (B, H, T, V) in the dtype of `value`.
@@ -119,10 +119,10 @@ def _on_torch(
 ) -> Tensor:
     from keras_tfm.layers.torch import scaled_attention as sdpa
 
-    if dropout is None:
-        return sdpa.scaled_attention(query, key, value, terms)
-    rate, seed = dropout.layer.rate, dropout.own_seed
-    return sdpa.dropped_attention(query, key, value, terms, rate, seed)
+    rate = 0.0 if dropout is None else dropout.layer.rate
+    if dropout is None or dropout.own_seed is None:
+        return sdpa.scaled_attention(query, key, value, terms, rate)
+    return sdpa.seeded_attention(query, key, value, terms, rate, dropout.own_seed)
 
 
 def _on_jax(

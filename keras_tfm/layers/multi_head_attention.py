@@ -49,10 +49,10 @@ class MultiHeadAttention(RematerializedLayer):
         dropout: float, dropout rate of the attention weights.
         use_bias: bool, whether the projections add a bias, or a list of the projections that do:
             any of "query", "key", "value", "output" and "gate".
-        query_norm: layer that normalises the queries (..., T, H, K) before rotary positions are
-            applied (arXiv:2010.04245), or None. Over the last axis it normalises each head, as in
-            Qwen 3 and Gemma 3; with `axis=(-2, -1)` all heads together, as in OLMo 2.
-        key_norm: the same of the keys (..., S, G, K).
+        query_norm: layer that normalises the queries (..., T, H, K), before rotary positions are
+            applied (arXiv:2010.04245): each head with `axis=-1`, as in Qwen 3 and Gemma 3, or all
+            heads together with `axis=(-2, -1)`, as in OLMo 2. Default: no normalisation.
+        key_norm: the same for the keys (..., S, G, K).
         soft_cap: float, c in c tanh(score / c) (Gemma 2, arXiv:2408.00118). Default: no cap.
         scale: float, factor of the scores. Default: 1/sqrt(K).
         gate: bool, whether the heads' results are multiplied by sigmoid(x W_g + b_g) before the

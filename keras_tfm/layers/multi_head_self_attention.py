@@ -277,6 +277,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     @property
     def _is_divided(self) -> bool:
         """Whether `keras.distribution` has divided the fused kernel between devices."""
+        if keras.backend.backend() != "jax":
+            return False
         kernels = (x for x in self.query_key_value.variables if x.name == "kernel")
         return any(layout is not None and any(layout.axes) for layout in map(layout_of, kernels))
 

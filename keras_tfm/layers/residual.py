@@ -19,7 +19,7 @@ NORMS = ("input_norm", "output_norm", "sum_norm")
 class Residual(RematerializedLayer):
     """A residual connection: sum_norm(a x + dropout(output_norm(f(input_norm(x))))).
 
-    Each norm is a layer or None, so the usual orders are:
+    Each norm is optional. The usual orders are:
 
     - `sum_norm`, post-norm: "Attention Is All You Need" (arXiv:1706.03762), section 5.4. With
       `residual_scale` a: DeepNorm (arXiv:2203.00555).
@@ -29,9 +29,9 @@ class Residual(RematerializedLayer):
     - `input_norm` and `output_norm`, the sandwich: arXiv:2105.13290, as in Gemma 2.
 
     Args:
-        input_norm: layer that normalises the sublayer's input, or None.
-        output_norm: layer that normalises the sublayer's output f(x), or None.
-        sum_norm: layer that normalises the sum, or None.
+        input_norm: layer that normalises the sublayer's input. Default: no normalisation.
+        output_norm: layer that normalises the sublayer's output f(x). Default: no normalisation.
+        sum_norm: layer that normalises the sum. Default: no normalisation.
         dropout: float, dropout rate of the sublayer's output f(x).
         drop_path: float, rate at which f(x) is dropped for a whole row of the batch in training
             (stochastic depth, arXiv:1603.09382).

@@ -19,10 +19,10 @@ class ScoreTerms(NamedTuple):
 
     Attributes:
         scale: float, factor of the products.
-        mask: boolean, broadcastable to (B, H, T, S), True = attend, or None.
-        bias: float, broadcastable to (B, H, T, S), or None.
+        mask: boolean, broadcastable to (B, H, T, S), True = attend; optional.
+        bias: float, broadcastable to (B, H, T, S); optional.
         causal: bool, whether query t sees only keys 0 to t. Requires T = S.
-        window: int, query t sees only keys less than `window` away, or None. Requires T = S.
+        window: int, query t sees only keys less than `window` away. Requires T = S; optional.
     """
 
     scale: float

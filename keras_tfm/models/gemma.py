@@ -93,7 +93,8 @@ def gemma(
         post_norm: bool, whether the output of each sublayer is normalised too (Gemma 2 and 3).
         query_key_norm: bool, whether queries and keys are normalised (Gemma 3).
         rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
-        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`, or None.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
         local_rope_theta: float, `rope_theta` of the blocks with a window, which are not scaled
             (Gemma 3). Default: `rope_theta` and `rope_scaling` apply to all blocks.
         windows: int, attend to that many last positions only; or a list with an int or None for

@@ -78,7 +78,8 @@ def llama(
         activation: str or function, activation of the feed-forward networks' gate.
         rms_norm_epsilon: float, epsilon of every normalisation.
         rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
-        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`, or None.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
         windows: int, attend to that many last positions only; or a list with an int or None for
             each block. Default: no windows.
         attention_bias: bool, whether the attention's projections add a bias, or a list of those

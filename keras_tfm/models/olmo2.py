@@ -48,7 +48,8 @@ def olmo2(
         activation: str or function, activation of the feed-forward networks' gate.
         rms_norm_epsilon: float, epsilon of every normalisation.
         rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
-        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`, or None.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
         attention_bias: bool, whether the attention's projections add a bias.
         attention_dropout: float, dropout rate of the attention weights.
         tie_output: bool, whether the output layer shares the table of the token embedding.

@@ -82,7 +82,7 @@ def _forward(
         scores = _scores(settings, block, query, key, bias, mask)
         total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - total) / (1 - settings.rate)
-        weights = jnp.where(_kept(settings, block, query, seed), weights, 0.0)
+        weights = jnp.where(_kept_weights(settings, block, query, seed), weights, 0.0)
         columns = value[:, :, block.columns]
         results.append(jnp.einsum("bgrts,bgsv->bgrtv", weights.astype(value.dtype), columns))
         sums.append(total)
@@ -108,7 +108,7 @@ def _backward(settings: Settings, stored: Any, upstream: Tensor) -> tuple[Any, .
         rows, columns = block.rows, block.columns
         scores = _scores(settings, block, query, key, bias, mask)
         weights = jnp.exp(scores - sums[:, :, :, rows])
-        kept, keep = _kept(settings, block, query, seed), 1 - settings.rate
+        kept, keep = _kept_weights(settings, block, query, seed), 1 - settings.rate
         dropped = jnp.where(kept, weights / keep, 0.0).astype(value.dtype)
         here = upstream[:, :, :, rows]
         of_weights = jnp.einsum("bgrtv,bgsv->bgrts", here, value[:, :, columns])
@@ -165,7 +165,7 @@ def _scores(
     return scores if visible is None else jnp.where(visible, scores, HIDDEN)
 
 
-def _kept(settings: Settings, block: Block, query: Tensor, seed: Tensor) -> Tensor:
+def _kept_weights(settings: Settings, block: Block, query: Tensor, seed: Tensor) -> Tensor:
     """Which weights of a block dropout keeps: numbered as those of all heads and queries."""
     rows = row_numbers(query.shape[:-1])[:, :, :, block.rows]
     columns = jnp.arange(block.columns.start, block.columns.stop)

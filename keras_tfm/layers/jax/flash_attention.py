@@ -21,9 +21,9 @@ class Form(NamedTuple):
         query: shape (B, T, H, K).
         key: shape (B, S, G, K).
         dtype: str.
-        bias: shape (B | 1, H | 1, T, S), or None.
+        bias: shape (B | 1, H | 1, T, S); optional.
         causal: bool.
-        window: int, or None.
+        window: int; optional.
         padded: bool, whether the call has lengths.
     """
 
@@ -86,7 +86,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
         visible = mask
         if mask is not None and causal:
             visible = mask & jnp.tri(query.shape[1], dtype=bool)
-        added = _joined(bias, visible, query, key)
+        added = _added_bias(bias, visible, query, key)
         return _attend(query, key, value, added, scale=scale, causal=causal and mask is None)
 
     if mask is None or mask.shape[1:3] != (1, 1):
@@ -99,7 +99,7 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
         visible = None
         if bias is not None and causal:  # a bias is as large as the mask, which it can hold
             visible = jnp.tri(query.shape[1], dtype=bool)[None, None]
-        added = _joined(bias, visible, query, key)
+        added = _added_bias(bias, visible, query, key)
         is_causal = causal and added is None
         return _attend(query, key, value, added, lengths, scale=scale, causal=is_causal)
 
@@ -203,7 +203,9 @@ def lowest(dtype: Any) -> float:
     return -(2.0**15) if dtype == "float16" else -(2.0**41)
 
 
-def _joined(bias: Tensor | None, mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+def _added_bias(
+    bias: Tensor | None, mask: Tensor | None, query: Tensor, key: Tensor
+) -> Tensor | None:
     """Bias and mask as one tensor (B | 1, H | 1, T, S) to add, in the dtype of the queries."""
     if bias is None and mask is None:
         return None

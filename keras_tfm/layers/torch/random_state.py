@@ -10,14 +10,14 @@ Tensor = Any
 
 
 @contextmanager
-def seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
+def temporary_seed(seed: Tensor, device: torch.device) -> Iterator[None]:
     """PyTorch's generator of a device starts from a seed inside, and is as before afterwards.
 
     Args:
-        seed: two integers, or None: the generator continues.
+        seed: two integers.
         device: the device.
     """
-    if seed is None or device.type == "meta":
+    if device.type == "meta":
         yield
         return
     number = int(seed[0] + seed[1]) & 0xFFFFFFFF  # as Keras seeds its generators
@@ -42,5 +42,5 @@ def seeded(seed: Tensor | None, device: torch.device) -> Iterator[None]:
 @torch.compiler.disable  # seeding a generator breaks a compiled graph in any case
 def seeded_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     """PyTorch's fused dropout with a seed: drops the same values each time."""
-    with seeded(seed, x.device):
+    with temporary_seed(seed, x.device):
         return torch.nn.functional.dropout(x, rate)

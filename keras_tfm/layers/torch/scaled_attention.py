@@ -5,17 +5,17 @@ from typing import Any
 import torch
 
 from keras_tfm.layers.score_terms import ScoreTerms
-from keras_tfm.layers.torch.random_state import seeded
+from keras_tfm.layers.torch.random_state import temporary_seed
 
 Tensor = Any
 
 
 @torch.compiler.disable  # seeding a generator breaks a compiled graph in any case
-def dropped_attention(
-    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, rate: float, seed: Tensor | None
+def seeded_attention(
+    query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms, rate: float, seed: Tensor
 ) -> Tensor:
-    """`scaled_attention` with dropout of the attention weights at a rate and from a seed."""
-    with seeded(seed, query.device):
+    """`scaled_attention` with dropout of the attention weights from a seed."""
+    with temporary_seed(seed, query.device):
         return scaled_attention(query, key, value, terms, rate)
 
 
