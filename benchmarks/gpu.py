@@ -280,23 +280,16 @@ def step_flops(case: str, smoke: bool) -> float:
 
 
 def fused_attention(backend: str) -> None:
-    """Which kinds of attention run fused: benchmarks/gpu_attention.py, where it is there."""
-    if not (HERE / "gpu_attention.py").exists():
-        return
-    program = "import json, gpu_attention; print(json.dumps(gpu_attention.fused(), default=str))"
+    """The table of benchmarks/gpu_attention.py: which kinds of attention run fused."""
+    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, str(HERE / "gpu_attention.py")],
         capture_output=True,
         text=True,
-        cwd=HERE,
-        env={
-            **os.environ,
-            "KERAS_BACKEND": backend,
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-        },
+        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": os.pathsep.join(paths)},
     )
-    shown = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    print(f"fused attention, {backend}: {shown[-1] if shown else 'no output'}\n")
+    shown = done.stdout if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+    print(f"fused attention, {backend}:\n\n{shown}")
 
 
 def delegate(folder: Path) -> None:

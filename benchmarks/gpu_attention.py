@@ -42,16 +42,15 @@ CASES = {
 }  # fmt: skip
 
 
-def fused(length: int = T) -> dict[str, dict]:
-    """Runs all cases: {case: {"fused": bool, "error": float, "scores": float}}, printed too."""
+def main(length: int = T) -> None:
+    """Prints a table of all cases."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())
     logging.getLogger().addHandler(handler)
-    results = {}
     print("| attention | fused | error | scores |\n|---|---|---|---|")
     for name, case in CASES.items():
-        result = results[name] = run(length - case.get("shorter", 0), **case)
+        result = run(length - case.get("shorter", 0), **case)
         row = [
             f"{value:.3g}" if isinstance(value, float) else str(value) for value in result.values()
         ]
@@ -59,7 +58,6 @@ def fused(length: int = T) -> dict[str, dict]:
     logging.getLogger().removeHandler(handler)
     # Keras logs a traceback where its own call of the fused operation fails.
     print("messages:", [message.splitlines()[0] for message in records] or "none")
-    return results
 
 
 def run(length: int, padding: str | None = None, shorter: int = 0, **options) -> dict:
@@ -145,4 +143,4 @@ def on_torch(layer, x, upstream, call) -> tuple[list, dict]:
 
 
 if __name__ == "__main__":
-    fused()
+    main()
