@@ -68,16 +68,16 @@ TARGETS = {
         [f"tests/generation/test_{x}.py" for x in ("beam_search", "strategy_states")],
     ),
     "manifest": (
-        "keras_tfm/runtime/manifest.py",
+        "keras_tfm/runtime/manifest/storage.py",
         ["tests/runtime/test_manifest.py", "tests/runtime/test_text.py"],
     ),
     "flatbuffer": ("keras_tfm/runtime/flatbuffer.py", ["tests/runtime/test_manifest.py"]),
     "comparison": (
-        "keras_tfm/export/comparison.py",
+        "keras_tfm/export/verification/comparison.py",
         [f"tests/export/test_{x}.py" for x in ("comparison", "verification")],
     ),
     "verification": (
-        "keras_tfm/export/verification.py",
+        "keras_tfm/export/verification/verify.py",
         [f"tests/export/test_{x}.py" for x in ("verification", "several_models")],
     ),
 }  # fmt: skip

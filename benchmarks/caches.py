@@ -11,8 +11,8 @@ import generation
 import numpy as np
 
 from keras_tfm import runtime
-from keras_tfm.runtime.manifest import import_litert
-from keras_tfm.runtime.manifest_fields import by_length, of_kind
+from keras_tfm.runtime.manifest.fields import by_length, of_kind
+from keras_tfm.runtime.manifest.storage import import_litert
 
 CACHES = ("float32", "int8")
 

@@ -317,7 +317,7 @@ def run_file(path: str) -> None:
     from ai_edge_litert.hardware_accelerator import HardwareAccelerator
 
     from keras_tfm import runtime
-    from keras_tfm.runtime.random_inputs import random_inputs
+    from keras_tfm.runtime.inspection.random_inputs import random_inputs
 
     file = runtime.load(path)
     options = Options(hardware_accelerators=HardwareAccelerator.GPU)

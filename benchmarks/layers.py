@@ -300,7 +300,7 @@ def make_keras_vit(job: dict):
 
 def keras_tfm_vit():
     from keras_tfm.models import image_classifier, vit
-    from keras_tfm.models.vit import SIZES
+    from keras_tfm.models.vision.vit import SIZES
 
     return image_classifier(vit(224, 16, **SIZES["small"]), VIT_CLASSES)
 

@@ -29,7 +29,7 @@ import generation
 import numpy as np
 
 from keras_tfm import runtime
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.runtime.manifest.storage import import_litert
 
 CHUNKS = (128, 512)
 PEER = "CTranslate2"

@@ -124,7 +124,7 @@ def checkpoint(name: str, layers: int | None, folder: Path) -> tuple[np.ndarray,
     import keras
 
     from keras_tfm import checkpoints, models
-    from keras_tfm.models.vit import SIZES as VIT
+    from keras_tfm.models.vision.vit import SIZES as VIT
 
     keras.utils.set_random_seed(0)
     deep = {"num_layers": layers} if layers else {}

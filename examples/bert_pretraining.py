@@ -209,7 +209,7 @@ def train(corpus: Corpus, arguments: argparse.Namespace):
 
 def new_encoder(vocabulary_size: int, smoke: bool, segments: bool = True):
     from keras_tfm.models import bert
-    from keras_tfm.models.bert import SIZES
+    from keras_tfm.models.encoders.bert import SIZES
 
     size = SMOKE if smoke else SIZES[SIZE]
     return bert(vocabulary_size, max_length=LONGEST, segments=segments, **size)

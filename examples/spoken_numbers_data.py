@@ -86,7 +86,7 @@ def recordings(count: int, names: list[str], seed: int) -> list[Recording]:
 
 def _spoken(job: tuple[int, bool, str, int, int]) -> Recording | None:
     """One recording; None for a voice that the synthesiser refuses."""
-    from keras_tfm.runtime.wav import resampled
+    from keras_tfm.runtime.media.wav import resampled
 
     number, with_and, voice, speed, pitch = job
     words = words_of(number, with_and)

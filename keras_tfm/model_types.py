@@ -50,60 +50,62 @@ class ModelType:
 # Of several types with one builder, a model is saved as the first whose `is_of` it satisfies.
 MODEL_TYPES = (
     ModelType(
-        "bert", "BERT", "bert:BERT", "bert", "encoder", "0", {"": 30522},
+        "bert", "BERT", "encoders.bert:BERT", "bert", "encoder", "0", {"": 30522},
         tokenizer="BertTokenizer",
     ),
     ModelType(
-        "roberta", "RoBERTa", "roberta:ROBERTA", "roberta", "encoder", _PAD_1,
+        "roberta", "RoBERTa", "encoders.roberta:ROBERTA", "roberta", "encoder", _PAD_1,
         {"": 50265, "xlm": 250002},
         tokenizer="RobertaTokenizer",
     ),
     ModelType(
-        "xlm-roberta", "XLM-R", "roberta:XLM_ROBERTA", "roberta(multilingual=True)", "encoder",
+        "xlm-roberta", "XLM-R", "encoders.roberta:XLM_ROBERTA", "roberta(multilingual=True)",
+        "encoder",
         _PAD_1,
         tokenizer="XLMRobertaTokenizer",
     ),
     ModelType(
-        "distilbert", "DistilBERT", "distilbert:DISTILBERT", "distilbert", "encoder", "0",
+        "distilbert", "DistilBERT", "encoders.distilbert:DISTILBERT", "distilbert", "encoder", "0",
         {"": 30522},
         tokenizer="BertTokenizer",
     ),
     ModelType(
-        "electra", "ELECTRA", "electra:ELECTRA", "electra", "encoder", "0", {"": 30522},
+        "electra", "ELECTRA", "encoders.electra:ELECTRA", "electra", "encoder", "0", {"": 30522},
         tokenizer="BertTokenizer",
     ),
     ModelType(
-        "albert", "ALBERT", "albert:ALBERT", "albert", "encoder", "0", {"": 30000},
+        "albert", "ALBERT", "encoders.albert:ALBERT", "albert", "encoder", "0", {"": 30000},
         tokenizer="AlbertTokenizer",
     ),
     ModelType(
-        "deberta-v2", "DeBERTa v2, v3, mDeBERTa", "deberta:DEBERTA", "deberta", "encoder", "0",
+        "deberta-v2", "DeBERTa v2, v3, mDeBERTa", "encoders.deberta:DEBERTA", "deberta",
+        "encoder", "0",
         {"": 128100},
     ),
     ModelType(
-        "openai-gpt", "GPT", "gpt:GPT1", "gpt(normalize_first=False)", "decoder",
+        "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt(normalize_first=False)", "decoder",
         tokenizer="OpenAIGPTTokenizer",
     ),
     ModelType(
-        "gpt_neo", "GPT-Neo", "gpt_neo:GPT_NEO",
+        "gpt_neo", "GPT-Neo", "decoders.gpt_neo:GPT_NEO",
         'gpt(windows=..., attention_bias=["output"])', "decoder", "", {"": 50257},
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
-        "gpt2", "GPT-2", "gpt:GPT2", "gpt", "decoder", "", {"": 50257, "gpt1": 40478},
+        "gpt2", "GPT-2", "decoders.gpt:GPT2", "gpt", "decoder", "", {"": 50257, "gpt1": 40478},
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
-        "qwen3", "Qwen3", "llama:QWEN3", "llama(query_key_norm=True)", "decoder",
+        "qwen3", "Qwen3", "decoders.llama:QWEN3", "llama(query_key_norm=True)", "decoder",
         tokenizer="Qwen2Tokenizer",
     ),
     ModelType(
-        "qwen2", "Qwen2", "llama:QWEN2", "llama(attention_bias=...)", "decoder",
+        "qwen2", "Qwen2", "decoders.llama:QWEN2", "llama(attention_bias=...)", "decoder",
         tokenizer="Qwen2Tokenizer",
     ),
-    ModelType("mistral", "Mistral", "llama:MISTRAL", "llama(windows=...)", "decoder"),
+    ModelType("mistral", "Mistral", "decoders.llama:MISTRAL", "llama(windows=...)", "decoder"),
     ModelType(
-        "llama", "Llama, SmolLM", "llama:LLAMA", "llama", "decoder", "",
+        "llama", "Llama, SmolLM", "decoders.llama:LLAMA", "llama", "decoder", "",
         {
             "": 32000, "smollm2": 49152, "qwen": 151936, "llama3": 128256, "llama-3": 128256,
             "mistral": 32768,
@@ -111,68 +113,76 @@ MODEL_TYPES = (
         tokenizer="LlamaTokenizer",
     ),
     ModelType(
-        "gemma3_text", "Gemma 3, text", "gemma:GEMMA3",
+        "gemma3_text", "Gemma 3, text", "decoders.gemma:GEMMA3",
         "gemma(post_norm=True, query_key_norm=True)", "decoder",
         tokenizer="GemmaTokenizer",
     ),
     ModelType(
-        "gemma2", "Gemma 2", "gemma:GEMMA2", "gemma(post_norm=True)", "decoder",
+        "gemma2", "Gemma 2", "decoders.gemma:GEMMA2", "gemma(post_norm=True)", "decoder",
         tokenizer="GemmaTokenizer",
     ),
     ModelType(
-        "gemma", "Gemma", "gemma:GEMMA", "gemma", "decoder", "", {"": 256000, "gemma3": 262144},
+        "gemma", "Gemma", "decoders.gemma:GEMMA", "gemma", "decoder", "", {"": 256000, "gemma3":
+        262144},
         tokenizer="GemmaTokenizer",
     ),
     ModelType(
-        "olmo2", "OLMo 2", "olmo2:OLMO2", "olmo2", "decoder", "", {"": 100352},
+        "olmo2", "OLMo 2", "decoders.olmo2:OLMO2", "olmo2", "decoder", "", {"": 100352},
         tokenizer="GPT2Tokenizer",
     ),
     ModelType(
-        "t5", "T5 1.0 and 1.1", "t5:T5", "t5", "encoder-decoder", "0 in the source", {"": 32128},
+        "t5", "T5 1.0 and 1.1", "encoder_decoders.t5:T5", "t5", "encoder-decoder",
+        "0 in the source", {"": 32128},
         tokenizer="T5Tokenizer",
     ),
     ModelType(
-        "bart", "BART", "bart:BART", "bart", "encoder-decoder", _PAD_1, {"": 50265},
+        "bart", "BART", "encoder_decoders.bart:BART", "bart", "encoder-decoder", _PAD_1, {"":
+        50265},
         tokenizer="RobertaTokenizer",
     ),
     ModelType(
-        "mbart", "mBART, mBART-50", "bart:MBART", "mbart", "encoder-decoder", _PAD_1, {"": 250027}
+        "mbart", "mBART, mBART-50", "encoder_decoders.bart:MBART", "mbart", "encoder-decoder",
+        _PAD_1, {"": 250027}
     ),
     ModelType(
-        "pegasus", "PEGASUS", "bart:PEGASUS", "pegasus", "encoder-decoder",
+        "pegasus", "PEGASUS", "encoder_decoders.bart:PEGASUS", "pegasus", "encoder-decoder",
         "0, also the start of the target", {"": 96103},
     ),
     ModelType(
-        "marian", "Marian (OPUS-MT)", "bart:MARIAN", "marian", "encoder-decoder",
+        "marian", "Marian (OPUS-MT)", "encoder_decoders.bart:MARIAN", "marian", "encoder-decoder",
         "`pad_token_id`, usually the last id, also the start of the target", {"": 58101},
         tokenizer="MarianTokenizer",
     ),
     ModelType(
-        "whisper", "Whisper", "whisper:WHISPER", "whisper", "speech", "",
+        "whisper", "Whisper", "encoder_decoders.whisper:WHISPER", "whisper", "speech", "",
         {"": 51865, "large-v3": 51866},
     ),
-    ModelType("vit", "ViT", "vit:VIT", "vit", "images"),
-    ModelType("deit", "DeiT", "vit:DEIT", "vit(distillation_token=True)", "images"),
-    ModelType("dinov2", "DINOv2", "dinov2:DINOV2", "vit(layer_scale=1.0)", "images"),
+    ModelType("vit", "ViT", "vision.vit:VIT", "vit", "images"),
+    ModelType("deit", "DeiT", "vision.vit:DEIT", "vit(distillation_token=True)", "images"),
+    ModelType("dinov2", "DINOv2", "vision.dinov2:DINOV2", "vit(layer_scale=1.0)", "images"),
     ModelType(
-        "dinov2_with_registers", "DINOv2 with registers", "dinov2:DINOV2_WITH_REGISTERS",
+        "dinov2_with_registers", "DINOv2 with registers", "vision.dinov2:DINOV2_WITH_REGISTERS",
         "vit(layer_scale=1.0, num_registers=4, antialias=True)", "images",
     ),
-    ModelType("resnet", "ResNet", "resnet:RESNET", "resnet", "images"),
-    ModelType("detr", "DETR", "detr:DETR", "detr", "images"),
+    ModelType("resnet", "ResNet", "vision.resnet:RESNET", "resnet", "images"),
+    ModelType("detr", "DETR", "vision.detr:DETR", "detr", "images"),
     ModelType(
-        "flava_image_codebook", "FLAVA's codebook", "flava:FLAVA_CODEBOOK", "dvae_encoder", "images"
+        "flava_image_codebook", "FLAVA's codebook", "gallery.flava:FLAVA_CODEBOOK",
+        "dvae_encoder", "images"
     ),
     ModelType(
-        "imagegpt", "Image GPT", "image_gpt:IMAGE_GPT", "image_gpt", "images", "", {"": 512}
+        "imagegpt", "Image GPT", "gallery.image_gpt:IMAGE_GPT", "image_gpt", "images", "", {"": 512}
     ),
-    ModelType("clip", "CLIP", "clip:CLIP", "clip", "images and texts"),
+    ModelType("clip", "CLIP", "vision.clip:CLIP", "clip", "images and texts"),
     ModelType(
-        "clip_vision_model", "CLIP, images", "clip:CLIP_IMAGE", "clip_image", "images and texts"
+        "clip_vision_model", "CLIP, images", "vision.clip:CLIP_IMAGE", "clip_image",
+        "images and texts"
     ),
-    ModelType("clip_text_model", "CLIP, texts", "clip:CLIP_TEXT", "clip_text", "images and texts"),
     ModelType(
-        "lxmert", "LXMERT", "lxmert:LXMERT", "lxmert", "images and texts", "0", {"": 30522}
+        "clip_text_model", "CLIP, texts", "vision.clip:CLIP_TEXT", "clip_text", "images and texts"
+    ),
+    ModelType(
+        "lxmert", "LXMERT", "gallery.lxmert:LXMERT", "lxmert", "images and texts", "0", {"": 30522}
     ),
 )  # fmt: skip
 

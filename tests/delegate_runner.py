@@ -11,7 +11,7 @@ from pathlib import Path
 import ai_edge_litert.compiled_model  # noqa: F401 (once, before the forks)
 import numpy as np
 
-from keras_tfm.runtime import gpu_process
+from keras_tfm.runtime.inspection import gpu_process
 
 
 def main(folder):

@@ -238,7 +238,7 @@ def _short_repr(value: Any) -> str:
 def with_manifest(content: bytes, manifest: dict[str, Any]) -> bytes:
     """The file with this manifest and a right checksum; the manifest is put at the end."""
     from keras_tfm.runtime import litert_internals
-    from keras_tfm.runtime import manifest as manifests
+    from keras_tfm.runtime.manifest import storage as manifests
 
     schema = manifests.import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
@@ -269,7 +269,7 @@ def calls(model: Any, honest: dict[str, Any], adapter: Any = None) -> Iterator[A
         adapter: of a file that takes one.
     """
     from keras_tfm import runtime
-    from keras_tfm.runtime.inspection import Inspection
+    from keras_tfm.runtime.inspection.inspection import Inspection
 
     yield lambda: Inspection(str(model.path), 1, model.manifest, [], {}, []).table()
     parts = [model, *model.models.values()]
@@ -531,7 +531,7 @@ def make_files(folder: Path, kinds: list[str]) -> None:
     import kinds_of_files
 
     from keras_tfm.runtime import adapters
-    from keras_tfm.runtime.manifest import read
+    from keras_tfm.runtime.manifest.storage import read
 
     for kind in kinds or kinds_of_files.KINDS:
         path = Path(kinds_of_files.file_of(kind))

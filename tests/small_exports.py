@@ -24,7 +24,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.manifest import storage as manifests
 
 SOURCE_LENGTH, MAX_LENGTH = 5, 9
 BOTH = ("generate", "predict")

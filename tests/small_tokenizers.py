@@ -15,7 +15,7 @@ from tokenizers import (
     trainers,
 )
 
-from keras_tfm.runtime.tokenizer import read
+from keras_tfm.runtime.tokenizers.tokenizer import read
 
 END = 7
 NUMBERS = [

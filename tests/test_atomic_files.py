@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from keras_tfm import atomic_files
-from keras_tfm.runtime import adapters, saved_session
+from keras_tfm.runtime import adapters
+from keras_tfm.runtime.tasks import saved_session
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,7 +40,7 @@ def write_picture(path):
 
 def write_benchmark(path):
     pytest.importorskip("keras")
-    from keras_tfm.runtime.benchmark import Benchmark
+    from keras_tfm.runtime.inspection.benchmark import Benchmark
 
     Benchmark.write_json(SimpleNamespace(asdict=lambda: {"a": 1}), path)
 

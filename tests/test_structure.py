@@ -84,7 +84,7 @@ ALL = pytest.mark.parametrize("name", FILES)
 
 
 def package_of(module):
-    """ "keras_tfm.layers.masks" -> "layers"; the package itself is ""."""
+    """ "keras_tfm.layers.multi_head_attention.masks" -> "layers"; the package itself is ""."""
     return (*module.split("."), "")[1]
 
 

@@ -1,5 +1,5 @@
 /**
- * Pictures as the pixels that a model was trained on; keras_tfm/runtime/image_processor.py is the
+ * Pictures as the pixels that a model was trained on; keras_tfm/runtime/media/image_processor.py is the
  * same in Python. `model.js` imports it for files that read pictures.
  */
 

@@ -36,8 +36,8 @@ import { Tokenizer } from "@huggingface/tokenizers";
 
 import { checkTokenizer } from "./tokenizer_check.js";
 
-const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest.py
-const FORMAT = 2; // keras_tfm/runtime/manifest_fields.py
+const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest/storage.py
+const FORMAT = 2; // keras_tfm/runtime/manifest/fields.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
@@ -807,7 +807,7 @@ function vectorOf(outputs) {
   return outputs.embedding ?? vectors[0];
 }
 
-/** The text of a prompt of sentence embeddings, as `_prefix` of keras_tfm/runtime/embedding.py. */
+/** The text of a prompt of sentence embeddings, as `_prefix` of keras_tfm/runtime/tasks/embedding.py. */
 function promptText({ model }, name) {
   const { kind, arguments: found } = model?.head ?? {};
   const { prompts, default_prompt: usual } = (kind === "sentence_embedding" && found) || {};
@@ -821,7 +821,7 @@ function promptText({ model }, name) {
 
 // --- The decoding loop -------------------------------------------------------------------------
 
-/** Reads tokens at growing positions; keras_tfm/runtime/host_loop.py is the same in Python. */
+/** Reads tokens at growing positions; keras_tfm/runtime/decoding/host_loop.py is the same in Python. */
 class Steps {
   #compiled;
   #ability;
@@ -1518,7 +1518,7 @@ function until({ endIds }, tokens) {
 
 /**
  * A row in which REAL_PAD stands for each padding id that is a token, as `with_real_pads` of
- * keras_tfm/runtime/trailing_padding.py; `isText` if a tokenizer made the row.
+ * keras_tfm/runtime/decoding/trailing_padding.py; `isText` if a tokenizer made the row.
  */
 function withRealPads(ids, { pad_id: padId, padding } = {}, isText = false) {
   const row = Array.from(ids);
@@ -1868,7 +1868,7 @@ async function readManifest(bytes, metadata) {
   return manifest;
 }
 
-// Of keras_tfm/runtime/manifest_fields.py what this module reads: the fields, and what they hold.
+// Of keras_tfm/runtime/manifest/fields.py what this module reads: the fields, and what they hold.
 
 const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
 const isCount = (x) => Number.isInteger(x) && x >= 0;
@@ -1989,7 +1989,7 @@ const ofKind = ({ inputs }, kind) => Object.entries(inputs).filter(([, x]) => x.
 /**
  * Throws unless the fields of a model agree with its tensors and with each other, so that later code
  * neither allocates nor indexes by a number that no tensor has; the same rules as in
- * keras_tfm/runtime/manifest_tensors.py.
+ * keras_tfm/runtime/manifest/tensors.py.
  */
 function checkTensors(owner, { signatures, images = {}, labels }) {
   const all = Object.entries(signatures).map(([name, x]) => [`${owner}signatures.${name}`, x]);
@@ -2343,7 +2343,7 @@ function readStream(manifest, metadata) {
   return { ...source, ...target, ...steps };
 }
 
-/** The decoding loop on the host; keras_tfm/runtime/host_loop.py is the same in Python. */
+/** The decoding loop on the host; keras_tfm/runtime/decoding/host_loop.py is the same in Python. */
 function readSteps(manifest) {
   const decoders = byLength(manifest, "decode").sort((a, b) => a.capacity - b.capacity);
   if (!decoders.length) return null;

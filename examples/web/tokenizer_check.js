@@ -1,7 +1,7 @@
 /**
  * Checks a tokenizer.json before it is built: other people's files may hold rules that turn a
  * character into gigabytes, and regular expressions that never end. The rules are those of
- * keras_tfm/runtime/tokenizer_limits.py and backtracking.py, which explain them.
+ * keras_tfm/runtime/tokenizers/tokenizer_limits.py and backtracking.py, which explain them.
  *
  *     checkTokenizer(JSON.parse(text), text.length); // throws an Error that says why
  */

@@ -22,7 +22,7 @@ from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
-from keras_tfm.generation.keras_hub_models import WAY, keras_hub_hint
+from keras_tfm.generation.tokenizers.keras_hub_models import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.model_types import MODEL_TYPES, ModelType
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
@@ -30,7 +30,7 @@ from keras_tfm.models.dequantized import dequantized, is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
 from keras_tfm.models.without_storage import without_storage
-from keras_tfm.runtime.image_processor import ImageProcessor
+from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 
 def _family(model_type: ModelType) -> Family:

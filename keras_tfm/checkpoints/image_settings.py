@@ -7,7 +7,7 @@ from typing import Any
 from keras_tfm import models
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.runtime.image_processor import FILTERS, ImageProcessor
+from keras_tfm.runtime.media.image_processor import FILTERS, ImageProcessor
 
 FILE = "preprocessor_config.json"
 # Pillow's numbers of the filters, as in the files.

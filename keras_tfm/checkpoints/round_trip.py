@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers.patch_embedding import as_pair
+from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.models import Model
 
 # Relative tolerance: a rebuilt model sums a few hundred products in another order.

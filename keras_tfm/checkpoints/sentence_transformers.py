@@ -10,10 +10,10 @@ from keras_tfm import models
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.huggingface import FAMILIES, load_huggingface
 from keras_tfm.checkpoints.tensors import Tensors, read_json
-from keras_tfm.checkpoints.tokenizer_files import load_tokenizer
-from keras_tfm.checkpoints.tokenizer_settings import TokenizerSettings
+from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings
 from keras_tfm.layers import TokenEmbedding
-from keras_tfm.layers.token_mask import NO_TOKEN, TokenMask
+from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, TokenMask
 
 # Names of sentence-transformers, as `pooling_mode`, and as a flag each in older folders.
 POOLING = {

@@ -293,7 +293,7 @@ def _longest_text(folder: Path, own: dict[str, Any]) -> int:
 
 def _with_open_length(model: Any, writes: bool) -> list[str]:
     """The inputs of an open length that are not stepped, and whose layers do not set it."""
-    from keras_tfm.export.source_lengths import inputs_with_open_length
+    from keras_tfm.export.signatures.source_lengths import inputs_with_open_length
     from keras_tfm.generation.model_inputs import audio_inputs, find_target
 
     fixed = {*audio_inputs(model), *([find_target(model)] if writes else [])}
@@ -302,7 +302,7 @@ def _with_open_length(model: Any, writes: bool) -> list[str]:
 
 def _source_lengths(model: Any, names: list[str], longest: int) -> list[int]:
     """Several lengths for a model that masks padding, otherwise the longest."""
-    from keras_tfm.export.invisible_padding import invisibly_padded
+    from keras_tfm.export.signatures.invisible_padding import invisibly_padded
     from keras_tfm.generation.model_inputs import vocabulary_sizes
     from keras_tfm.generation.pad_ids import pad_ids
 

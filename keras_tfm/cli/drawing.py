@@ -12,8 +12,8 @@ from typing import Any
 
 from keras_tfm.atomic_files import replaced
 from keras_tfm.runtime import Detection
-from keras_tfm.runtime.decoded_picture import import_pillow
-from keras_tfm.runtime.image_processor import open_size, open_upright
+from keras_tfm.runtime.media.decoded_picture import import_pillow
+from keras_tfm.runtime.media.image_processor import open_size, open_upright
 
 # Smaller pictures are enlarged, so that labels can be read.
 SMALLEST = 480

@@ -43,7 +43,7 @@ def benchmark(
     """Measures latency, tokens per second, memory and load time on this machine."""
     counts = numbers(threads, "--threads") or ()
     # Of the runtime: a device has neither Keras nor TensorFlow.
-    from keras_tfm.runtime.benchmark import benchmark as measure
+    from keras_tfm.runtime.inspection.benchmark import benchmark as measure
 
     with work(f"running {file.name}", {"threads": "--threads", "seconds": "--seconds"}):
         result = measure(file, counts, seconds=seconds, weight_cache=weight_cache)
@@ -61,8 +61,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Prints the signatures, sizes, operators, partitions and manifest of a .tflite file."""
-    from keras_tfm.runtime.gpu_support import check_file
-    from keras_tfm.runtime.inspection import inspect_file
+    from keras_tfm.runtime.inspection.gpu_support import check_file
+    from keras_tfm.runtime.inspection.inspection import inspect_file
 
     if accelerator is Accelerator.gpu:
         with work(f"inspecting {file.name}"):

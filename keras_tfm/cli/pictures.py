@@ -11,7 +11,7 @@ from keras_tfm import runtime
 from keras_tfm.cli.console import refuse
 from keras_tfm.cli.drawing import draw_detections, draw_labels
 from keras_tfm.cli.output_paths import OutputPaths
-from keras_tfm.runtime.detection import softmax
+from keras_tfm.runtime.tasks.detection import softmax
 
 THRESHOLD = 0.5
 

@@ -12,8 +12,8 @@ from keras_tfm.cli.file_commands import Threads, check_roles, check_tokenizers, 
 from keras_tfm.cli.image_options import labels_of
 from keras_tfm.cli.pictures import as_json_line, of_classes
 from keras_tfm.runtime.checked_inputs import is_pixels
-from keras_tfm.runtime.embedding import embeds_sentences
-from keras_tfm.runtime.text_rows import is_pairs
+from keras_tfm.runtime.tasks.embedding import embeds_sentences
+from keras_tfm.runtime.tasks.text_rows import is_pairs
 
 
 @app.command()

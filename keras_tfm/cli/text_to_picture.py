@@ -10,7 +10,7 @@ from keras_tfm.cli.console import typer, work
 from keras_tfm.cli.drawing import SUFFIXES, save
 from keras_tfm.cli.output_paths import OutputPaths
 from keras_tfm.cli.pictures import as_json_line
-from keras_tfm.runtime.drawing import DECODER, JUDGES, PAINTER, holds
+from keras_tfm.runtime.tasks.drawing import DECODER, JUDGES, PAINTER, holds
 
 # The longest name of a file that is made of a text; that of most file systems has 255 bytes.
 LONGEST = 60

@@ -1,17 +1,17 @@
 """Export: the trained model as a SavedModel or as one .tflite file."""
 
-from keras_tfm.export.adapters import save_adapter
-from keras_tfm.export.calibration import calibrate
-from keras_tfm.export.float16_check import Float16Check, check_in_float16
-from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
-from keras_tfm.export.litertlm import LiteRTLMArguments, export_litertlm
+from keras_tfm.export.graph.adapters import save_adapter
+from keras_tfm.export.litertlm.export import LiteRTLMArguments, export_litertlm
+from keras_tfm.export.quantization.calibration import calibrate
 from keras_tfm.export.report import Report
-from keras_tfm.export.request import ExportArguments, GenerationArguments
 from keras_tfm.export.saved_model import export_saved_model
+from keras_tfm.export.signatures.request import ExportArguments, GenerationArguments
 from keras_tfm.export.tflite import export_tflite
-from keras_tfm.export.verification import Check, Verification, VerificationError, verify
-from keras_tfm.runtime.benchmark import Benchmark, Footprint, Latency, benchmark
-from keras_tfm.runtime.inspection import Subgraph
+from keras_tfm.export.verification.in_float16 import Float16Check, check_in_float16
+from keras_tfm.export.verification.on_gpu import GpuCheck, check_on_gpu
+from keras_tfm.export.verification.verify import Check, Verification, VerificationError, verify
+from keras_tfm.runtime.inspection.benchmark import Benchmark, Footprint, Latency, benchmark
+from keras_tfm.runtime.inspection.inspection import Subgraph
 
 __all__ = [
     "Benchmark",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_tfm.export.request import Request
-from keras_tfm.generation.tokenizer_forms import Form, by_input, check_tokenizer, form_of
+from keras_tfm.export.signatures.request import Request
+from keras_tfm.generation.tokenizers.tokenizer_forms import Form, by_input, check_tokenizer, form_of
 
 
 @dataclass

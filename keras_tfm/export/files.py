@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 from keras_tfm import atomic_files
-from keras_tfm.runtime.manifest import is_export
+from keras_tfm.runtime.manifest.storage import is_export
 from keras_tfm.version import __version__
 
 # TensorFlow reserves the folder `assets.extra` of a SavedModel for other programs.

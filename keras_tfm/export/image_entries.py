@@ -17,11 +17,11 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_labels
-from keras_tfm.export.signatures import named_outputs
+from keras_tfm.export.signatures.signatures import named_outputs
 from keras_tfm.generation.model_inputs import image_inputs, input_specs
 from keras_tfm.models.identity import head_of, identity_of
-from keras_tfm.runtime.image_processor import ImageProcessor
-from keras_tfm.runtime.manifest_tensors import check_label_count
+from keras_tfm.runtime.manifest.tensors import check_label_count
+from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 
 def image_entries(

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from keras_tfm.export.verification import Verification
-from keras_tfm.runtime.inspection import Inspection
+from keras_tfm.export.verification.verify import Verification
+from keras_tfm.runtime.inspection.inspection import Inspection
 
 
 @dataclass

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.mask_warnings import without_mask_warnings
-from keras_tfm.export.request import GenerationArguments, Request, check_keywords
-from keras_tfm.export.signatures import Signature, make_signatures
-from keras_tfm.export.text_signatures import (
+from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
+from keras_tfm.export.signatures.request import GenerationArguments, Request, check_keywords
+from keras_tfm.export.signatures.signatures import Signature, make_signatures
+from keras_tfm.export.signatures.text import (
     TEXT,
     add_text_signatures,
     check_tokenizers,

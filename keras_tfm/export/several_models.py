@@ -20,23 +20,23 @@ import keras
 
 from keras_tfm.export import files
 from keras_tfm.export.carried_tokenizers import Carried, carry
-from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
-from keras_tfm.export.gpu_graph import for_gpu
+from keras_tfm.export.graph.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.graph.gpu_graph import for_gpu
+from keras_tfm.export.graph.int8_caches import with_int8_operators
+from keras_tfm.export.graph.model_group import ModelGroup
 from keras_tfm.export.image_entries import image_entries, label_entry
-from keras_tfm.export.int8_caches import with_int8_operators
-from keras_tfm.export.model_group import ModelGroup
-from keras_tfm.export.precision import quantized_models
-from keras_tfm.export.quantization import Quantization
+from keras_tfm.export.quantization.precision import quantized_models
+from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.report import Report
-from keras_tfm.export.request import ExportArguments, Request
-from keras_tfm.export.signatures import Signature, make_signatures
-from keras_tfm.export.verification import Verification
-from keras_tfm.export.verification import verify as verify_file
+from keras_tfm.export.signatures.request import ExportArguments, Request
+from keras_tfm.export.signatures.signatures import Signature, make_signatures
+from keras_tfm.export.verification.verify import Verification
+from keras_tfm.export.verification.verify import verify as verify_file
 from keras_tfm.export.written_file import written
 from keras_tfm.generation.model_inputs import image_inputs, input_specs
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.manifest import storage as manifests
 
 # What a file of several models cannot have, because it belongs to a single model.
 _SINGLE = ("detokenizer", "chat_template", "separate_adapters")

@@ -8,31 +8,31 @@ from typing import Any, Unpack
 import keras
 
 from keras_tfm.export import files
-from keras_tfm.export.adapters import Placeholders, save_adapter, with_effect
 from keras_tfm.export.carried_tokenizers import Carried, carry
-from keras_tfm.export.conversion import convert, exportable, manifest_of, own_names
-from keras_tfm.export.gpu_graph import for_gpu
+from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
+from keras_tfm.export.graph.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.graph.gpu_graph import for_gpu
+from keras_tfm.export.graph.int8_caches import with_int8_operators
 from keras_tfm.export.image_entries import image_entries, label_entry
-from keras_tfm.export.int8_caches import with_int8_operators
-from keras_tfm.export.mask_warnings import without_mask_warnings
-from keras_tfm.export.precision import quantized_models
-from keras_tfm.export.quantization import Quantization
+from keras_tfm.export.quantization.precision import quantized_models
+from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.report import Report
-from keras_tfm.export.request import ExportArguments, Request, check_keywords
 from keras_tfm.export.several_models import export_models
-from keras_tfm.export.signatures import make_signatures
-from keras_tfm.export.text_signatures import (
+from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
+from keras_tfm.export.signatures.request import ExportArguments, Request, check_keywords
+from keras_tfm.export.signatures.signatures import make_signatures
+from keras_tfm.export.signatures.text import (
     TEXT,
     add_text_signatures,
     check_tokenizers,
 )
-from keras_tfm.export.verification import Verification
-from keras_tfm.export.verification import verify as verify_file
+from keras_tfm.export.verification.verify import Verification
+from keras_tfm.export.verification.verify import verify as verify_file
 from keras_tfm.export.written_file import written
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime import manifest as manifests
-from keras_tfm.runtime.chat_template import ChatTemplate
-from keras_tfm.runtime.image_processor import ImageProcessor
+from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.media.image_processor import ImageProcessor
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
 
 @without_mask_warnings()

@@ -7,11 +7,11 @@ from typing import Any
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.float16_check import check_in_float16, warn_of
-from keras_tfm.export.gpu_verification import check_on_gpu
 from keras_tfm.export.report import Report
-from keras_tfm.export.verification import Verification, VerificationError
-from keras_tfm.runtime.inspection import inspected
+from keras_tfm.export.verification.in_float16 import check_in_float16, warn_of
+from keras_tfm.export.verification.on_gpu import check_on_gpu
+from keras_tfm.export.verification.verify import Verification, VerificationError
+from keras_tfm.runtime.inspection.inspection import inspected
 
 _log = logging.getLogger(__name__)
 

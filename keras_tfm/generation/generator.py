@@ -15,9 +15,9 @@ from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, e
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
 from keras_tfm.generation.strategies.beam import IMPOSSIBLE
-from keras_tfm.generation.texts import Texts
+from keras_tfm.generation.tokenizers.texts import Texts
 from keras_tfm.models.features import with_features
-from keras_tfm.runtime.text import Hypothesis, pieces
+from keras_tfm.runtime.tasks.text import Hypothesis, pieces
 
 
 class Generated(NamedTuple):

@@ -7,9 +7,9 @@ import keras
 from keras_tfm.generation.model_inputs import input_specs
 from keras_tfm.keras_internals import calls_of
 from keras_tfm.layers import TokenEmbedding
-from keras_tfm.layers.token_mask import TokenMask
+from keras_tfm.layers.embeddings.token_mask import TokenMask
+from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
 from keras_tfm.models.identity import head_of, identity_of
-from keras_tfm.models.shifted_source import SHIFTED
 
 
 def pad_ids(model: keras.Model) -> dict[str, int]:

@@ -18,7 +18,7 @@ from keras import ops
 from keras_tfm.generation.model_inputs import input_names, input_specs, vocabulary_sizes
 from keras_tfm.generation.pad_ids import masked_ids, paddings
 from keras_tfm.generation.position_tables import table_length
-from keras_tfm.runtime.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
+from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
 
 
 class Prepared(NamedTuple):

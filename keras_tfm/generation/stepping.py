@@ -8,12 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.generation.keras_hub_models import keras_hub_hint
 from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
 from keras_tfm.generation.pad_ids import masked_ids
 from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.side_inputs import check_side_inputs
 from keras_tfm.generation.stepped_model import SteppedModel
+from keras_tfm.generation.tokenizers.keras_hub_models import keras_hub_hint
 from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
 from keras_tfm.matmul_precision import full_precision, product_rounding

@@ -1,45 +1,55 @@
 """Layers: ids, pixels or audio in, features out. Written in `keras.ops`, for all Keras backends."""
 
 from keras_tfm.layers.activations import gelu_tanh, quick_gelu
-from keras_tfm.layers.attention import attention
-from keras_tfm.layers.attention_probe import AttentionProbe
-from keras_tfm.layers.codebook_embedding import CodebookEmbedding
-from keras_tfm.layers.concatenate_prefix import ConcatenatePrefix
+from keras_tfm.layers.audio.log_mel_spectrogram import LogMelSpectrogram
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.end_token_pooling import EndTokenPooling
+from keras_tfm.layers.embeddings.concatenate_prefix import ConcatenatePrefix
+from keras_tfm.layers.embeddings.end_token_pooling import EndTokenPooling
+from keras_tfm.layers.embeddings.ngram_encoding import NGramEncoding
+from keras_tfm.layers.embeddings.output_bias import OutputBias
+from keras_tfm.layers.embeddings.prefix_tokens import PrefixTokens
+from keras_tfm.layers.embeddings.remove_prefix import RemovePrefix
+from keras_tfm.layers.embeddings.segment_embedding import SegmentEmbedding
+from keras_tfm.layers.embeddings.sequence_pooling import SequencePooling
+from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.feed_forward import FeedForward
-from keras_tfm.layers.gumbel_softmax import GumbelSoftmax
-from keras_tfm.layers.image_denormalization import ImageDenormalization
-from keras_tfm.layers.image_normalization import ImageNormalization
+from keras_tfm.layers.gallery.codebook_embedding import CodebookEmbedding
+from keras_tfm.layers.gallery.column_mask import ColumnMask
+from keras_tfm.layers.gallery.convolution_mask import ConvolutionMask
+from keras_tfm.layers.gallery.grid_mask import GridMask
+from keras_tfm.layers.gallery.grid_position_embedding import GridPositionEmbedding
+from keras_tfm.layers.gallery.gumbel_softmax import GumbelSoftmax
+from keras_tfm.layers.gallery.image_denormalization import ImageDenormalization
+from keras_tfm.layers.gallery.msa_block import MSABlock
+from keras_tfm.layers.gallery.msa_column_attention import MSAColumnAttention
+from keras_tfm.layers.gallery.msa_global_attention import MSAGlobalAttention
+from keras_tfm.layers.gallery.msa_row_attention import MSARowAttention
+from keras_tfm.layers.gallery.outer_product_mean import OuterProductMean
+from keras_tfm.layers.gallery.pair_block import PairBlock
+from keras_tfm.layers.gallery.pair_embedding import PairEmbedding
+from keras_tfm.layers.gallery.region_embedding import RegionEmbedding
+from keras_tfm.layers.gallery.row_mask import RowMask
+from keras_tfm.layers.gallery.triangle_attention import TriangleAttention
+from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplication
+from keras_tfm.layers.images.image_normalization import ImageNormalization
+from keras_tfm.layers.images.patch_embedding import PatchEmbedding
+from keras_tfm.layers.images.random_resized_crop import RandomResizedCrop
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.log_mel_spectrogram import LogMelSpectrogram
-from keras_tfm.layers.masks import segment_mask
-from keras_tfm.layers.msa_block import MSABlock
-from keras_tfm.layers.msa_column_attention import MSAColumnAttention
-from keras_tfm.layers.msa_global_attention import MSAGlobalAttention
-from keras_tfm.layers.msa_row_attention import MSARowAttention
-from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
-from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
-from keras_tfm.layers.ngram_encoding import NGramEncoding
-from keras_tfm.layers.outer_product_mean import OuterProductMean
-from keras_tfm.layers.output_bias import OutputBias
-from keras_tfm.layers.pair_block import PairBlock
-from keras_tfm.layers.pair_embedding import PairEmbedding
-from keras_tfm.layers.patch_embedding import PatchEmbedding
+from keras_tfm.layers.multi_head_attention.attention import attention
+from keras_tfm.layers.multi_head_attention.attention_probe import AttentionProbe
+from keras_tfm.layers.multi_head_attention.masks import segment_mask
+from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
+from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.alibi import ALiBi
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
     PositionTerms,
 )
-from keras_tfm.layers.positions.column_mask import ColumnMask
-from keras_tfm.layers.positions.convolution_mask import ConvolutionMask
 from keras_tfm.layers.positions.disentangled_position_embedding import (
     DisentangledPositionEmbedding,
 )
-from keras_tfm.layers.positions.grid_mask import GridMask
-from keras_tfm.layers.positions.grid_position_embedding import GridPositionEmbedding
 from keras_tfm.layers.positions.position_embedding import PositionEmbedding
 from keras_tfm.layers.positions.position_embedding_2d import PositionEmbedding2D
 from keras_tfm.layers.positions.positional_encoding import PositionalEncoding
@@ -55,20 +65,10 @@ from keras_tfm.layers.positions.rotary_scaling import (
     NTKScaling,
     YaRNScaling,
 )
-from keras_tfm.layers.positions.row_mask import RowMask
-from keras_tfm.layers.prefix_tokens import PrefixTokens
-from keras_tfm.layers.random_resized_crop import RandomResizedCrop
-from keras_tfm.layers.region_embedding import RegionEmbedding
-from keras_tfm.layers.remove_prefix import RemovePrefix
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
-from keras_tfm.layers.segment_embedding import SegmentEmbedding
-from keras_tfm.layers.sequence_pooling import SequencePooling
-from keras_tfm.layers.token_embedding import TokenEmbedding
 from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
 from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
-from keras_tfm.layers.triangle_attention import TriangleAttention
-from keras_tfm.layers.triangle_multiplication import TriangleMultiplication
 
 __all__ = [
     "ALiBi",

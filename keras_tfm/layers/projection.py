@@ -17,7 +17,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.heads import leading
+from keras_tfm.layers.multi_head_attention.heads import leading
 from keras_tfm.layers.recomputation import Recomputation
 
 Tensor = Any

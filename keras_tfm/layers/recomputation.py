@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import remat_mode, set_remat_mode, sublayers
-from keras_tfm.layers.attention_probe import AttentionProbe
 from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.multi_head_attention.attention_probe import AttentionProbe
 
 Tensor = Any
 

@@ -15,8 +15,8 @@ from keras_tfm.layers.arguments import (
 )
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.multi_head_cross_attention import MultiHeadCrossAttention
-from keras_tfm.layers.multi_head_self_attention import MultiHeadSelfAttention
+from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
+from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.attention_position import refuse_separation
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers import masks
 from keras_tfm.layers.finite_padding import finite_padding
+from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.transformer_block import TransformerBlock
 
 Tensor = Any

@@ -1,23 +1,34 @@
 """Models: one functional builder per family, task heads, and the `Model` class."""
 
-from keras_tfm.models.albert import albert
-from keras_tfm.models.alignment_heads import masked_msa, pair_classifier
-from keras_tfm.models.bart import bart
-from keras_tfm.models.bert import bert
-from keras_tfm.models.clip import clip, clip_towers
-from keras_tfm.models.clip_encoders import clip_image, clip_text
-from keras_tfm.models.dalle import dalle
-from keras_tfm.models.deberta import deberta
-from keras_tfm.models.detr import detr, without_auxiliary_outputs
-from keras_tfm.models.distilbert import distilbert
-from keras_tfm.models.draft_heads import with_draft_heads
-from keras_tfm.models.dvae import dvae, dvae_decoder, dvae_encoder, dvae_parts
-from keras_tfm.models.electra import electra, replaced_token_detection
-from keras_tfm.models.embedding_head import sentence_embedding
-from keras_tfm.models.evoformer import evoformer
-from keras_tfm.models.gemma import gemma
-from keras_tfm.models.gpt import gpt
-from keras_tfm.models.heads import (
+from keras_tfm.models.decoders.gemma import gemma
+from keras_tfm.models.decoders.gpt import gpt
+from keras_tfm.models.decoders.llama import llama
+from keras_tfm.models.decoders.olmo2 import olmo2
+from keras_tfm.models.encoder_decoders.bart import bart
+from keras_tfm.models.encoder_decoders.marian import marian
+from keras_tfm.models.encoder_decoders.mbart import mbart
+from keras_tfm.models.encoder_decoders.pegasus import pegasus
+from keras_tfm.models.encoder_decoders.t5 import t5
+from keras_tfm.models.encoder_decoders.transformer import transformer
+from keras_tfm.models.encoder_decoders.whisper import whisper
+from keras_tfm.models.encoders.albert import albert
+from keras_tfm.models.encoders.bert import bert
+from keras_tfm.models.encoders.deberta import deberta
+from keras_tfm.models.encoders.distilbert import distilbert
+from keras_tfm.models.encoders.electra import electra, replaced_token_detection
+from keras_tfm.models.encoders.roberta import roberta
+from keras_tfm.models.gallery.alignment_heads import masked_msa, pair_classifier
+from keras_tfm.models.gallery.dalle import dalle
+from keras_tfm.models.gallery.dvae import dvae, dvae_decoder, dvae_encoder, dvae_parts
+from keras_tfm.models.gallery.evoformer import evoformer
+from keras_tfm.models.gallery.image_gpt import image_gpt
+from keras_tfm.models.gallery.lxmert import lxmert
+from keras_tfm.models.gallery.vilbert import vilbert
+from keras_tfm.models.gallery.visual_heads import image_text_pretraining, visual_question_answering
+from keras_tfm.models.heads.draft_heads import with_draft_heads
+from keras_tfm.models.heads.embedding_head import sentence_embedding
+from keras_tfm.models.heads.image_head import image_classifier
+from keras_tfm.models.heads.text_heads import (
     backbone,
     encoder,
     masked_language_model,
@@ -27,25 +38,14 @@ from keras_tfm.models.heads import (
     token_classifier,
 )
 from keras_tfm.models.identity import describe
-from keras_tfm.models.image_gpt import image_gpt
-from keras_tfm.models.image_head import image_classifier
-from keras_tfm.models.llama import llama
 from keras_tfm.models.lora import enable_lora
-from keras_tfm.models.lxmert import lxmert
-from keras_tfm.models.marian import marian
-from keras_tfm.models.mbart import mbart
 from keras_tfm.models.model import Model
-from keras_tfm.models.olmo2 import olmo2
-from keras_tfm.models.pegasus import pegasus
 from keras_tfm.models.resize import resize_vocabulary
-from keras_tfm.models.resnet import resnet
-from keras_tfm.models.roberta import roberta
-from keras_tfm.models.t5 import t5
-from keras_tfm.models.transformer import transformer
-from keras_tfm.models.vilbert import vilbert
-from keras_tfm.models.visual_heads import image_text_pretraining, visual_question_answering
-from keras_tfm.models.vit import vit
-from keras_tfm.models.whisper import whisper
+from keras_tfm.models.vision.clip import clip, clip_towers
+from keras_tfm.models.vision.clip_encoders import clip_image, clip_text
+from keras_tfm.models.vision.detr import detr, without_auxiliary_outputs
+from keras_tfm.models.vision.resnet import resnet
+from keras_tfm.models.vision.vit import vit
 from keras_tfm.models.with_dtype import with_dtype
 
 __all__ = [

@@ -6,7 +6,7 @@ import keras
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import own_trainable_variables, sublayers
-from keras_tfm.models.heads import backbone
+from keras_tfm.models.heads.text_heads import backbone
 from keras_tfm.models.model import Model
 
 

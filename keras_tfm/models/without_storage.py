@@ -18,7 +18,7 @@ def without_storage() -> Iterator[None]:
 
     >>> from keras_tfm.models.without_storage import without_storage
     >>> from keras_tfm.models import gpt
-    >>> from keras_tfm.models.gpt import SIZES
+    >>> from keras_tfm.models.decoders.gpt import SIZES
     >>> with without_storage():
     ...     model = gpt(50257, **SIZES["gpt2-xl"])
     >>> model.count_params()

@@ -185,7 +185,7 @@ def patched(content: bytes, manifest: Mapping[str, Any], adapter: Adapter) -> by
 
 def write_constants(content: bytearray, layers: Mapping[str, Any], adapter: Adapter | None) -> None:
     """Overwrites A and B of `layers`, the manifest's, in a file; with zeros without an adapter."""
-    from keras_tfm.runtime.manifest import import_litert
+    from keras_tfm.runtime.manifest.storage import import_litert
 
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)

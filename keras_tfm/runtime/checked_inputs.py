@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime.trailing_padding import (
+from keras_tfm.runtime.decoding.trailing_padding import (
     REAL_PAD,
     TokenRows,
     unpadded_prompts,

@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_tfm.runtime import adapters
 from keras_tfm.runtime.litert_internals import field_position
-from keras_tfm.runtime.manifest import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
+from keras_tfm.runtime.manifest.storage import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
 # Vectors of more bytes are not deduplicated.
 _LONG = 1 << 20

@@ -7,21 +7,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_tfm.runtime import stepped, text
-from keras_tfm.runtime.captions import Captions
-from keras_tfm.runtime.chat_template import ChatTemplate
-from keras_tfm.runtime.detection import Detection, as_pixels, detect
-from keras_tfm.runtime.drawing import Drawings
-from keras_tfm.runtime.embedding import Embeddings
-from keras_tfm.runtime.generate_signature import Generated, run_generate
-from keras_tfm.runtime.image_processor import ImageProcessor
-from keras_tfm.runtime.manifest import File
-from keras_tfm.runtime.manifest_fields import by_length
-from keras_tfm.runtime.session import Session
+from keras_tfm.runtime.decoding import stepped
+from keras_tfm.runtime.decoding.generate_signature import Generated, run_generate
+from keras_tfm.runtime.manifest.fields import by_length
+from keras_tfm.runtime.manifest.storage import File
+from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.signature_runner import SignatureRunner
-from keras_tfm.runtime.speech import Speech
-from keras_tfm.runtime.streams import Streams
-from keras_tfm.runtime.tokenizer import Tokenizer
+from keras_tfm.runtime.tasks import text
+from keras_tfm.runtime.tasks.captions import Captions
+from keras_tfm.runtime.tasks.detection import Detection, as_pixels, detect
+from keras_tfm.runtime.tasks.drawing import Drawings
+from keras_tfm.runtime.tasks.embedding import Embeddings
+from keras_tfm.runtime.tasks.session import Session
+from keras_tfm.runtime.tasks.speech import Speech
+from keras_tfm.runtime.tasks.streams import Streams
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
 
 class Model(Captions, Drawings, Embeddings, Speech, Streams):

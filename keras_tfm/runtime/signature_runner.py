@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.runtime import adapters
-from keras_tfm.runtime import manifest as manifests
 from keras_tfm.runtime.checked_inputs import filled_batch, fit, is_ids, longest_row
-from keras_tfm.runtime.host_loop import CopiedBuffers
+from keras_tfm.runtime.decoding.host_loop import CopiedBuffers
 from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
-from keras_tfm.runtime.manifest_fields import by_length, of_kind
+from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.fields import by_length, of_kind
 from keras_tfm.runtime.weight_cache import Runner, cached_runners
 
 # More than the cores of any processor. XNNPACK creates all threads; a million end the process.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.runtime.manifest.storage import import_litert
 
 Runner = Callable[..., dict[str, np.ndarray]]
 # The dtypes that LiteRT's TensorBuffer supports.

@@ -1,21 +1,21 @@
 """Training: losses, metrics, learning rate schedules, callbacks and distribution strategies."""
 
 from keras_tfm.training.annealing import Annealing
-from keras_tfm.training.contrastive import ContrastiveLoss
-from keras_tfm.training.detection import DetectionLoss
-from keras_tfm.training.dino import DINO
-from keras_tfm.training.discrete_vae import DiscreteVAELoss
-from keras_tfm.training.draft_loss import DraftLoss
+from keras_tfm.training.detection.detection_loss import DetectionLoss
+from keras_tfm.training.detection.matching import hungarian_matching
+from keras_tfm.training.detection.mean_average_precision import MeanAveragePrecision
 from keras_tfm.training.generation_scores import GenerationScores
 from keras_tfm.training.layer_decay import layer_decay
 from keras_tfm.training.layout_map import layout_map
-from keras_tfm.training.losses import LabelSmoothedCrossEntropy
-from keras_tfm.training.matching import hungarian_matching
-from keras_tfm.training.mean_average_precision import MeanAveragePrecision
+from keras_tfm.training.losses.contrastive import ContrastiveLoss
+from keras_tfm.training.losses.dino import DINO
+from keras_tfm.training.losses.discrete_vae import DiscreteVAELoss
+from keras_tfm.training.losses.draft_loss import DraftLoss
+from keras_tfm.training.losses.region_divergence import RegionKLDivergence
+from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.metrics import MaskedAccuracy
 from keras_tfm.training.perplexity import Perplexity
-from keras_tfm.training.region_divergence import RegionKLDivergence
-from keras_tfm.training.resume import Resume
+from keras_tfm.training.resuming.resume import Resume
 from keras_tfm.training.schedules import LinearSchedule, TransformerSchedule
 from keras_tfm.training.strategies import distribution, is_chief
 from keras_tfm.training.tensorboard import TensorBoard

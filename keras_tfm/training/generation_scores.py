@@ -9,8 +9,8 @@ import numpy as np
 from keras_tfm.generation import Generator, Strategy
 from keras_tfm.generation.pad_ids import masked_ids
 from keras_tfm.optional_package import optional_package
-from keras_tfm.runtime.tokenizer import until_end
-from keras_tfm.runtime.trailing_padding import unpadded_length
+from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.tokenizers.tokenizer import until_end
 
 
 class GenerationScores(keras.callbacks.Callback):

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.keras_internals import get_mask
-from keras_tfm.training.losses import label_weights
+from keras_tfm.training.losses.token_losses import label_weights
 
 Tensor = Any
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.training.losses import LabelSmoothedCrossEntropy
+from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.metrics import Tensor, TokenMean
 
 

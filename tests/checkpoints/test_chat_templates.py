@@ -11,7 +11,7 @@ from keras_tfm import runtime
 from keras_tfm.checkpoints import load_chat_template, load_tokenizer
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
-from keras_tfm.runtime.tokenizer import prompt_ids, read
+from keras_tfm.runtime.tokenizers.tokenizer import prompt_ids, read
 
 CHATML = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"

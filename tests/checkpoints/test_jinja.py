@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from keras_tfm.checkpoints.jinja.meter import TemplateError
-from keras_tfm.checkpoints.jinja.program import Program
+from keras_tfm.checkpoints.tokenizers.jinja.meter import TemplateError
+from keras_tfm.checkpoints.tokenizers.jinja.program import Program
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM = {"role": "system", "content": " Be kind. "}

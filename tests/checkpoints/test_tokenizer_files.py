@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from keras_tfm.checkpoints import load_tokenizer
-from keras_tfm.runtime.tokenizer import read
+from keras_tfm.runtime.tokenizers.tokenizer import read
 
 pytest.importorskip("tokenizers")
 FOLDER = Path(__file__).parents[1] / "parity" / "huggingface_tokenizers"

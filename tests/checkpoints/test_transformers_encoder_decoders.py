@@ -394,9 +394,10 @@ SIZE_CASES = {
 @pytest.mark.parametrize(("family", "size"), SIZE_CASES)
 def test_sizes_have_as_many_parameters_as_transformers(family, size):
     name, vocabulary_size = SIZE_CASES[family, size]
-    sizes = importlib.import_module(f"keras_tfm.models.{family}").SIZES
+    builder = getattr(models, family)
+    sizes = importlib.import_module(builder.__module__).SIZES
     with without_storage():
-        ours = models.backbone(getattr(models, family)(vocabulary_size, **sizes[size]))
+        ours = models.backbone(builder(vocabulary_size, **sizes[size]))
     cls = getattr(transformers, name)
     fields = FAMILIES[family].fields(ours, name)
     with torch.device("meta"):

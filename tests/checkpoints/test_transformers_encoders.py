@@ -182,7 +182,7 @@ def test_buckets_of_deberta(sizes):
 def test_sizes_of_deberta_have_as_many_parameters(size):
     """The published configurations, on a device without memory."""
     from keras_tfm import models
-    from keras_tfm.models.deberta import SIZES
+    from keras_tfm.models.encoders.deberta import SIZES
     from keras_tfm.models.without_storage import without_storage
 
     ours = SIZES[size]

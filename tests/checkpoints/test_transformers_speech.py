@@ -8,7 +8,7 @@ from compare import assert_close
 from live_transformers import made, saved
 
 from keras_tfm import checkpoints, generation, models
-from keras_tfm.models.whisper import SAMPLES_PER_POSITION, SIZES
+from keras_tfm.models.encoder_decoders.whisper import SAMPLES_PER_POSITION, SIZES
 from keras_tfm.models.without_storage import without_storage
 
 torch = pytest.importorskip("torch")

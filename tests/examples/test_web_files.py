@@ -18,7 +18,7 @@ from keras_tfm import models, runtime
 from keras_tfm.checkpoints import load_tokenizer
 from keras_tfm.export import export_tflite
 from keras_tfm.runtime import ChatTemplate
-from keras_tfm.runtime.tokenizer import prompt_ids, read
+from keras_tfm.runtime.tokenizers.tokenizer import prompt_ids, read
 
 pytestmark = pytest.mark.browser
 FOLDER = Path(__file__).parents[1] / "parity/huggingface_tokenizers"

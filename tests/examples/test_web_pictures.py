@@ -12,7 +12,7 @@ from web_pages import WEB, need_browser, run_in_browser
 
 from keras_tfm import runtime
 from keras_tfm.runtime import ImageProcessor
-from keras_tfm.runtime.image_processor import FILTERS, _resize
+from keras_tfm.runtime.media.image_processor import FILTERS, _resize
 
 PIL = pytest.importorskip("PIL")
 Image = pytest.importorskip("PIL.Image")

@@ -12,9 +12,9 @@ from traced_memory import at_most
 
 from keras_tfm import cli, models, runtime
 from keras_tfm.export import export_tflite, save_adapter, verify
-from keras_tfm.export.adapters import adapted_layers
-from keras_tfm.export.float_file import FloatFile, Stored
-from keras_tfm.export.precision import in_float32
+from keras_tfm.export.graph.adapters import adapted_layers
+from keras_tfm.export.quantization.precision import in_float32
+from keras_tfm.export.verification.float_file import FloatFile, Stored
 from keras_tfm.generation import generate
 from keras_tfm.layers.projection import Projection, separate_adapters
 from keras_tfm.runtime import adapters, flatbuffer

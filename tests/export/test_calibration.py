@@ -8,7 +8,9 @@ import pytest
 from small_models import randomize
 
 from keras_tfm import runtime
-from keras_tfm.export import calibrate, export_tflite, float_file, four_bits, gptq, verify
+from keras_tfm.export import calibrate, export_tflite, verify
+from keras_tfm.export.quantization import four_bits, gptq
+from keras_tfm.export.verification import float_file
 from keras_tfm.generation.model_inputs import call_model
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.transformer_block import TransformerBlock

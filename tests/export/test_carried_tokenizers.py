@@ -19,7 +19,7 @@ from tokenizers.implementations import SentencePieceUnigramTokenizer
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.export.carried_tokenizers import carry
-from keras_tfm.export.signatures import Request
+from keras_tfm.export.signatures.signatures import Request
 from keras_tfm.layers import TokenEmbedding
 from keras_tfm.models import transformer
 
@@ -287,7 +287,7 @@ def test_pieces_of_keras_hub(hub, wide):
 
 @pytest.mark.parametrize("options", [{}, {"strip_accents": True}, {"split_on_cjk": False}])
 def test_word_pieces_of_keras_hub(hub, wide, options):
-    from keras_tfm.runtime.tokenizer import read
+    from keras_tfm.runtime.tokenizers.tokenizer import read
 
     given = hub.WordPieceTokenizer(PIECES, **options)
     ((name, content),) = carry(wide, given, None).entries.items()

@@ -8,9 +8,9 @@ from keras_weights import randomize
 
 from keras_tfm import models
 from keras_tfm.export import export_tflite
-from keras_tfm.export.composites import with_rms_norms
+from keras_tfm.export.graph.composites import with_rms_norms
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.runtime.manifest.storage import import_litert
 
 SHAPE, EPSILON = (2, 5, 7), 1e-3
 RANDOM = np.random.default_rng(0)

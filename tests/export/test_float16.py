@@ -8,9 +8,9 @@ from keras_weights import randomize
 
 from keras_tfm import models, runtime
 from keras_tfm.export import Float16Check, check_in_float16, export_tflite
-from keras_tfm.export.float16_norms import bound_norms
+from keras_tfm.export.graph.float16_norms import bound_norms
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.runtime.manifest.storage import import_litert
 
 WIDTH = 300  # more than 128, so that rows are divided by a multiple of their mean
 

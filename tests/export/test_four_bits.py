@@ -74,7 +74,7 @@ def test_a_block_smaller_than_the_smallest_scale_is_rounded_to_that_scale():
     """Of 1e-4 the scale would be 1.4e-5; at 2^-14 it rounds to two steps."""
     path = new_path()
     export_tflite(tied(changed(KERNEL, (slice(32), 5), 1e-4), TABLE), path, quantization="int4")
-    from keras_tfm.export.float_file import FloatFile
+    from keras_tfm.export.verification.float_file import FloatFile
 
     stored = FloatFile(path.read_bytes()).stored.values()
     (kernel,) = (x for x in stored if x.values.shape == (64, 64))

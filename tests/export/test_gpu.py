@@ -17,8 +17,8 @@ from small_models import SOURCES, START, decoder_only
 
 from keras_tfm import cli, layers, models, runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.export.gpu_graph import for_gpu
-from keras_tfm.runtime.gpu_support import OPERATORS, check, check_file
+from keras_tfm.export.graph.gpu_graph import for_gpu
+from keras_tfm.runtime.inspection.gpu_support import OPERATORS, check, check_file
 
 # Float32 rounds at 6e-8; the same sums in another order, through some layers.
 FLOAT32 = 1e-5

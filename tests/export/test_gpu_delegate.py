@@ -21,15 +21,11 @@ from keras_weights import randomize
 
 import keras_tfm
 from keras_tfm import layers, models
-from keras_tfm.export import (
-    VerificationError,
-    check_in_float16,
-    export_tflite,
-    gpu_verification,
-)
-from keras_tfm.export.gpu_graph import for_gpu
-from keras_tfm.export.gpu_verification import GpuCheck, check_on_gpu
-from keras_tfm.runtime.gpu_support import check_file
+from keras_tfm.export import VerificationError, check_in_float16, export_tflite
+from keras_tfm.export.graph.gpu_graph import for_gpu
+from keras_tfm.export.verification import on_gpu as gpu_verification
+from keras_tfm.export.verification.on_gpu import GpuCheck, check_on_gpu
+from keras_tfm.runtime.inspection.gpu_support import check_file
 
 
 def values():

@@ -7,8 +7,8 @@ from small_exports import new_path
 
 from keras_tfm import layers, runtime
 from keras_tfm.export import export_tflite, verify
-from keras_tfm.export.input_numbers import input_numbers
-from keras_tfm.runtime.random_inputs import random_inputs
+from keras_tfm.export.signatures.input_numbers import input_numbers
+from keras_tfm.runtime.inspection.random_inputs import random_inputs
 
 # Sensors: a fraction, degrees, a pressure in Pa, a voltage.
 MEAN = np.array([0.0, 20.0, 101325.0, 0.002, 400.0])

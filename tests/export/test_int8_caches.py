@@ -15,10 +15,10 @@ from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.generation import Beam, Drafted, PromptLookup
 from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.layers import DecodingScope, TokenEmbedding, attention
-from keras_tfm.layers.stepped_attention import stepped_attention
+from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
 from keras_tfm.layers.target import export_target
 from keras_tfm.runtime import flatbuffer, load
-from keras_tfm.runtime.manifest import import_litert
+from keras_tfm.runtime.manifest.storage import import_litert
 
 # Of logits of order 1: what rounding keys and values to 8 bits changes, in one and in two layers.
 ROUNDED = 5e-2

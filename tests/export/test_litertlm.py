@@ -15,11 +15,12 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 
 from keras_tfm import cli, export, layers, models, runtime
-from keras_tfm.export import litertlm, litertlm_package
+from keras_tfm.export.litertlm import export as litertlm
+from keras_tfm.export.litertlm import package as litertlm_package
 from keras_tfm.generation import Beam, Greedy, Sample
 from keras_tfm.generation.processors import SuppressTokens
 from keras_tfm.runtime import ChatTemplate, flatbuffer
-from keras_tfm.runtime.other_process import run_module
+from keras_tfm.runtime.inspection.subprocesses import run_module
 
 pytest.importorskip("litert_lm")
 pytest.importorskip("litert_lm_builder")
@@ -120,7 +121,7 @@ def tokens_of(name):
 def stock(path, **questions):
     return run_module(
         "testing",
-        "keras_tfm.runtime.litertlm_process",
+        "keras_tfm.runtime.inspection.litertlm_process",
         str(path),
         given={"prompts": [], "conversations": [], **questions},
     )

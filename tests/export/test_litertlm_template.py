@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from keras_tfm.export.litertlm_package import jinja
+from keras_tfm.export.litertlm.package import jinja
 from keras_tfm.runtime import ChatTemplate
 
 jinja2 = pytest.importorskip("jinja2")

@@ -9,9 +9,9 @@ from small_models import encoder_decoder, logits_of
 
 from keras_tfm import runtime
 from keras_tfm.export import export_saved_model, export_tflite
-from keras_tfm.export.signatures import Signature
+from keras_tfm.export.signatures.signatures import Signature
 from keras_tfm.generation import generate
-from keras_tfm.runtime.manifest_fields import of_kind
+from keras_tfm.runtime.manifest.fields import of_kind
 
 SIZES = {"source_length": 5, "max_length": 7, "start_id": 1, "prompt_length": 3}
 ROLES = ["predict", "generate", "encode", "prefill", "decode"]

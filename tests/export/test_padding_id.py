@@ -9,8 +9,8 @@ from small_models import DIM, SOURCE_SIZE, TARGET_SIZE, randomize, telling_end
 
 from keras_tfm import layers, models
 from keras_tfm.export import export_saved_model, export_tflite
-from keras_tfm.export.request import Request
-from keras_tfm.export.signatures import make_signatures
+from keras_tfm.export.signatures.request import Request
+from keras_tfm.export.signatures.signatures import make_signatures
 from keras_tfm.generation import Beam, generate
 from keras_tfm.generation.pad_ids import pad_ids
 from keras_tfm.runtime import load
@@ -300,7 +300,7 @@ def test_a_saved_model_of_strings_pads_ragged_rows(trained_classifier):
 def test_random_inputs_leave_out_the_id():
     request = Request(translator(), ["predict"], source_length=40, max_length=40, batch_size=50)
     (signature,) = make_signatures(request)
-    from keras_tfm.runtime.random_inputs import random_inputs
+    from keras_tfm.runtime.inspection.random_inputs import random_inputs
 
     made = random_inputs(signature.manifest())
     assert set(made["source"].ravel()) == set(range(SOURCE_SIZE)) - {PADDING}
@@ -308,7 +308,7 @@ def test_random_inputs_leave_out_the_id():
 
 
 def test_random_inputs_have_the_end_token_whose_features_are_returned():
-    from keras_tfm.runtime.random_inputs import random_inputs
+    from keras_tfm.runtime.inspection.random_inputs import random_inputs
 
     spec = {"shape": [2, 5], "dtype": "int32", "vocabulary_size": 99, "pad_id": 0, "end_id": 7}
     assert (random_inputs({"inputs": {"tokens": spec}})["tokens"][:, -1] == 7).all()

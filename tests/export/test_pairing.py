@@ -7,8 +7,8 @@ from small_exports import new_path, small_file
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite, verify
-from keras_tfm.export.pairing import check_pair, other_arguments
-from keras_tfm.export.verification import VerificationError
+from keras_tfm.export.verification.pairing import check_pair, other_arguments
+from keras_tfm.export.verification.verify import VerificationError
 from keras_tfm.models import bert, gpt, transformer
 
 SIZES = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}

@@ -20,8 +20,11 @@ from small_models import randomize
 from test_imports import modules_after
 
 from keras_tfm import runtime
-from keras_tfm.export import conversion, export_tflite, kept_layers, quantization, tflite
-from keras_tfm.export.signatures import Request, make_signatures
+from keras_tfm.export import export_tflite, tflite
+from keras_tfm.export.graph import conversion
+from keras_tfm.export.quantization import kept_layers
+from keras_tfm.export.quantization import presets as quantization
+from keras_tfm.export.signatures.signatures import Request, make_signatures
 from keras_tfm.generation import generate
 from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
 from keras_tfm.models import transformer
@@ -562,6 +565,6 @@ def test_the_missing_quantizer_is_named(tmp_path, monkeypatch):
 
 
 def test_nothing_imports_the_quantizer():
-    modules = modules_after("import keras_tfm.export, keras_tfm.export.quantization")
-    assert "keras_tfm.export.quantization" in modules
+    modules = modules_after("import keras_tfm.export, keras_tfm.export.quantization.presets")
+    assert "keras_tfm.export.quantization.presets" in modules
     assert not [name for name in modules if name.startswith("ai_edge_quantizer")]

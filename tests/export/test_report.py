@@ -22,7 +22,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.models import transformer
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.inspection import bytes_by_kind, inspect_subgraphs
+from keras_tfm.runtime.inspection.inspection import bytes_by_kind, inspect_subgraphs
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from keras import layers
 from small_exports import small, small_tokens
 from small_models import SOURCE_SIZE, SOURCES, START, TARGET_SIZE, decoder_only, logits_of
 
-from keras_tfm.export.signatures import Request, make_signatures
+from keras_tfm.export.signatures.signatures import Request, make_signatures
 from keras_tfm.layers import TokenEmbedding
 
 DEFAULTS = {

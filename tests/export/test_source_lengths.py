@@ -10,7 +10,7 @@ from small_exports import new_path
 
 from keras_tfm import layers, runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.export.source_lengths import source_lengths
+from keras_tfm.export.signatures.source_lengths import source_lengths
 from keras_tfm.generation import generate
 
 V, MAX_LENGTH, FRAMES = 13, 6, 10

@@ -24,8 +24,8 @@ from small_models import (
     randomize,
 )
 
-from keras_tfm.export import signatures as signatures_module
-from keras_tfm.export.signatures import Request, make_signatures
+from keras_tfm.export.signatures import signatures as signatures_module
+from keras_tfm.export.signatures.signatures import Request, make_signatures
 from keras_tfm.generation import Contrastive, Sample
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_tfm.export.stored_weights import ModelWeights
+from keras_tfm.export.verification.stored_weights import ModelWeights
 
 RNG = np.random.default_rng(0)
 KERNEL = RNG.normal(size=(23, 19)).astype("float32")

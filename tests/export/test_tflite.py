@@ -36,10 +36,11 @@ from small_models import (
 )
 
 from keras_tfm import runtime
-from keras_tfm.export import conversion, export_tflite, verify
+from keras_tfm.export import export_tflite, verify
+from keras_tfm.export.graph import conversion
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 from keras_tfm.models import transformer, with_dtype
-from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.manifest import storage as manifests
 
 # Issue 2: TFLite float32 within 1e-5 of Keras. Logits here are of order 1.
 LOGITS = 1e-5
@@ -488,7 +489,7 @@ def test_a_report_that_fails(path, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("no report")
 
-    monkeypatch.setattr("keras_tfm.runtime.inspection.inspect_subgraphs", fail)
+    monkeypatch.setattr("keras_tfm.runtime.inspection.inspection.inspect_subgraphs", fail)
     with pytest.raises(RuntimeError, match="no report"):
         export_tflite(dense_model(), path)
 

@@ -26,7 +26,7 @@ from small_models import (
 from keras_tfm.export import VerificationError, export_tflite, verify
 from keras_tfm.generation import Beam
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime.manifest import storage as manifests
 
 LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id": START}
 ROLES = ["predict", "generate", "encode", "prefill", "decode"]
@@ -450,7 +450,7 @@ def test_logits_over_a_large_vocabulary_do_not_fill_the_memory():
     """Of SmolLM2: 256 tokens, 50 MB of logits a call."""
     from types import SimpleNamespace
 
-    from keras_tfm.export.verification_rows import VerificationRows
+    from keras_tfm.export.verification.rows import VerificationRows
 
     def calls(vocabulary_size):
         tokens = {"shape": [1, 256], "dtype": "int32", "vocabulary_size": vocabulary_size}

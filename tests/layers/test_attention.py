@@ -8,7 +8,7 @@ from execution import EVERY_MODE, GRAPHS, compiled, execute, gradients, tensorfl
 from keras import ops
 
 from keras_tfm.layers import attention
-from keras_tfm.layers.heads import merge_heads, split_heads
+from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads
 from keras_tfm.layers.target import current_target, export_target
 
 # Float32 rounds at 6e-8 and sums here have at most 13 terms, of size 1.

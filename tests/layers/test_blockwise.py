@@ -18,9 +18,9 @@ from keras_tfm.layers import (
     MultiHeadCrossAttention,
     MultiHeadSelfAttention,
     TransformerDecoderBlock,
-    blockwise,
 )
-from keras_tfm.layers.blockwise import WHOLE, blocks
+from keras_tfm.layers.multi_head_attention import blockwise
+from keras_tfm.layers.multi_head_attention.blockwise import WHOLE, blocks
 
 # The same sums of float32 in another order, as issue 3 asks; gradients relative to the largest.
 FLOAT32 = 1e-5

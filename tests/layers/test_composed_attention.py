@@ -19,7 +19,7 @@ from keras_tfm.layers import (
     PositionTerms,
     RotaryEmbedding,
 )
-from keras_tfm.layers.multi_head_attention import PROJECTIONS
+from keras_tfm.layers.multi_head_attention.base import PROJECTIONS
 
 # Float32 rounds at 6e-8; sums of up to 30 terms, four in a row.
 FLOAT32 = 1e-5

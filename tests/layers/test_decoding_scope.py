@@ -223,7 +223,7 @@ def test_as_for_xla_keys_are_stored_transposed(x, groups):
 @pytest.mark.parametrize("large", [False, True])
 def test_as_for_xla_the_table_of_a_tied_output_is_kept_transposed(monkeypatch, large):
     if large:
-        monkeypatch.setattr("keras_tfm.layers.token_embedding.LARGE", V * D - 1)
+        monkeypatch.setattr("keras_tfm.layers.embeddings.token_embedding.LARGE", V * D - 1)
     embedding = TokenEmbedding(V, D)
     x = np.random.default_rng(0).normal(size=(B, 1, D)).astype("float32")
     embedding(np.zeros((B, 1), "int32"))

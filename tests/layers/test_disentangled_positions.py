@@ -14,8 +14,8 @@ from keras_tfm.layers import (
     MultiHeadSelfAttention,
     RelativePositionTable,
     TransformerEncoderBlock,
-    blockwise,
 )
+from keras_tfm.layers.multi_head_attention import blockwise
 from keras_tfm.layers.positions.disentangled_position_embedding import skewed
 from keras_tfm.layers.positions.relative_position_table import log_buckets
 

@@ -263,7 +263,7 @@ def test_recomputed_blocks_drop_the_same(monkeypatch, seed):
     """The gradient in blocks is that of the values: a difference of the loss in one direction."""
     import torch
 
-    blockwise = sys.modules["keras_tfm.layers.blockwise"]
+    blockwise = sys.modules["keras_tfm.layers.multi_head_attention.blockwise"]
     monkeypatch.setattr(blockwise, "FEW", 1)
     monkeypatch.setattr(blockwise, "BLOCK", 3)
     layer = MultiHeadSelfAttention(2, causal=True, dropout=0.5)

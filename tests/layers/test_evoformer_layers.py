@@ -21,8 +21,8 @@ from keras_tfm.layers import (
     PairEmbedding,
     TriangleAttention,
     TriangleMultiplication,
-    blockwise,
 )
+from keras_tfm.layers.multi_head_attention import blockwise
 
 # Float32 rounds at 6e-8; sums of up to 64 terms, ten sublayers in a block.
 FLOAT32 = 1e-5

@@ -18,13 +18,13 @@ from compare import assert_close, to_numpy
 from keras import ops
 
 from keras_tfm.layers import ALiBi, MultiHeadSelfAttention, RelativePositionBias, attention
-from keras_tfm.layers.fused_attention import stores_no_scores
+from keras_tfm.layers.multi_head_attention.fused_attention import stores_no_scores
 
 BACKEND = keras.backend.backend()
 on_jax = pytest.mark.skipif(BACKEND != "jax", reason="cuDNN is called by JAX")
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="an operation of PyTorch")
 # The module; the package's attribute is the function.
-ATTENTION = sys.modules["keras_tfm.layers.attention"]
+ATTENTION = sys.modules["keras_tfm.layers.multi_head_attention.attention"]
 
 if BACKEND == "jax":
     import jax

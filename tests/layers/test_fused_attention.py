@@ -19,7 +19,7 @@ from keras_tfm.layers.target import export_target
 
 BACKEND = keras.backend.backend()
 # The module; the package's attribute is the function.
-MODULE = sys.modules["keras_tfm.layers.attention"]
+MODULE = sys.modules["keras_tfm.layers.multi_head_attention.attention"]
 # Float32 rounds at 6e-8 and sums here have at most 13 terms, of size 1.
 FLOAT32 = 1e-6
 # Bfloat16 rounds at 4e-3: queries, keys, scores, weights and output once each.

@@ -5,7 +5,7 @@ from compare import assert_close, to_numpy
 from execution import tensorflow_only
 
 from keras_tfm import layers
-from keras_tfm.layers import masks
+from keras_tfm.layers.multi_head_attention import masks
 
 T, F = True, False
 

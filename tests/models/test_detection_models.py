@@ -123,7 +123,7 @@ def test_sizes_of_feature_maps_are_rounded_up(size):
     [("18", 11_176_512 + 9_600), ("50", 23_508_032 + 53_120), ("101", 42_500_160 + 105_344)],
 )
 def test_parameters_of_the_papers_sizes(size, count):
-    from keras_tfm.models.resnet import SIZES
+    from keras_tfm.models.vision.resnet import SIZES
 
     assert models.resnet(None, **SIZES[size]).count_params() == count
 

@@ -9,7 +9,7 @@ from execution import tensorflow_only
 from keras_weights import randomize
 
 from keras_tfm import models
-from keras_tfm.models.evoformer import SIZES
+from keras_tfm.models.gallery.evoformer import SIZES
 from keras_tfm.training import MaskedAccuracy
 
 # Float32 rounds at 6e-8; three runs of five blocks, sums of up to 64 terms.

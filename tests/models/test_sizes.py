@@ -26,7 +26,8 @@ FAST_OF_DEEP = {"gpt-gpt3-xl"}
 
 
 def sizes_of(family):
-    return importlib.import_module(f"keras_tfm.models.{family}").SIZES
+    builder = getattr(models, family)
+    return importlib.import_module(builder.__module__).SIZES
 
 
 def rows():

@@ -10,7 +10,7 @@ from keras_weights import randomize, transformer_weights
 import keras_tfm
 from keras_tfm.layers import DecodingScope, PositionalEncoding, RotaryEmbedding
 from keras_tfm.models import transformer
-from keras_tfm.models.transformer import SIZES
+from keras_tfm.models.encoder_decoders.transformer import SIZES
 from keras_tfm.training import LabelSmoothedCrossEntropy, MaskedAccuracy
 
 # Float32 rounds at 6e-8; four blocks, of sums of up to 60 terms, and logits of size 1.

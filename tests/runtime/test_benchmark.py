@@ -11,9 +11,9 @@ from small_models import decoder_only
 
 from keras_tfm import runtime
 from keras_tfm.export import benchmark, export_tflite
-from keras_tfm.runtime.benchmark import LEAST_RUNS, Footprint, count_tokens
-from keras_tfm.runtime.inspection import bytes_by_kind
-from keras_tfm.runtime.random_inputs import random_inputs
+from keras_tfm.runtime.inspection.benchmark import LEAST_RUNS, Footprint, count_tokens
+from keras_tfm.runtime.inspection.inspection import bytes_by_kind
+from keras_tfm.runtime.inspection.random_inputs import random_inputs
 
 
 @pytest.fixture(scope="module")

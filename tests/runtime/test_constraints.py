@@ -12,7 +12,7 @@ from small_writers import END, SIZE, story, written
 
 from keras_tfm.export import export_tflite
 from keras_tfm.runtime import JsonSchema, Regex, Sampler, load
-from keras_tfm.runtime.tokenizer import read
+from keras_tfm.runtime.tokenizers.tokenizer import read
 
 pytest.importorskip("llguidance")
 SCHEMA = {

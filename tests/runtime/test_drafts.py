@@ -9,7 +9,7 @@ from small_models import SOURCES, START, encoder_decoder
 from keras_tfm import generation, models, runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation.strategies import Task
-from keras_tfm.runtime.steps import Steps
+from keras_tfm.runtime.decoding.steps import Steps
 
 VOCABULARY, LENGTH, DRAFTED = 13, 23, 3
 PROMPTS = [[3, 4, 5, 3, 4], [7, 8, 9, 7, 1]]

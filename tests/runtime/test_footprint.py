@@ -16,7 +16,7 @@ def test_a_process_of_its_own(cached, tmp_path):
     script = f"""
         import json, runpy, sys
         sys.argv = ["footprint", *{arguments}]
-        runpy.run_module("keras_tfm.runtime.footprint", run_name="__main__")
+        runpy.run_module("keras_tfm.runtime.inspection.footprint", run_name="__main__")
         print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
     """
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script)]

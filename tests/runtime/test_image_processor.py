@@ -15,8 +15,9 @@ import pytest
 
 from keras_tfm import checkpoints, models
 from keras_tfm.optional_package import install_command
-from keras_tfm.runtime import ImageProcessor, decoded_picture
-from keras_tfm.runtime.image_processor import FILTERS, open_size, open_upright
+from keras_tfm.runtime import ImageProcessor
+from keras_tfm.runtime.media import decoded_picture
+from keras_tfm.runtime.media.image_processor import FILTERS, open_size, open_upright
 
 PIL = pytest.importorskip("PIL")
 Image = pytest.importorskip("PIL.Image")

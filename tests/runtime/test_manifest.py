@@ -18,8 +18,9 @@ from small_exports import new_path, small, small_file, small_tokens, with_manife
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.runtime import flatbuffer, manifest_fields
-from keras_tfm.runtime import manifest as manifests
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest import fields as manifest_fields
+from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.version import __version__
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_tfm.runtime.other_process import run_module
+from keras_tfm.runtime.inspection.subprocesses import run_module
 
 
 def test_a_process_that_takes_too_long_is_ended():

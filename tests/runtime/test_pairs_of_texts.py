@@ -160,7 +160,7 @@ def test_bad_pairs(texts, error, message):
 def test_a_sentence_piece_model_joins_no_texts():
     from small_tokenizers import sentence_pieces
 
-    from keras_tfm.runtime.tokenizer import read
+    from keras_tfm.runtime.tokenizers.tokenizer import read
 
     made = read("tokenizer.model", sentence_pieces())
     assert made.encode_typed("hello") == (made.encode("hello"), [0] * len(made.encode("hello")))

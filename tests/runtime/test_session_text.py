@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_tokenizers import CORPUS, KINDS, tokenizer_of
 
-from keras_tfm.runtime.session_text import GivenText, Run
+from keras_tfm.runtime.tasks.session_text import GivenText, Run
 
 TEXTS = ["東京は日本の首都です。", "Schön, 5 € für Müller", "ok 👍 done", "no  spaces\n at  all"]
 

@@ -13,7 +13,7 @@ from execution import tensorflow_only
 from small_exports import QUESTIONS, classifier_file, small_file, small_tokens
 
 from keras_tfm import runtime
-from keras_tfm.runtime import inspection
+from keras_tfm.runtime.inspection import inspection
 
 pytestmark = tensorflow_only
 TEXT = "two three four"

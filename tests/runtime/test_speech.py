@@ -14,8 +14,8 @@ from traced_memory import at_most
 import keras_tfm
 from keras_tfm import layers, models, runtime
 from keras_tfm.generation import Greedy, generate, processors
-from keras_tfm.runtime import wav
-from keras_tfm.runtime.wav import read_wav, resampled
+from keras_tfm.runtime.media import wav
+from keras_tfm.runtime.media.wav import read_wav, resampled
 
 RATE = 16000
 TIME = np.arange(8000) / RATE

@@ -32,8 +32,8 @@ from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Beam, generate
 from keras_tfm.optional_package import install_command
-from keras_tfm.runtime.text import pieces
-from keras_tfm.runtime.tokenizer import prompt_ids, read
+from keras_tfm.runtime.tasks.text import pieces
+from keras_tfm.runtime.tokenizers.tokenizer import prompt_ids, read
 
 TEXTS = ["three four FIVE six end", "eight nine ten", "nobody two", ""]
 IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [1, 2, 0, 0, 0], [0] * 5], "int32")

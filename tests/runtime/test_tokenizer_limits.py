@@ -22,9 +22,9 @@ from odd_tokenizers import (
 from small_tokenizers import byte_pairs, sentence_pieces, word_pieces, words
 
 from keras_tfm.checkpoints import load_tokenizer
-from keras_tfm.runtime.backtracking import check_regex, least_length
-from keras_tfm.runtime.tokenizer import read
-from keras_tfm.runtime.tokenizer_limits import check_tokenizer_json
+from keras_tfm.runtime.tokenizers.backtracking import check_regex, least_length
+from keras_tfm.runtime.tokenizers.tokenizer import read
+from keras_tfm.runtime.tokenizers.tokenizer_limits import check_tokenizer_json
 
 
 @pytest.mark.parametrize("rules", WITHOUT_END.values(), ids=WITHOUT_END)

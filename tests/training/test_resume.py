@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 def test_no_flipped_bit_is_trained_on(tmp_path, interrupted):
     """Of 200 flipped bits of the data each is seen, or changes nothing of what is read."""
-    from keras_tfm.training.training_state import _read_whole
+    from keras_tfm.training.resuming.training_state import _read_whole
 
     path = interrupted[8]
     whole = path.read_bytes()

@@ -14,8 +14,8 @@ import pytest
 from execution import saving
 from interrupted_program import STEPS, InterruptAt, Interrupted, bits, program
 
-from keras_tfm.training.callback_states import CallbackStates
-from keras_tfm.training.training_state import Arrays
+from keras_tfm.training.resuming.callback_states import CallbackStates
+from keras_tfm.training.resuming.training_state import Arrays
 
 EPOCHS = 9
 pytestmark = saving

@@ -28,7 +28,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.heads import swap
+from keras_tfm.layers.multi_head_attention.heads import swap
 
 Tensor = Any
 Entry = dict[str, Tensor]

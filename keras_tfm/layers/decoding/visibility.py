@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_tfm.layers import masks
 from keras_tfm.layers.decoding.cache import Entry
+from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.positions.coordinates import Positions, Span, as_tensor
 
 Tensor = Any

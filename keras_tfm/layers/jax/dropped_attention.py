@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from keras_tfm.layers.blockwise import Block, spans
-from keras_tfm.layers.heads import scaled
 from keras_tfm.layers.jax.hashed_dropout import kept_values, row_numbers
-from keras_tfm.layers.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.blockwise import Block, spans
+from keras_tfm.layers.multi_head_attention.heads import scaled
+from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
 
 Tensor = Any
 

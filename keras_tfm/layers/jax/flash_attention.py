@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from keras_tfm.layers.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
 
 Tensor = Any
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers.lookup import as_integers
+from keras_tfm.layers.embeddings.lookup import as_integers
 
 Tensor = Any
 

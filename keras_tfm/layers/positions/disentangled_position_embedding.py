@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer
-from keras_tfm.layers.heads import leading, split_heads, swap
+from keras_tfm.layers.multi_head_attention.heads import leading, split_heads, swap
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,

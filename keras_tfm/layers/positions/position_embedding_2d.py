@@ -10,7 +10,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.patch_embedding import as_pair, height_and_width
+from keras_tfm.layers.images.patch_embedding import as_pair, height_and_width
 from keras_tfm.layers.positions.interpolation import bicubic
 from keras_tfm.layers.rematerialized import RematerializedLayer
 

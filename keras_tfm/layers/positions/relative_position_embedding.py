@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
-from keras_tfm.layers.heads import swap
+from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
-from keras_tfm.layers.heads import merge_last, split_last
+from keras_tfm.layers.multi_head_attention.heads import merge_last, split_last
 from keras_tfm.layers.positions.attention_position import AttentionPosition
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling

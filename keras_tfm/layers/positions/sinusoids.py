@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_tfm.layers.lookup import lookup
+from keras_tfm.layers.embeddings.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.target import current_target
 

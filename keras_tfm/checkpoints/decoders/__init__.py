@@ -1,0 +1,1 @@
+"""Tables of decoder-only language models."""

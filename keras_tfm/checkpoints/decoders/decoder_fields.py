@@ -1,0 +1,110 @@
+"""Fields of `config.json` and architectures that decoder-only families share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.encoders.bert import label_fields
+from keras_tfm.checkpoints.family import Architecture
+from keras_tfm.checkpoints.names import Named
+from keras_tfm.models.decoders.causal_decoder import each_window
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read_windows(config: Config, kinds: Any, window: int | None) -> Any:
+    """The window of each block from `layer_types`; one for all if they are equal."""
+    if not isinstance(kinds, list) or not kinds or not set(kinds) <= {FULL, SLIDING}:
+        config.refuse("layer_types", kinds, f"a list of {FULL} and {SLIDING}")
+    each = [window if kind == SLIDING else None for kind in kinds]
+    return each[0] if len(set(each)) == 1 else each
+
+
+def window_of(model: models.Model) -> tuple[int | None, list[int | None]]:
+    """The only window of a model's blocks, or None, and the window or None of each block.
+
+    Raises:
+        ValueError: blocks have different windows.
+    """
+    given = model.arguments
+    each = each_window(given["windows"], given["num_layers"])
+    used = {window for window in each if window is not None}
+    if len(used) > 1:
+        raise ValueError(f"{model.name}: a checkpoint has one window for all blocks, got {each}")
+    return max(used, default=None), each
+
+
+def is_tied(config: Config, named: Named, default: bool, embedding: str) -> bool:
+    """Whether the output shares the embedding's table, by the configuration and the tensors."""
+    untied = "lm_head.weight" in named.own and not named.same("lm_head.weight", embedding)
+    return config.flag("tie_word_embeddings", default) and not untied
+
+
+def read_pad_id(config: Config, named: Named, default: int | None = None) -> int | None:
+    """The padding id of a classifier; None for other heads, which `transformers` does not mask."""
+    if not named.begins("score."):
+        return None
+    value = config.integer("pad_token_id", None, minimum=0)
+    return default if "pad_token_id" not in config.fields else value
+
+
+def classifier_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    """The fields of a classifier: class names and padding id."""
+    if not architecture.endswith("ForSequenceClassification"):
+        return {}
+    pad_id = model.arguments["pad_id"]
+    if pad_id is not None and pad_id < 0:
+        raise ValueError(
+            f"{model.name}: transformers pads with an id of the vocabulary, and the model with "
+            f"{pad_id}: give the builder the pad_id of the tokenizer"
+        )
+    return {"pad_token_id": pad_id, **label_fields(model)}
+
+
+def architectures(name: str, language_model: str, base: str) -> dict[str, Architecture]:
+    """The language model, the model without a head and the classifier of a family.
+
+    Args:
+        name: str, prefix of the classes in `transformers`, such as "Llama".
+        language_model, base: str, names of the first two classes.
+    """
+    return {
+        language_model: Architecture(lambda model, config: model, "language_model"),
+        base: Architecture(lambda model, config: models.backbone(model)),
+        f"{name}ForSequenceClassification": Architecture(
+            lambda model, config: models.sequence_classifier(
+                model, config.num_labels, dropout=0.0, labels=config.labels, pooling="last"
+            ),
+            "sequence_classifier",
+            {"pooling": "last"},
+            ("score.",),
+        ),
+    }
+
+
+def check_heads(model: models.Model, kind: str) -> None:
+    """Raises unless the number of heads divides the width, which `transformers` requires."""
+    dim, heads = model.arguments["dim"], model.arguments["num_heads"]
+    if dim % heads:
+        raise ValueError(
+            f"{model.name}: num_heads must divide dim ({dim}) to be saved as {kind}, got {heads}"
+        )
+
+
+def check_saved(model: models.Model, kind: str, **allowed: Any) -> None:
+    """Raises if a model has an argument that checkpoints of its kind cannot express.
+
+    Args:
+        model: the model.
+        kind: str, name of the checkpoints, for the message.
+        allowed: by argument, its only value, or a tuple of values.
+    """
+    for name, value in allowed.items():
+        values: Sequence[Any] = value if isinstance(value, tuple) else (value,)
+        found = model.arguments[name]
+        if not any(found == x for x in values):
+            expected = " or ".join(repr(x) for x in values)
+            raise ValueError(
+                f"{model.name}: {name} must be {expected} to be saved as {kind}, got {found!r}"
+            )

@@ -1,0 +1,174 @@
+"""Checkpoints of the text models of Gemma 1, 2 and 3: tensor names, configuration and heads."""
+
+from functools import partial
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
+from keras_tfm.checkpoints.decoders.decoder_fields import (
+    FULL,
+    SLIDING,
+    architectures,
+    check_heads,
+    check_saved,
+    read_pad_id,
+    read_windows,
+    window_of,
+)
+from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields, table
+from keras_tfm.checkpoints.decoders.rope import (
+    read_rope,
+    read_rope_by_layer_type,
+    rope_fields,
+    rope_fields_by_layer_type,
+)
+from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.names import Named
+from keras_tfm.layers import gelu_tanh
+
+# Values of fields that are missing in `config.json`.
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "intermediate_size": 9216, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": True,
+}  # fmt: skip
+_DEFAULTS1: dict[str, Any] = {
+    **_DEFAULTS, "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+    "intermediate_size": 24576, "num_key_value_heads": 16,
+}  # fmt: skip
+_DEFAULTS3 = {**_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072}
+# The padding id and the window of a configuration without one.
+_PAD_ID, _WINDOW = 0, 4096
+# Releases of the first Gemma name "gelu" and mean its approximation.
+_ACTIVATIONS1 = {**ACTIVATIONS, "gelu": gelu_tanh}
+
+
+def _arguments(config: Config, named: Named, version: int) -> dict[str, Any]:
+    config.only(use_bidirectional_attention=False)
+    defaults = {1: _DEFAULTS1, 2: _DEFAULTS, 3: _DEFAULTS3}[version]
+    arguments = {
+        **shared_arguments(config, named, defaults),
+        "activation": _activation(config, version),
+        "post_norm": version > 1,
+        "query_key_norm": version == 3,
+        "pad_id": read_pad_id(config, named, _PAD_ID),
+    }
+    if version == 1:
+        return {**arguments, **read_rope(config)}
+    if version == 3:
+        config.only(attn_logit_softcapping=None)
+    caps = (50.0, 30.0) if version == 2 else (None, None)
+    arguments |= {
+        "query_pre_attention_scalar": config.number("query_pre_attn_scalar", 256),
+        "attention_logit_soft_cap": _cap(config, "attn_logit_softcapping", caps[0]),
+        "final_logit_soft_cap": _cap(config, "final_logit_softcapping", caps[1]),
+        "windows": _windows(config, arguments["num_layers"], version),
+    }
+    return {**arguments, **(read_rope if version == 2 else read_rope_by_layer_type)(config)}
+
+
+def _activation(config: Config, version: int) -> Any:
+    """The activation; the field of other versions may repeat it."""
+    field, other = "hidden_act", "hidden_activation"
+    if version > 1:
+        field, other = other, field
+    known = _ACTIVATIONS1 if version == 1 else ACTIVATIONS
+    activation = config.activation(field, "gelu_pytorch_tanh", known)
+    repeated = config.fields.get(other)
+    if repeated is not None and activation not in (
+        _ACTIVATIONS1.get(repeated),
+        ACTIVATIONS.get(repeated),
+    ):
+        config.refuse(other, repeated, f"the activation in {field}")
+    return activation
+
+
+def _cap(config: Config, name: str, default: float | None) -> float | None:
+    """A soft cap; null means none."""
+    return config.number(name, None) if name in config.fields else default
+
+
+def _windows(config: Config, num_layers: int, version: int) -> Any:
+    """The window of each block, from `layer_types` or `sliding_window_pattern`."""
+    kinds = config.fields.get("layer_types")
+    if kinds is None:
+        pattern = 2 if version == 2 else config.integer("sliding_window_pattern", 6)
+        kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
+    window = config.integer("sliding_window", None)
+    if "sliding_window" not in config.fields:
+        window = _WINDOW
+    if window is None and SLIDING in kinds:
+        config.refuse("sliding_window", window, f"an integer, for the {SLIDING} in layer_types")
+    return read_windows(config, kinds, window)
+
+
+def _fields(model: models.Model, architecture: str, version: int) -> dict[str, Any]:
+    given = model.arguments
+    name = activation_name(given["activation"])
+    fields: dict[str, Any] = {
+        **shared_fields(model, architecture),
+        "hidden_act" if version == 1 else "hidden_activation": (
+            "gelu_pytorch_tanh" if name == "gelu_new" else name
+        ),
+    }
+    kind = "Gemma" if version == 1 else f"Gemma {version}"
+    check_saved(model, kind, attention_bias=(False, True), post_norm=version > 1)
+    if version < 3:
+        check_saved(model, kind, local_rope_theta=None)
+        fields |= rope_fields(model)
+    if version == 1:
+        if name == "gelu":
+            raise ValueError(
+                f"{model.name}: activation must not be gelu to be saved as Gemma, since "
+                "transformers reads its name as gelu_tanh there"
+            )
+        check_saved(
+            model,
+            kind,
+            windows=None,
+            attention_logit_soft_cap=None,
+            final_logit_soft_cap=None,
+            query_pre_attention_scalar=(None, given["head_dim"]),
+        )
+        return fields
+    check_heads(model, kind)
+    scalar = given["query_pre_attention_scalar"] or given["head_dim"]
+    if int(scalar) != scalar:
+        raise ValueError(
+            f"{model.name}: query_pre_attention_scalar must be an integer to be saved as {kind}, "
+            f"got {scalar}"
+        )
+    window, each = window_of(model)
+    fields |= {
+        "query_pre_attn_scalar": int(scalar),
+        "attn_logit_softcapping": given["attention_logit_soft_cap"],
+        "final_logit_softcapping": given["final_logit_soft_cap"],
+        # transformers requires a window even if no block has one.
+        "sliding_window": window or _WINDOW,
+        "layer_types": [FULL if x is None else SLIDING for x in each],
+    }
+    if version == 3:
+        check_saved(model, kind, attention_logit_soft_cap=None)
+        fields |= rope_fields_by_layer_type(model, window is not None)
+    return fields
+
+
+def _family(model_type: str, name: str, version: int, is_of: Any, base: str) -> Family:
+    return Family(
+        model_type=model_type,
+        builder=models.gemma,
+        table=lambda model: table(model, offset=1.0, post_norm=version > 1),
+        arguments=partial(_arguments, version=version),
+        fields=partial(_fields, version=version),
+        architectures=architectures(base.removesuffix("Model"), f"{name}ForCausalLM", base),
+        is_of=is_of,
+        names=NAMES,
+        base=base,
+    )
+
+
+GEMMA3 = _family(
+    "gemma3_text", "Gemma3", 3, lambda model: model.arguments["query_key_norm"], "Gemma3TextModel"
+)
+GEMMA2 = _family("gemma2", "Gemma2", 2, lambda model: model.arguments["post_norm"], "Gemma2Model")
+GEMMA = _family("gemma", "Gemma", 1, lambda model: True, "GemmaModel")

@@ -1,0 +1,186 @@
+"""GPT and GPT-2 checkpoints: tensor names, configuration and heads."""
+
+from functools import partial
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
+from keras_tfm.checkpoints.decoders.decoder_fields import (
+    architectures,
+    check_saved,
+    classifier_fields,
+    is_tied,
+    read_pad_id,
+)
+from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, norm
+from keras_tfm.layers import gelu_tanh
+
+# In these checkpoints kernels are (in, out), and queries, keys and values share one matrix.
+_dense = partial(dense, transposed=False)
+# "<|endoftext|>" in GPT-2's own vocabulary.
+END = 50256
+
+
+ALIASES = {
+    "max_position_embeddings": "n_positions", "hidden_size": "n_embd",
+    "num_attention_heads": "n_head", "num_hidden_layers": "n_layer",
+}  # fmt: skip
+
+
+def _table(embedding: str, positions: str) -> tuple[Row, ...]:
+    return (
+        Row("embedding/embeddings", (f"{embedding}.weight",)),
+        Row("positions/positions", (f"{positions}.weight",)),
+        *_dense("decoder_{i}/self_attention/query_key_value", "h.{i}.attn.c_attn"),
+        *_dense("decoder_{i}/self_attention/output_projection", "h.{i}.attn.c_proj"),
+        *norm("decoder_{i}/self_attention_residual/norm", "h.{i}.ln_1"),
+        *_dense("decoder_{i}/feed_forward/inner", "h.{i}.mlp.c_fc"),
+        *_dense("decoder_{i}/feed_forward/outer", "h.{i}.mlp.c_proj"),
+        *norm("decoder_{i}/feed_forward_residual/norm", "h.{i}.ln_2"),
+        *norm("decoder_norm", "ln_f"),
+        *dense("output", "lm_head", bias=False, head=True),
+        *dense("classifier", "score", bias=False, head=True),
+    )
+
+
+def _common(config: Config, named: Named, embedding: str) -> dict[str, Any]:
+    config.only(add_cross_attention=False, pruned_heads={}, is_causal=True)
+    dim = config.integer("n_embd", 768)
+    return {
+        "dim": dim,
+        "num_layers": config.integer("n_layer", 12, maximum=1000),
+        "num_heads": config.integer("n_head", 12),
+        "intermediate_dim": 4 * dim,
+        "dropout": config.number("resid_pdrop", 0.1, 1),
+        "attention_dropout": config.number("attn_pdrop", 0.1, 1),
+        "embedding_dropout": config.number("embd_pdrop", 0.1, 1),
+        "layer_norm_epsilon": config.number("layer_norm_epsilon", 1e-5),
+        "tie_output": is_tied(config, named, True, embedding),
+        "pad_id": read_pad_id(config, named),
+    }
+
+
+def _arguments_of_gpt2(config: Config, named: Named) -> dict[str, Any]:
+    arguments = _common(config, named, "wte.weight")
+    return {
+        **arguments,
+        "vocabulary_size": config.integer("vocab_size", 50257),
+        "intermediate_dim": config.integer("n_inner", None) or arguments["intermediate_dim"],
+        "activation": config.activation("activation_function", "gelu_new"),
+        "max_length": config.integer("n_positions", 1024),
+        "scale_scores": config.flag("scale_attn_weights", True),
+        "scale_scores_by_layer": config.flag("scale_attn_by_inverse_layer_idx", False),
+    }
+
+
+def _arguments_of_gpt1(config: Config, named: Named) -> dict[str, Any]:
+    # The first GPT has its own names: its "gelu" is the tanh approximation.
+    names = ("relu", "silu", "swish")
+    known = {"gelu": gelu_tanh, **{name: ACTIVATIONS[name] for name in names}}
+    return {
+        **_common(config, named, "tokens_embed.weight"),
+        "vocabulary_size": config.integer("vocab_size", 40478),
+        "activation": config.activation("afn", "gelu", known),
+        "max_length": config.integer("n_positions", 512),
+        "normalize_first": False,
+    }
+
+
+def _common_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    attention, embedding = given["attention_dropout"], given["embedding_dropout"]
+    return {
+        "vocab_size": given["vocabulary_size"],
+        "n_embd": given["dim"],
+        "n_layer": given["num_layers"],
+        "n_head": given["num_heads"],
+        "n_positions": given["max_length"],
+        "resid_pdrop": given["dropout"],
+        "attn_pdrop": given["dropout"] if attention is None else attention,
+        "embd_pdrop": given["dropout"] if embedding is None else embedding,
+        "layer_norm_epsilon": given["layer_norm_epsilon"],
+        "tie_word_embeddings": given["tie_output"] or model.head is None,
+        **classifier_fields(model, architecture),
+    }
+
+
+def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
+    check_saved(model, "GPT-2", windows=None, attention_bias=True)
+    given = model.arguments
+    is_own = given["vocabulary_size"] == END + 1
+    return {
+        **_common_fields(model, architecture),
+        "n_inner": given["intermediate_dim"],
+        "activation_function": activation_name(given["activation"]),
+        "scale_attn_weights": given["scale_scores"],
+        "scale_attn_by_inverse_layer_idx": given["scale_scores_by_layer"],
+        **({"bos_token_id": END, "eos_token_id": END} if is_own else {}),
+    }
+
+
+def _fields_of_gpt1(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    if given["intermediate_dim"] != 4 * given["dim"]:
+        raise ValueError(
+            f"{model.name}: intermediate_dim must be 4 times dim ({given['dim']}) to be saved as "
+            f"the first GPT, got {given['intermediate_dim']}"
+        )
+    check_saved(
+        model,
+        "the first GPT",
+        scale_scores=True,
+        scale_scores_by_layer=False,
+        windows=None,
+        attention_bias=True,
+    )
+    name = activation_name(given["activation"])
+    if name not in ("gelu_new", "relu", "silu"):
+        raise ValueError(
+            f"{model.name}: activation must be gelu_tanh, relu or silu to be saved as the first "
+            f"GPT, got {name}"
+        )
+    return {**_common_fields(model, architecture), "afn": "gelu" if name == "gelu_new" else name}
+
+
+def _family(
+    model_type: str, name: str, embedding: str, positions: str, normalize_first: bool, **rest: Any
+) -> Family:
+    table = _table(embedding, positions)
+    return Family(
+        model_type=model_type,
+        builder=models.gpt,
+        table=lambda model: table,
+        architectures=architectures(name, f"{name}LMHeadModel", f"{name}Model"),
+        is_of=lambda model: model.arguments["normalize_first"] == normalize_first,
+        names=Names(
+            prefix="transformer.",
+            aliases={"lm_head.weight": f"{embedding}.weight"},
+            # Causal masks and position ids, which older versions of transformers saved.
+            ignored=(r"h\.\d+\.attn\.(masked_)?bias", "position_ids"),
+        ),
+        base=f"{name}Model",
+        aliases=ALIASES,
+        **rest,
+    )
+
+
+GPT2 = _family(
+    "gpt2",
+    "GPT2",
+    "wte",
+    "wpe",
+    normalize_first=True,
+    arguments=_arguments_of_gpt2,
+    fields=_fields_of_gpt2,
+)
+GPT1 = _family(
+    "openai-gpt",
+    "OpenAIGPT",
+    "tokens_embed",
+    "positions_embed",
+    normalize_first=False,
+    arguments=_arguments_of_gpt1,
+    fields=_fields_of_gpt1,
+)

@@ -1,0 +1,231 @@
+"""Checkpoints of Llama, Mistral, Qwen2 and Qwen3: tensor names, configuration and heads."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.decoders.decoder_fields import (
+    FULL,
+    SLIDING,
+    architectures,
+    check_heads,
+    check_saved,
+    classifier_fields,
+    is_tied,
+    read_pad_id,
+    read_windows,
+    window_of,
+)
+from keras_tfm.checkpoints.decoders.rope import read_rope, rope_fields
+from keras_tfm.checkpoints.family import Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, rms_norm
+
+_QKV = ["query", "key", "value"]
+# Values of fields that are missing in `config.json`.
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+_QWEN = {
+    **_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+_DEFAULTS = {
+    "llama": _LLAMA,
+    "mistral": {
+        **_LLAMA, "intermediate_size": 14336, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}  # fmt: skip
+_WINDOW = 4096  # if the field is missing
+NAMES = Names(
+    prefix="model.",
+    aliases={"lm_head.weight": "embed_tokens.weight"},
+    ignored=(r".*rotary_emb\.inv_freq",),
+)
+
+
+def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> tuple[Row, ...]:
+    """The table of Llama and Gemma.
+
+    Args:
+        model: the model.
+        offset: float, difference between a norm's scale and its tensor, see `rows.rms_norm`.
+        post_norm: bool, whether the output of each sublayer is normalised too.
+    """
+    given = model.arguments
+    layer, path = "layers.{i}", "decoder_{i}"
+    heads, groups = given["num_heads"], given["num_key_value_heads"] or given["num_heads"]
+    width = given.get("head_dim") or given["dim"] // heads
+    attention = f"{layer}.self_attn"
+    parts = tuple(f"{attention}.{x}_proj" for x in "qkv")
+    widths = (heads * width, groups * width, groups * width)
+    norms = {
+        "self_attention/query_norm": f"{attention}.q_norm",
+        "self_attention/key_norm": f"{attention}.k_norm",
+        "self_attention_residual/norm": f"{layer}.input_layernorm",
+        "feed_forward_residual/norm": f"{layer}.post_attention_layernorm",
+    }
+    if post_norm:
+        norms |= {
+            "self_attention_residual/output_norm": f"{layer}.post_attention_layernorm",
+            "feed_forward_residual/norm": f"{layer}.pre_feedforward_layernorm",
+            "feed_forward_residual/output_norm": f"{layer}.post_feedforward_layernorm",
+        }
+    return (
+        Row("embedding/embeddings", ("embed_tokens.weight",)),
+        *dense(f"{path}/self_attention/query_key_value", *parts, widths=widths),
+        *dense(f"{path}/self_attention/output_projection", f"{attention}.o_proj"),
+        *dense(f"{path}/feed_forward/inner", f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
+        *dense(f"{path}/feed_forward/outer", f"{layer}.mlp.down_proj"),
+        *(row for x, name in norms.items() for row in rms_norm(f"{path}/{x}", name, offset)),
+        *rms_norm("decoder_norm", "norm", offset),
+        *dense("output", "lm_head", bias=False, head=True),
+        *dense("classifier", "score", bias=False, head=True),
+    )
+
+
+def shared_arguments(config: Config, named: Named, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The builder's arguments that Llama and Gemma have in common.
+
+    Args:
+        config, named: the configuration and the tensors' names.
+        defaults: values of fields that are missing in `config.json`.
+    """
+    config.only(is_causal=True)
+    heads = config.integer("num_attention_heads", defaults["num_attention_heads"])
+    groups = defaults["num_key_value_heads"] or heads
+    if "num_key_value_heads" in config.fields:  # null: as many
+        groups = heads
+    tied = defaults["tie_word_embeddings"]
+    return {
+        "vocabulary_size": config.integer("vocab_size", defaults["vocab_size"]),
+        "dim": config.integer("hidden_size", defaults["hidden_size"]),
+        "num_layers": config.integer(
+            "num_hidden_layers", defaults["num_hidden_layers"], maximum=1000
+        ),
+        "num_heads": heads,
+        "intermediate_dim": config.integer("intermediate_size", defaults["intermediate_size"]),
+        "num_key_value_heads": config.integer("num_key_value_heads", groups),
+        "head_dim": config.integer("head_dim", defaults["head_dim"]),
+        "rms_norm_epsilon": config.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
+        "attention_bias": config.flag("attention_bias", False),
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "tie_output": is_tied(config, named, tied, "embed_tokens.weight"),
+        "max_length": config.integer(
+            "max_position_embeddings", defaults["max_position_embeddings"]
+        ),
+    }
+
+
+def shared_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    """The fields of `config.json` that Llama and Gemma have in common."""
+    given = model.arguments
+    heads = given["num_heads"]
+    return {
+        "vocab_size": given["vocabulary_size"],
+        "hidden_size": given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_attention_heads": heads,
+        "intermediate_size": given["intermediate_dim"],
+        "num_key_value_heads": given["num_key_value_heads"] or heads,
+        "head_dim": given.get("head_dim") or given["dim"] // heads,
+        "rms_norm_eps": given["rms_norm_epsilon"],
+        "attention_bias": given["attention_bias"] is True,
+        "attention_dropout": given["attention_dropout"],
+        "tie_word_embeddings": given["tie_output"],
+        "max_position_embeddings": given["max_length"],
+        **classifier_fields(model, architecture),
+    }
+
+
+def _windows(config: Config, num_layers: int) -> Any:
+    """The window of each block: one for all of Mistral's, by `layer_types` those of Qwen."""
+    model_type = config.text("model_type", None)
+    if model_type == "llama":
+        return None  # whatever the fields of the others say
+    missing = "sliding_window" not in config.fields  # null is no window
+    window = _WINDOW if missing else config.integer("sliding_window", None)
+    if model_type == "mistral":
+        return window
+    if window is None or not config.flag("use_sliding_window", False):
+        return None
+    kinds = config.fields.get("layer_types")
+    if kinds is None:  # older files
+        first = config.integer("max_window_layers", 28, minimum=0)
+        kinds = [FULL if i < first else SLIDING for i in range(num_layers)]
+    return read_windows(config, kinds, window)
+
+
+def _arguments(config: Config, named: Named, bias: Any) -> dict[str, Any]:
+    model_type = config.fields["model_type"]
+    arguments = shared_arguments(config, named, _DEFAULTS[model_type])
+    return {
+        **arguments,
+        "activation": config.activation("hidden_act", "silu"),
+        **read_rope(config),
+        "windows": _windows(config, arguments["num_layers"]),
+        "attention_bias": arguments["attention_bias"] if bias is None else bias,
+        "feed_forward_bias": model_type == "llama" and config.flag("mlp_bias", False),
+        "query_key_norm": model_type == "qwen3",
+        "pad_id": read_pad_id(config, named),
+    }
+
+
+def _fields(model: models.Model, architecture: str, model_type: str) -> dict[str, Any]:
+    given = model.arguments
+    if model_type == "llama":
+        check_heads(model, model_type)
+    else:
+        check_saved(model, model_type, feed_forward_bias=False)
+    window, each = window_of(model)
+    if model_type == "mistral" and None in each:
+        raise ValueError(
+            f"{model.name}: all windows must be equal to be saved as mistral, got {each}"
+        )
+    fields = {
+        **shared_fields(model, architecture),
+        "hidden_act": activation_name(given["activation"]),
+        **rope_fields(model),
+        "sliding_window": window,
+        "mlp_bias": given["feed_forward_bias"],
+    }
+    if (window is not None and None in each) or _is_qwen(model):
+        fields["layer_types"] = [FULL if x is None else SLIDING for x in each]
+        fields["use_sliding_window"] = window is not None
+    return fields
+
+
+def _biased(model: models.Model) -> Any:
+    bias = model.arguments["attention_bias"]
+    return sorted(bias) if not isinstance(bias, bool) else bias
+
+
+def _is_qwen(model: models.Model) -> bool:
+    return model.arguments["query_key_norm"] or _biased(model) == sorted(_QKV)
+
+
+def _family(model_type: str, name: str, is_of: Any, bias: Any = None) -> Family:
+    return Family(
+        model_type=model_type,
+        builder=models.llama,
+        table=table,
+        arguments=partial(_arguments, bias=bias),
+        fields=partial(_fields, model_type=model_type),
+        architectures=architectures(name, f"{name}ForCausalLM", f"{name}Model"),
+        is_of=is_of,
+        names=NAMES,
+        base=f"{name}Model",
+    )
+
+
+QWEN3 = _family("qwen3", "Qwen3", lambda model: model.arguments["query_key_norm"])
+QWEN2 = _family("qwen2", "Qwen2", lambda model: _biased(model) == sorted(_QKV), _QKV)
+MISTRAL = _family("mistral", "Mistral", lambda model: model.arguments["windows"] is not None, False)
+LLAMA = _family("llama", "Llama", lambda model: isinstance(_biased(model), bool))

@@ -1,0 +1,225 @@
+"""Fields of `config.json` for rotary positions: their bases and scalings.
+
+Version 5 of `transformers` has `rope_parameters`, with the base as "rope_theta"; earlier ones have
+`rope_theta`, `rope_scaling` and, for Gemma 3, `rope_local_base_freq`. Version 5 reads these, too,
+and prefers `rope_scaling` to `rope_parameters`.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING
+from keras_tfm.layers import LinearScaling, Llama3Scaling, YaRNScaling
+
+_TRAINED = "original_max_position_embeddings"
+# Fields of a scaling by its `rope_type`, and the arguments of its class.
+_SCALINGS: dict[str, tuple[Any, dict[str, str]]] = {
+    "linear": (LinearScaling, {"factor": "factor"}),
+    "yarn": (
+        YaRNScaling,
+        {
+            "factor": "factor",
+            _TRAINED: "original_length",
+            "beta_fast": "beta_fast",
+            "beta_slow": "beta_slow",
+            "attention_factor": "attention_factor",
+            "truncate": "truncate",
+        },
+    ),
+    "llama3": (
+        Llama3Scaling,
+        {
+            "factor": "factor",
+            _TRAINED: "original_length",
+            "low_freq_factor": "low_turns",
+            "high_freq_factor": "high_turns",
+        },
+    ),
+}
+_MSCALES = ("mscale", "mscale_all_dim")
+# Values that change nothing, whatever the `rope_type`.
+_NEUTRAL = {"partial_rotary_factor": 1.0}
+_BASE, _LOCAL_BASE, _GLOBAL_BASE = 10000.0, 10000.0, 1000000.0
+
+
+def read_rope(config: Config) -> dict[str, Any]:
+    """The builder's arguments for rotary positions that are the same in all blocks."""
+    newer, older = config.fields.get("rope_parameters"), config.fields.get("rope_scaling")
+    name = "rope_scaling" if older else "rope_parameters"
+    rope = _dictionary(config, name, older or newer or {})
+    theta = config.fields.get("rope_theta")
+    rope = {"rope_theta": _BASE if theta is None else theta, **rope}
+    if older and isinstance(newer, dict):
+        other = newer.get("rope_theta", rope["rope_theta"])
+        if other != rope["rope_theta"]:
+            warnings.warn(
+                f"{config.file}: rope_scaling replaces rope_parameters, as in transformers, so "
+                f"rope_theta is {rope['rope_theta']} and not {other}: if that is not intended, "
+                "write rope_theta into rope_scaling",
+                stacklevel=2,
+            )
+    if config.fields.get(_TRAINED) is not None and _kind(rope) in ("yarn", "llama3"):
+        rope[_TRAINED] = config.fields[_TRAINED]  # has priority in transformers
+    base, scaling = _read(config, name, rope)
+    return {"rope_theta": base, "rope_scaling": scaling}
+
+
+def read_rope_by_layer_type(config: Config) -> dict[str, Any]:
+    """The builder's arguments for rotary positions of blocks without and with a window."""
+    by_type = config.fields.get("rope_parameters")
+    by_type = {} if by_type is None else by_type
+    if not isinstance(by_type, dict) or not set(by_type) <= {FULL, SLIDING}:
+        config.refuse("rope_parameters", by_type, f"a dictionary of {FULL} and {SLIDING}")
+    older = _dictionary(config, "rope_scaling", config.fields.get("rope_scaling") or {})
+    found = []
+    for kind, field, default, rest in (
+        (FULL, "rope_theta", _GLOBAL_BASE, older),
+        (SLIDING, "rope_local_base_freq", _LOCAL_BASE, {}),
+    ):
+        theta = config.fields.get(field)
+        rope = _dictionary(config, "rope_parameters", by_type.get(kind) or {})
+        rope = {"rope_theta": default if theta is None else theta, **rope, **rest}
+        if rope.get("truncate", True) is not True:  # transformers does not read it here
+            config.refuse("truncate", rope["truncate"], "true with rotary positions by layer type")
+        found.append(_read(config, "rope_scaling" if rest else "rope_parameters", rope))
+    whole, local = found
+    if local[1] is not None and local != whole:
+        config.refuse(
+            "rope_parameters", by_type[SLIDING], f"without scaling in {SLIDING}, or as in {FULL}"
+        )
+    return {
+        "rope_theta": whole[0],
+        "rope_scaling": whole[1],
+        "local_rope_theta": None if local == whole else local[0],
+    }
+
+
+def _dictionary(config: Config, name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        config.refuse(name, value, "a dictionary")
+    return dict(value)
+
+
+def _kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _read(config: Config, name: str, rope: dict[str, Any]) -> tuple[float, Any]:
+    """The base and the scaling of one dictionary; no scaling if it changes nothing.
+
+    Args:
+        config: the configuration.
+        name: str, the field that is named in errors.
+        rope: the dictionary, with "rope_theta".
+    """
+    theta, kind = rope["rope_theta"], _kind(rope)
+    if not isinstance(theta, int | float) or isinstance(theta, bool) or not theta > 0:
+        config.refuse("rope_theta", theta, "a positive number")
+    if kind != "default" and kind not in _SCALINGS:
+        config.refuse("rope_type", kind, f"one of {['default', *_SCALINGS]}")
+    given = {key: x for key, x in rope.items() if key not in ("rope_type", "type", "rope_theta")}
+    fields = {
+        key: x for key, x in given.items() if x is not None and (key, x) not in _NEUTRAL.items()
+    }
+    config.only(partial_rotary_factor=1.0)
+    if kind == "default":
+        # Without a scaling nothing reads the others; a factor says that one was meant.
+        known = {key for _, names in _SCALINGS.values() for key in names} | set(_MSCALES)
+        if (
+            not set(fields) <= known
+            or fields.get("factor", 1) != 1
+            or fields.get("attention_factor", 1) != 1
+        ):
+            config.refuse(
+                name, given, 'without a factor or unknown fields if "rope_type" is default'
+            )
+        return theta, None
+    cls, names = _SCALINGS[kind]
+    if kind == "yarn":
+        _take_mscales(config, name, fields)
+    if kind != "linear":
+        fields.setdefault(_TRAINED, config.integer("max_position_embeddings", None))
+    if not set(fields) <= set(names):
+        config.refuse(name, given, f"of the fields {list(names)}")
+    try:
+        scaling = cls(**{names[key]: x for key, x in fields.items()})
+    except (TypeError, ValueError) as error:
+        config.refuse(name, given, f"of the fields {list(names)}, in their ranges ({error})")
+    changes = scaling.factor != 1 or scaling.magnitude != 1
+    return theta, scaling if changes else None
+
+
+def _take_mscales(config: Config, name: str, fields: dict[str, Any]) -> None:
+    """Replaces DeepSeek's two factors by the attention factor that they mean."""
+    scales = [fields.pop(key, None) for key in _MSCALES]
+    if "attention_factor" in fields or not all(scales):
+        return
+    factor = fields.get("factor")
+    numbers = [x for x in (*scales, factor) if type(x) in (int, float) and x > 0]
+    if len(numbers) != len(scales) + 1:
+        config.refuse(name, scales, "of positive numbers")
+    logarithm = math.log(max(1.0, float(numbers[2])))
+    one, all_dims = (0.1 * x * logarithm + 1.0 for x in numbers[:2])
+    fields["attention_factor"] = one / all_dims
+
+
+def rope_fields(model: models.Model) -> dict[str, Any]:
+    """The fields of rotary positions that are the same in all blocks, for every version."""
+    given = model.arguments
+    return _for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
+
+
+def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> dict[str, Any]:
+    """The fields of rotary positions of blocks without and with a window, for every version."""
+    given = model.arguments
+    whole = _rope(model, given["rope_theta"], given["rope_scaling"])
+    theta = given["local_rope_theta"]
+    local = whole if theta is None else _rope(model, theta, None)
+    if "truncate" in whole:
+        raise ValueError(
+            f"{model.name}: rope_scaling must truncate its ramp to be saved as Gemma 3, got "
+            f"{given['rope_scaling']}"
+        )
+    if has_windows and local["rope_type"] != "default":
+        warnings.warn(
+            f"{model.name}: transformers before version 5 does not scale the rotary positions of "
+            "blocks with a window, so it will read another model than this one",
+            stacklevel=2,
+        )
+    return {
+        **_for_every_version(whole),
+        "rope_parameters": {FULL: whole, SLIDING: local},
+        "rope_local_base_freq": local["rope_theta"],
+    }
+
+
+def _for_every_version(rope: dict[str, Any]) -> dict[str, Any]:
+    """Both forms, which agree: version 5 of `transformers` prefers `rope_scaling`."""
+    scaling = {key: x for key, x in rope.items() if key != "rope_theta"}
+    older = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
+    return {"rope_parameters": rope, "rope_theta": rope["rope_theta"], **older}
+
+
+def _rope(model: models.Model, theta: float, scaling: Any) -> dict[str, Any]:
+    """One dictionary of `rope_parameters`."""
+    if scaling is None:
+        return {"rope_theta": theta, "rope_type": "default"}
+    for kind, (cls, names) in _SCALINGS.items():
+        if isinstance(scaling, cls):
+            values = {key: getattr(scaling, x) for key, x in names.items()}
+            # Defaults that older versions warn of.
+            values = {
+                key: x
+                for key, x in values.items()
+                if (key, x) not in (("attention_factor", None), ("truncate", True))
+            }
+            return {"rope_theta": theta, "rope_type": kind, **values}
+    raise ValueError(
+        f"{model.name}: rope_scaling must be one of "
+        f"{[cls.__name__ for cls, _ in _SCALINGS.values()]} to be saved, "
+        f"got {type(scaling).__name__}"
+    )

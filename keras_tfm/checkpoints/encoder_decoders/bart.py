@@ -1,0 +1,249 @@
+"""Checkpoints of BART, mBART, Pegasus and Marian: tensor names, configuration and heads."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.encoders.bert import label_fields
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, norm
+from keras_tfm.checkpoints.transforms import Reshaped
+from keras_tfm.layers.positions.sinusoids import angular_frequencies, exact_sinusoids
+
+# The ids that tell `generate` of transformers how a text starts and ends, by builder's argument.
+_IDS = {
+    "start_id": "decoder_start_token_id",
+    "end_id": "eos_token_id",
+    "forced_first_id": "forced_bos_token_id",
+    "forced_last_id": "forced_eos_token_id",
+}
+
+
+# Version 5 of transformers added the last one.
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "encoder_attention_heads",
+    "num_hidden_layers": "encoder_layers",
+}
+
+
+def _stack(stack: str) -> list[Row]:
+    block, path = f"{stack}.layers.{{i}}", f"{stack}_{{i}}"
+    attention = f"{block}.self_attn"
+    joined = tuple(f"{attention}.{x}_proj" for x in "qkv")
+    return [
+        Row(f"{stack}_positions/positions", (f"{stack}.embed_positions.weight",)),
+        *norm(f"{stack}_embedding_norm", f"{stack}.layernorm_embedding"),
+        *dense(f"{path}/self_attention/query_key_value", *joined),
+        *dense(f"{path}/self_attention/output_projection", f"{attention}.out_proj"),
+        *norm(f"{path}/self_attention_residual/norm", f"{block}.self_attn_layer_norm"),
+        *dense(f"{path}/feed_forward/inner", f"{block}.fc1"),
+        *dense(f"{path}/feed_forward/outer", f"{block}.fc2"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{block}.final_layer_norm"),
+        *norm(f"{stack}_norm", f"{stack}.layer_norm"),
+    ]
+
+
+def _cross_attention() -> list[Row]:
+    path, tensor = "decoder_{i}/cross_attention", "decoder.layers.{i}.encoder_attn"
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output_projection": "out_proj"}
+    rows = [row for name, x in names.items() for row in dense(f"{path}/{name}", f"{tensor}.{x}")]
+    return [*rows, *norm(f"{path}_residual/norm", f"{tensor}_layer_norm")]
+
+
+TABLE = (
+    Row("embedding/embeddings", ("shared.weight",)),
+    Row("source_embedding/embeddings", ("encoder.embed_tokens.weight",)),
+    Row("target_embedding/embeddings", ("decoder.embed_tokens.weight",)),
+    *_stack("encoder"),
+    *_stack("decoder"),
+    *_cross_attention(),
+    Row("output_bias/bias", ("final_logits_bias",), Reshaped((1, -1), (-1,)), head=True),
+    *dense("pooler", "classification_head.dense", head=True),
+    *dense("classifier", "classification_head.out_proj", head=True),
+    *dense("span", "qa_outputs", head=True),
+)
+
+
+def _sinusoids(model: models.Model) -> dict[str, np.ndarray]:
+    """The position tables, which are stored although they are constant: sines, then cosines."""
+    dim, length = model.arguments["dim"], model.arguments["max_length"]
+    pairs = exact_sinusoids(np.arange(length), angular_frequencies(dim, 10000.0))
+    table = np.concatenate([pairs[..., 0], pairs[..., 1]], axis=-1)[:, :dim].astype("float32")
+    return {f"{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
+
+
+def _ids(config: Config, defaults: Mapping[str, Any], sizes: tuple[int, int]) -> dict[str, Any]:
+    """The padding id, and the ids of `_IDS`: those of `generation_config.json`, if it exists."""
+    pad_id = config.integer("pad_token_id", defaults["pad_id"], 0, min(sizes) - 1)
+    result: dict[str, Any] = {"pad_id": pad_id}
+    generation = config.generation_fields
+    for argument, name in _IDS.items():
+        value = config.fields.get(name, defaults[argument])
+        if generation is not None and (name in generation or argument.startswith("forced")):
+            value = generation.get(name)
+        each = value if isinstance(value, list) and argument != "start_id" else [value]
+        if value is not None and not all(
+            isinstance(x, int) and not isinstance(x, bool) and 0 <= x < sizes[1] for x in each
+        ):
+            config.refuse(name, value, f"an id from 0 to {sizes[1] - 1}")
+        result[argument] = value
+    if result["end_id"] is None:
+        config.refuse("eos_token_id", None, "an id")
+    return result
+
+
+def _arguments(
+    config: Config, named: Named, forms: Mapping[str, bool], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    config.only(
+        is_causal=True,
+        is_decoder=False,
+        is_encoder_decoder=True,
+        pruned_heads={},
+        tie_word_embeddings=True,
+        add_bias_logits=False,
+        **forms,
+    )
+    size = config.integer("vocab_size", defaults["vocabulary_size"])
+    layers = config.integer("encoder_layers", 12, maximum=1000)
+    heads, width = "attention_heads", "ffn_dim"
+    arguments = {
+        "vocabulary_size": size,
+        "dim": config.integer("d_model", 1024),
+        "num_layers": layers,
+        "num_heads": config.integer(f"encoder_{heads}", 16),
+        "intermediate_dim": config.integer(f"encoder_{width}", 4096),
+        "num_decoder_layers": config.integer("decoder_layers", 12, maximum=1000),
+        "num_decoder_heads": config.integer(f"decoder_{heads}", 16),
+        "decoder_intermediate_dim": config.integer(f"decoder_{width}", 4096),
+        "dropout": config.number("dropout", 0.1, 1),
+        "attention_dropout": config.number("attention_dropout", 0.0, 1),
+        "activation_dropout": config.number("activation_dropout", 0.0, 1),
+        "activation": config.activation("activation_function", "gelu"),
+        "scale_embedding": config.flag("scale_embedding", False),
+        "max_length": config.integer("max_position_embeddings", 1024),
+        "output_bias": "final_logits_bias" in named.own,
+    }
+    target_size = config.integer("decoder_vocab_size", size)
+    if not config.flag("share_encoder_decoder_embeddings", True):
+        if config.fields["model_type"] != "marian":
+            config.refuse("share_encoder_decoder_embeddings", False, "True")
+        arguments["target_vocabulary_size"] = target_size
+    else:
+        target_size = size  # whatever decoder_vocab_size says
+    return {**arguments, **_ids(config, defaults, (size, target_size))}
+
+
+def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    heads, layers = given["num_heads"], given["num_layers"]
+    width, target_size = given["intermediate_dim"], given.get("target_vocabulary_size")
+    fields = {
+        "vocab_size": given["vocabulary_size"],
+        "d_model": given["dim"],
+        "encoder_layers": layers,
+        "encoder_attention_heads": heads,
+        "encoder_ffn_dim": width,
+        "decoder_layers": given["num_decoder_layers"] or layers,
+        "decoder_attention_heads": given["num_decoder_heads"] or heads,
+        "decoder_ffn_dim": given["decoder_intermediate_dim"] or width,
+        "dropout": given["dropout"],
+        "attention_dropout": given["attention_dropout"],
+        "activation_dropout": given["activation_dropout"],
+        "activation_function": activation_name(given["activation"]),
+        "scale_embedding": given["scale_embedding"],
+        "max_position_embeddings": given["max_length"],
+        "tie_word_embeddings": True,
+        "is_encoder_decoder": True,
+        "pad_token_id": given["pad_id"],
+        **{name: given[argument] for argument, name in _IDS.items()},
+    }
+    if "target_vocabulary_size" in given:
+        fields["share_encoder_decoder_embeddings"] = target_size is None
+        fields["decoder_vocab_size"] = target_size or given["vocabulary_size"]
+    if architecture.endswith("SequenceClassification"):
+        dropout = model.head.arguments["dropout"]
+        fields["classifier_dropout"] = given["dropout"] if dropout is None else dropout
+        fields |= label_fields(model)
+    return fields
+
+
+def _architectures(name: str, logits: str, heads: bool) -> dict[str, Architecture]:
+    found = {
+        f"{name}{logits}": Architecture(
+            lambda model, config: model, "language_model", prefixes=("final_logits_bias",)
+        ),
+        f"{name}Model": Architecture(lambda model, config: models.backbone(model)),
+    }
+    if heads:
+        found[f"{name}ForSequenceClassification"] = Architecture(
+            lambda model, config: models.sequence_classifier(
+                model,
+                config.num_labels,
+                config.number("classifier_dropout", 0.0, 1),
+                labels=config.labels,
+            ),
+            "sequence_classifier",
+            prefixes=("classification_head.",),
+        )
+        found[f"{name}ForQuestionAnswering"] = Architecture(
+            lambda model, config: models.question_answering(model),
+            "question_answering",
+            prefixes=("qa_outputs.",),
+        )
+    return found
+
+
+def _family(
+    builder: Callable[..., Any],
+    name: str,
+    normalize_first: bool,
+    learned: bool,
+    logits: str = "ForConditionalGeneration",
+    **defaults: Any,
+) -> Family:
+    # Fields of older files. transformers ignores them, but other values mean another model.
+    forms = {
+        "normalize_before": normalize_first,
+        "add_final_layer_norm": normalize_first,
+        "normalize_embedding": learned,
+        "static_position_embeddings": not learned,
+    }
+    defaults = {"vocabulary_size": 50265, "forced_first_id": None, **defaults}
+    defaults["forced_last_id"] = defaults["end_id"]
+    return Family(
+        model_type=builder.__name__,
+        builder=builder,
+        table=lambda model: TABLE,
+        arguments=partial(_arguments, forms=forms, defaults=defaults),
+        fields=_fields,
+        architectures=_architectures(name, logits, heads=learned),
+        constants=(lambda model: {}) if learned else _sinusoids,
+        names=Names(
+            prefix="model.",
+            # In this order: without a shared table, the output shares that of the target.
+            aliases={
+                "lm_head.weight": "decoder.embed_tokens.weight",
+                "decoder.embed_tokens.weight": "shared.weight",
+                "encoder.embed_tokens.weight": "shared.weight",
+            },
+            ignored=(r"(encoder|decoder)\.version",),
+        ),
+        base=f"{name}Model",
+        aliases=ALIASES,
+    )
+
+
+BART = _family(models.bart, "Bart", False, True, pad_id=1, start_id=2, end_id=2)
+MBART = _family(models.mbart, "MBart", True, True, pad_id=1, start_id=None, end_id=2)
+PEGASUS = _family(models.pegasus, "Pegasus", True, False, pad_id=0, start_id=0, end_id=1)
+MARIAN = _family(
+    models.marian, "Marian", False, False, "MTModel",
+    vocabulary_size=58101, pad_id=58100, start_id=58100, end_id=0,
+)  # fmt: skip

@@ -1,0 +1,113 @@
+"""RoBERTa and XLM-R checkpoints: tensor names, configuration and heads."""
+
+from dataclasses import replace
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.encoders.bert import (
+    ENCODER,
+    classifier_dropout,
+    encoder_arguments,
+    encoder_fields,
+)
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, norm
+
+
+def _table(model: models.Model) -> tuple[Row, ...]:
+    heads: tuple[Row, ...] = dense("classifier", "classifier", head=True)
+    pooler = dense("pooler", "pooler.dense")
+    if model.head is not None and model.head.kind == "sequence_classifier":
+        heads = dense("classifier", "classifier.out_proj", head=True)
+        pooler = dense("pooler", "classifier.dense", head=True)
+    return (
+        *ENCODER,
+        *pooler,
+        *heads,
+        *dense("transform", "lm_head.dense", head=True),
+        *norm("transform_norm", "lm_head.layer_norm", head=True),
+        Row("output_bias/bias", ("lm_head.bias",), head=True),
+        *dense("span", "qa_outputs", head=True),
+    )
+
+
+def _arguments(config: Config, named: Named) -> dict[str, Any]:
+    pad_id = config.integer("pad_token_id", 1, minimum=0)
+    multilingual = config.text("model_type", None) == "xlm-roberta"
+    vocab_size = 30522 if multilingual else 50265  # if the field is missing
+    arguments = encoder_arguments(config, named, pad_id, vocab_size=vocab_size)
+    rows = config.integer("max_position_embeddings", 512, minimum=pad_id + 2)
+    return {
+        **arguments,
+        "max_length": rows - pad_id - 1,
+        "pad_id": pad_id,
+        "pooler": named.begins("pooler."),
+        "multilingual": multilingual,
+    }
+
+
+def _architectures(name: str) -> dict[str, Architecture]:
+    return {
+        f"{name}Model": Architecture(lambda model, config: model),
+        f"{name}ForMaskedLM": Architecture(
+            lambda model, config: models.masked_language_model(model, activation="gelu"),
+            "masked_language_model",
+            prefixes=("lm_head.",),
+        ),
+        f"{name}ForSequenceClassification": Architecture(
+            lambda model, config: models.sequence_classifier(
+                model, config.num_labels, classifier_dropout(config), labels=config.labels
+            ),
+            "sequence_classifier",
+            {"pooling": "first"},
+            prefixes=("classifier.", "classifier.dense."),
+        ),
+        f"{name}ForTokenClassification": Architecture(
+            lambda model, config: models.token_classifier(
+                model, config.num_labels, classifier_dropout(config), labels=config.labels
+            ),
+            "token_classifier",
+            prefixes=("classifier.",),
+        ),
+        f"{name}ForQuestionAnswering": Architecture(
+            lambda model, config: models.question_answering(model),
+            "question_answering",
+            prefixes=("qa_outputs.",),
+        ),
+    }
+
+
+def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    rows = given["max_length"] + given["pad_id"] + 1
+    fields = encoder_fields(model, architecture)
+    return {**fields, "max_position_embeddings": rows, "pad_token_id": given["pad_id"]}
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    builder=models.roberta,
+    table=_table,
+    arguments=_arguments,
+    fields=_fields,
+    architectures=_architectures("Roberta"),
+    is_of=lambda model: not model.arguments["multilingual"],
+    names=Names(
+        prefix="roberta.",
+        aliases={
+            "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        ignored=(r"embeddings\.(position_ids|token_type_ids)",),
+    ),
+    base="RobertaModel",
+)
+XLM_ROBERTA = replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    architectures=_architectures("XLMRoberta"),
+    is_of=lambda model: model.arguments["multilingual"],
+    base="XLMRobertaModel",
+)

@@ -1,0 +1,1 @@
+"""Tables of models of drawings and image regions."""

@@ -1,0 +1,168 @@
+"""Reads the chat template of a Hugging Face folder as plain strings."""
+
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.checkpoints.tokenizers.jinja.meter import TemplateError
+from keras_tfm.checkpoints.tokenizers.jinja.program import LARGEST_SOURCE, Program
+from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
+from keras_tfm.optional_package import optional_package
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
+
+# Texts that no template has, in the places of messages.
+_SYSTEM, _USER, _ANSWER, _LAST = (f"\ue000{name}\ue001" for name in "SUAL")
+
+
+def load_chat_template(folder: str | Path) -> ChatTemplate:
+    """Loads the chat template of a folder saved by `transformers`.
+
+    The template is a Jinja program: `chat_template.jinja`, or `chat_template` in
+    `tokenizer_config.json`. It is rendered with placeholders, with the settings of
+    `transformers`, and what stands around the messages is kept, so that a device needs no Jinja.
+    `export_tflite(chat_template=...)` stores it in the file, and
+    `runtime.Model.chat_prompt(messages)` uses it. A start token that the tokenizer adds by itself
+    is not part of the strings. The program is a stranger's: its steps are counted, and it reaches
+    nothing but the messages. Dates in a template are those of the day of loading, and texts are
+    used as they are, without the trimming that some templates do.
+
+    Args:
+        folder: str or Path, contains the template and the tokenizer.
+
+    Returns:
+        A `runtime.ChatTemplate`. Its `system` is None if the template refuses a system message.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or has no chat template.
+        ValueError: the template is damaged; it takes more steps, text or depth than a chat template
+            needs; or its text depends on the messages in another way than by their order: strings
+            cannot represent it.
+        ModuleNotFoundError: jinja2 is not installed; the message names the extra.
+
+    Example:
+
+    >>> import json, pathlib, tempfile
+    >>> from keras_tfm import checkpoints
+    >>> template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\\n{% endfor %}"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "chat_template.jinja").write_text(
+    ...         template + "{% if add_generation_prompt %}<assistant>{% endif %}"
+    ...     )
+    ...     checkpoints.load_chat_template(folder).prompt("Hi")
+    '<user>Hi\\n<assistant>'
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {folder}")
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file) if file.is_file() else {}
+    source = _source(folder, settings)
+    tokens = {
+        name: x["content"] if isinstance(x, dict) else x
+        for name, x in settings.items()
+        if name.endswith("_token") and isinstance(x, str | dict)
+    }
+    render = _compiled(folder, source, tokens)
+    user, answer, last = (
+        {"role": role, "content": content}
+        for role, content in (("user", _USER), ("assistant", _ANSWER), ("user", _LAST))
+    )
+    system = {"role": "system", "content": _SYSTEM}
+    first, between, after, _ = _between(folder, render([user, answer, last]), _USER, _ANSWER, _LAST)
+    template = ChatTemplate(first, between, after)
+    try:
+        with_system = render([system, user])
+        before, after, _ = _between(folder, with_system, _SYSTEM, _USER)
+        template = template._replace(system=(before, after))
+    except ValueError:
+        pass  # it raises an error at a system message, or puts its text elsewhere
+    _check(folder, template, render)
+    return _without_start(folder, template, tokens.get("bos_token"))
+
+
+def _source(folder: Path, settings: dict[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        size = file.stat().st_size
+        if size > LARGEST_SOURCE:
+            raise ValueError(
+                f"{file}: the chat template cannot be read: it has {size:,} bytes, more than "
+                f"{LARGEST_SOURCE:,}"
+            )
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: the chat template cannot be read: {error}") from None
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise FileNotFoundError(
+            f"{folder} has no chat_template.jinja, and no chat_template in tokenizer_config.json"
+        )
+    return source
+
+
+def _compiled(folder: Path, source: str, tokens: dict[str, str]) -> Any:
+    """A function of messages that renders the template, with the variables of `transformers`."""
+    optional_package("jinja2", "chat templates need jinja2", "jinja2", extra="checkpoints")
+    try:
+        program = Program(source, {"tools": None, "documents": None, **tokens})
+    except TemplateError as error:
+        raise ValueError(f"{folder}: the chat template cannot be read: {error}") from None
+
+    def render(messages: list[dict[str, str]]) -> str:
+        try:
+            return program.render(messages=messages, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ValueError(f"{folder}: the chat template failed: {error}") from None
+
+    return render
+
+
+def _between(folder: Path, text: str, *contents: str) -> list[str]:
+    """The parts of a text before, between and after contents, each of which occurs once."""
+    parts = []
+    for content in contents:
+        part, found, text = text.partition(content)
+        if not found:
+            raise ValueError(
+                f"{folder}: the chat template cannot be written as strings around the messages: "
+                "it changes, repeats or omits a message"
+            )
+        parts.append(part)
+    return [*parts, text]
+
+
+def _check(folder: Path, template: ChatTemplate, render: Any) -> None:
+    """Raises unless the strings give the template's text for conversations of several turns."""
+    roles = ["user", "assistant"] * 3 + ["user"]
+    messages = [{"role": role, "content": f"message {number}"} for number, role in enumerate(roles)]
+    conversations = [messages[:1], messages[:5], messages]
+    if template.system is not None:
+        conversations.append([{"role": "system", "content": "short"}, *messages[:5]])
+    for conversation in conversations:
+        if template.prompt(conversation) != render(conversation):
+            raise ValueError(
+                f"{folder}: the chat template cannot be written as strings around the messages: "
+                f"it writes {len(conversation)} messages differently"
+            )
+
+
+def _without_start(folder: Path, template: ChatTemplate, start: Any) -> ChatTemplate:
+    """Without the start token, if the tokenizer puts one before every text."""
+    if not isinstance(start, str) or not template.first.startswith(start):
+        return template
+    tokenizer = load_tokenizer(folder)
+    added = tokenizer.encode(start, add_special_tokens=False).ids
+    if len(added) != 1 or tokenizer.encode("a").ids[:1] != added:
+        return template
+    system = template.system
+    if system is not None:
+        system = (system[0].removeprefix(start), system[1])
+    shorter = template._replace(first=template.first.removeprefix(start), system=system)
+    # Some tokenizers put a space before a text, but not after a start token that is written in it.
+    ids = tokenizer.encode(template.prompt("a"), add_special_tokens=False).ids
+    same = tokenizer.encode(shorter.prompt("a")).ids[: len(ids)] == ids
+    return shorter if same else template

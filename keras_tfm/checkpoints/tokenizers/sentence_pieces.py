@@ -1,0 +1,247 @@
+"""Tokenizers from a SentencePiece model: T5, ALBERT, XLM-R, Llama, Gemma."""
+
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    TokenizerSettings,
+    import_package,
+    reading,
+)
+from keras_tfm.runtime.tokenizers.protobuf import message_fields
+from keras_tfm.runtime.tokenizers.tokenizer_limits import check_sentence_piece
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+# Values of `ModelProto.SentencePiece.type` and `TrainerSpec.model_type`.
+_CONTROL, _USER_DEFINED = 3, 4
+_UNIGRAM, _BPE = 1, 2
+
+
+class SentencePieceModel(NamedTuple):
+    """The parts of a SentencePiece model that a tokenizer is made of.
+
+    Attributes:
+        pieces: the text and the score of each piece.
+        kinds: int, the type of each piece.
+        algorithm: int, the type of the model.
+        characters: bytes, the map from characters to normalised ones; empty without one.
+    """
+
+    pieces: list[tuple[str, float]]
+    kinds: list[int]
+    algorithm: int
+    characters: bytes
+
+
+def read_model(file: Path) -> SentencePieceModel:
+    """Reads a SentencePiece model, which is a protocol buffer.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    pieces, kinds, algorithm, characters = [], [], _UNIGRAM, b""
+    content = file.read_bytes()
+    check_sentence_piece(content)
+    # Field 1 of the model is a piece, 2 the training's settings, 3 the normalisation's.
+    for number, value in message_fields(content):
+        if not isinstance(value, bytes):
+            continue
+        if number == 1:
+            inner = dict(message_fields(value))
+            (score,) = struct.unpack("<f", inner.get(2, bytes(4)))
+            pieces.append((inner.get(1, b"").decode("utf-8"), score))
+            kinds.append(int(inner.get(3, 1)))
+        elif number == 2:
+            algorithm = int(dict(message_fields(value)).get(3, _UNIGRAM))
+        elif number == 3:
+            characters = bytes(dict(message_fields(value)).get(2, b""))
+    if not pieces:
+        raise ValueError("the file has no pieces")
+    return SentencePieceModel(pieces, kinds, algorithm, characters)
+
+
+def processor_of(file: Path) -> Any:
+    """The model as a `sentencepiece.SentencePieceProcessor`."""
+    content = file.read_bytes()
+    if not content:
+        raise ValueError("the file is empty")
+    check_sentence_piece(content)
+    package = import_package("sentencepiece")
+    return package.SentencePieceProcessor(model_proto=content)
+
+
+def llama(settings: TokenizerSettings, file: Path) -> Any:
+    """The tokenizer of Llama 1 and 2: byte pairs, a space before the text, bytes as fallback."""
+    package = settings.package
+    tokenizer, added = _byte_pairs(settings, file)
+    prefix = settings.get("add_prefix_space")
+    prefix = True if prefix is None else prefix
+    # "legacy" also puts a space after each special token within a text.
+    scheme = "always" if settings.get("legacy", False) else "first"
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Metaspace(
+        replacement=_SPACE, prepend_scheme=scheme if prefix else "never", split=False
+    )
+    decoders = [*_decoders(package), *([package.decoders.Strip(" ", 1, 0)] if prefix else [])]
+    tokenizer.decoder = package.decoders.Sequence(decoders)
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+    settings.add_tokens(tokenizer, {**names}, added)
+    settings.add_ends(tokenizer, *(settings.text(name, names[name]) for name in ("bos", "eos")))
+    return tokenizer
+
+
+def gemma(settings: TokenizerSettings, file: Path) -> Any:
+    """The tokenizer of Gemma: byte pairs that keep all spaces, and bytes as fallback."""
+    package = settings.package
+    names = {
+        "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"
+    }  # fmt: skip
+    tokenizer, added = _byte_pairs(settings, file, unk_token=settings.text("unk", "<unk>"))
+    tokenizer.normalizer = package.normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    tokenizer.decoder = package.decoders.Sequence(_decoders(package))
+    settings.add_tokens(tokenizer, {**names}, added)
+    settings.add_ends(tokenizer, *(settings.text(name, names[name]) for name in ("bos", "eos")))
+    return tokenizer
+
+
+def albert(settings: TokenizerSettings, file: Path) -> Any:
+    """The tokenizer of ALBERT: unigrams of text in lower case, without accents."""
+    package = settings.package
+    normalizers = package.normalizers
+    with reading(file):
+        model = _of_kind(read_model(file), _UNIGRAM)
+        tokenizer = package.Tokenizer(
+            package.models.Unigram(model.pieces, unk_id=1, byte_fallback=False)
+        )
+        steps = [normalizers.Replace(x, '"') for x in ("``", "''")]
+        if not settings.get("keep_accents", False):
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+        if settings.get("do_lower_case", True):
+            steps.append(normalizers.Lowercase())
+        if model.characters:
+            steps.append(normalizers.Precompiled(model.characters))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    split_at_spaces(settings, tokenizer)
+    names = {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "sep": "[SEP]", "pad": "<pad>"}
+    names |= {"cls": "[CLS]", "mask": "[MASK]"}
+    settings.add_tokens(tokenizer, {**names}, _added(package, model))
+    first, last = settings.text("cls", "[CLS]"), settings.text("sep", "[SEP]")
+    tokenizer.post_processor = package.processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (first, last)],
+    )
+    return tokenizer
+
+
+def xlm_roberta(settings: TokenizerSettings, file: Path) -> Any:
+    """The tokenizer of XLM-R: unigrams, whose ids follow those of <s>, <pad>, </s> and <unk>."""
+    package = settings.package
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
+    names |= {"cls": "<s>", "mask": "<mask>"}
+    texts = {name: settings.text(name, token) for name, token in names.items()}
+    with reading(file):
+        model = _of_kind(read_model(file), _UNIGRAM)
+        first = [(texts[name], 0.0) for name in ("bos", "pad", "eos", "unk")]
+        pieces = [*first, *model.pieces[3:], (texts["mask"], 0.0)]
+        tokenizer = package.Tokenizer(package.models.Unigram(pieces, unk_id=3, byte_fallback=False))
+        if model.characters:
+            tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
+    split_at_spaces(settings, tokenizer)
+    settings.add_tokens(tokenizer, {**names}, _added(package, model))
+    begin, end = texts["bos"], texts["eos"]
+    tokenizer.post_processor = package.processors.TemplateProcessing(
+        single=[begin, "$A", end],
+        pair=[begin, "$A", end, end, "$B", end],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (begin, end)],
+    )
+    return tokenizer
+
+
+def t5(settings: TokenizerSettings, file: Path) -> Any:
+    """The unigram tokenizer of T5 (arXiv:1804.10959); sentinels follow in reverse order."""
+    package = settings.package
+    with reading(file):
+        processor, model = processor_of(file), read_model(file)
+        sentinels = [f"<extra_id_{i}>" for i in range(int(settings.get("extra_ids", 100)))]
+        known = {piece for piece, _ in model.pieces}
+        pieces = [*model.pieces, *((x, 0.0) for x in reversed(sentinels) if x not in known)]
+        tokenizer = package.Tokenizer(
+            package.models.Unigram(pieces, unk_id=processor.unk_id(), byte_fallback=False)
+        )
+        if model.characters:
+            tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
+    split_at_spaces(settings, tokenizer)
+    names = [settings.text(*x) for x in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))]
+    tokenizer.add_special_tokens([*names, *sentinels])
+    end = names[0]
+    tokenizer.post_processor = package.processors.TemplateProcessing(
+        single=f"$A {end}",
+        pair=f"$A {end} $B {end}",
+        special_tokens=[(end, tokenizer.token_to_id(end))],
+    )
+    return tokenizer
+
+
+def _byte_pairs(settings: TokenizerSettings, file: Path, **options: Any) -> tuple[Any, list[Any]]:
+    """A BPE tokenizer with bytes as fallback, and the tokens to add to it.
+
+    Merges are not stored: two pieces are merged if the result is a piece, the first ones first.
+    """
+    package = settings.package
+    with reading(file):
+        model = _of_kind(read_model(file), _BPE)
+        ids = {piece: i for i, (piece, _) in enumerate(model.pieces)}
+        merges = []
+        for piece, i in ids.items():
+            halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+            found = [(a, b) for a, b in halves if a in ids and b in ids]
+            found.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+            merges += [(i, len(a), len(b), a, b) for a, b in found]
+        merges.sort(key=lambda x: x[:3])
+        tokenizer = package.Tokenizer(
+            package.models.BPE(
+                vocab=ids,
+                merges=[(a, b) for *_, a, b in merges],
+                fuse_unk=True,
+                byte_fallback=True,
+                **options,
+            )
+        )
+    return tokenizer, _added(package, model)
+
+
+def _added(package: Any, model: SentencePieceModel) -> list[Any]:
+    """The control and user-defined pieces, which are never split."""
+    return [
+        package.AddedToken(piece, normalized=False, special=kind == _CONTROL)
+        for (piece, _), kind in zip(model.pieces, model.kinds, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+
+
+def _of_kind(model: SentencePieceModel, algorithm: int) -> SentencePieceModel:
+    if model.algorithm != algorithm:
+        names = {_UNIGRAM: "unigram", _BPE: "BPE", 3: "word", 4: "character"}
+        raise ValueError(
+            f"expected a {names[algorithm]} model, got a {names.get(model.algorithm)} model"
+        )
+    return model
+
+
+def _decoders(package: Any) -> list[Any]:
+    decoders = package.decoders
+    return [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def split_at_spaces(settings: TokenizerSettings, tokenizer: Any) -> None:
+    """Words at spaces, which are marked, as unigram models expect them."""
+    package = settings.package
+    prefix = settings.get("add_prefix_space")
+    scheme = "never" if prefix is False else "always"
+    space = {"replacement": _SPACE, "prepend_scheme": scheme}
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence(
+        [package.pre_tokenizers.WhitespaceSplit(), package.pre_tokenizers.Metaspace(**space)]
+    )
+    tokenizer.decoder = package.decoders.Metaspace(**space)

@@ -1,0 +1,178 @@
+"""Loads the tokenizer of a Hugging Face checkpoint with the package `tokenizers`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.tokenizers import byte_pairs, sentence_pieces
+from keras_tfm.checkpoints.tokenizers.marian_pieces import marian
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings, reading
+from keras_tfm.model_types import MODEL_TYPES
+from keras_tfm.runtime.tokenizers.tokenizer_limits import check_tokenizer_json
+
+# The maximum number of unused rows of an embedding (its size rounded up, or rows for new tokens).
+SPARE_ROWS = 1024
+
+
+def load_tokenizer(
+    folder: str | Path, target: bool = False, vocabulary_size: int | None = None
+) -> Any:
+    """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
+
+    Args:
+        folder: str or Path, contains `tokenizer.json`, or the files of a tokenizer class:
+            `vocab.txt` (BERT, DistilBERT, ELECTRA), `vocab.json` and `merges.txt` (GPT, GPT-2,
+            GPT-Neo, RoBERTa, BART, Qwen), `spiece.model` (T5, ALBERT), `sentencepiece.bpe.model`
+            (XLM-R), `tokenizer.model` (Llama, Gemma) or `source.spm`, `target.spm` and
+            `vocab.json` (Marian). The class is that of `tokenizer_config.json`, or else follows
+            from the model type in `config.json`. Added tokens and other settings are read from
+            `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, which are
+            optional.
+        target: bool, whether to load the tokenizer of target texts, which Marian has. It also
+            decodes generated tokens, as the other one does if both have one vocabulary.
+        vocabulary_size: int, number of token ids of the model, if it is loaded with another number
+            than the folder's: for a tokenizer with added tokens. Default: that of `config.json`.
+
+    Returns:
+        A `tokenizers.Tokenizer`: `tokenizer.encode(text).ids`, with the model's special tokens
+        around a text ([CLS] and [SEP]; </s>). `export_tflite(tokenizer=...)` stores it in the file.
+        Marian: where `transformers` has one unknown token for a piece of `source.spm` that
+        `vocab.json` lacks, or for several characters in a row that `source.spm` lacks, this
+        tokenizer has the ids of smaller pieces or of the characters, if `vocab.json` has them.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or has none of these files.
+        ValueError: a file is damaged; the class is another one, and there is no `tokenizer.json`;
+            an added token gets another id than the settings say; or the vocabulary is larger than
+            the model's, `vocab_size` in `config.json`, or smaller by more than 1,024; or `target`
+            is True for another model than Marian.
+        ModuleNotFoundError: `tokenizers`, or for T5 and Marian `sentencepiece`, is not installed.
+
+    Example:
+
+    >>> import pathlib, tempfile
+    >>> from keras_tfm import checkpoints
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "under", "##stand"]
+    ...     _ = pathlib.Path(folder, "vocab.txt").write_text("\\n".join(words))
+    ...     _ = pathlib.Path(folder, "config.json").write_text('{"model_type": "bert"}')
+    ...     checkpoints.load_tokenizer(folder).encode("Understand").ids
+    [2, 5, 6, 3]
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {folder}")
+    if target and not (folder / "target.spm").is_file():
+        raise ValueError(f"target=True is for Marian, but {folder} has no target.spm")
+    settings = TokenizerSettings(folder)
+    config = Config(folder) if (folder / "config.json").is_file() else None
+    if (folder / "tokenizer.json").is_file() and not target:
+        with reading(folder / "tokenizer.json"):
+            content = (folder / "tokenizer.json").read_bytes()
+            check_tokenizer_json(content)
+            tokenizer = settings.package.Tokenizer.from_str(content.decode("utf-8"))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+    else:
+        tokenizer = _of_vocabulary(settings, config, target)
+    size = "decoder_vocab_size" if target else "vocab_size"
+    check_integer("vocabulary_size", vocabulary_size, optional=True)
+    if vocabulary_size is None and config is not None:
+        vocabulary_size = config.integer(size, None)
+    if vocabulary_size is not None:
+        _check_size(folder, tokenizer, vocabulary_size)
+    return tokenizer
+
+
+def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
+    size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if not size <= rows <= size + SPARE_ROWS:
+        raise ValueError(
+            f"{folder}: the tokenizer has {size} ids and the embedding {rows} rows (vocab_size in "
+            f"config.json): expected as many rows as ids, or up to {SPARE_ROWS} more; for added "
+            "tokens, load the model and the tokenizer with vocabulary_size="
+        )
+
+
+def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: bool) -> Any:
+    """The tokenizer of a folder without `tokenizer.json`, by its class in transformers."""
+    folder = settings.folder
+    model_type = None if config is None else config.fields.get("model_type")
+    name = settings.tokenizer_class or _OF_MODEL_TYPE.get(str(model_type))
+    if name is None and model_type is None:
+        name = next((x for x in _UNNAMED if _has(folder, _CLASSES[x][0])), "BertTokenizer")
+    if name not in _CLASSES:
+        raise ValueError(
+            f"{folder} has no tokenizer.json, and without it a "
+            f"{name or f'tokenizer of model_type {model_type!r}'} is not supported: load it with "
+            "transformers and call save_pretrained, which writes tokenizer.json"
+        )
+    files, make = _CLASSES[name]
+    if not _has(folder, files):
+        raise FileNotFoundError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor {' with '.join(files)}"
+        )
+    options = {"is_target": target} if make is marian else {}
+    return make(settings, *(folder / file for file in files), **options)
+
+
+def _has(folder: Path, files: tuple[str, ...]) -> bool:
+    return all((folder / file).is_file() for file in files)
+
+
+def _word_piece(settings: TokenizerSettings, file: Path) -> Any:
+    """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
+    package = settings.package
+    names = {
+        key: settings.text(key, f"[{key.upper()}]") for key in ("unk", "sep", "pad", "cls", "mask")
+    }
+    with reading(file):
+        # Only a line feed ends a line: other separators may be tokens.
+        with file.open(encoding="utf-8", newline="\n") as opened:
+            vocabulary = {line.rstrip("\n"): i for i, line in enumerate(opened)}
+        missing = sorted({names[key] for key in ("unk", "sep", "cls")} - set(vocabulary))
+        if missing:
+            raise ValueError(f"expected the tokens {missing}, which are missing")
+        tokenizer = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token=names["unk"]))
+    lower = settings.get("do_lower_case", True)
+    tokenizer.normalizer = package.normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        lowercase=lower,
+    )
+    tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = package.decoders.WordPiece(prefix="##")
+    settings.add_tokens(tokenizer, {**names})
+    first, last = names["cls"], names["sep"]
+    tokenizer.post_processor = package.processors.TemplateProcessing(
+        single=f"{first}:0 $A:0 {last}:0",
+        pair=f"{first}:0 $A:0 {last}:0 $B:1 {last}:1",
+        special_tokens=[(name, vocabulary[name]) for name in (first, last)],
+    )
+    return tokenizer
+
+
+_PAIRS = ("vocab.json", "merges.txt")
+# By class of transformers, its files and the function that makes its tokenizer from them.
+_CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    **dict.fromkeys(
+        ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), (("vocab.txt",), _word_piece)
+    ),
+    "OpenAIGPTTokenizer": (_PAIRS, byte_pairs.gpt1),
+    "GPT2Tokenizer": (_PAIRS, byte_pairs.gpt2),
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer"), (_PAIRS, byte_pairs.roberta)),
+    "Qwen2Tokenizer": (_PAIRS, byte_pairs.qwen2),
+    "MarianTokenizer": (("source.spm", "target.spm", "vocab.json"), marian),
+    "T5Tokenizer": (("spiece.model",), sentence_pieces.t5),
+    "AlbertTokenizer": (("spiece.model",), sentence_pieces.albert),
+    "XLMRobertaTokenizer": (("sentencepiece.bpe.model",), sentence_pieces.xlm_roberta),
+    "LlamaTokenizer": (("tokenizer.model",), sentence_pieces.llama),
+    "GemmaTokenizer": (("tokenizer.model",), sentence_pieces.gemma),
+}
+# The class of a folder whose tokenizer_config.json names none.
+_OF_MODEL_TYPE = {x.name: x.tokenizer for x in MODEL_TYPES if x.tokenizer}
+# The classes of a folder without any configuration, by its files.
+_UNNAMED = ("BertTokenizer", "T5Tokenizer", "MarianTokenizer", "GPT2Tokenizer")

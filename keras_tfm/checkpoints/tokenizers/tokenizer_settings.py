@@ -1,0 +1,138 @@
+"""The settings of a folder's tokenizer: class, special tokens, added tokens."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from keras_tfm.checkpoints.tensors import read_json
+from keras_tfm.optional_package import optional_package
+from keras_tfm.runtime.tokenizers.tokenizer import refusing
+
+# In the order in which transformers adds them.
+_SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class TokenizerSettings:
+    """`tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`, all optional.
+
+    Attributes:
+        folder: Path, the folder.
+        package: the package `tokenizers`.
+        fields: dict, the settings.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.package = import_package("tokenizers")
+        self.fields: dict[str, Any] = self._read("tokenizer_config.json")
+        if "added_tokens_decoder" not in self.fields:  # older folders
+            self.fields = {**self.fields, **self._read("special_tokens_map.json")}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a setting."""
+        return self.fields.get(name, default)
+
+    @property
+    def tokenizer_class(self) -> str | None:
+        """The class of `transformers`, without "Fast", or None."""
+        name = self.get("tokenizer_class")
+        return None if name is None else str(name).removesuffix("Fast")
+
+    def text(self, name: str, default: str) -> str:
+        """The text of the special token `name`; older settings store a dictionary with it."""
+        value = self.get(f"{name}_token")
+        if isinstance(value, dict):
+            value = value.get("content")
+        return default if value is None else str(value)
+
+    def add_tokens(self, tokenizer: Any, special: dict[str, str | None], more: Any = ()) -> None:
+        """Adds the tokens of the settings and the special tokens of a class, as transformers does.
+
+        Args:
+            tokenizer: `tokenizers.Tokenizer`.
+            special: by name ("bos", "eos", "unk", "sep", "pad", "cls", "mask"), the special tokens
+                of the class, which the settings may replace.
+            more: further `tokenizers.AddedToken`.
+
+        Raises:
+            ValueError: a token gets another id than the settings say.
+        """
+        numbered = self._numbered()
+        known = {token.content for token in numbered.values()}
+        tokens = [numbered[i] for i in sorted(numbered)]
+        for name in _SPECIAL:
+            # A null in the settings means no such token.
+            value = self.fields.get(f"{name}_token", special.get(name))
+            token = self._token(value, special=True)
+            if token is not None and token.content not in known:
+                known.add(token.content)
+                tokens.append(token)
+        extra = [] if more else self._extra()
+        tokens += [token for token in (*more, *extra) if token.content not in known]
+        tokenizer.add_tokens(tokens)
+        for i, token in numbered.items():
+            found = tokenizer.token_to_id(token.content)
+            if found != i:
+                raise ValueError(
+                    f"{self.folder}: the token {token.content!r} must have the id {i}, as its "
+                    f"settings say, got {found}"
+                )
+
+    def add_ends(self, tokenizer: Any, begin: str, end: str) -> None:
+        """Adds a start and an end token to each text, where the settings ask for it."""
+        first = f"{begin}:0 " if self.get("add_bos_token", False) else ""
+        last = f" {end}:0" if self.get("add_eos_token", False) else ""
+        tokens = [token for token, used in ((begin, first), (end, last)) if used]
+        if tokens:
+            tokenizer.post_processor = self.package.processors.TemplateProcessing(
+                single=f"{first}$A:0{last}",
+                pair=f"{first}$A:0{last} {first.replace(':0', ':1')}$B:1{last.replace(':0', ':1')}",
+                special_tokens=[(token, tokenizer.token_to_id(token)) for token in tokens],
+            )
+
+    def _numbered(self) -> dict[int, Any]:
+        """The added tokens by their ids."""
+        entries = self.get("added_tokens_decoder")
+        with reading(self.folder / "tokenizer_config.json"):
+            if entries is not None:
+                return {int(i): self._token(x) for i, x in entries.items()}
+        names = {self.text(name, "") for name in _SPECIAL} | {x.content for x in self._extra()}
+        file = self.folder / "added_tokens.json"
+        with reading(file):
+            return {
+                int(i): self.package.AddedToken(
+                    token, normalized=token not in names, special=token in names
+                )
+                for token, i in self._read(file.name).items()
+            }
+
+    def _extra(self) -> list[Any]:
+        """Special tokens without a name."""
+        extra = self.get("extra_special_tokens") or self.get("additional_special_tokens") or []
+        values = extra.values() if isinstance(extra, dict) else extra
+        return [self._token(value, special=True) for value in values]
+
+    def _token(self, value: Any, special: bool = False) -> Any:
+        """A token of the settings, a text or a dictionary, as `tokenizers.AddedToken`."""
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            known = ("single_word", "lstrip", "rstrip", "normalized", "special")
+            options = {key: bool(value[key]) for key in known if key in value}
+            options["special"] = options.get("special", False) or special
+            return self.package.AddedToken(str(value["content"]), **options)
+        return self.package.AddedToken(str(value), special=special)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        file = self.folder / name
+        return dict(read_json(file)) if file.is_file() else {}
+
+
+def reading(file: Path) -> AbstractContextManager[None]:
+    """Converts the errors of a package to a ValueError that names the file."""
+    return refusing(f"{file} cannot be read")
+
+
+def import_package(package: str) -> Any:
+    """Imports a package of the extra `text`; the error names the extra to install."""
+    return optional_package(package, f"this tokenizer needs {package}", package, extra="text")

@@ -1,0 +1,1 @@
+"""Tables of models of images, and of images and texts."""

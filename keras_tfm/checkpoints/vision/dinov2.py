@@ -1,0 +1,131 @@
+"""DINOv2 checkpoints, with and without registers: tensor names, configuration and heads."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, dense, norm
+from keras_tfm.checkpoints.vision.vit import (
+    classifier,
+    embedding_rows,
+    vision_arguments,
+    vision_fields,
+)
+
+_LAYER = "encoder.layer.{i}"
+_QKV = tuple(f"{_LAYER}.attention.attention.{x}" for x in ("query", "key", "value"))
+
+
+def _table(model: models.Model) -> tuple[Row, ...]:
+    inner, outer = ("weights_in", "weights_out") if model.arguments["gated"] else ("fc1", "fc2")
+    attention, feed_forward = "encoder_{i}/self_attention", "encoder_{i}/feed_forward"
+    return (
+        *embedding_rows(model),
+        *norm(f"{attention}_residual/norm", f"{_LAYER}.norm1"),
+        *dense(f"{attention}/query_key_value", *_QKV),
+        *dense(f"{attention}/output_projection", f"{_LAYER}.attention.output.dense"),
+        Row(f"{attention}_residual/scale", (f"{_LAYER}.layer_scale1.lambda1",)),
+        *norm(f"{feed_forward}_residual/norm", f"{_LAYER}.norm2"),
+        *dense(f"{feed_forward}/inner", f"{_LAYER}.mlp.{inner}"),
+        *dense(f"{feed_forward}/outer", f"{_LAYER}.mlp.{outer}"),
+        Row(f"{feed_forward}_residual/scale", (f"{_LAYER}.layer_scale2.lambda1",)),
+        *norm("final_norm", "layernorm"),
+        *dense("classifier", "classifier", head=True),
+    )
+
+
+def _width(dim: int, ratio: int, gated: bool) -> int:
+    """The inner width of a feed-forward network; 2/3 of it, in steps of 8, if it is gated."""
+    return -(-(dim * ratio * 2 // 3) // 8) * 8 if gated else dim * ratio
+
+
+def _arguments(config: Config, named: Named) -> dict[str, Any]:
+    arguments = vision_arguments(config, 14 if _registers(config) == 0 else 16)
+    gated = config.flag("use_swiglu_ffn", False)
+    if gated:
+        arguments["activation"] = "silu"  # whatever hidden_act says
+    return {
+        **arguments,
+        "intermediate_dim": _width(arguments["dim"], config.integer("mlp_ratio", 4), gated),
+        "gated": gated,
+        "layer_norm_epsilon": config.number("layer_norm_eps", 1e-6),
+        "layer_scale": config.number("layerscale_value", 1.0),
+        "drop_path": config.number("drop_path_rate", 0.0, 1),
+        "num_registers": _registers(config),
+        "antialias": _registers(config) > 0,
+    }
+
+
+def _registers(config: Config) -> int:
+    if config.text("model_type", None) == "dinov2":
+        return 0
+    return int(config.integer("num_register_tokens", 4))
+
+
+def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    given = model.arguments
+    dim, width, gated = given["dim"], given["intermediate_dim"], given["gated"]
+    ratios = [x for x in range(1, 33) if _width(dim, x, gated) == width]
+    if not ratios:
+        raise ValueError(
+            f"{model.name}: a DINOv2 checkpoint has an intermediate_dim that is a multiple of dim "
+            f"({dim})" + (", 2/3 of it in steps of 8" if gated else "") + f", got {width}"
+        )
+    fields = {
+        **vision_fields(model, architecture),
+        "mlp_ratio": ratios[0],
+        "use_swiglu_ffn": gated,
+        "layerscale_value": given["layer_scale"],
+        "drop_path_rate": given["drop_path"],
+    }
+    if given["num_registers"]:
+        return {**fields, "num_register_tokens": given["num_registers"]}
+    return {**fields, "use_mask_token": False}
+
+
+def _mask_token(model: models.Model) -> dict[str, np.ndarray]:
+    """A token for masked patches, which `transformers` expects and this model does not have."""
+    return {"embeddings.mask_token": np.zeros((1, model.arguments["dim"]), "float32")}
+
+
+DINOV2 = Family(
+    model_type="dinov2",
+    builder=models.vit,
+    table=_table,
+    arguments=_arguments,
+    fields=_fields,
+    architectures={
+        "Dinov2Model": Architecture(lambda model, config: model),
+        "Dinov2ForImageClassification": Architecture(
+            lambda model, config: classifier(model, config, "first_and_mean"),
+            "image_classifier",
+            {"pooling": "first_and_mean"},
+            prefixes=("classifier.",),
+        ),
+    },
+    is_of=lambda model: (
+        model.arguments["layer_scale"] is not None and not model.arguments["num_registers"]
+    ),
+    # Training with masked patches is not supported, so the token for them is left out.
+    names=Names(prefix="dinov2.", ignored=(r"embeddings\.mask_token",)),
+    base="Dinov2Model",
+)
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2,
+    model_type="dinov2_with_registers",
+    architectures={
+        name.replace("Dinov2", "Dinov2WithRegisters"): architecture
+        for name, architecture in DINOV2.architectures.items()
+    },
+    is_of=lambda model: (
+        model.arguments["layer_scale"] is not None and bool(model.arguments["num_registers"])
+    ),
+    names=Names(prefix="dinov2_with_registers.", ignored=(r"embeddings\.mask_token",)),
+    base="Dinov2WithRegistersModel",
+    constants=_mask_token,
+)

@@ -1,0 +1,164 @@
+"""ViT and DeiT checkpoints, DINO's among them: tensor names, configuration and heads."""
+
+from dataclasses import replace
+from typing import Any
+
+from keras_tfm import models
+from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.encoders.bert import label_fields
+from keras_tfm.checkpoints.family import Architecture, Family
+from keras_tfm.checkpoints.image_settings import image_statistics
+from keras_tfm.checkpoints.names import Named, Names
+from keras_tfm.checkpoints.rows import Row, convolution, dense, norm
+from keras_tfm.checkpoints.transforms import Joined, Reshaped
+
+_ATTENTION = "encoder.layer.{i}.attention"
+_QKV = tuple(f"{_ATTENTION}.attention.{x}" for x in ("query", "key", "value"))
+
+
+def embedding_rows(model: models.Model) -> tuple[Row, ...]:
+    """The rows of patches, prefix tokens and positions."""
+    dim = model.arguments["dim"]
+    token, table = Reshaped((1, 1, dim), (1, dim)), Reshaped((1, -1, dim), (-1, dim))
+    prefix = Row("prefix/tokens", ("embeddings.cls_token",), token)
+    if model.arguments["distillation_token"]:
+        names = ("embeddings.cls_token", "embeddings.distillation_token")
+        prefix = Row("prefix/tokens", names, Joined(2, axis=0, each=token))
+    return (
+        *convolution("patches/projection", "embeddings.patch_embeddings.projection"),
+        prefix,
+        Row("positions/positions", ("embeddings.position_embeddings",), table),
+        Row("registers/tokens", ("embeddings.register_tokens",), table),
+    )
+
+
+def _table(model: models.Model) -> tuple[Row, ...]:
+    distilled = model.head is not None and model.head.arguments.get("pooling") == "distilled"
+    return (
+        *embedding_rows(model),
+        *norm("encoder_{i}/self_attention_residual/norm", "encoder.layer.{i}.layernorm_before"),
+        *dense("encoder_{i}/self_attention/query_key_value", *_QKV),
+        *dense("encoder_{i}/self_attention/output_projection", f"{_ATTENTION}.output.dense"),
+        *norm("encoder_{i}/feed_forward_residual/norm", "encoder.layer.{i}.layernorm_after"),
+        *dense("encoder_{i}/feed_forward/inner", "encoder.layer.{i}.intermediate.dense"),
+        *dense("encoder_{i}/feed_forward/outer", "encoder.layer.{i}.output.dense"),
+        *norm("final_norm", "layernorm"),
+        *dense("pooler", "pooler.dense"),
+        *dense("classifier", "cls_classifier" if distilled else "classifier", head=True),
+        *dense("distillation_classifier", "distillation_classifier", head=True),
+    )
+
+
+def vision_arguments(config: Config, patch_size: int = 16) -> dict[str, Any]:
+    """The builder's arguments that ViT, DeiT and DINOv2 have in common."""
+    size = config.size("image_size", 224)
+    return {
+        "image_size": size,
+        "position_size": size,
+        "patch_size": config.size("patch_size", patch_size),
+        "dim": config.integer("hidden_size", 768),
+        "num_layers": config.integer("num_hidden_layers", 12, maximum=1000),
+        "num_heads": config.integer("num_attention_heads", 12),
+        "dropout": config.number("hidden_dropout_prob", 0.0, 1),
+        "attention_dropout": config.number("attention_probs_dropout_prob", 0.0, 1),
+        "activation": config.activation("hidden_act", "gelu"),
+        "attention_bias": config.flag("qkv_bias", True),
+        **image_statistics(config),
+    }
+
+
+def _arguments(config: Config, named: Named) -> dict[str, Any]:
+    dim = config.integer("hidden_size", 768)
+    pooler = named.begins("pooler.")
+    if pooler:
+        config.only(pooler_act="tanh", pooler_output_size=dim)
+    return {
+        **vision_arguments(config),
+        "intermediate_dim": config.integer("intermediate_size", 3072),
+        "layer_norm_epsilon": config.number("layer_norm_eps", 1e-12),
+        "distillation_token": config.text("model_type", None) == "deit",
+        "pooler": pooler,
+    }
+
+
+def classifier(model: models.Model, config: Config, pooling: str) -> models.Model:
+    """A model with the head of `image_classifier`."""
+    return models.image_classifier(
+        model, config.num_labels, pooling, dropout=0.0, labels=config.labels
+    )
+
+
+def vision_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    """The fields of `config.json` that ViT, DeiT and DINOv2 have in common."""
+    given = model.arguments
+    attention = given["attention_dropout"]
+    size = given["image_size"] if given["position_size"] is None else given["position_size"]
+    fields: dict[str, Any] = {
+        "image_size": size,
+        "patch_size": given["patch_size"],
+        "num_channels": len(given["image_mean"]),
+        "hidden_size": given["dim"],
+        "num_hidden_layers": given["num_layers"],
+        "num_attention_heads": given["num_heads"],
+        "hidden_act": activation_name(given["activation"]),
+        "hidden_dropout_prob": given["dropout"],
+        "attention_probs_dropout_prob": given["dropout"] if attention is None else attention,
+        "layer_norm_eps": given["layer_norm_epsilon"],
+        "qkv_bias": given["attention_bias"],
+    }
+    if "Classification" in architecture:
+        fields |= label_fields(model)
+    return fields
+
+
+def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+    fields = vision_fields(model, architecture)
+    return {**fields, "intermediate_size": model.arguments["intermediate_dim"]}
+
+
+def _is_vit(model: models.Model) -> bool:
+    given = model.arguments
+    return given["layer_scale"] is None and not given["num_registers"] and not given["gated"]
+
+
+VIT = Family(
+    model_type="vit",
+    builder=models.vit,
+    table=_table,
+    arguments=_arguments,
+    fields=_fields,
+    architectures={
+        "ViTModel": Architecture(lambda model, config: model),
+        "ViTForImageClassification": Architecture(
+            lambda model, config: classifier(model, config, "first"),
+            "image_classifier",
+            {"pooling": "first"},
+            prefixes=("classifier.",),
+        ),
+    },
+    is_of=lambda model: _is_vit(model) and not model.arguments["distillation_token"],
+    names=Names(prefix="vit.", ignored=(r"embeddings\.mask_token",)),
+    base="ViTModel",
+)
+DEIT = replace(
+    VIT,
+    model_type="deit",
+    architectures={
+        "DeiTModel": Architecture(lambda model, config: model),
+        "DeiTForImageClassification": Architecture(
+            lambda model, config: classifier(model, config, "first"),
+            "image_classifier",
+            {"pooling": "first"},
+            prefixes=("classifier.",),
+        ),
+        "DeiTForImageClassificationWithTeacher": Architecture(
+            lambda model, config: classifier(model, config, "distilled"),
+            "image_classifier",
+            {"pooling": "distilled"},
+            prefixes=("cls_classifier.", "distillation_classifier."),
+        ),
+    },
+    is_of=lambda model: _is_vit(model) and model.arguments["distillation_token"],
+    names=Names(prefix="deit.", ignored=(r"embeddings\.mask_token",)),
+    base="DeiTModel",
+)

@@ -1,0 +1,1 @@
+"""Converts signatures to a graph, and rewrites the converted graph."""

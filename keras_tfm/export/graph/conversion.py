@@ -1,0 +1,197 @@
+"""Converts a model's signatures to the bytes of a .tflite file, and describes them."""
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_tfm import atomic_files
+from keras_tfm.export.graph.model_group import ModelGroup
+from keras_tfm.export.quantization.precision import in_float32
+from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.saved_model import write_saved_model
+from keras_tfm.export.signatures.signatures import Signature
+from keras_tfm.export.signatures.text import LITERT_OPERATORS
+from keras_tfm.generation.model_inputs import input_names
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.models.identity import describe
+from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
+from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
+from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.fields import ONE_MODEL, SEVERAL_MODELS, signature_tensors
+from keras_tfm.version import __version__
+
+_log = logging.getLogger(__name__)
+
+
+def exportable(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
+    """The model in float32; raises unless it is functional and Keras runs on TensorFlow.
+
+    `merge_adapters`: as in `in_float32`.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
+            "save the model, and load it with KERAS_BACKEND=tensorflow"
+        )
+    input_names(model)  # raises unless the model is functional
+    return in_float32(model, merge_adapters)
+
+
+def manifest_of(
+    model: keras.Model,
+    content: bytes,
+    signatures: Sequence[Signature],
+    quantization: str,
+    cache: str = "float32",
+) -> dict[str, Any]:
+    """The manifest of a converted file, without tokenizers and checksum."""
+    return {
+        "keras_tfm": __version__,
+        "format": SEVERAL_MODELS if isinstance(model, ModelGroup) else ONE_MODEL,
+        "keras": keras.__version__,
+        "tensorflow": tf.__version__,
+        "quantization": quantization,
+        **({} if cache == "float32" else {"cache": cache}),
+        "signatures": _described(content, signatures),
+        "layers": _layer_sizes(content, model),
+        # Family, arguments and head; null for a model that no builder made.
+        "model": describe(model),
+    }
+
+
+def own_names(signatures: Sequence[Signature]) -> dict[str, dict[str, str]]:
+    """For each signature, the name of each parameter's input.
+
+    TensorFlow's parameters must be identifiers; in the file each input gets its own name back.
+    """
+    return {x.name: {new: old for old, new in x.parameters.items()} for x in signatures}
+
+
+def convert(
+    model: keras.Model,
+    signatures: Sequence[Signature],
+    quantization: Quantization,
+    custom: bool = False,
+) -> bytes:
+    """The bytes of a .tflite file with `signatures`, and without a manifest.
+
+    Args:
+        model: functional `keras.Model` in float32.
+        signatures: list of `Signature`; they share the weights.
+        quantization: `Quantization`, the format of the weights.
+        custom: bool, whether to allow operators that plain LiteRT lacks.
+
+    Raises:
+        ValueError: the graph needs an operator that LiteRT lacks; the error names the layer.
+    """
+    of_text = any(signature.of_text for signature in signatures)
+    with atomic_files.temporary_folder() as folder:
+        saved = folder / "saved_model"
+        _log.info("tracing %s", ", ".join(signature.name for signature in signatures))
+        with quantization.tracing():
+            write_saved_model(model, signatures, saved)
+
+        def converted(set_up: Callable[[Any], None]) -> bytes:
+            converter = tf.lite.TFLiteConverter.from_saved_model(
+                str(saved), signature_keys=[signature.name for signature in signatures]
+            )
+            converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+            converter.allow_custom_ops = custom or of_text
+            if custom:
+                converter.target_spec.supported_ops.append(tf.lite.OpsSet.SELECT_TF_OPS)
+            set_up(converter)
+            try:
+                return bytes(converter.convert())
+            except Exception as error:  # several types; the message has the whole graph
+                failure = error
+            lacking = _lacking(str(failure), model)
+            if lacking:
+                raise ValueError(
+                    f"{model.name} cannot be converted: LiteRT has no {', '.join(lacking)}"
+                ) from None
+            raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
+
+        _log.info("converting")
+        content = quantization.apply(converted)
+    foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
+    if foreign:  # only with text signatures; without them the converter itself raises
+        raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
+    return content
+
+
+def _lacking(text: str, model: keras.Model) -> list[str]:
+    """The unsupported operators, and their layers, in a converter's error."""
+    found = re.findall(
+        r'error: (?:loc\(callsite\(fused\["\w*:", "([^"@]*)/[^"/]*"\].*?)?'
+        r"'(\w+\.\w+)' op is neither a custom op nor a flex op",
+        text,
+    )
+    return list(
+        dict.fromkeys(
+            f"{operator} (in {_layer_path(model, scope) or model.name})" if scope else operator
+            for scope, operator in found
+        )
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The line of a converter's error that gives the cause, without the graph."""
+    text = str(error)
+    failed = re.findall(r"(failed to legalize operation '[\w.]+'.*)", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (failed or lines or [type(error).__name__])[0][:300]
+
+
+def _layer_path(model: keras.Model, scope: str) -> str:
+    """The path of the layer whose scope in the graph is `scope`.
+
+    A full pass has the model's name as the outermost scope, a step does not. Names in a scope may
+    have a numeric suffix, and a scope also lists layers that call the layer but do not own it.
+    """
+    paths: list[list[str]] = [(layer.path or layer.name).split("/") for layer in sublayers(model)]
+    known = {path[-1] for path in paths}
+    parts = scope.split("/")
+    if model.name in (parts[0], re.sub(r"_\d+$", "", parts[0])):
+        parts = parts[1:]
+    names = [x if x in known else re.sub(r"_\d+$", "", x) for x in parts]
+
+    def is_in_scope(path: list[str]) -> bool:
+        rest = iter(names)
+        return all(name in rest for name in path)
+
+    deepest = max((path for path in paths if is_in_scope(path)), key=len, default=[])
+    return "/".join(deepest)
+
+
+def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
+    """The bytes of each layer's weights, by path; "" for constants of no layer.
+
+    Of several models, paths begin with the name of the first model that has the layer.
+    """
+    sizes: dict[str, int] = {}
+    models = model.models if isinstance(model, ModelGroup) else {"": model}
+    for scopes, size in bytes_by_scopes(content).items():
+        # The innermost layer: of a projection and the residual that was fused with it, the former.
+        paths = [
+            f"{name}/{path}" if name and path else path
+            for name, one in models.items()
+            for x in scopes[::-1]
+            if len(models) == 1 or one.name == re.sub(r"_\d+$", "", x.split("/")[0])
+            for path in [_layer_path(one, re.sub(r"^(while(_\d+)?/)+", "", x))]
+        ]
+        path = max(paths, key=lambda x: x.count("/") if x else -1, default="")
+        sizes[path] = sizes.get(path, 0) + size
+    layers = [*models] if len(models) > 1 else [layer.name for layer in model.layers]
+    order = {name: i for i, name in enumerate(layers)}
+    return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))
+
+
+def _described(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
+    """The signatures for the manifest, with the outputs of the file."""
+    schema = manifests.import_litert("schema_py_generated")
+    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+    return {x.name: {**x.manifest(), "outputs": stored[x.name]["outputs"]} for x in signatures}

@@ -1,0 +1,1 @@
+"""Exports `.litertlm` files, for LiteRT-LM."""

@@ -1,0 +1,287 @@
+"""Exports a decoder-only language model to one .litertlm file, for LiteRT-LM."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import keras
+
+from keras_tfm import atomic_files
+from keras_tfm.export import files
+from keras_tfm.export.carried_tokenizers import carry
+from keras_tfm.export.graph.composites import with_rms_norms
+from keras_tfm.export.graph.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.litertlm.package import (
+    Chat,
+    chat_of,
+    import_builder,
+    sampler_of,
+    write_package,
+)
+from keras_tfm.export.litertlm.signatures import litertlm_signatures
+from keras_tfm.export.litertlm.verification import check_runtime, verify_litertlm
+from keras_tfm.export.quantization.precision import quantized_models
+from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.report import Report
+from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
+from keras_tfm.export.signatures.request import Request, check_keywords
+from keras_tfm.generation.model_inputs import input_names
+from keras_tfm.generation.strategies import Strategy
+from keras_tfm.generation.tokenizers.keras_hub_models import refuse_keras_hub
+from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.inspection.inspection import inspected
+from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
+
+_log = logging.getLogger(__name__)
+
+_PREFILL_LENGTHS = (32, 128, 512)
+# LiteRT-LM's name of the input of ids.
+_TOKENS = "tokens"
+
+
+class LiteRTLMArguments(TypedDict, total=False):
+    """The arguments of `export_litertlm` that describe generation and weights.
+
+    `max_length` and `end_id` are required, the others optional keyword arguments.
+
+    Attributes:
+        max_length: int, maximum number of tokens of a conversation: prompts and answers. The caches
+            have more columns, for the padding of the shortest prefill.
+        start_id: int, id of the token that the runtime puts before the first text. None (default):
+            none.
+        end_id: int, id of the token that ends an answer, or list of several.
+        prefill_lengths: list of int, each below `max_length`: numbers of tokens that are read at
+            once. The runtime splits a prompt among them, and pads the last part on the right.
+            Default: those of 32, 128 and 512 that are short enough.
+        strategy: `generation.Sample` with temperature, top_k, top_p and seed, or `Greedy()`
+            (default): how the runtime chooses tokens, unless the app sets its own sampling.
+        keep_float, keep_int8: list of str, layers whose weights keep more bits, as in
+            `export_tflite`.
+        tolerance: float, the largest allowed relative error of the logits, as in `verify`.
+        accelerator: str, "cpu". "gpu" is an error, because LiteRT-LM's GPU backend does not run the
+            graphs that `export_tflite` writes for a GPU; docs/litertlm.md has what was tried.
+        cache: str, "float32". "int8" is an error, because LiteRT-LM passes no scales between steps.
+
+    >>> from keras_tfm.export import LiteRTLMArguments
+    >>> chat: LiteRTLMArguments = {"max_length": 1024, "start_id": 1, "end_id": [2, 107]}
+    """
+
+    max_length: int
+    start_id: int | None
+    end_id: int | Sequence[int]
+    prefill_lengths: Sequence[int] | None
+    strategy: Strategy | None
+    keep_float: Sequence[str]
+    keep_int8: Sequence[str]
+    tolerance: float | None
+    accelerator: str
+    cache: str
+
+
+@without_mask_warnings()
+def export_litertlm(
+    model: keras.Model,
+    path: str | Path,
+    tokenizer: Any = None,
+    quantization: str = "float32",
+    *,
+    chat_template: ChatTemplate | None = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    **generation: Unpack[LiteRTLMArguments],
+) -> Report:
+    """Writes one .litertlm file, which apps run with LiteRT-LM on Android, iOS and desktops.
+
+    For decoder-only language models: those of `keras_tfm.models`, and any functional model that can
+    be generated from. The file holds the model, with the KV cache as arguments; the tokenizer;
+    start and end tokens; the chat template; and the default sampling. Encoder-decoder models need
+    `export_tflite`.
+
+    The file is verified before it is kept, with Google's own runtime (PyPI `litert-lm-api`): the
+    text that it generates greedily must be that of the model, for prompts of one token, around the
+    length of the shortest prefill, and near the end of the cache.
+
+    Args:
+        model: functional `keras.Model` with one input of ids (B, T) and logits (B, T, V). A model
+            in mixed precision is exported in float32.
+        path: str or Path, the file, which ends in ".litertlm". It is written completely or not at
+            all. An earlier export is replaced.
+        tokenizer: `tokenizers.Tokenizer`, `sentencepiece.SentencePieceProcessor`, the path of a
+            `tokenizer.json` or a SentencePiece model, or a tokenizer of keras-hub. LiteRT-LM adds
+            no special tokens but `start_id`.
+        quantization: str, "float32", "float16", "int8" or "int4"; see `export_tflite`.
+        chat_template: `ChatTemplate`, the text around the messages of a conversation;
+            `checkpoints.load_chat_template` reads one. A start token that it begins with is left
+            out, since the runtime adds it. `next` should begin with the text of an end token, which
+            the runtime keeps in the cache.
+        verify: bool, whether to verify the file before it is kept. It needs `litert-lm-api`.
+        overwrite: bool, whether to replace a file at `path` that is not an earlier export.
+        generation: lengths, special tokens and sampling, documented in `LiteRTLMArguments`:
+            `max_length`, `start_id`, `end_id`, `prefill_lengths`, `strategy`, `keep_float`,
+            `keep_int8`, `tolerance`, `accelerator`, `cache`. `max_length` and `end_id` are
+            required.
+
+    Returns:
+        A report, as of `export_tflite`. In its verification, the row "LiteRT-LM" compares the text
+        of the stock runtime: "top-1" is the share of tokens that are the model's, "max error" the
+        largest difference between its logits of the two tokens.
+
+    Raises:
+        ValueError: the model has several inputs or cannot be stepped; an argument is out of range;
+            the chat template has Jinja variables; or the tokenizer does not fit the model.
+        TypeError: an argument is unknown (the error lists the known ones), or a tokenizer or
+            strategy of an unsupported kind.
+        VerificationError: the file differs from the model.
+        RuntimeError: LiteRT-LM cannot run the file.
+        FileExistsError: `path` is a file that is not an earlier export, or a device or a FIFO.
+        FileNotFoundError, IsADirectoryError, PermissionError: `path` cannot be written.
+        ModuleNotFoundError: LiteRT-LM (the extra `litertlm`) is not installed.
+
+    After an error nothing is written, and an earlier file is unchanged.
+
+    Example, of a model with a tokenizer of letters, without verification:
+
+    >>> import tempfile
+    >>> from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    >>> from keras_tfm.export import export_litertlm
+    >>> from keras_tfm.models import llama
+    >>> ids = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *"abcdefgh"])}
+    >>> tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
+    >>> _ = tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    >>> tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    >>> tokenizer.decoder = decoders.Fuse()
+    >>> model = llama(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_litertlm(
+    ...         model, folder + "/letters.litertlm", tokenizer, max_length=64, start_id=1, end_id=2,
+    ...         verify=False,
+    ...     )
+    >>> list(report.signatures)
+    ['prefill_32', 'decode']
+    """
+    check_keywords(export_litertlm, generation, LiteRTLMArguments)
+    max_length, start_id = generation.get("max_length"), generation.get("start_id")
+    accelerator = generation.get("accelerator", "cpu")
+    if accelerator != "cpu":
+        raise ValueError(
+            "accelerator must be 'cpu' for a .litertlm file, whose graphs LiteRT-LM's GPU backend "
+            f"refuses, got {accelerator!r}"
+        )
+    if generation.get("cache", "float32") != "float32":
+        raise ValueError(
+            "cache must be 'float32' for a .litertlm file, got "
+            f"{generation['cache']!r}: LiteRT-LM's runtime keeps keys and values, but no scales; "
+            "use export_tflite"
+        )
+    path = Path(path)
+    if path.suffix != ".litertlm":  # LiteRT-LM tells formats by their endings
+        raise ValueError(f"path must end in .litertlm, got {path}")
+    refuse_keras_hub(model)
+    given, model = model, exportable(model)
+    others = input_names(model)
+    if len(others) > 1:
+        raise ValueError(
+            f"{model.name} has the inputs {others}: LiteRT-LM runs decoder-only models and has no "
+            "encoder role; use export_tflite, whose files have 'encode' and 'generate'"
+        )
+    if tokenizer is None:
+        raise ValueError("a .litertlm file needs a tokenizer, got None")
+    if chat_template is not None and not isinstance(chat_template, ChatTemplate):
+        raise TypeError(f"chat_template must be a runtime.ChatTemplate, got {chat_template!r}")
+    if quantization == "int8_full":
+        raise ValueError(
+            "quantization must be float32, float16, int8 or int4 for a .litertlm file, "
+            "got 'int8_full'"
+        )
+    if max_length is None or generation.get("end_id") is None:
+        raise ValueError(
+            "a .litertlm file needs max_length and the end_id of answers, got "
+            f"max_length={max_length} and end_id={generation.get('end_id')}"
+        )
+    quantized = Quantization(
+        model,
+        quantization,
+        generation.get("keep_float", ()),
+        keep_int8=generation.get("keep_int8", ()),
+    )
+    import_litert("interpreter")
+    import_builder("litertlm_builder")
+    if verify:
+        check_runtime()
+    files.check_file(path, overwrite)
+    request = Request(
+        model,
+        ["prefill", "decode"],
+        max_length=max_length,
+        start_id=start_id,
+        end_id=generation.get("end_id"),
+        prompt_length=_checked_lengths(generation.get("prefill_lengths"), max_length),
+        whole_caches=True,
+    )
+    carry(request, tokenizer, None)  # raises unless it fits the model
+    form = form_of(request.target, tokenizer)
+    reader = form.read(f"tokenizer{form.ending}")
+    added = reader.encode_prompt("", request.end_ids)
+    if added and added != [start_id]:
+        raise ValueError(
+            f"the tokenizer puts the ids {added} before every text, but LiteRT-LM puts start_id "
+            f"alone there, got start_id={start_id}"
+        )
+    sampler = sampler_of(generation.get("strategy"), model.outputs[0].shape[-1])
+    chat: Chat | None = None
+    if chat_template is not None:
+        chat = chat_of(chat_template, reader, start_id, request.end_ids)
+    made = litertlm_signatures(request)
+    content = with_rms_norms(convert(model, made, quantized))
+    manifest = manifest_of(model, content, made, quantization)
+    packed = {**manifest, "signatures": _with_tokens(manifest["signatures"], request.target)}
+    names = {x.name: {x.parameters[request.target]: _TOKENS} for x in made}
+    _log.info("counting operators")
+    report = Report(**inspected(path, content, packed))
+    report.dequantized = quantized_models({given.name: given})
+    with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
+        model_path, new = folder / "model.tflite", folder / "new.litertlm"
+        atomic_files.write(model_path, flatbuffer.add_manifest(content, packed, {}, names))
+        write_package(
+            new,
+            model_path,
+            form,
+            max_length=max_length,
+            start_id=start_id,
+            end_ids=request.end_ids,
+            sampler=sampler,
+            chat=chat,
+        )
+        report.bytes = new.stat().st_size
+        if verify:
+            # With the model's names of inputs, as `verify` expects them.
+            model_path.write_bytes(flatbuffer.add_manifest(content, manifest, {}, own_names(made)))
+            report.verification = verify_litertlm(
+                model, new, model_path, request, reader, chat, generation.get("tolerance")
+            )
+            report.verification.path = str(path)
+        files.replace_file(new, path, overwrite)
+    return report
+
+
+def _checked_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence[int]:
+    """The prefill lengths, by default those that are shorter than `max_length`."""
+    if lengths is None:
+        return [n for n in _PREFILL_LENGTHS if n < max_length] or [max(1, max_length - 1)]
+    if len(lengths) == 0 or max(lengths) >= max_length:
+        raise ValueError(
+            f"prefill_lengths must be less than max_length ({max_length}), got {list(lengths)}"
+        )
+    return lengths
+
+
+def _with_tokens(signatures: dict[str, Any], target: str) -> dict[str, Any]:
+    """The signatures of a manifest, with LiteRT-LM's name of the stepped input."""
+    result = {}
+    for name, x in signatures.items():
+        inputs = {_TOKENS if key == target else key: spec for key, spec in x["inputs"].items()}
+        result[name] = {**x, "inputs": inputs, **({"target": _TOKENS} if "target" in x else {})}
+    return result

@@ -1,0 +1,260 @@
+"""Packs a .tflite file, a tokenizer and metadata as a .litertlm file, the format of LiteRT-LM.
+
+Example:
+
+>>> from keras_tfm.export.litertlm.package import jinja
+>>> from keras_tfm.runtime import ChatTemplate
+>>> print(jinja(ChatTemplate("<user>", "<model>", "<end><user>"), end="<end>")[:60])
+{% if tools %}{{ raise_exception("the chat template has no t
+"""
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keras_tfm.generation.strategies import Greedy, Sample, Strategy
+from keras_tfm.generation.tokenizers.tokenizer_forms import Form
+from keras_tfm.optional_package import missing_package
+from keras_tfm.runtime.tokenizers.chat_template import (
+    CONTENT,
+    NO_SYSTEM,
+    ROLES,
+    UNSUPPORTED,
+    ChatTemplate,
+)
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
+from keras_tfm.version import __version__
+
+
+class Sampler(NamedTuple):
+    """LiteRT-LM's sampler: the default of sessions that set none."""
+
+    k: int
+    p: float
+    temperature: float
+    seed: int | None
+
+
+class Chat(NamedTuple):
+    """A conversation as LiteRT-LM writes it.
+
+    Attributes:
+        template: `ChatTemplate` without the start token, which the runtime adds by itself.
+        end: str, the prefix of `template.next` that the model generates: its end token.
+    """
+
+    template: ChatTemplate
+    end: str
+
+
+def chat_of(
+    template: ChatTemplate, tokenizer: Tokenizer, start_id: int | None, end_ids: Sequence[int]
+) -> Chat:
+    """The conversation of a chat template.
+
+    Raises:
+        ValueError: a text of the template has a variable of Jinja.
+    """
+    texts = {**template._asdict(), "system": "".join(template.system or ())}
+    for name, text in texts.items():
+        found = re.search(r"{{.*?}}|{%.*?%}", text, re.DOTALL)
+        if found:
+            raise ValueError(
+                f"chat_template.{name} has the variable {found[0]}, but a ChatTemplate holds the "
+                "texts around messages: checkpoints.load_chat_template makes them of a Jinja file"
+            )
+    start = "" if start_id is None else tokenizer.token(start_id)
+    system = template.system
+    if system is not None:
+        system = (system[0].removeprefix(start), system[1])
+    template = template._replace(first=template.first.removeprefix(start), system=system)
+    ends = [tokenizer.token(one) for one in end_ids]
+    return Chat(template, next((x for x in ends if x and template.next.startswith(x)), ""))
+
+
+def jinja(template: ChatTemplate, end: str) -> str:
+    """The Jinja program that writes a conversation as `template.prompt` does.
+
+    LiteRT-LM keeps what it has read, the end token that the model generated included, and reads
+    only the text that a new message adds. So the end belongs to the answer, and the rest of
+    `template.next` to the user's message. The program writes parts of conversations, too: one that
+    ends with an answer is an error only with `add_generation_prompt`. Otherwise it refuses what
+    `prompt` refuses.
+
+    Args:
+        template: `ChatTemplate`, without a start token.
+        end: str, the text of the end token, a prefix of `template.next`, or "".
+    """
+    content = (
+        "{% if m.content is string %}{{ m.content }}"
+        "{% elif m.content is mapping or m.content is not sequence or not m.content %}"
+        + _refusal(CONTENT, "m.content|string")
+        + "{% else %}{% for part in m.content %}"
+        "{% if part.type == 'text' and part.text is string %}{{ part.text }}{% else %}"
+        + _refusal(CONTENT, "'a part of the type ' ~ part.type")
+        + "{% endif %}{% endfor %}{% endif %}"
+    )
+    if template.system is None:
+        system = _refusal(NO_SYSTEM)
+    else:
+        system = _quoted(template.system[0]) + content + _quoted(template.system[1])
+    roles = "messages|map(attribute='role')|join(', ')"
+    return (
+        "{% if tools %}"
+        + _refusal("the chat template has no tools")
+        + "{% endif %}{% for m in messages %}"
+        + "".join(
+            f"{{% if m.{key} %}}" + _refusal(f"the chat template has no {key}") + "{% endif %}"
+            for key in UNSUPPORTED
+        )
+        + "{% if m.role == 'system' and loop.first %}"
+        + system
+        + "{% elif m.role == 'user' and loop.first %}"
+        + _quoted(template.first)
+        + content
+        + _quoted(template.answer)
+        + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'system' %}"
+        + content
+        + _quoted(template.answer)
+        + "{% elif m.role == 'user' and messages[loop.index0 - 1].role == 'assistant' %}"
+        + _quoted(template.next.removeprefix(end))
+        + content
+        + _quoted(template.answer)
+        + "{% elif m.role == 'assistant' and not loop.first"
+        + " and messages[loop.index0 - 1].role == 'user' %}"
+        + content
+        + _quoted(end)
+        + "{% else %}"
+        + _refusal(ROLES, roles)
+        + "{% endif %}{% if loop.last and add_generation_prompt and m.role != 'user' %}"
+        + _refusal(ROLES, roles)
+        + "{% endif %}{% endfor %}{% if add_generation_prompt and not messages %}"
+        + _refusal(f"{ROLES}, got none")
+        + "{% endif %}"
+    )
+
+
+def _refusal(message: str, received: str = "") -> str:
+    """An error, with the value of an expression."""
+    text = json.dumps(f"{message}, got " if received else message)
+    return "{{ raise_exception(" + text + (f" ~ ({received})" if received else "") + ") }}"
+
+
+def _quoted(text: str) -> str:
+    return "{{ " + json.dumps(text, ensure_ascii=False) + " }}" if text else ""
+
+
+def sampler_of(strategy: Strategy | None, vocabulary_size: int) -> Sampler:
+    """LiteRT-LM's sampler for a strategy; None is greedy search.
+
+    Raises:
+        TypeError: the strategy is neither `Greedy` nor `Sample`.
+        ValueError: the strategy has a setting that LiteRT-LM lacks.
+    """
+    if strategy is None:
+        strategy = Greedy()
+    if not isinstance(strategy, Greedy | Sample):
+        raise TypeError(
+            f"strategy must be generation.Greedy or Sample for LiteRT-LM, got {strategy!r}"
+        )
+    if strategy.processors:
+        raise ValueError("strategy must have no processors: LiteRT-LM does not run them")
+    if isinstance(strategy, Greedy):
+        return Sampler(1, 1.0, 1.0, None)
+    for name, default in (("min_p", None), ("hypotheses", 1)):
+        if getattr(strategy, name) != default:
+            raise ValueError(
+                "LiteRT-LM's sampler has temperature, top_k, top_p and seed, "
+                f"got {name}={getattr(strategy, name)}"
+            )
+    k = min(strategy.top_k or vocabulary_size, vocabulary_size)
+    return Sampler(k, strategy.top_p or 1.0, strategy.temperature, strategy.seed)
+
+
+def import_builder(module: str) -> Any:
+    """A module of litert_lm_builder, or an error that says how to install it."""
+    try:
+        return importlib.import_module(f"litert_lm_builder.{module}")
+    except ModuleNotFoundError as error:
+        raise missing_litert_lm(error.name) from None
+
+
+def missing_litert_lm(name: str | None) -> ModuleNotFoundError:
+    """The error without LiteRT-LM's builder, what it imports, or the runtime that verifies."""
+    return missing_package(
+        "writing .litertlm files needs LiteRT-LM",
+        "litert-lm-api",
+        "litert-lm-builder",
+        extra="litertlm",
+        name=name,
+    )
+
+
+def write_package(
+    path: Path,
+    model: Path,
+    tokenizer: Form,
+    *,
+    max_length: int,
+    start_id: int | None,
+    end_ids: Sequence[int],
+    sampler: Sampler,
+    chat: Chat | None,
+) -> None:
+    """Writes a .litertlm file.
+
+    Args:
+        path: Path of the file, which does not exist yet. Files with the parts are written beside.
+        model: Path of the .tflite file.
+        tokenizer: `Form`, a tokenizer.json or a SentencePiece model.
+        max_length: int, maximum number of tokens, prompt included.
+        start_id: int or None, id of the token that begins every text.
+        end_ids: ids of the tokens that end an answer.
+        sampler: `Sampler`, the default.
+        chat: `Chat` or None, the format of conversations.
+    """
+    builder = import_builder("litertlm_builder")
+    messages = import_builder("runtime.proto.llm_metadata_pb2")
+    parameters = import_builder("runtime.proto.sampler_params_pb2").SamplerParameters
+    metadata = messages.LlmMetadata(
+        max_num_tokens=max_length, supports_thinking=False, supports_function_calling=False
+    )
+    metadata.llm_model_type.generic_model.SetInParent()
+    if start_id is not None:
+        metadata.start_token.token_ids.ids.append(start_id)
+    for one in end_ids:
+        metadata.stop_tokens.add().token_ids.ids.append(one)
+    # Its CPU sampler has no other type: greedy search is k = 1.
+    metadata.sampler_params.CopyFrom(
+        parameters(type=parameters.TOP_P, k=sampler.k, p=sampler.p, temperature=sampler.temperature)
+    )
+    if sampler.seed is not None:
+        metadata.sampler_params.seed = sampler.seed
+    if chat is not None:
+        # Conversations are written by Jinja, single prompts of sessions by prefix and suffix.
+        metadata.jinja_prompt_template = jinja(*chat)
+        metadata.prompt_templates.user.prefix = chat.template.first
+        metadata.prompt_templates.user.suffix = chat.template.answer
+    metadata_path = path.with_name("metadata.pb")
+    metadata_path.write_bytes(metadata.SerializeToString())
+    tokenizer_path = path.with_name(f"tokenizer{tokenizer.ending}")
+    tokenizer_path.write_bytes(tokenizer.content)
+
+    package = builder.LitertLmFileBuilder()
+    package.add_system_metadata(
+        builder.Metadata(key="keras_tfm", value=__version__, dtype=builder.DType.STRING)
+    )
+    package.add_llm_metadata(str(metadata_path))
+    if tokenizer.ending == ".json":
+        package.add_hf_tokenizer(str(tokenizer_path))
+    else:
+        package.add_sentencepiece_tokenizer(str(tokenizer_path))
+    package.add_tflite_model(str(model), builder.TfLiteModelType.PREFILL_DECODE)
+    with path.open("xb") as file:
+        package.build(file, validate_metadata=True)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,252 @@
+"""Verifies a .litertlm file: its signatures against the model, and the stock runtime's answers."""
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_tfm.export.litertlm.package import Chat, missing_litert_lm
+from keras_tfm.export.signatures.request import Request
+from keras_tfm.export.verification.checks import Check, check, top_1_gaps
+from keras_tfm.export.verification.model_outputs import ModelOutputs
+from keras_tfm.export.verification.verify import (
+    EXACT,
+    STEP,
+    Verification,
+    VerificationError,
+    verify,
+)
+from keras_tfm.matmul_precision import full_precision
+from keras_tfm.runtime.inspection.subprocesses import run_module
+from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+# The maximum number of tokens to generate after a prompt.
+_TOKENS = 32
+# The name of the stock runtime's check.
+_NAME = "LiteRT-LM"
+
+
+class _Answer(NamedTuple):
+    """A prompt and its greedy answer by the signatures of the file.
+
+    Attributes:
+        text: str, the prompt.
+        ids: its ids, the start token included.
+        tokens: the tokens of the answer, without the end.
+        logits: (T, V), those that the tokens, and the end, were chosen by.
+    """
+
+    text: str
+    ids: list[int]
+    tokens: list[int]
+    logits: np.ndarray
+
+
+def check_runtime() -> None:
+    """Raises unless the stock runtime is installed. Does not load it."""
+    if importlib.util.find_spec("litert_lm") is None:
+        raise missing_litert_lm("litert_lm")
+
+
+@full_precision()
+def verify_litertlm(
+    model: keras.Model,
+    path: Path,
+    signatures: Path,
+    request: Request,
+    tokenizer: Tokenizer,
+    chat: Chat | None,
+    tolerance: float | None,
+) -> Verification:
+    """Compares a .litertlm file with the model.
+
+    The logits of its signatures are compared as `verify` does. The stock runtime, in a separate
+    process, must generate the text that they generate greedily, whose tokens must be those of the
+    model, as far as the rounding of the weights allows.
+
+    Args:
+        model: functional `keras.Model` in float32.
+        path: Path of the .litertlm file.
+        signatures: Path of its .tflite file, with a manifest and the model's names of inputs.
+        request: `Request`, the export.
+        tokenizer: `Tokenizer`, the one in the file.
+        chat: `Chat` or None, the format of conversations.
+        tolerance: as in `verify`.
+
+    Raises:
+        VerificationError: something differs.
+        RuntimeError: the runtime cannot run the file; the error has its message.
+    """
+    verification = verify(model, signatures, None, tolerance)
+    _log.info("running %s with LiteRT-LM", path.name)
+    with load(signatures) as file:
+        answers = [
+            _answer(file, request, text, ids)
+            for text, ids in _prompts(request, tokenizer, _lengths(request))
+        ]
+    conversations = [] if chat is None else _conversations(chat)
+    found = run_module(
+        "running LiteRT-LM",
+        "keras_tfm.runtime.inspection.litertlm_process",
+        str(path),
+        given={
+            "prompts": [
+                {"text": x.text, "tokens": x.tokens, "count": max(1, len(x.logits))}
+                for x in answers
+            ],
+            "conversations": conversations,
+        },
+    )
+    decode = next(x for x in verification.checks if x.signature == "decode")
+    # It runs the same graph: only the rounding of activations differs. Among many logits, the
+    # largest errors are six times as large as usual, and those of two tokens add up.
+    allowed = 12 * (EXACT + STEP[verification.quantization]) * decode.scale
+    failures = []
+    for x, answer in zip(answers, found["prompts"], strict=True):
+        ids = x.ids if request.start_id is None else x.ids[1:]
+        if answer["ids"] != ids:
+            failures.append(
+                f"LiteRT-LM reads {x.text[:40]!r} as the ids {answer['ids'][:8]}, "
+                f"the tokenizer as {ids[:8]}"
+            )
+        elif not _agree(x, answer, allowed):
+            failures.append(
+                f"LiteRT-LM continues a prompt of {len(x.ids)} tokens with "
+                f"{answer['text'][:40]!r}, expected {answer['expected'][-1][:40]!r}"
+            )
+    for messages, text in zip(conversations, found["conversations"], strict=True):
+        assert chat is not None
+        wanted = chat.template.prompt(messages)
+        if text != wanted:
+            failures.append(f"LiteRT-LM writes a conversation as {text!r}, expected {wanted!r}")
+    verification.checks.append(
+        _against_model(model, request, answers, decode, [x["ms"] for x in found["prompts"]])
+    )
+    failures = [*verification.failures, *failures]
+    if failures:
+        raise VerificationError(f"the file differs from {model.name}: {failures[0]}", verification)
+    return verification
+
+
+def _lengths(request: Request) -> list[int]:
+    """Lengths of prompts: one token, around the shortest prefill, and near the end of the cache."""
+    assert request.max_length is not None
+    shortest = min(request.prompt_lengths)
+    lengths = {1, shortest - 1, shortest, shortest + 1, shortest + 2, request.max_length - 2}
+    return sorted(n for n in lengths if 0 < n < request.max_length)
+
+
+def _prompts(
+    request: Request, tokenizer: Tokenizer, lengths: Sequence[int]
+) -> list[tuple[str, list[int]]]:
+    """Texts with these numbers of tokens, or slightly fewer, and their ids with the start token."""
+    start = [] if request.start_id is None else [request.start_id]
+    random = np.random.default_rng(0)
+    some = random.permutation(tokenizer.size)[:1000].tolist()
+    pieces = [text for text in (tokenizer.decode([i]) for i in some) if text.isprintable()]
+    pieces = [text for text in pieces if text.strip() and "\ufffd" not in text] or ["a"]
+
+    def ids_of(text: str) -> list[int]:
+        ids = tokenizer.encode_prompt(text, request.end_ids)
+        return start + (ids[1:] if start and ids[:1] == start else ids)
+
+    text = ""
+    result: list[tuple[str, list[int]]] = []
+    for length in lengths:
+        longer: str | None = text
+        while longer is not None and len(ids_of(longer)) < length:
+            text, chosen = longer, random.permutation(len(pieces))[:20]
+            candidates = [text + space + pieces[i] for i in chosen for space in (" ", "")]
+            counted = ((x, len(ids_of(x))) for x in candidates)
+            fitting = (x for x, count in counted if len(ids_of(text)) < count <= length)
+            longer = next(fitting, None)
+        text = text if longer is None else longer
+        ids = ids_of(text)
+        if ids and ids not in [x for _, x in result]:
+            result.append((text, ids))
+    return result
+
+
+def _answer(file: Model, request: Request, text: str, ids: list[int]) -> _Answer:
+    """The greedy answer of the file's signatures."""
+    logits: list[np.ndarray] = []
+
+    def choose(x: np.ndarray) -> np.ndarray:
+        logits.append(x[0])
+        return np.argmax(x, axis=-1)
+
+    tokens = []
+    for chosen in file.stream({request.target: [ids]}, choose):
+        if chosen[0] in request.end_ids:
+            break
+        tokens.append(int(chosen[0]))
+        if len(tokens) == _TOKENS:
+            break
+    return _Answer(text, ids, tokens, np.stack(logits))
+
+
+def _agree(expected: _Answer, answer: dict[str, Any], allowed: float) -> bool:
+    """Whether the runtime's text is the expected one, up to a step whose best tokens are close.
+
+    Args:
+        expected: the answer of the signatures.
+        answer: the runtime's.
+        allowed: the difference of logits within which either token may be chosen.
+    """
+    texts, text = answer["expected"], answer["text"]
+    if text == texts[-1]:
+        return True
+    same = max(n for n, x in enumerate(texts) if text.startswith(x))
+    # A character may have up to four tokens, and an incomplete one is shown differently.
+    steps = expected.logits[same : same + 4]
+    best = np.sort(steps, axis=-1)[:, -2:]
+    return bool(len(best)) and float(np.min(best[:, 1] - best[:, 0])) <= allowed
+
+
+def _against_model(
+    model: keras.Model,
+    request: Request,
+    answers: Sequence[_Answer],
+    decode: Check,
+    ms: list[float],
+) -> Check:
+    """The check of the generated tokens: where they are not the model's, how much it prefers its.
+
+    Args:
+        model: functional `keras.Model`.
+        request: the export.
+        answers: prompts and generated tokens.
+        decode: the check of "decode", whose tolerance is used.
+        ms: milliseconds per token of the runtime.
+    """
+    wanted, gaps = [], []
+    pads = [request.pad_ids.get(request.target)] if request.masked_target else []
+    for x in answers:
+        # Keras masks a padding id that was generated; the file takes it for a token.
+        count = next((n for n, token in enumerate(x.tokens) if token in pads), len(x.logits))
+        ids = np.array([[*x.ids, *x.tokens]], "int32")
+        full = ModelOutputs(model).logits({request.target: ids})[0, len(x.ids) - 1 :][:count]
+        wanted.append(full.ravel())
+        gaps.append(top_1_gaps(x.logits[:count], full))
+    result = check(_NAME, len(answers), gaps, wanted, gaps, ms)
+    result.tolerance = decode.tolerance
+    return result
+
+
+def _conversations(chat: Chat) -> list[list[dict[str, str]]]:
+    """Conversations of one turn, of several, and with a system message if there may be one."""
+    messages = [
+        {"role": role, "content": f"message {number}"}
+        for number, role in enumerate(["user", "assistant"] * 2 + ["user"])
+    ]
+    result = [messages[:1], messages[:3], messages]
+    if chat.template.system is not None:
+        result.append([{"role": "system", "content": "be brief"}, *messages[:3]])
+    return result

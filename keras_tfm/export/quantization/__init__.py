@@ -1,0 +1,1 @@
+"""Quantization: presets, calibration, and which layers keep more bits."""

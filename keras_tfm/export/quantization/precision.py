@@ -1,0 +1,80 @@
+"""Exports compute in float32, even if the model was trained in half precision.
+
+Example:
+
+>>> from keras_tfm.export.quantization.precision import in_float32
+>>> from keras_tfm.models import gpt
+>>> size = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16, "max_length": 4}
+>>> in_float32(gpt(11, **size, dtype="mixed_bfloat16")).output.dtype
+'float32'
+"""
+
+import logging
+from collections.abc import Mapping
+
+import keras
+
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.models import with_dtype
+from keras_tfm.models.dequantized import dequantized, is_quantized
+
+_log = logging.getLogger(__name__)
+
+HALVES = ("float16", "bfloat16")
+
+
+def quantized_models(models: Mapping[str, keras.Model]) -> list[str]:
+    """The names of models that Keras's `quantize` rounded, and of which `in_float32` is a copy."""
+    return [name for name, model in models.items() if is_quantized(model)]
+
+
+def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
+    """The model, or a copy in float32 if a layer computes in half precision or is quantized.
+
+    Args:
+        model: functional `keras.Model`.
+        merge_adapters: bool, whether LoRA adapters are merged into the kernels of a copy, as
+            `with_dtype` does; otherwise the copy has adapters of its own.
+
+    Raises:
+        ValueError: a layer computes in float64, or in half precision regardless of its policy;
+            or its adapters must stay apart from kernels that Keras quantized.
+    """
+    if is_quantized(model):
+        if not merge_adapters:
+            raise ValueError(
+                f"adapters of their own need kernels in float, and {model.name} is quantized by "
+                "Keras: export it with separate_adapters=False, which merges them"
+            )
+        _log.warning(
+            "%s is quantized by Keras, which a file cannot run: taking its rounded weights as "
+            "floats",
+            model.name,
+        )
+        model = dequantized(model)
+    if _first(model, HALVES) is not None:
+        _log.info("copying %s in float32", model.name)
+        copy = with_dtype(model, "float32")
+        if not merge_adapters:
+            _copy_adapters(model, copy)
+        model = copy
+    other = _first(model, (*HALVES, "float64"))
+    if other is not None:
+        raise ValueError(
+            f"export needs layers that compute in float32, got {other.name} in "
+            f"{other.compute_dtype}: build the model with dtype='float32' and call set_weights"
+        )
+    return model
+
+
+def _copy_adapters(model: keras.Model, copy: keras.Model) -> None:
+    """Gives a copy whose kernels have merged adapters the model's kernels and adapters."""
+    for old, new in zip(sublayers(model), sublayers(copy), strict=True):
+        if getattr(old, "lora_enabled", False):
+            new.enable_lora(old.lora_rank, lora_alpha=old.lora_alpha)
+            for source, variable in zip(old.weights, new.weights, strict=True):
+                variable.assign(keras.ops.cast(source, variable.dtype))
+
+
+def _first(model: keras.Model, dtypes: tuple[str, ...]) -> keras.layers.Layer | None:
+    return next((layer for layer in sublayers(model) if layer.compute_dtype in dtypes), None)

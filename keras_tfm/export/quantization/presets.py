@@ -1,0 +1,330 @@
+"""The presets of `export_tflite(quantization=...)`."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export.quantization import four_bits
+from keras_tfm.export.quantization.kept_layers import (
+    exact_buffers,
+    find_buffers,
+    find_constants,
+    find_layers,
+)
+from keras_tfm.export.signatures.input_numbers import input_numbers
+from keras_tfm.export.signatures.request import Request
+from keras_tfm.export.signatures.signatures import Signature
+from keras_tfm.layers.target import bounded_masks
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.inspection.inspection import inspect_subgraphs
+from keras_tfm.runtime.manifest.fields import QUANTIZATIONS
+
+_log = logging.getLogger(__name__)
+
+# In int8, scores and masks share 256 steps: with this mask value a 4-layer encoder has a relative
+# error of 0.04; with -100, 0.05; with -1e4, 0.35. A masked key has a weight of 1e-13.
+_MASKED_IN_8_BITS = -30.0
+
+# The maximum number of representative inputs with which a file is verified.
+_ROWS = 64
+
+# Converts the model to the bytes of a file. The argument configures the converter.
+Convert = Callable[[Callable[[Any], None]], bytes]
+
+
+class Quantization:
+    """One preset and its exceptions, checked before the conversion.
+
+    Args:
+        model: functional `keras.Model`.
+        preset: one of `QUANTIZATIONS`.
+        keep_float: names of layers whose weights stay float32; see `find_layers`. The constants of
+            `find_constants` always do.
+        keep_int8: names of layers whose weights get 8 bits in "int4".
+        representative_data: inputs of "predict" for "int8_full", an iterable of arrays by name (or
+            of arrays, for a model of one input), each of exactly the exported shape.
+
+    Raises:
+        ValueError: a preset or layer is unknown, or arguments exclude each other.
+        ModuleNotFoundError: "int4" without its extra, which the message names.
+
+    >>> import keras
+    >>> from keras_tfm.export.quantization.presets import Quantization
+    >>> x = keras.Input((4,))
+    >>> model = keras.Model(x, keras.layers.Dense(3, name="head")(x), name="small")
+    >>> Quantization(model, "int8", keep_float=["haed"])
+    Traceback (most recent call last):
+        ...
+    ValueError: keep_float: small has no layer 'haed'; similar names are ['head']
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        preset: str,
+        keep_float: Sequence[str] = (),
+        representative_data: Iterable[Any] | None = None,
+        keep_int8: Sequence[str] = (),
+    ):
+        if preset not in QUANTIZATIONS:
+            raise ValueError(f"quantization must be one of {list(QUANTIZATIONS)}, got {preset!r}")
+        if len(keep_float) and preset not in ("float16", "int8", "int4"):
+            raise ValueError(
+                "keep_float needs quantization float16, int8 or int4, "
+                f"got quantization={preset!r} and keep_float={keep_float!r}"
+            )
+        if len(keep_int8) and preset != "int4":
+            raise ValueError(
+                "keep_int8 needs quantization int4, "
+                f"got quantization={preset!r} and keep_int8={keep_int8!r}"
+            )
+        if preset == "int8_full" and representative_data is None:
+            raise ValueError(
+                "quantization='int8_full' needs representative_data: "
+                "a few hundred inputs like those the model will get, got None"
+            )
+        if preset != "int8_full" and representative_data is not None:
+            raise ValueError(
+                "representative_data is for quantization='int8_full', "
+                f"got it with quantization={preset!r}"
+            )
+        self._constants = find_constants(model)
+        if preset == "int8_full" and self._constants:
+            raise ValueError(
+                "quantization='int8_full' would round the Fourier transform of "
+                f"{', '.join(self._constants)}: use 'int8'"
+            )
+        if preset in ("float16", "int8", "int4"):
+            self._constants |= _raw_kernels(model)
+        if preset == "int4":
+            four_bits.import_quantizer()
+        self.preset = preset
+        self._layers = find_layers(model, keep_float)
+        self._eight_bits = find_layers(model, keep_int8, "keep_int8")
+        self._kernels: Mapping[str, np.ndarray] = {}
+        self._data = representative_data
+        self._samples: list[tuple[str, dict[str, np.ndarray]]] = []
+        # By signature, the first representative data as rows of the model's inputs.
+        self.rows: dict[str, dict[str, np.ndarray]] = {}
+
+    def keep(self, kernels: Mapping[str, np.ndarray]) -> None:
+        """Keeps further kernels (D, F) in float32, which the graph must hold bit for bit."""
+        if self.preset == "int8_full":
+            raise ValueError(
+                "separate_adapters needs float32 activations, got quantization='int8_full'; "
+                "use 'int8'"
+            )
+        self._kernels = kernels
+
+    def check_request(self, request: Request) -> None:
+        """Raises ValueError if a signature or the accelerator does not support this preset."""
+        if self.preset == "int4" and request.accelerator == "gpu":
+            raise ValueError(
+                "quantization='int4' is for accelerator='cpu': LiteRT's GPU delegate ends the "
+                "process at weights of 4 bits; use 'int8'"
+            )
+        if self.preset == "int8_full" and request.accelerator == "gpu":
+            raise ValueError(
+                "quantization='int8_full' is for accelerator='cpu': LiteRT's GPU delegate computes "
+                "in floats; use 'int8'"
+            )
+        if self.preset != "int8_full":
+            return
+        if request.roles != ["predict"] or len(request.source_lengths) > 1:
+            # TensorFlow 2.21's calibrator ends the process with a segmentation fault on a loop.
+            raise ValueError(
+                "quantization='int8_full' is for one signature 'predict', got signatures "
+                f"{request.roles} of {len(request.source_lengths)} lengths: loops and caches "
+                "cannot be calibrated; use 'int8'"
+            )
+
+    def read_data(self, signatures: Sequence[Signature]) -> None:
+        """Reads the representative data once; raises ValueError if they do not fit."""
+        if self.preset != "int8_full":
+            return
+        assert self._data is not None
+        given: Mapping[str, Iterable[Any]] = {signatures[0].name: self._data}
+        names = [signature.name for signature in signatures]
+        if len(names) > 1:
+            if not isinstance(self._data, Mapping) or set(self._data) != set(names):
+                raise ValueError(f"representative_data must be a dictionary by model, of {names}")
+            given = self._data
+        for signature in signatures:
+            before, kept = len(self._samples), list[dict[str, np.ndarray]]()
+            for number, sample in enumerate(given[signature.name]):
+                place = f"[{signature.name!r}]" if len(names) > 1 else ""
+                arrays = _sample(f"representative_data{place}[{number}]", sample, signature)
+                inputs = {signature.parameters[name]: x for name, x in arrays.items()}
+                self._samples.append((signature.name, inputs))
+                if len(kept) < _ROWS:
+                    kept.append(arrays)
+            if len(self._samples) == before:
+                raise ValueError("representative_data must have a few hundred inputs, got none")
+            self.rows[signature.name] = {
+                name: np.concatenate([arrays[name] for arrays in kept]) for name in kept[0]
+            }
+
+    def tracing(self) -> AbstractContextManager[None]:
+        """The context in which the graph must be traced."""
+        return masks_of(self.preset)
+
+    def apply(self, convert: Convert) -> bytes:
+        """The quantised file.
+
+        Args:
+            convert: converts the traced graph; its argument sets up the converter.
+        """
+        if self.preset == "int8":
+            content = convert(_dynamic)
+            if not self._layers and not self._kernels and not self._constants:
+                return content
+            kept = self._kept(flatbuffer.float_weights(flatbuffer.read(convert(_plain))))
+            return _restore(content, kept, [*self._layers])
+        if self.preset == "int8_full":
+            with warnings.catch_warnings():  # about the calibrator's own interpreter
+                warnings.filterwarnings("ignore", r"\s*Warning: tf.lite.Interpreter is deprecated")
+                model = flatbuffer.read(convert(self._calibrated))
+            flatbuffer.round_after_lookup(model)
+            content = flatbuffer.write(model)
+            _warn_of_fragments(content, convert(_plain))
+            return content
+        content = convert(_plain)
+        if self.preset == "float32":
+            return content
+        model = flatbuffer.read(content)
+        weights = flatbuffer.float_weights(model)
+        kept = self._kept(weights)
+        if self.preset == "int4":
+            eight_bits = find_buffers(weights, self._eight_bits, "keep_int8")
+            return four_bits.quantize(content, kept, eight_bits.keys() - kept.keys())
+        rounded = weights.keys() - kept.keys()
+        _check_half({buffer: weights[buffer] for buffer in rounded})
+        flatbuffer.store_half(model, rounded)
+        return flatbuffer.write(model)
+
+    def _kept(self, stored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """The weights that stay float32, by buffer."""
+        exact = exact_buffers(stored, self._kernels)
+        kept = {buffer: stored[buffer] for buffers in exact.values() for buffer in buffers}
+        constants = find_buffers(stored, self._constants, required=False)
+        return find_buffers(stored, self._layers) | constants | kept
+
+    def _calibrated(self, converter: Any) -> None:
+        def data() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+            yield from self._samples
+
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        converter.representative_dataset = data
+
+
+def _raw_kernels(model: Any) -> dict[str, list[np.ndarray]]:
+    """The kernels that stay float32, by layer: those that read numbers too raw for 8 bits.
+
+    `model`: a functional model, or a `ModelGroup`.
+    """
+    found = {}
+    for one in getattr(model, "models", {"": model}).values():
+        for name, known in input_numbers(one).items():
+            for layer in known.raw:
+                _log.info(
+                    "keeping %s in float32: the numbers of %s are raw, by %s",
+                    *(layer.name, name, known.source),
+                )
+                kernels = [keras.ops.convert_to_numpy(w) for w in layer.weights if w.ndim > 1]
+                found[getattr(layer, "path", layer.name)] = [x.astype("float32") for x in kernels]
+    return found
+
+
+def masks_of(preset: str) -> AbstractContextManager[None]:
+    """The context in which the model masks scores as a file of this preset does."""
+    return bounded_masks(_MASKED_IN_8_BITS) if preset == "int8_full" else nullcontext()
+
+
+def _plain(converter: Any) -> None:
+    """Float32: the default converter."""
+
+
+def _dynamic(converter: Any) -> None:
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+
+
+def _restore(content: bytes, kept: dict[int, np.ndarray], layers: list[str]) -> bytes:
+    """The int8 file `content` with the weights `kept` of the float32 file, those of `layers`."""
+    model = flatbuffer.read(content)
+    rounded = {
+        use.tensor.buffer: flatbuffer.dequantized(model, use.tensor)
+        for use in flatbuffer.weight_uses(model)
+        if use.tensor.buffer not in flatbuffer.float_weights(model)
+    }
+    for values in kept.values():
+        for buffer, (restored, step) in rounded.items():
+            same = restored.shape == values.shape
+            if same and np.all(np.abs(restored - values) <= 0.501 * step):
+                flatbuffer.store_float(model, buffer, values)
+    stored = list(flatbuffer.float_weights(model).values())
+    for values in kept.values():
+        if not any(np.array_equal(values, other) for other in stored):
+            raise ValueError(
+                f"keep_float: a weight of shape {values.shape} was not found in the int8 file; "
+                f"leave out one of {layers}, and report this model"
+            )
+    return flatbuffer.write(model)
+
+
+def _check_half(weights: dict[int, np.ndarray]) -> None:
+    largest = max((float(np.abs(w).max(initial=0.0)) for w in weights.values()), default=0.0)
+    if largest > float(np.finfo("float16").max):
+        raise ValueError(
+            f"float16 weights must be at most 65504, got a weight of {largest:g}: "
+            "name its layer in keep_float"
+        )
+
+
+def _sample(place: str, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
+    """One sample of the representative data, as arguments of the signature."""
+    specs = signature.inputs
+    if not isinstance(sample, Mapping):
+        if len(specs) != 1 or isinstance(sample, (list, tuple)):
+            raise ValueError(
+                f"{place} must be a dictionary of arrays by input name, {list(specs)}, "
+                f"got {type(sample).__name__}"
+            )
+        sample = {next(iter(specs)): sample}
+    if set(sample) != set(specs):
+        raise ValueError(f"{place} must have the inputs {list(specs)}, got {list(sample)}")
+    arrays = {}
+    for name, spec in specs.items():
+        array, shape = np.asarray(sample[name]), tuple(spec.shape)
+        if array.shape != shape:
+            raise ValueError(f"{place}: {name} must have shape {shape}, got {array.shape}")
+        dtype = np.dtype(spec.dtype.as_numpy_dtype)
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ValueError(f"{place}: {name} must be {dtype}, got {array.dtype}")
+        size = signature.vocabulary_sizes.get(name)
+        if size is not None and (array.min() < 0 or array.max() >= size):
+            raise ValueError(
+                f"{place}: {name} must have ids in 0..{size - 1}, got {array.min()}..{array.max()}"
+            )
+        if dtype.kind == "f" and not np.all(np.isfinite(array)):
+            raise ValueError(f"{place}: {name} must be finite, got NaN or infinity")
+        arrays[name] = array.astype(dtype)
+    return arrays
+
+
+def _warn_of_fragments(content: bytes, plain: bytes) -> None:
+    """Warns if XNNPACK has more partitions in the quantized graph than in the float32 one."""
+    for graph, before in zip(inspect_subgraphs(content), inspect_subgraphs(plain), strict=True):
+        if graph.partitions > before.partitions:
+            warnings.warn(
+                f"int8_full: XNNPACK runs {graph.name!r} in {graph.partitions} partitions, "
+                f"in float32 in {before.partitions}: it may be slower than float32; "
+                "measure, and prefer quantization='int8' on a CPU",
+                UserWarning,
+                stacklevel=6,  # at the caller of `export_tflite`
+            )

@@ -1,0 +1,1 @@
+"""The signatures of a file, and the arguments that decide about them."""

@@ -1,0 +1,251 @@
+"""The KV caches of a host's decoding loop, as flat arguments and results of signatures."""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_tfm.export.signatures.signatures import Request
+from keras_tfm.generation.stepped_model import SteppedModel
+from keras_tfm.layers import DecodingScope
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
+from keras_tfm.layers.target import export_target
+
+Tensor = Any
+
+
+class Caches:
+    """The model's KV caches and the encoded values that a step reads, as flat arguments.
+
+    Their names and shapes are found once for all signatures.
+    """
+
+    # Whether queries read the updated cache; see `DecodingScope`.
+    write_first = False
+
+    def __init__(self, request: Request):
+        self.request = request
+
+    @cached_property
+    def model(self) -> SteppedModel:
+        """The model, split into `encode` and `step`."""
+        return SteppedModel(self.request.model, self.request.target)
+
+    @cached_property
+    def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:
+        """The scope of a first step on zeros, which has the cache shapes, and `encode`'s result."""
+        specs = self.request.specs(self.request.others)
+        token = tf.zeros((self.request.batch_size, 1), "int32")
+        encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
+        with (
+            export_target(f"{self.request.accelerator}-edge"),
+            self.first_scope() as scope,
+        ):
+            self.model.step(encoded, token)
+        return scope, encoded
+
+    def first_scope(self) -> DecodingScope:
+        """The scope of a first step, which decides how caches are stored."""
+        int8 = self.request.cache == "int8"
+        return DecodingScope(length=2, write_first=self.write_first, int8=int8)
+
+    def check_format(self) -> None:
+        """Raises ValueError if int8 caches were requested, but there is nothing to store so."""
+        if self.request.cache != "int8":
+            return
+        if not any(map(is_int8, self._first_step[0].cache.values())):
+            raise ValueError(
+                f"cache='int8': {self.request.model.name} has no attention whose keys and values "
+                "are cached; leave it out"
+            )
+
+    @cached_property
+    def growing(self) -> list[str]:
+        """The cache entries of self-attention, which grow; cross-attention's are constant."""
+        return self._first_step[0].growing
+
+    @cached_property
+    def prefix(self) -> int:
+        """The number of columns of the growing entries before the first token."""
+        prefixes = {self._first_step[0].prefixes.get(entry, 0) for entry in self.growing}
+        if len(prefixes) > 1 or (prefixes - {0} and len(self.request.source_lengths) > 1):
+            lengths = f"{sorted(prefixes)} and the source lengths {[*self.request.source_lengths]}"
+            name = self.request.model.name
+            raise ValueError(f"{name}: caches must have a prefix of one length, got {lengths}")
+        return max(prefixes, default=0)
+
+    @cached_property
+    def _traced_step(self) -> tuple[dict[str, Tensor], Any]:
+        """A traced step of one token: the encoded values it gets; its logits and new entries."""
+        request, length = self.request, self.request.max_length
+        assert length is not None
+        _, encoded = self._first_step
+        specs = {
+            "token": tf.TensorSpec((request.batch_size, 1), "int32"),
+            "position": tf.TensorSpec((), "int32"),
+            "cache": {**self.specs(growing=False), **self.specs(growing=True, length=length)},
+            "encoded": {name: tf.TensorSpec(x.shape, x.dtype) for name, x in encoded.items()},
+        }
+
+        def step(given: dict[str, Any]) -> Any:
+            cache = self.unflatten(given["cache"])
+            with (
+                export_target(f"{request.accelerator}-edge"),
+                DecodingScope(cache, position=given["position"], length=length) as scope,
+            ):
+                outputs = self.model.step(given["encoded"], given["token"])
+            return {"logits": tf.nest.flatten(outputs)[0], "new": self.flatten(scope.new)}
+
+        traced = tf.function(step, autograph=False).get_concrete_function(specs)
+        given = tf.nest.pack_sequence_as(specs, traced.inputs[: len(tf.nest.flatten(specs))])
+        return given["encoded"], traced.structured_outputs
+
+    @cached_property
+    def encoded(self) -> dict[str, str]:
+        """The encoded values that a step reads beside the caches: flat name -> name in `encode`.
+
+        Most models have none: cross-attention reads its keys and values from the cache. Without a
+        signature "encode", each value must be an input of the model, and has its name.
+        """
+        encoded, outputs = self._traced_step
+        waiting = [x.op for x in tf.nest.flatten(outputs)]
+        seen = set(waiting)
+        while waiting:
+            for x in waiting.pop().inputs:
+                if x.op not in seen:
+                    seen.add(x.op)
+                    waiting.append(x.op)
+        read = [name for name, x in encoded.items() if x.op in seen]
+        if "encode" in self.request.roles:
+            for name in read:
+                if tuple(encoded[name].shape[:1]) != (self.request.batch_size,):
+                    raise ValueError(
+                        f"{self.request.model.name} cannot be stepped on a host: a step reads an "
+                        f"encoded value of shape {tuple(encoded[name].shape)}, but its first axis "
+                        f"must be the batch ({self.request.batch_size})"
+                    )
+            return {self.request.own_name(f"encoded_{i}"): name for i, name in enumerate(read)}
+        inputs = {name: self.model.input_name(name) for name in read}
+        if None in inputs.values() or self.specs(growing=False) or self.prefix:
+            raise ValueError(
+                f"the signature 'decode' of {self.request.model.name} takes the results of "
+                f"'encode': export both, got {self.request.roles}"
+            )
+        return {str(inputs[name]): name for name in read}
+
+    def encoded_specs(self) -> dict[str, tf.TensorSpec]:
+        """The specs of the encoded values that a step reads, by flat name."""
+        _, shapes = self._first_step
+        return {
+            flat: tf.TensorSpec(shapes[name].shape, _host_dtype(shapes[name].dtype))
+            for flat, name in self.encoded.items()
+        }
+
+    def to_host(self, encoded: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The values of `encode` that a step reads, by flat name, padded to the longest source."""
+        result = {}
+        for flat, spec in self.encoded_specs().items():
+            x = encoded[self.encoded[flat]]
+            # A padded step reads only values that the model masks, or ids.
+            pad_id = self.request.pad_ids.get(self.model.input_name(self.encoded[flat]) or "", 0)
+            paddings = [(0, long - short) for long, short in zip(spec.shape, x.shape, strict=True)]
+            if np.any(paddings):
+                x = tf.pad(tf.cast(x, spec.dtype), paddings, constant_values=pad_id)
+            result[flat] = tf.cast(x, spec.dtype)
+        return result
+
+    def step(self, given: dict[str, Tensor], tokens: Tensor) -> Tensor:
+        """The logits of a step. Call it inside a `DecodingScope`.
+
+        Args:
+            given: a signature's arguments, including the encoded values that the step reads.
+            tokens: (B, n).
+        """
+        _, shapes = self._first_step
+        flat_names = {name: flat for flat, name in self.encoded.items()}
+        # The step does not read the values that are replaced by zeros.
+        encoded = {
+            name: tf.cast(given[flat_names[name]], x.dtype)
+            if name in flat_names
+            else tf.zeros(x.shape, x.dtype)
+            for name, x in shapes.items()
+        }
+        return tf.nest.flatten(self.model.step(encoded, tokens))[0]
+
+    def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
+        """The specs of the growing entries, or of the others, by flat name."""
+        specs = {}
+        for entry, parts in self._first_step[0].cache.items():
+            if (entry in self.growing) != growing:
+                continue
+            for part, x in parts.items():
+                shape = list(x.shape)
+                if growing:
+                    shape[COLUMN_AXES[part]] = None if length is None else self.prefix + length
+                specs[self.flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
+        return specs
+
+    def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """A cache from arguments with flat names."""
+        cache: dict[str, dict[str, Tensor]] = {}
+        for entry, parts in self._first_step[0].cache.items():
+            cache[entry] = {
+                part: _from_host(part, given[self.flat_name(entry, part)]) for part in parts
+            }
+        return cache
+
+    def flat_name(self, entry: str, part: str) -> str:
+        """The argument's name for a part of a cache entry."""
+        return self.request.own_name(f"cache_{entry}_{part}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The manifest's entries of "decode", without its capacity."""
+        request = self.request
+        return {
+            "max_length": request.max_length,
+            "start_id": request.start_id,
+            "end_id": request.end_id_setting(),
+            "pad_id": request.pad_ids.get(request.target, 0),
+            "target": request.target,
+            "vocabulary_size": request.model.outputs[0].shape[-1],
+            **({"transposed": self.transposed} if self.transposed else {}),
+            **({"prefix": self.prefix} if self.prefix else {}),
+        }
+
+    @property
+    def transposed(self) -> list[str]:
+        """The flat names of entries whose last axis is S, as transposed keys (B, G, K, S)."""
+        return [
+            self.flat_name(entry, part)
+            for entry in self.growing
+            for part in self._first_step[0].cache[entry]
+            if COLUMN_AXES[part] == 3
+        ]
+
+    def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Cache entries by flat name, in dtypes that hosts support."""
+        return {
+            self.flat_name(entry, part): tf.cast(x, _host_dtype(x.dtype))
+            for entry, parts in entries.items()
+            for part, x in parts.items()
+        }
+
+    def kinds(self, names: Iterable[str]) -> dict[str, str]:
+        """The kind of each argument that is not an input of the model."""
+        found = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
+        if "encode" in self.request.roles:
+            found |= dict.fromkeys(self.encoded, "encoded")
+        found[self.request.own_name("position")] = "position"
+        return {name: found[name] for name in names if name in found}
+
+
+def _host_dtype(dtype: tf.DType) -> tf.DType:
+    """Integers for booleans, which LiteRT.js neither takes nor returns."""
+    return tf.int32 if dtype == tf.bool else dtype
+
+
+def _from_host(part: str, x: Tensor) -> Tensor:
+    return tf.not_equal(x, 0) if part == "mask" else x

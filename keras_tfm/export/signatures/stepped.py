@@ -1,0 +1,195 @@
+"""Signatures for a decoding loop on the host: the KV caches are arguments and results.
+
+`encode` runs the layers that do not depend on the stepped input, once for all steps. `prefill`
+reads several tokens at any position, `decode` one token, whose logits it returns. `prefill` and
+`decode` return the new cache entries only; the host writes them at their positions into the buffers
+that it passes in.
+With `whole_caches` they return the updated caches, for hosts that pass results on as arguments.
+If a prefix stands before the tokens (`layers.ConcatenatePrefix`), `encode` also returns its
+columns, with which the host begins the caches. Positions still count tokens.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_tfm.export.signatures.host_caches import Caches
+from keras_tfm.export.signatures.signatures import Request, Signature
+from keras_tfm.generation.loop import cache_capacities
+from keras_tfm.layers import DecodingScope
+from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry, longer
+
+Tensor = Any
+
+
+def encode(caches: Caches) -> list[Signature]:
+    """Everything that does not depend on the stepped input, computed once for all steps.
+
+    These are the keys, values and mask of each cross-attention, those of a prefix in each causal
+    self-attention, and other encoded values that a step reads. With several source lengths, all
+    results are padded to the longest, so one `decode` works for all.
+    """
+    request = caches.request
+    longest = max(request.source_lengths, default=None)
+    result = []
+    for length in request.source_lengths or (None,):
+
+        def function(inputs: dict[str, Tensor], is_short: bool = length != longest) -> Any:
+            token = tf.zeros((request.batch_size, 1), "int32")
+            encoded = caches.model.encode(inputs)
+            with caches.first_scope() as scope:
+                caches.model.step(encoded, token)
+            contexts = {
+                entry: parts for entry, parts in scope.cache.items() if entry not in caches.growing
+            }
+            prefixes = {
+                entry: columns_of_entry(scope.new[entry], 0, caches.prefix)
+                for entry in (caches.growing if caches.prefix else ())
+            }
+            if is_short:
+                contexts = _longer(contexts, caches)
+            contexts = {**contexts, **prefixes}
+            return {**caches.flatten(contexts), **caches.to_host(encoded)}
+
+        if not caches.specs(growing=False) and not caches.encoded and not caches.prefix:
+            raise ValueError(
+                f"no step of {request.model.name} reads {request.others}: "
+                "there is nothing to encode"
+            )
+        result.append(
+            Signature(
+                "encode" if length is None else f"encode_{length}",
+                "encode",
+                function,
+                request.specs(request.others, length),
+                request.vocabulary_sizes,
+                padded=request.padded,
+            )
+        )
+    return result
+
+
+def prefill(caches: Caches) -> list[Signature]:
+    """Reads N tokens at `position` to `position` + N - 1; returns their cache entries (B, G, N, K).
+
+    The tokens also attend to the caches of the positions before. `position` + N must not exceed the
+    capacity. Fewer tokens are padded on the right: later steps mask the entries of the padding, and
+    overwrite them. There is a signature for each N and each capacity of at least N.
+    """
+    return _chunks(caches, "prefill", caches.request.prompt_lengths, logits=False)
+
+
+def verify(caches: Caches) -> list[Signature]:
+    """A prefill of `draft_length` + 1 tokens that also returns the logits after each, (B, N, V)."""
+    drafted = caches.request.draft_length
+    return [] if drafted is None else _chunks(caches, "verify", [drafted + 1], logits=True)
+
+
+def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -> list[Signature]:
+    request = caches.request
+    position = request.own_name("position")
+    result = []
+    capacities = _capacities(request)
+    for length in lengths:
+        for capacity in (x for x in capacities if x >= length):
+
+            def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
+                found, entries = _step(caches, given, given[position], capacity)
+                return {"logits": found, **entries} if logits else entries
+
+            specs = {
+                request.target: tf.TensorSpec((request.batch_size, length), "int32"),
+                **_step_specs(caches, capacity),
+            }
+            result.append(
+                Signature(
+                    f"{prefix}_{length}" + (f"_{capacity}" if len(capacities) > 1 else ""),
+                    "prefill",
+                    function,
+                    specs,
+                    request.vocabulary_sizes,
+                    {"capacity": capacity},
+                    padded=request.padded | {request.target},
+                    kinds=caches.kinds(specs),
+                )
+            )
+    return result
+
+
+def decode(caches: Caches) -> list[Signature]:
+    """Reads one token per row, its position and the caches; returns logits (B, V), new entries."""
+    request = caches.request
+    capacities, position = _capacities(request), request.own_name("position")
+    settings = caches.settings
+    result = []
+    for capacity in capacities:
+
+        def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
+            logits, entries = _step(caches, given, given[position], capacity)
+            return {"logits": logits[:, -1], **entries}
+
+        specs = {
+            request.target: tf.TensorSpec((request.batch_size, 1), "int32"),
+            **_step_specs(caches, capacity),
+        }
+        result.append(
+            Signature(
+                "decode" if len(capacities) == 1 else f"decode_{capacity}",
+                "decode",
+                function,
+                specs,
+                request.vocabulary_sizes,
+                {**settings, "capacity": capacity},
+                padded=request.masked_target,
+                kinds=caches.kinds(specs),
+            )
+        )
+    return result
+
+
+def _capacities(request: Request) -> tuple[int, ...]:
+    """The cache lengths of the signatures, smallest first."""
+    assert request.max_length is not None
+    if request.whole_caches:  # the results of a call are the arguments of the next: one capacity
+        return (request.max_length,)
+    return cache_capacities(request.max_length, first=128)
+
+
+def _step_specs(caches: Caches, capacity: int) -> dict[str, tf.TensorSpec]:
+    """The specs of a step's arguments, except its tokens."""
+    return {
+        caches.request.own_name("position"): tf.TensorSpec((1,), "int32"),
+        **caches.specs(growing=False),
+        **caches.specs(growing=True, length=capacity),
+        **caches.encoded_specs(),
+    }
+
+
+def _step(
+    caches: Caches, given: dict[str, Tensor], position: Tensor, capacity: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The logits (B, N, V) of a step of N tokens, and the cache entries that it returns."""
+    at = tf.reshape(position, ())
+    with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
+        logits = caches.step(given, given[caches.request.target])
+    after = scope.new
+    if caches.request.whole_caches:
+        after = {entry: scope.cache[entry] for entry in scope.growing}
+    return logits, caches.flatten(after)
+
+
+def _longer(entries: dict[str, dict[str, Tensor]], caches: Caches) -> dict[str, dict[str, Tensor]]:
+    """Entries padded with columns of zeros, as many as those of the longest source have."""
+    specs = caches.specs(growing=False)
+
+    def padded(entry: str, part: str, x: Tensor) -> Tensor:
+        if part not in COLUMN_AXES:
+            return x
+        axis, longest = COLUMN_AXES[part], specs[caches.flat_name(entry, part)].shape
+        return longer(part, x, longest[axis] - x.shape[axis])
+
+    return {
+        entry: {part: padded(entry, part, x) for part, x in parts.items()}
+        for entry, parts in entries.items()
+    }

@@ -1,0 +1,209 @@
+"""Signatures that take strings: a tokenizer before the model, and a detokenizer after it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_tfm.export.signatures.signatures import Signature
+from keras_tfm.generation.model_inputs import (
+    find_target,
+    input_specs,
+    inputs_of_tokens,
+    vocabulary_sizes,
+)
+from keras_tfm.generation.preparation import end_ids_of
+from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+
+TEXT = "_text"
+# Operators of tensorflow-text that were tested in LiteRT, with their kernels linked. Others are
+# refused.
+LITERT_OPERATORS = {
+    "FastWordpieceTokenizeWithOffsets",
+    "RaggedTensorToTensor",
+    "TFText>FastSentencepieceDetokenize",
+    "TFText>FastSentencepieceTokenize",
+    "TFText>FastWordpieceDetokenize",
+}
+
+
+def check_tokenizers(
+    model: keras.Model, names: Sequence[str], tokenizer: Any, detokenizer: Any
+) -> dict[str, Any]:
+    """The tokenizers by input, checked against the vocabularies of the model.
+
+    Args:
+        model: functional `keras.Model`.
+        names: the requested signatures.
+        tokenizer: one for all inputs of ids, or a dictionary by input; optional.
+        detokenizer: a detokenizer, or None; an error without a text signature.
+
+    Raises:
+        ValueError: text signatures without a tokenizer or the reverse, a tokenizer for an input
+            that does not take ids, or more ids in the tokenizer than in the model.
+    """
+    if len(set(names)) < len(names):
+        raise ValueError(f"signatures must be different, got {list(names)}")
+    of_text = [name for name in names if name.endswith(TEXT)]
+    if not of_text:
+        if tokenizer is not None or detokenizer is not None:
+            raise ValueError(
+                'a tokenizer needs the signature "generate_text" or "predict_text", '
+                f"got {list(names)}"
+            )
+        return {}
+    if tokenizer is None:
+        raise ValueError(f"the signatures {of_text} need a tokenizer, got None")
+    sizes = vocabulary_sizes(model)
+    ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
+    if isinstance(tokenizer, dict):
+        unknown = [name for name in tokenizer if name not in ids]
+        if unknown or not tokenizer:
+            raise ValueError(
+                f"tokenizers are for the inputs of ids (B, S) {ids}, got {list(tokenizer)}"
+            )
+        tokenizers = dict(tokenizer)
+    else:
+        follow = inputs_of_tokens(model)
+        tokenizers = dict.fromkeys([name for name in ids if name not in follow], tokenizer)
+        if not ids:
+            raise ValueError(f"{model.name} has no input of ids (B, S) for a tokenizer")
+    for name, one in tokenizers.items():
+        if not callable(one):
+            raise TypeError(
+                f"the tokenizer of input {name!r} must be callable, got {type(one).__name__}"
+            )
+        size = _vocabulary_size(one)
+        if size is not None and name in sizes and size > sizes[name]:
+            raise ValueError(
+                f"the tokenizer of input {name!r} has {size} ids, "
+                f"but the model's embedding takes {sizes[name]}"
+            )
+    return tokenizers
+
+
+def add_text_signatures(
+    model: keras.Model,
+    made: Sequence[Signature],
+    names: Sequence[str],
+    tokenizers: dict[str, Any],
+    detokenizer: Any,
+    target: str | None,
+) -> list[Signature]:
+    """The signatures `names`, in this order: from `made`, or text signatures that wrap those."""
+    by_name = {signature.name: signature for signature in made}
+    result = []
+    for name in names:
+        if name.removesuffix(TEXT) not in by_name:
+            raise ValueError(f"{name} needs one source_length and prompt_length, got several")
+        base = by_name[name.removesuffix(TEXT)]
+        if name == base.name:
+            result.append(base)
+            continue
+        here = {key: tokenizers[key] for key in base.inputs if key in tokenizers}
+        if not here:
+            raise ValueError(
+                f"{name} needs a tokenizer for one of its inputs {list(base.inputs)}, "
+                f"got {list(tokenizers)}"
+            )
+        back = None
+        if base.name == "generate":
+            stepped = find_target(model, target)
+            owner = tokenizers.get(stepped) or next(iter(here.values()))
+            back = detokenizer or getattr(owner, "detokenize", None)
+            if not callable(back):
+                raise ValueError(
+                    f"{name} needs a detokenizer: {type(owner).__name__} has no detokenize"
+                )
+        result.append(_of_text(name, base, here, back))
+    return result
+
+
+def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any) -> Signature:
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+        values = {
+            key: _tokenized(key, x, tokenizers[key], base) if key in tokenizers else x
+            for key, x in inputs.items()
+        }
+        # Traced once: both signatures share the graph.
+        outputs = base.traced(**{base.parameters[key]: x for key, x in values.items()})
+        if detokenizer is None:
+            return outputs
+        return {"text": _detokenized(outputs["tokens"], detokenizer, base.settings["end_id"])}
+
+    specs = {
+        key: tf.TensorSpec(spec.shape[:1], tf.string) if key in tokenizers else spec
+        for key, spec in base.inputs.items()
+    }
+    return Signature(name, base.role, run, specs, {}, of_text=True)
+
+
+def _vocabulary_size(tokenizer: Any) -> int | None:
+    size = getattr(tokenizer, "vocabulary_size", None)
+    with tf.init_scope():  # Keras reads it from a table, which in a graph returns a tensor
+        return int(size() if callable(size) else size) if size is not None else None
+
+
+def _tokenized(
+    name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature
+) -> Any:
+    """Ids (B, S), padded to at least one column: a softmax over no keys is undefined."""
+    spec, pad_id = signature.inputs[name], signature.pad_ids.get(name, 0)
+    ids, length = tokenizer(strings), spec.shape[1]
+    if isinstance(ids, tf.RaggedTensor):
+        if length is None and name not in signature.padded:
+            raise ValueError(
+                f"the tokenizer of input {name!r} returns ragged rows, which are padded with "
+                f"{pad_id}, but the model does not mask padding (no mask_zero or mask_id)"
+            )
+        rows, ids = ids, ids.to_tensor(pad_id)
+    else:
+        rows = None
+    if ids.shape.rank != 2 or not ids.dtype.is_integer:
+        raise ValueError(
+            f"the tokenizer of input {name!r} must return integer ids (B, S), "
+            f"got {ids.dtype.name} of shape {ids.shape}"
+        )
+    columns = tf.shape(ids)[1]
+    # Before the ids are used: otherwise the embedding's error may come first.
+    with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
+        missing = tf.maximum((1 if length is None else length) - columns, 0)
+        if rows is not None and signature.paddings.get(name, "by_id") != "by_id":
+            is_token = tf.sequence_mask(rows.row_lengths(), columns)
+            real = tf.constant(REAL_PAD, ids.dtype)
+            ids = tf.where(is_token & tf.equal(ids, tf.cast(pad_id, ids.dtype)), real, ids)
+        ids = tf.pad(ids, [(0, 0), (0, missing)], constant_values=tf.cast(pad_id, ids.dtype))
+    ids = tf.cast(ids, spec.dtype)
+    if spec.shape.is_fully_defined():
+        return tf.reshape(ids, spec.shape)  # LiteRT has no assertions: too many ids fail here
+    return tf.ensure_shape(ids, spec.shape)
+
+
+def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
+    """Checks that depend on the ids, and run in the SavedModel."""
+    length, size = signature.inputs[name].shape[1], signature.vocabulary_sizes.get(name)
+    checks = []
+    if length is not None:
+        message = f"{name}: more ids than {length}"
+        checks.append(tf.debugging.assert_less_equal(tf.shape(ids)[1], length, message))
+    if size is not None and _vocabulary_size(tokenizer) is None:
+        message = f"{name}: ids of the tokenizer must be in 0..{size - 1}"
+        checks.append(tf.debugging.assert_less(ids, tf.cast(size, ids.dtype), message))
+        checks.append(tf.debugging.assert_non_negative(ids, message))
+    return [check for check in checks if check is not None]  # None: statically true
+
+
+def _detokenized(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:
+    """Strings (B,) of tokens (B, T), whose first column is the start token."""
+    tokens = tokens[:, 1:]
+    ended = tf.zeros_like(tokens, tf.bool)
+    for one in end_ids_of(end_id):
+        ended = tf.logical_or(ended, tf.equal(tokens, one))
+    kept = tf.equal(tf.cumsum(tf.cast(ended, tf.int32), axis=1), 0)
+    text = detokenizer(tf.ragged.boolean_mask(tokens, kept))
+    if text.dtype != tf.string:
+        raise ValueError(f"the detokenizer must return strings, got {text.dtype.name}")
+    if text.shape.rank == 2:
+        text = tf.strings.reduce_join(text, axis=1, separator=" ")
+    return text

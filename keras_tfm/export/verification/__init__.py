@@ -1,0 +1,1 @@
+"""Compares an exported file with its model."""

@@ -1,0 +1,375 @@
+"""Runs the signatures of a file and the model on the same inputs, and compares the results."""
+
+import functools
+import operator
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.export.verification.checks import (
+    Check,
+    check,
+    difference,
+    gaps_of,
+    log_probability,
+    timed,
+    top_1_gaps,
+)
+from keras_tfm.export.verification.loop_logits import LoopLogits
+from keras_tfm.export.verification.model_outputs import ModelOutputs
+from keras_tfm.export.verification.rows import VerificationRows
+from keras_tfm.generation.generator import Generator
+from keras_tfm.generation.strategies import Beam, Drafted, Greedy, Strategy
+from keras_tfm.runtime.checked_inputs import left_padded
+from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.manifest.fields import by_length, is_rounded, of_kind
+from keras_tfm.runtime.model import Model
+
+
+class Comparison:
+    """A model and a file exported from it.
+
+    Args:
+        outputs: the outputs of the model.
+        file: the loaded file.
+        inputs: dict of arrays, rows of the model's inputs; None: random ones.
+        strategy: the strategy of "generate".
+    """
+
+    def __init__(
+        self, outputs: ModelOutputs, file: Model, inputs: dict[str, Any] | None, strategy: Strategy
+    ):
+        self.outputs, self.file = outputs, file
+        # Drafts do not change the tokens.
+        self.strategy = strategy.strategy if isinstance(strategy, Drafted) else strategy
+        numbers = {name: x.numbers for name, x in outputs.numbers.items()}
+        self.rows = VerificationRows(file, inputs, numbers)
+        # By signature, the differences of each row, for inputs that do not depend on the file. For
+        # "generate" these are the inputs of the first step.
+        self.differences: dict[str, list[np.ndarray]] = {}
+        self._generator: Generator | None = None
+
+    def of(self, name: str) -> Check:
+        """The check of one signature."""
+        checks = {
+            "predict": self._predict,
+            "generate": self._generate,
+            "encode": self._encode,
+            "prefill": self._prefill,
+            "decode": self._decode,
+        }
+        return checks[self.file.signatures[name]["role"]](name)
+
+    def _predict(self, name: str) -> Check:
+        """Compares the outputs number by number."""
+        calls = [self.rows.arguments(name, i) for i in range(self.rows.calls(name))]
+        inputs = {key: np.concatenate([call[key] for call in calls]) for key in calls[0]}
+        _, ms = timed(functools.partial(self.file.run, name, calls[0]))
+        found = self.file.run(name, inputs)
+        errors, wanted, gaps = [], [], []
+        for key, expected in self.outputs.of(inputs).items():
+            errors += list(map(difference, found[key], expected))
+            wanted.append(expected.ravel())
+            several = expected[0].ndim and expected.shape[-1] > 1
+            if several and expected.dtype.kind == "f":
+                gaps.append(top_1_gaps(found[key], expected))
+        self.differences[name] = errors
+        return check(name, len(next(iter(inputs.values()))), errors, wanted, gaps, [ms])
+
+    def _generate(self, name: str) -> Check:
+        """Compares the logits of every step with a full pass over the generated tokens."""
+        signature = self.file.signatures[name]
+        errors, wanted, gaps = [], [], []
+        first: list[np.ndarray] = []
+        seconds: list[float] = []
+        loop = None
+        greedy = isinstance(self.strategy, Greedy) and not self.strategy.processors
+        if greedy:
+            batch = next(iter(signature["inputs"].values()))["shape"][0]
+            size = batch * self.outputs.model.outputs[0].shape[-1]
+            loop = LoopLogits(self.file.content(), name, size)
+        rows = 0
+        for number in range(self.rows.calls(name)):
+            inputs: dict[str, Any] = dict(self.rows.arguments(name, number))
+            for key in of_kind(signature, "padding"):
+                inputs.pop(key, None)
+            prompt = signature.get("prompt")
+            if prompt is not None:
+                given, length = prompt in self.rows.given_inputs(name), inputs[prompt].shape[1]
+                rows_of_prompts = inputs[prompt][:, : length if given else length - number % length]
+                pad_id = signature["inputs"][prompt]["pad_id"]
+                inputs[prompt] = [
+                    row[: max(1, unpadded_length(row, pad_id))] for row in rows_of_prompts
+                ]
+            run = functools.partial(self.file.generate_by, name, inputs)
+            found, ms = timed(run) if not number else (run(), seconds[0])
+            seconds.append(ms)
+            rows += len(found.tokens)
+            if loop is not None and loop.found:
+                steps = self._steps(loop, signature, inputs, found.tokens)
+                errors += [difference(x, y) for x, y, _ in steps]
+                first += [difference(x[0], y[0]) for x, y, _ in steps]
+                wanted += [y.ravel() for _, y, _ in steps]
+                gaps += [gaps_of(chosen, y) for _, y, chosen in steps]
+            elif greedy:  # with drafts, a step has logits after wrong tokens, too
+                chosen_rows = self._chosen(signature, inputs, found.tokens)
+                below = [gaps_of(chosen, y) for chosen, y in chosen_rows]
+                errors, first, gaps = errors + below, first + below, gaps + below
+                wanted += [y.ravel() for _, y in chosen_rows]
+            else:
+                error, scale, same = self._searched(signature, inputs, found)
+                errors += np.split(error, len(error))
+                first += np.split(error, len(error))
+                wanted.append(scale)
+                # Without logits there is no margin: the scores are compared.
+                gaps.append(np.where(same, 0.0, np.finfo("float64").tiny))
+        self.differences[name] = first
+        return check(name, rows, errors, wanted, gaps, seconds)
+
+    def _steps(
+        self,
+        loop: LoopLogits,
+        signature: dict[str, Any],
+        inputs: dict[str, Any],
+        tokens: np.ndarray,
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each row, the file's and the model's logits (T, V) of its steps; the tokens (T,)."""
+        target, given = signature["target"], dict(inputs)
+        if "prompt" in signature:
+            given[target], given["padding"] = left_padded(
+                target, inputs[target], signature["inputs"][target], signature["start_id"]
+            )
+        found = loop.run({key: np.asarray(x) for key, x in given.items()})
+        others = {key: x for key, x in inputs.items() if key != target}
+        wanted = self._full_pass(others, target, tokens)
+        ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
+        result = []
+        for row, ids in enumerate(tokens):
+            first = len(inputs[target][row]) if target in inputs else 1
+            last = min(len(ids), first + found.shape[1])
+            # After the end, or after a tie that was broken differently, the tokens differ.
+            chosen = np.argmax(found[row, : last - first], axis=-1)
+            stops = np.isin(ids[first:last], ends) | (chosen != ids[first:last])
+            if np.any(stops):
+                last = first + int(np.argmax(stops)) + 1
+            result.append(
+                (found[row, : last - first], wanted[row, first - 1 : last - 1], ids[first:last])
+            )
+        return result
+
+    def _chosen(
+        self, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each row, the generated tokens (T,), and the model's logits (T, V) before each."""
+        target = signature["target"]
+        others = {key: x for key, x in inputs.items() if key != target}
+        logits = self._full_pass(others, target, tokens)
+        ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
+        result = []
+        for row, ids in enumerate(tokens):
+            first = len(inputs[target][row]) if target in inputs else 1
+            stops = np.flatnonzero(np.isin(ids[first:], ends))
+            last = first + stops[0] + 1 if len(stops) else len(ids)
+            result.append((ids[first:last], logits[row, first - 1 : last - 1]))
+        return result
+
+    def _full_pass(self, others: dict[str, Any], target: str, tokens: np.ndarray) -> np.ndarray:
+        """The model's logits (B, T, V) over whole rows of tokens."""
+        return self.outputs.logits({**others, target: tokens.astype("int32")})
+
+    def _searched(
+        self, signature: dict[str, Any], inputs: dict[str, Any], found: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Errors of the scores, the scores, and whether the tokens are equal, row by row."""
+        if self._generator is None:
+            self._generator = Generator(
+                self.outputs.model,
+                signature["max_length"],
+                signature["start_id"],
+                signature["end_id"],
+                self.strategy,
+                signature["target"],
+            )
+        expected = self._generator(inputs)
+        same = (found.tokens == expected.tokens).all(axis=-1).ravel()
+        exact = not is_rounded(self.file.manifest)
+        if found.scores is None:
+            return (~same & exact).astype("float64"), np.ones(len(same)), same
+        scores, wanted = np.asarray(found.scores), np.asarray(expected.scores, "float64")
+        error = difference(scores, wanted)
+        beam = self.strategy
+        if isinstance(beam, Beam) and not (exact or same.all() or beam.processors):
+            # Rounding may lead the search to another hypothesis, which the model scores otherwise.
+            # That the search itself is right is seen with unrounded weights.
+            own = self._scores(beam, signature, inputs, found.tokens)
+            error = np.where(same, error, difference(scores, own.reshape(scores.shape)))
+        return error, wanted.ravel(), same
+
+    def _scores(
+        self, beam: Beam, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+    ) -> np.ndarray:
+        """The model's scores of hypotheses (B, T) or (B, N, T), flat."""
+        rows, target = tokens.reshape(-1, tokens.shape[-1]), signature["target"]
+        each = len(rows) // len(tokens)
+        repeated = {
+            key: [row for row in x for _ in range(each)] if key == target else np.repeat(x, each, 0)
+            for key, x in inputs.items()
+        }
+        return np.array(
+            [
+                log_probability(ids, logits) / float(beam.divisor(len(ids)))
+                for ids, logits in self._chosen(signature, repeated, rows)
+            ]
+        )
+
+    def _encode(self, name: str) -> Check:
+        """Compares the logits of the steps that read the encoder's result."""
+        return self._check_steps(name, self._run_steps(encode=name, steps=2))
+
+    def _prefill(self, name: str) -> Check:
+        """Compares the logits of the steps after two chunks and half a chunk of the prefill.
+
+        For a prefill that returns logits, those of steps with right drafts.
+        """
+        signature = self.file.signatures[name]
+        if "logits" in signature["outputs"]:
+            return self._check_steps(name, self._run_steps(drafted=True))
+        length = signature["inputs"][self._settings["target"]]["shape"][1]
+        most = signature.get("capacity", length) // length * length
+        count = min(2 * length + (length + 1) // 2, most)
+        return self._check_steps(name, self._run_steps(prefill=name, before=count, steps=2))
+
+    def _decode(self, name: str) -> Check:
+        """Compares the logits at the positions where caches of this capacity are used."""
+        decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
+        capacity = self.file.signatures[name]["capacity"]
+        smaller = [x["capacity"] for x in decoders if x["capacity"] < capacity]
+        return self._check_steps(name, self._all_steps, slice(max(smaller, default=0), capacity))
+
+    def _check_steps(
+        self, name: str, runs: list["_SteppedLogits"], steps: slice = slice(None)
+    ) -> Check:
+        found = np.concatenate([run.found[:, steps] for run in runs])
+        full = np.concatenate([run.full[:, steps] for run in runs])
+        errors = self.differences[name] = list(map(difference, found, full))
+        times = [float(ms) for run in runs for ms in run.ms[steps]]
+        return check(name, len(found), errors, [full.ravel()], [top_1_gaps(found, full)], times)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The decode signature with the largest caches."""
+        decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
+        return max(decoders, key=operator.itemgetter("capacity"))
+
+    @functools.cached_property
+    def _all_steps(self) -> list["_SteppedLogits"]:
+        return self._run_steps()
+
+    def _run_steps(
+        self,
+        encode: str | None = None,
+        prefill: str | None = None,
+        before: int = 0,
+        steps: int | None = None,
+        drafted: bool = False,
+    ) -> list["_SteppedLogits"]:
+        """Runs the same tokens step by step and in one full pass.
+
+        Args:
+            encode: the name of the "encode" signature; default: the longest.
+            prefill: the name of the "prefill" signature that reads the prompt.
+            before: the number of tokens before the first step.
+            steps: the number of steps; default: up to max_length.
+            drafted: whether steps read several tokens, drafts that are right.
+        """
+        settings, decode = self._settings, by_length(self.file.signatures, "decode")[-1]
+        target, length = settings["target"], settings["max_length"]
+        source = encode or next(reversed(by_length(self.file.signatures, "encode")), None)
+        first = min(before + 1, length - 1)
+        result = []
+        for number in range(self.rows.stepped_batches(decode)):
+            inputs = self.rows.arguments(source, number) if source else {}
+            for key, x in self.rows.arguments(decode, number).items():
+                if key in self.outputs.inputs and key not in inputs:
+                    inputs[key] = x
+            tokens = self.rows.tokens(decode, number)
+            inputs[target] = tokens[:, :first]
+            found: list[np.ndarray] = []
+
+            def forced(
+                logits: np.ndarray, tokens: np.ndarray = tokens, found: Any = found
+            ) -> np.ndarray:
+                found.append(logits)
+                return tokens[:, first + len(found) - 1]
+
+            def right(
+                known: np.ndarray, count: int, _: Any, tokens: np.ndarray = tokens
+            ) -> np.ndarray:
+                longer = np.pad(tokens, [(0, 0), (0, count)])
+                return longer[:, known.shape[1] :][:, :count]
+
+            times, begun = [], time.perf_counter()
+            stream = (
+                self.file.stream(inputs, forced, right if drafted else None)
+                if prefill is None
+                else self.file.stream_by(prefill, inputs, forced)
+            )
+            for _ in stream:
+                times.append(1e3 * (time.perf_counter() - begun))
+                if len(times) == steps:
+                    break
+                begun = time.perf_counter()
+            others = {key: x for key, x in inputs.items() if key != target}
+            full = self._full_pass(others, target, tokens)[:, first - 1 :][:, : len(found)]
+            result.append(_SteppedLogits(np.stack(found, axis=1), full, np.array(times)))
+        return result
+
+
+class Comparisons:
+    """The models and a file exported from them: each signature is compared with its own model.
+
+    Args:
+        outputs: the outputs of each model by name; of a file of one model, the name is "".
+        file: the loaded file.
+        inputs: dict of arrays, rows of the model's inputs, or a dict of such by model; None: random
+            ones.
+        strategy: the strategy of "generate".
+    """
+
+    def __init__(
+        self,
+        outputs: dict[str, ModelOutputs],
+        file: Model,
+        inputs: dict[str, Any] | None,
+        strategy: Strategy,
+    ):
+        self.outputs, self.file, self.inputs, self.strategy = outputs, file, inputs, strategy
+        self.checks: list[Check] = []
+        given = inputs or {}
+        self._parts = {
+            name: Comparison(
+                one,
+                file.models[name] if name else file,
+                given.get(name) if name else inputs,
+                strategy,
+            )
+            for name, one in outputs.items()
+        }
+
+    def of(self, name: str) -> Check:
+        """The check of one signature."""
+        return self._parts[self.file.signatures[name].get("model", "")].of(name)
+
+    @property
+    def differences(self) -> dict[str, list[np.ndarray]]:
+        """As those of `Comparison`."""
+        return {key: x for part in self._parts.values() for key, x in part.differences.items()}
+
+
+class _SteppedLogits(NamedTuple):
+    """Logits (B, T, V) of the steps and of the full pass, and milliseconds (T,) per step."""
+
+    found: np.ndarray
+    full: np.ndarray
+    ms: np.ndarray

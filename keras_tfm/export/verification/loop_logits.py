@@ -1,0 +1,149 @@
+"""The logits of every step of a greedy decoding loop in a file, which returns only tokens."""
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.storage import import_litert
+
+# The operators between the logits and TOPK_V2 where the argmax is taken block by block.
+_BLOCKING = ("RESHAPE", "REDUCE_MAX", "PAD", "PADV2", "CONCATENATION")
+
+
+class LoopLogits:
+    """Runs a "generate" signature in pieces, and returns the logits of each step.
+
+    The graph is cut at its loops. Each loop's condition and body become signatures, and the body
+    also returns its logits. The operators are those of the file, in the same order.
+
+    Args:
+        content: the bytes of the file.
+        signature: the name of the signature.
+        size: the number of logits of a step over all rows, B times V.
+
+    Attributes:
+        found: whether the loops were found: only greedy search has logits (B, V) in its loop.
+    """
+
+    def __init__(self, content: bytes, signature: str, size: int):
+        self._schema = import_litert("schema_py_generated")
+        self._model = flatbuffer.read(content)
+        self._model.metadata = []
+        (self._entry,) = (
+            x for x in self._model.signatureDefs if x.signatureKey.decode() == signature
+        )
+        self._main = self._model.subgraphs[self._entry.subgraphIndex]
+        self._loops = [x for x in self._main.operators if self._is(x, "WHILE")]
+        bodies = [self._model.subgraphs[x.builtinOptions.bodySubgraphIndex] for x in self._loops]
+        logits = [self._logits_of(body, size) for body in bodies]
+        self.found = bool(bodies) and None not in logits
+        self._runners: dict[str, Any] = {}
+        # For each output of a piece: the index of the input that it equals, or its constant value,
+        # or None if the piece computes it.
+        self._known: dict[str, list[Any]] = {}
+        if self.found:
+            self._load(bodies, logits)
+
+    def run(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        """The logits (B, steps, V) for one call's inputs, in the exported shape."""
+        tensors = {x.tensorIndex: inputs[x.name.decode()] for x in self._entry.inputs}
+        result = []
+        for number, loop in enumerate(self._loops):
+            state = self._call(f"before_{number}", [tensors[i] for i in sorted(tensors)])
+            while self._call(f"condition_{number}", state)[0].item():
+                *state, logits = self._call(f"body_{number}", state)
+                result.append(logits)
+            tensors.update(zip(map(int, loop.outputs), state, strict=True))
+        return np.stack([x.reshape(-1, x.shape[-1]) for x in result], axis=1)
+
+    def _is(self, operator: Any, name: str) -> bool:
+        return flatbuffer.is_operator(self._model, operator, name)
+
+    def _logits_of(self, body: Any, size: int) -> int | None:
+        """The index of the logits in a loop's body: the tensor whose argmax it takes."""
+        makers = {int(y): x for x in body.operators for y in x.outputs}
+        first = next((x for x in body.operators if self._is(x, "TOPK_V2")), None)
+        if first is None or any(self._is(x, "WHILE") for x in body.operators):
+            return None
+        tensor = int(first.inputs[0])
+        while np.prod(body.tensors[tensor].shape) != size:
+            maker = makers.get(tensor)
+            if maker is None or not any(self._is(maker, name) for name in _BLOCKING):
+                return None
+            tensor = int(maker.inputs[0])
+        while (maker := makers.get(tensor)) is not None and self._is(maker, "RESHAPE"):
+            tensor = int(maker.inputs[0])  # (B, V) before it is cut into blocks
+        return tensor
+
+    def _load(self, bodies: list[Any], logits: list[Any]) -> None:
+        self._model.signatureDefs = []
+        known = [int(x.tensorIndex) for x in self._entry.inputs]
+        for number, loop in enumerate(self._loops):
+            self._add(f"before_{number}", self._main, sorted(known), list(loop.inputs))
+            known += [int(x) for x in loop.outputs]
+            condition = self._model.subgraphs[loop.builtinOptions.condSubgraphIndex]
+            self._add(
+                f"condition_{number}", condition, list(condition.inputs), list(condition.outputs)
+            )
+            body = bodies[number]
+            self._add(f"body_{number}", body, list(body.inputs), [*body.outputs, logits[number]])
+        interpreter_module = import_litert("interpreter")
+        names = [x.signatureKey.decode() for x in self._model.signatureDefs]
+        self._interpreter = interpreter_module.Interpreter(
+            model_content=flatbuffer.write(self._model), num_threads=1
+        )
+        self._runners = {x: self._interpreter.get_signature_runner(x) for x in names}
+
+    def _add(self, name: str, graph: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """Adds a signature with the operators of `graph` that compute `outputs` from `inputs`."""
+        # LiteRT does not write an output that is an input or a dequantised constant.
+        places = {int(x): i for i, x in enumerate(inputs)}
+        known = [places.get(int(x), self._constant(graph, int(x))) for x in outputs]
+        self._known[name] = known
+        outputs = [x for x, value in zip(outputs, known, strict=True) if value is None]
+        piece = copy.copy(graph)
+        piece.name, piece.inputs, piece.outputs = name.encode(), inputs, outputs
+        needed, kept = {int(x) for x in outputs} - set(map(int, inputs)), []
+        for operator in reversed(graph.operators):
+            if needed & set(map(int, operator.outputs)):
+                kept.append(operator)
+                needed |= set(map(int, operator.inputs)) - set(map(int, inputs))
+        piece.operators = kept[::-1]
+        signature = self._schema.SignatureDefT()
+        signature.signatureKey, signature.subgraphIndex = name.encode(), len(self._model.subgraphs)
+        signature.inputs = self._maps("in", inputs)
+        signature.outputs = self._maps("out", outputs)
+        self._model.subgraphs.append(piece)
+        self._model.signatureDefs.append(signature)
+
+    def _constant(self, graph: Any, index: int) -> np.ndarray | None:
+        """The value of a tensor that is a dequantised weight; None for any other tensor."""
+        for operator in graph.operators:
+            if index in operator.outputs and self._is(operator, "DEQUANTIZE"):
+                tensor = graph.tensors[operator.inputs[0]]
+                data = self._model.buffers[tensor.buffer].data
+                if data is None:
+                    return None
+                if tensor.type == self._schema.TensorType.FLOAT16:
+                    half = np.frombuffer(bytes(data), "float16").reshape(tensor.shape)
+                    return half.astype("float32")
+                return flatbuffer.dequantized(self._model, tensor)[0]
+        return None
+
+    def _maps(self, prefix: str, tensors: list[Any]) -> list[Any]:
+        result = []
+        for number, tensor in enumerate(tensors):
+            entry = self._schema.TensorMapT()
+            entry.name, entry.tensorIndex = f"{prefix}{number}".encode(), int(tensor)
+            result.append(entry)
+        return result
+
+    def _call(self, name: str, arguments: list[np.ndarray]) -> list[np.ndarray]:
+        results = self._runners[name](**{f"in{i}": x for i, x in enumerate(arguments)})
+        computed = (results[f"out{i}"] for i in range(len(results)))
+        return [
+            next(computed) if x is None else arguments[x] if isinstance(x, int) else x
+            for x in self._known[name]
+        ]

@@ -1,0 +1,69 @@
+"""Whether a file can be an export of a model: inputs, outputs and builder arguments compared."""
+
+from typing import Any
+
+import keras
+
+from keras_tfm.export.signatures.signatures import named_outputs
+from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.models.identity import describe
+from keras_tfm.runtime import Model
+from keras_tfm.runtime.manifest.fields import of_kind
+
+
+def check_pair(model: keras.Model, file: Model) -> None:
+    """Raises a ValueError that lists the differences if `file` cannot be an export of `model`."""
+    found = list(dict.fromkeys(_differences(model, file)))
+    if found:
+        raise ValueError(f"{file.path} is not an export of {model.name}: {'; '.join(found)}")
+
+
+def other_arguments(model: keras.Model, file: Model) -> str:
+    """The builder arguments that differ, for an error; empty if none do or if none are known."""
+    ours, theirs = describe(model), file.manifest.get("model")
+    if not ours or not theirs:
+        return ""
+    if ours["family"] != theirs["family"]:
+        return f"the model is a {ours['family']}, the file a {theirs['family']}"
+    mine, other = ours["arguments"], theirs["arguments"]
+    different = [
+        f"{key} ({mine.get(key)!r} in the model, {other.get(key)!r} in the file)"
+        for key in {**mine, **other}
+        if mine.get(key) != other.get(key)
+    ]
+    return f"different arguments: {', '.join(different)}" if different else ""
+
+
+def _differences(model: keras.Model, file: Model) -> Any:
+    specs, sizes = input_specs(model), vocabulary_sizes(model)
+    for signature in file.signatures.values():
+        role, inputs = signature["role"], signature["inputs"]
+        target = signature.get("target")
+        taken = set(of_kind(signature, "input"))
+        if role == "predict" and taken != set(specs):
+            yield f"the model has the inputs {sorted(specs)}, the file {sorted(taken)}"
+            continue
+        if missing := sorted({*taken, *([target] if target else [])} - set(specs)):
+            yield f"the model has no input {', '.join(map(repr, missing))} (it has {list(specs)})"
+            continue
+        for key in sorted(taken):
+            known = inputs[key].get("vocabulary_size")
+            if known != sizes.get(key):
+                yield f"{key!r} has {sizes.get(key)} ids in the model, {known} in the file"
+            if key != target and not _fits(specs[key].shape, inputs[key]["shape"]):
+                yield (
+                    f"{key!r} has the shape {tuple(specs[key].shape)} in the model, "
+                    f"{tuple(inputs[key]['shape'])} in the file"
+                )
+        if role == "predict":
+            outputs = named_outputs(model, model.output)
+            shapes = {key: tuple(x.shape) for key, x in outputs.items()}
+            theirs = {key: tuple(x["shape"]) for key, x in signature["outputs"].items()}
+            if set(shapes) != set(theirs) or not all(_fits(shapes[k], theirs[k]) for k in shapes):
+                yield f"the model has the outputs {shapes}, the file {theirs}"
+
+
+def _fits(shape: Any, exported: Any) -> bool:
+    """Whether a static shape in a file fits a shape of the model; the batch size may differ."""
+    pairs = list(zip(shape, exported, strict=False))[1:]
+    return len(shape) == len(exported) and all(d is None or d == n for d, n in pairs)

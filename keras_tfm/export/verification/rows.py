@@ -1,0 +1,225 @@
+"""The inputs that a verification runs: the caller's rows, or random ones."""
+
+import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tfm.export.signatures.input_numbers import InputNumbers
+from keras_tfm.generation.model_inputs import input_specs
+from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask, random_inputs
+from keras_tfm.runtime.model import Model
+
+# The minimum and maximum number of calls per signature with random inputs. Within these limits they
+# cover the vocabulary. A decoding loop takes as long as many calls of "predict".
+CALLS = {"predict": (2, 64), "generate": (2, 4), "decode": (2, 4)}
+# The maximum number of outputs in the calls of a signature, 0.3 GB, unless the minimum of calls has
+# more. A check has several copies: logits over a large vocabulary would fill the memory.
+OUTPUTS = 1 << 26
+# What the report says of an input of which the model tells nothing.
+GUESS = "normally distributed numbers, as nothing in the model tells the scale of real ones"
+
+
+class VerificationRows:
+    """Inputs for the signatures of a file.
+
+    Args:
+        file: the loaded file.
+        given: rows of the model's inputs by name, of any lengths; None: random rows.
+        numbers: the distribution of inputs of numbers by name, where it is known.
+    """
+
+    def __init__(
+        self,
+        file: Model,
+        given: dict[str, Any] | None,
+        numbers: Mapping[str, Numbers] = MappingProxyType({}),
+    ):
+        self.file, self.given, self.numbers = file, given, numbers
+
+    def arguments(self, name: str, number: int) -> dict[str, np.ndarray]:
+        """The arguments of call `number` of a signature, for the model and the file.
+
+        Random ids cycle through the vocabulary, so that the calls together cover it. Every second
+        call has padding in its last quarter, half, or three quarters.
+        """
+        inputs = self.file.signatures[name]["inputs"]
+        arrays = random_inputs(self.file.signatures[name], number, self.numbers)
+        for key, x in arrays.items():
+            if inputs[key].get("vocabulary_size", 1) > 1 and x.dtype.kind in "iu":
+                # Ids of more than two axes, as of an alignment, have no padding id.
+                padding = inputs[key].get("pad_id", [])
+                ids = np.setdiff1d(np.arange(inputs[key]["vocabulary_size"]), padding)
+                arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
+            if number % 2 and inputs[key]["padded"]:
+                quarters = (2, 1, 3)[number // 2 % 3]
+                x[:, max(1, x.shape[1] * quarters // 4) :] = inputs[key].get("pad_id", 0)
+            if "end_id" in inputs[key]:
+                length = unpadded_length(x[0], inputs[key]["pad_id"])
+                x[:, max(0, length - 1)] = inputs[key]["end_id"]
+        rows = self._fitting(name)
+        if rows:
+            for key in self.given_inputs(name):
+                arrays[key] = self._chunk(key, arrays[key], inputs[key], rows, number)
+        return arrays
+
+    def given_inputs(self, name: str) -> list[str]:
+        """The inputs of a signature that the caller provided, except the token of a step."""
+        signature = self.file.signatures[name]
+        stepped = signature["target"] if signature["role"] == "decode" else None
+        return [x for x in signature["inputs"] if x in (self.given or {}) and x != stepped]
+
+    def calls(self, name: str) -> int:
+        """The number of calls of a signature: they cover the given rows, or the vocabulary."""
+        rows = self._fitting(name)
+        signature = self.file.signatures[name]
+        batch = next(iter(signature["inputs"].values()))["shape"][0]
+        if rows:
+            return -(-len(rows) // batch)
+        sizes = [
+            -(-x["vocabulary_size"] // int(np.prod(x["shape"])))
+            for x in signature["inputs"].values()
+            if "vocabulary_size" in x
+        ]
+        least, most = CALLS[signature["role"]]
+        outputs = signature.get("outputs", {}).values()
+        size = sum(int(np.prod(x["shape"])) for x in outputs)
+        most = max(least, min(most, OUTPUTS // max(1, size)))
+        # On average, padding replaces half of the ids in half of the calls.
+        return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
+
+    def stepped_batches(self, decode: str) -> int:
+        """The number of batches of tokens to decode step by step."""
+        if self.given is not None:
+            return 1
+        signature = self.file.signatures[decode]
+        count = signature["inputs"][signature["target"]]["shape"][0] * signature["max_length"]
+        least, most = CALLS["decode"]
+        return min(most, max(least, -(-signature["vocabulary_size"] // count)))
+
+    def tokens(self, decode: str, number: int) -> np.ndarray:
+        """Tokens (B, T) to decode step by step: the given ones, then random ones."""
+        signature = self.file.signatures[decode]
+        target = signature["target"]
+        spec = signature["inputs"][target]
+        size = spec.get("vocabulary_size", signature["vocabulary_size"])
+        # No end token, which would stop the steps before the caches are full.
+        ends = [] if signature["end_id"] is None else signature["end_id"]
+        ids = np.arange(size) if size == 1 else np.setdiff1d(np.arange(size), spec["pad_id"])
+        ids = ids if np.isin(ids, ends).all() else np.setdiff1d(ids, ends)
+        shape = (spec["shape"][0], signature["max_length"])
+        tokens = _in_turn(ids, number, shape)
+        if self.given is not None and target in self.given:
+            for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
+                known = given[: unpadded_length(given, spec["pad_id"])][: len(row)]
+                row[: len(known)] = known
+        return tokens.astype("int32")
+
+    def _fitting(self, name: str) -> list[int]:
+        """The indices of the given rows that are short enough; empty: random rows are used."""
+        keys = self.given_inputs(name)
+        if self.given is None or not keys:
+            return []
+        inputs = self.file.signatures[name]["inputs"]
+        return [
+            i
+            for i in range(len(self.given[keys[0]]))
+            if all(
+                n <= m
+                for key in keys
+                for n, m in zip(np.shape(self.given[key][i]), inputs[key]["shape"][1:], strict=True)
+            )
+        ]
+
+    def _chunk(
+        self, key: str, like: np.ndarray, spec: dict[str, Any], rows: list[int], number: int
+    ) -> np.ndarray:
+        """The given rows of call `number`, in the shape of `like`, padded."""
+        assert self.given is not None
+        result = np.full_like(like, spec.get("pad_id", 0))
+        for i in range(len(like)):
+            row = np.asarray(self.given[key][rows[(number * len(like) + i) % len(rows)]])
+            result[i][tuple(slice(n) for n in row.shape)] = row
+        return result
+
+
+def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Part `number` of an endless sequence of all ids, each time in a new random order."""
+    count = int(np.prod(shape))
+    rounds = range(number * count // len(ids), (number + 1) * count // len(ids) + 1)
+    taken = np.concatenate([np.random.default_rng(x).permutation(ids) for x in rounds])
+    start = number * count - rounds[0] * len(ids)
+    return taken[start : start + count].reshape(shape)
+
+
+def inputs_of(
+    file: Model, given: Mapping[str, Any] | None, numbers: Mapping[str, InputNumbers]
+) -> dict[str, str]:
+    """What a verification runs as each input of a file, in words.
+
+    Args:
+        file: the file, or the part of one model.
+        given: dict, rows by input that the caller gave, if any.
+        numbers: dict of `InputNumbers` by input, the scales that the model's layers imply.
+    """
+    result: dict[str, str] = {}
+    for signature in file.signatures.values():
+        for name, spec in signature["inputs"].items():
+            if spec["kind"] != "input" or name in result:
+                continue
+            if name in (given or {}):
+                result[name] = f"{len((given or {})[name])} rows given"
+            elif "vocabulary_size" in spec:
+                result[name] = f"random ids below {spec['vocabulary_size']}"
+            elif spec["dtype"] == "bool" or is_mask(name, spec):
+                result[name] = "random masks"
+            elif "sample_rate" in spec:
+                result[name] = "noise"
+            elif name in numbers:
+                source = numbers[name].source
+                told = f"random numbers of the scale that {source} tell"
+                result[name] = GUESS if source is None else told
+            else:
+                result[name] = f"random {spec['dtype']}"
+    return result
+
+
+def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
+    """Raises unless every given row fits one of the exported lengths."""
+    specs = input_specs(model)
+    taken = {key for x in file.signatures.values() for key in x["inputs"]}
+    names = [name for name in specs if name in taken]
+    if not isinstance(given, dict):
+        raise TypeError(f"inputs must be a dictionary of {names}, got {type(given).__name__}")
+    if not given or any(name not in names for name in given):
+        raise ValueError(
+            f"inputs to verify with must be among the file's, {names}, got {list(given)}"
+        )
+    counts = {name: len(rows) for name, rows in given.items()}
+    if len(set(counts.values())) > 1 or not all(counts.values()):
+        raise ValueError(f"inputs must have the same number of rows, at least one, got {counts}")
+    for name, rows in given.items():
+        shapes = [
+            [*x["inputs"][name]["shape"][1:]]
+            for x in file.signatures.values()
+            if name in x["inputs"] and not (x["role"] == "decode" and x["target"] == name)
+        ]
+        shapes += [[x["max_length"]] for x in file.signatures.values() if x.get("target") == name]
+        longest = max(shapes, default=[])
+        for row in map(np.asarray, rows):
+            if row.size and "int" in specs[name].dtype and row.dtype.kind not in "iu":
+                raise TypeError(f"{name} must be integer ids, got {row.dtype}")
+            shape = row.shape
+            if len(shape) != len(specs[name].shape) - 1 or any(
+                n > m if d is None else n != d
+                for n, m, d in zip(shape, longest, specs[name].shape[1:], strict=True)
+            ):
+                raise ValueError(
+                    f"input {name!r} must have rows of shape {tuple(longest)}"
+                    + (" or shorter" if None in specs[name].shape[1:] else "")
+                    + f", got {shape}"
+                )

@@ -1,0 +1,400 @@
+"""Verifies that each signature of an exported file returns what the model returns."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.export.quantization.float_constants import find_constants
+from keras_tfm.export.quantization.precision import in_float32
+from keras_tfm.export.quantization.presets import masks_of
+from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
+from keras_tfm.export.verification.checks import EXACT, Check, root_mean_square
+from keras_tfm.export.verification.comparison import Comparisons
+from keras_tfm.export.verification.float_file import FloatFile
+from keras_tfm.export.verification.in_float16 import Float16Check
+from keras_tfm.export.verification.model_outputs import ModelOutputs
+from keras_tfm.export.verification.on_gpu import GpuCheck
+from keras_tfm.export.verification.pairing import check_pair, other_arguments
+from keras_tfm.export.verification.rows import GUESS, check_given, inputs_of
+from keras_tfm.export.verification.stored_weights import ModelWeights
+from keras_tfm.generation.strategies import Beam, Greedy, Strategy
+from keras_tfm.keras_internals import sublayers
+from keras_tfm.matmul_precision import full_precision
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.fields import is_rounded
+from keras_tfm.runtime.manifest.storage import File
+from keras_tfm.runtime.model import Model, load
+
+_log = logging.getLogger(__name__)
+
+# Deep models with large features may exceed it by rounding of float32 alone. Then the allowed error
+# is this multiple of the error that follows from changing each weight by at most its last bit, but
+# not more than `_INEXACT`.
+_LAST_BITS = 8.0
+_INEXACT = 1e-3
+# A file rounds activations, too. The allowed error, as a multiple of that of rounding the weights:
+# LiteRT scales activations for each row ("int8", "int4"), or once for all inputs ("int8_full").
+# Of "float32", only int8 caches are rounded, and the run with random rounding has all their errors.
+_ACTIVATIONS = {"float32": 1.0, "float16": 5.0, "int8": 5.0, "int4": 5.0, "int8_full": 40.0}
+# The allowed error of int8 caches, as a multiple of that of random rounding: a search has one error
+# for each row, and of two times four random errors, the mean of one is often twice the other's.
+_CACHES = 5.0
+# The error of rounding the activations of one product to 8 bits, relative to their size: a hundred
+# normally distributed values span 6 standard deviations, a step is 1/255 of that, and the error of
+# rounding 1/sqrt(12) of a step. It exceeds the error of rounding the weights where outputs hardly
+# depend on them, for instance in a classifier that is always certain.
+_STEP = 6 / 255 / 12**0.5
+STEP = {"float32": 0.0, "float16": 0.0, "int8": _STEP, "int4": _STEP, "int8_full": _STEP}
+# The largest default tolerance: at this relative error the output is noise.
+_LARGEST = 1.0
+# The errors of two random roundings of the same weights differ by less than this factor.
+_CHANCE = 2.0
+
+
+@dataclass
+class Verification:
+    """The checks of all signatures; `print` it, or take `asdict()`.
+
+    Attributes:
+        path: str, the file.
+        quantization: str, that of the file.
+        checks: list of `Check`, one a signature.
+        inputs: dict, what was run as each input, in words: rows that were given, or random ones.
+            Of several models, by "model.input".
+        gpu: `GpuCheck`, the file on LiteRT's GPU delegate; None unless it was exported for one.
+        float16: `Float16Check`, the same in float16 on the CPU; None as for `gpu`.
+    """
+
+    path: str
+    quantization: str
+    checks: list[Check]
+    inputs: dict[str, str] = field(default_factory=dict)
+    gpu: GpuCheck | None = None
+    float16: Float16Check | None = None
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each signature that exceeds a tolerance."""
+        failures = [x.failure for x in self.checks if x.failure is not None]
+        return failures if self.gpu is None else [*failures, *self.gpu.failures]
+
+    def asdict(self) -> dict[str, Any]:
+        """Everything, as plain dictionaries and lists."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The checks as a text table."""
+        lines = [
+            f"  {'against Keras':16} {'rows':>5} {'max error':>10} {'mean error':>11} "
+            f"{'relative':>9} {'allowed':>8} {'graph':>8} {'top-1':>7} {'ms':>9}"
+        ]
+        for x in self.checks:
+            top = "" if x.top_1 is None else f"{100 * x.top_1:.1f} %"
+            lines.append(
+                f"  {x.signature:16} {x.rows:5} {x.max_error:10.2g} {x.mean_error:11.2g} "
+                f"{x.relative_error:9.1g} {x.tolerance:8.1g} {x.graph_error:8.1g} {top:>7} "
+                f"{x.ms:9.3f}"
+            )
+        # What stands for ids and pixels is right for every model.
+        plain = ("random ids", "random uint8", "noise")
+        lines += [f"  {name}: {x}" for name, x in self.inputs.items() if not x.startswith(plain)]
+        lines += [f"  {x}" for x in (self.gpu, self.float16) if x is not None]
+        return "\n".join(lines)
+
+
+class VerificationError(ValueError):
+    """The file differs from the model; `verification` has the numbers."""
+
+    def __init__(self, message: str, verification: Verification):
+        super().__init__(message)
+        self.verification = verification
+
+
+@without_mask_warnings()
+@full_precision()
+def verify(
+    model: keras.Model | Mapping[str, keras.Model],
+    path: File,
+    inputs: dict[str, Any] | None = None,
+    tolerance: float | None = None,
+    strategy: Strategy | None = None,
+    adapter: str | Path | None = None,
+) -> Verification:
+    """Runs every signature of a file and the model on the same inputs, and compares the results.
+
+    - "predict": the outputs are compared value by value.
+    - "decode", with its "encode" and "prefill": the logits of steps of one token are compared with
+      those of one full pass.
+    - "generate", greedy: the logits of every step are compared with those of a full pass over the
+      generated tokens. With another strategy, tokens and scores are compared with those of the same
+      loop in Keras; if rounded weights lead a beam search to another hypothesis, its score is
+      compared with the model's score of it.
+
+    A file with rounded weights or int8 caches is run three times: as it is; with the model's
+    unrounded weights and float32 activations and caches, where only float32 errors remain; and with
+    random rounding of the same step size, whose error sets the tolerance.
+
+    Args:
+        model: functional `keras.Model`, the exported one, or the dictionary of several; a model in
+            mixed precision or quantized by Keras is compared as a copy in float32.
+        path: str, Path, bytes or open file, as in `runtime.load`.
+        inputs: dict of arrays, rows of the model's inputs by name, of any exported lengths; the
+            stepped input is optional. Of several models, a dictionary of such by model. Default:
+            random rows of every exported length. Random numbers have the mean and the deviation
+            that a normalisation of the input tells, or the weights of the layer that reads it;
+            where nothing tells them, a file with rounded weights needs real rows, and a warning
+            asks for them.
+        tolerance: float, the largest allowed relative error (`Check.relative_error`) of the file as
+            it is; default: 1e-4 in float32, otherwise a multiple of the error of rounding the
+            weights.
+        strategy: `Strategy`, the exported one; needed only if it is a custom one.
+        adapter: str or Path, the adapter file with which the file runs, of a model with adapters;
+            see `save_adapter`.
+
+    Raises:
+        VerificationError: a signature exceeds a tolerance.
+        ValueError: the inputs do not fit, or the file is damaged.
+        TypeError: ids are not integers.
+
+    Example:
+
+    >>> import tempfile, keras
+    >>> from keras_tfm.export import export_tflite, verify
+    >>> x = keras.Input((2,), name="x")
+    >>> model = keras.Model(x, keras.layers.Dense(3)(x))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(model, folder + "/dense.tflite")
+    ...     verify(model, report.path).checks[0].top_1
+    1.0
+    """
+    file = load(path, adapter=adapter)
+    pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)
+    strategy = strategy or _strategy_of(file)
+    comparison = Comparisons(
+        {name: ModelOutputs(one) for name, (one, *_) in pairs.items()}, file, inputs, strategy
+    )
+    own_names = " and ".join(one.name for one, *_ in pairs.values())
+    checks = []
+    for name in file.signatures:
+        _log.info("comparing %s with %s", name, own_names)
+        checks.append(comparison.of(name))
+    quantization = file.manifest["quantization"]
+    if not is_rounded(file.manifest):
+        for check in checks:
+            check.tolerance = EXACT if tolerance is None else tolerance
+            check.graph_error, check.graph_tolerance = check.worst_error, check.tolerance
+        if tolerance is None and any(check.failure for check in checks):
+            _allow_last_bits(comparison, file.content(), checks)
+            for check in checks:
+                check.tolerance = check.graph_tolerance
+    else:
+        _log.info("comparing %s without its rounding", path)
+        _compare_rounding(comparison, checks, tolerance)
+    shown = path if isinstance(path, str | Path) else file.path
+    result = Verification(str(shown), quantization, checks, inputs=_input_sources(comparison))
+    if result.failures:
+        hints = [other_arguments(one, part) for one, part in pairs.values()]
+        reasons = "; ".join(filter(None, [*result.failures, *hints]))
+        raise VerificationError(f"the file differs from {own_names}: {reasons}", result)
+    return result
+
+
+def _pairs(
+    model: Any, file: Model, inputs: dict[str, Any] | None, merge_adapters: bool
+) -> dict[str, tuple[keras.Model, Model]]:
+    """Each model in float32 with its part of the file, both checked; "" is the only one."""
+    several = isinstance(model, Mapping)
+    models = dict(model) if isinstance(model, Mapping) else {"": model}
+    if several != bool(file.models) or (several and set(models) != set(file.models)):
+        raise ValueError(
+            f"{file.path} holds "
+            + (f"the models {list(file.models)}" if file.models else "one model")
+            + f": give {'a dictionary of them' if file.models else 'that model itself'}, got "
+            + (f"{list(models)}" if several else "one model")
+        )
+    if several and inputs is not None:
+        found = list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
+        if isinstance(found, str) or not set(found) <= set(models):
+            raise ValueError(
+                f"inputs must be a dictionary by model, of {list(models)}, got {found}"
+            )
+    result = {}
+    for name, one in models.items():
+        part = file.models[name] if several else file
+        given = (inputs or {}).get(name) if several else inputs
+        try:
+            one = in_float32(one, merge_adapters)
+            check_pair(one, part)
+            if given is not None:
+                check_given(one, part, given)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"model {name!r}: {error}" if several else str(error)) from error
+        result[name] = (one, part)
+    return result
+
+
+def _input_sources(found: Comparisons) -> dict[str, str]:
+    """What was run as each input; warns where rounding was compared on a guess."""
+    result: dict[str, str] = {}
+    for name, outputs in found.outputs.items():
+        file = found.file.models[name] if name else found.file
+        given = (found.inputs or {}).get(name) if name else found.inputs
+        prefix = f"{name}." if name else ""
+        inputs = inputs_of(file, given, outputs.numbers)
+        result |= {prefix + key: x for key, x in inputs.items()}
+    guessed = [name for name, x in result.items() if x == GUESS]
+    quantization = found.file.manifest["quantization"]
+    if guessed and quantization != "float32":
+        warnings.warn(
+            f"the rounding of {quantization} was compared with the model on {GUESS}: give real "
+            f"rows of {', '.join(map(repr, guessed))} as verify_inputs (of export_tflite) or "
+            "inputs (of verify), or make a keras.layers.Normalization the first layer",
+            UserWarning,
+            stacklevel=5,  # at the caller of `verify`, over its two decorators
+        )
+    return result
+
+
+def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: float | None) -> None:
+    """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
+    file, quantization = found.file, found.file.manifest["quantization"]
+    has_int8_caches = file.manifest.get("cache") == "int8"
+    weights = ModelWeights(
+        [
+            array
+            for one in found.outputs.values()
+            for array in (
+                *(keras.ops.convert_to_numpy(x) for x in one.model.weights),
+                *_folded_norms(one.model),
+            )
+        ]
+    )
+    graph = FloatFile(file.content())
+    unrounded = {buffer: weights.unrounded(*x) for buffer, x in graph.stored.items()}
+    generator = np.random.default_rng(0)
+    noisy = FloatFile(file.content(), generator) if has_int8_caches else graph
+
+    def comparison(
+        of: dict[str, ModelOutputs], values: dict[int, np.ndarray], exact: bool
+    ) -> Comparisons:
+        with temporary_folder() as folder:
+            path = folder / "float.tflite"
+            manifest = file.manifest
+            if exact:
+                manifest = {**manifest, "quantization": "float32"}
+            path.write_bytes((graph if exact else noisy).write(manifest, values))
+            result = Comparisons(of, load(path), found.inputs, found.strategy)
+            result.checks = [result.of(check.signature) for check in checks]
+            return result
+
+    rounded = comparison(
+        found.outputs,
+        {
+            buffer: x.values
+            + graph.stored[buffer].step * generator.uniform(-0.5, 0.5, x.values.shape)
+            for buffer, x in unrounded.items()
+        },
+        exact=False,
+    )
+    with masks_of(quantization):
+        # int8_full masks scores with another value, which changes the model's outputs.
+        of = found.outputs
+        if quantization == "int8_full":
+            of = {name: ModelOutputs(x.model) for name, x in of.items()}
+        models = {name: x.model for name, x in of.items()}
+        find_constants(unrounded, graph.stored, models, file.signatures)
+        exact = comparison(of, {buffer: x.values for buffer, x in unrounded.items()}, exact=True)
+        sampled = exact
+        if any(np.any(x.spread) for x in unrounded.values()):
+            samples = {buffer: x.sample(generator) for buffer, x in unrounded.items()}
+            sampled = comparison(of, samples, exact=True)
+    count = sum(bool(np.any(x.values)) for x in graph.stored.values())  # initial caches are zeros
+    for check, without, random in zip(checks, exact.checks, rounded.checks, strict=True):
+        name = check.signature
+        _, unknown = _distances(sampled.differences[name], exact.differences[name])
+        rounding, _ = _distances(rounded.differences[name], exact.differences[name])
+        check.graph_error = without.worst_error
+        check.graph_tolerance = EXACT + _CHANCE * unknown / without.scale
+        noise = _ACTIVATIONS[quantization] * rounding / check.scale
+        if has_int8_caches:
+            # `rounding` is that of the first step, when caches are nearly empty.
+            noise = max(noise, _CACHES * random.relative_error)
+        # The errors of the activations of several products add up as squares.
+        check.tolerance = EXACT + max(noise, STEP[quantization] * count**0.5)
+        check.tolerance = min(check.tolerance, _LARGEST) if tolerance is None else tolerance
+    if any(check.graph_error > check.graph_tolerance for check in checks):
+        values = {buffer: x.values for buffer, x in unrounded.items()}
+        _allow_last_bits(exact, graph.write(exact.file.manifest, values), checks)
+
+
+def _folded_norms(model: keras.Model) -> list[np.ndarray]:
+    """Factors and offsets of batch normalisations, which a converter makes part of convolutions."""
+    found = []
+    for layer in sublayers(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            gamma, beta = (layer.gamma if layer.scale else 1.0), (layer.beta if layer.center else 0)
+            scale = keras.ops.rsqrt(layer.moving_variance + layer.epsilon) * gamma
+            found += [scale, beta - layer.moving_mean * scale]
+    return [keras.ops.convert_to_numpy(x) for x in found]
+
+
+def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check]) -> None:
+    """Raises each `graph_tolerance` to what rounding in float32 explains.
+
+    Args:
+        comparison: that of a file with float32 weights.
+        content: the bytes of that file.
+    """
+    model, generator = flatbuffer.read(content), np.random.default_rng(0)
+    manifest = {key: x for key, x in comparison.file.manifest.items() if key != "sha256"}
+    model.metadata = []
+    for buffer, values in flatbuffer.float_weights(model).items():
+        changed = values * (1 + 2.0**-23 * generator.uniform(-1, 1, values.shape))
+        flatbuffer.store_float(model, buffer, changed.astype("float32"))
+    with temporary_folder() as folder:
+        path = folder / "last-bits.tflite"
+        path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
+        other = Comparisons(comparison.outputs, load(path), comparison.inputs, comparison.strategy)
+        for check in checks:
+            scale = other.of(check.signature).scale
+            _, worst = _distances(
+                other.differences[check.signature], comparison.differences[check.signature]
+            )
+            allowed = min(_LAST_BITS * worst / scale, _INEXACT)
+            check.graph_tolerance = max(check.graph_tolerance, allowed)
+
+
+def _distances(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, float]:
+    """The root mean square of the differences between two lists of rows, and of the worst row."""
+    rows = [x - y for x, y in zip(first, second, strict=True)]
+    worst = max(map(root_mean_square, rows), default=0.0)
+    return root_mean_square(np.concatenate(rows)) if rows else 0.0, worst
+
+
+def _strategy_of(file: Model) -> Strategy:
+    """The strategy of an exported file."""
+    for signature in file.signatures.values():
+        settings = dict(signature.get("strategy") or {})
+        if settings.get("name") == "Drafted":  # its tokens are those of the strategy inside
+            settings = dict(settings["strategy"])
+        if settings:
+            name, processors = settings.pop("name"), settings.pop("processors", [])
+            known = {field.name for field in fields(Beam)} - {"processors"}
+            if processors or name not in ("Beam", "Greedy"):
+                what = f"processors {processors}" if processors else f"custom strategy {name}"
+                raise ValueError(f"{file.path} was exported with the {what}: pass strategy=")
+            if name == "Greedy":
+                return Greedy()
+            if set(settings) != known:
+                raise ValueError(
+                    f"{file.path} was exported with a length penalty of its own: pass strategy="
+                )
+            return Beam(**settings)
+    return Greedy()

@@ -1,0 +1,114 @@
+"""Converts keras-hub tokenizers to a form that a file can store and that gives the same ids.
+
+SentencePiece models are stored unchanged. A cased WordPiece tokenizer becomes a Hugging Face
+`tokenizers.Tokenizer`. A lower-casing one is refused: keras-hub folds case after splitting words,
+`tokenizers` before, and case folding turns one punctuation mark into several. A byte-pair tokenizer
+is refused, too: in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.optional_package import optional_package
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, read, shown
+
+# Texts that both must encode alike: scripts, composed and decomposed accents, digits, spaces, line
+# ends, symbols, letters that become two in another case, words of many bytes.
+SAMPLES = (
+    *(
+        "",
+        " ",
+        "a",
+        "Hello, world!",
+        "  two  spaces ",
+        "tab\there\nline\r\nend\n",
+        "\n\n a",
+        "a \n",
+    ),
+    *("It's 3.14 o'clock; they've 10,000!", "CamelCase snake_case KEBAB-CASE", "don't DON'T I'M"),
+    *("Größe STRASSE straße ǅ ﬁne Ⅳ ½ ²", "cafe\u0301 café naïve", "İstanbul Isı", "Σίσυφος ΟΔΟΣ"),
+    *("Привет, мир! Ёлка", "שלום עולם", "مرحبا بالعالم ١٢٣", "नमस्ते दुनिया", "สวัสดีชาวโลก"),
+    *("日本語のテキスト。", "中文，标点！", "한국어 텍스트", "㍿ ｱｲｳ ＡＢＣ", "𠀀 𝒳 😀👩‍👩‍👧 🇩🇪"),
+    *("a\u00a0b\u2009c\u3000d\u200be\u00adf\ufeffg", "«quoted» „so“ ‘x’ … — –", "a\0b"),
+    *("$5 #1 @x ^ ~ ` | < > = +", "[CLS] [MASK] <s> </s> <unk> <pad> <|endoftext|>", "x" * 150),
+)
+# The characters that keras-hub splits off as separate words.
+_PUNCTUATION = r"!-/:-@\[-`{-~\p{P}"
+_IDEOGRAPHS = (
+    "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
+)
+
+
+def converted(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
+    """The suffix of the name of a tokenizer's entry, its bytes, and its options.
+
+    Raises:
+        ValueError: it cannot be stored in a form that gives the same ids.
+        ModuleNotFoundError: `tokenizers` is missing.
+    """
+    kinds = [cls.__name__ for cls in type(tokenizer).__mro__]
+    if tokenizer.sequence_length is not None:
+        raise ValueError("it truncates rows: make it with sequence_length=None")
+    if "int" not in str(tokenizer.compute_dtype):
+        raise ValueError(f"it must return integer ids, got {tokenizer.compute_dtype}")
+    if "SentencePieceTokenizer" in kinds:
+        tokenizer._check_vocabulary()
+        options = {"add_bos": tokenizer.add_bos, "add_eos": tokenizer.add_eos}
+        result = ".model", tokenizer.proto, options
+    elif "WordPieceTokenizer" in kinds:
+        tokenizer._check_vocabulary()
+        result = ".json", _word_piece(tokenizer), {}
+    else:
+        raise ValueError(
+            "only keras-hub's SentencePieceTokenizer and WordPieceTokenizer can be stored exactly: "
+            "make a tokenizers.Tokenizer, and train with that"
+        )
+    _compare(tokenizer, read(f"tokenizer{result[0]}", *result[1:]))
+    return result
+
+
+def _word_piece(tokenizer: Any) -> bytes:
+    if tokenizer.lowercase or not tokenizer.split or tokenizer.special_tokens_in_strings:
+        raise ValueError(
+            "a WordPieceTokenizer with lowercase=True, split=False or special_tokens_in_strings="
+            "True cannot be stored exactly: make a tokenizers.Tokenizer, and train with that"
+        )
+    package = optional_package(
+        "tokenizers", "storing this tokenizer needs tokenizers", "tokenizers", extra="text"
+    )
+    normalizers, pre_tokenizers = package.normalizers, package.pre_tokenizers
+    made = package.Tokenizer(
+        package.models.WordPiece(
+            {piece: i for i, piece in enumerate(tokenizer.vocabulary)},
+            unk_token=tokenizer.oov_token,
+            continuing_subword_prefix=tokenizer.suffix_indicator,
+            max_input_chars_per_word=100,  # keras-hub counts bytes
+        )
+    )
+    if tokenizer.strip_accents:
+        marks = normalizers.Replace(package.Regex(r"\p{Mn}"), "")
+        made.normalizer = normalizers.Sequence([normalizers.NFD(), marks])
+    alone = _PUNCTUATION + (_IDEOGRAPHS if tokenizer.split_on_cjk else "")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(package.Regex(r"[ \t\r\n\f\p{Cc}\p{Cf}]"), "removed"),
+            pre_tokenizers.Split(package.Regex(f"[{alone}]"), "isolated"),
+        ]
+    )
+    made.decoder = package.decoders.WordPiece(tokenizer.suffix_indicator, cleanup=False)
+    text: str = made.to_str()
+    return text.encode()
+
+
+def _compare(tokenizer: Any, carried: Tokenizer) -> None:
+    """Raises unless both give the same ids for the samples and for random texts."""
+    drawn = np.random.default_rng(0).integers(0, tokenizer.vocabulary_size(), (50, 9)).tolist()
+    texts = [*SAMPLES, *(str(text) for text in tokenizer.detokenize(drawn))]
+    for text, ids in zip(texts, tokenizer.tokenize(texts), strict=True):
+        found, wanted = carried.encode(text), [int(i) for i in ids]
+        if found != wanted:
+            raise ValueError(
+                f"for {shown(text)} it gives the ids {wanted}, its stored form {found}"
+            )

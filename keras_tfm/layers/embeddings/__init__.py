@@ -1,0 +1,1 @@
+"""Embeddings of tokens and segments, prefixes, padding masks and pooling."""

@@ -1,0 +1,1 @@
+"""Layers of models for proteins, drawings and image regions."""

@@ -1,0 +1,1 @@
+"""Attention: the function, its masks, and the self- and cross-attention layers."""

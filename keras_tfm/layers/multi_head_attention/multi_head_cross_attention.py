@@ -1,0 +1,164 @@
+"""Multi-head attention from one sequence to another."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, is_int8, key_of, value_of
+from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.token_positions import columns_of
+from keras_tfm.layers.decoding.visibility import visible_context
+from keras_tfm.layers.finite_padding import finite_padding
+from keras_tfm.layers.multi_head_attention import masks
+from keras_tfm.layers.multi_head_attention.attention import joined_bias
+from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
+from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
+from keras_tfm.layers.multi_head_attention.heads import split_heads
+from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
+from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
+from keras_tfm.layers.target import current_target
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class MultiHeadCrossAttention(MultiHeadAttention):
+    """Multi-head cross-attention: queries from `x`, keys and values from `context`.
+
+    y = concat(head_1, ..., head_H) W_o, head_h = softmax(q_h k_h^T / sqrt(K)) v_h, where
+    q = x W_q, k = context W_k, v = context W_v. "Attention Is All You Need" (arXiv:1706.03762),
+    section 3.2.3.
+
+    Args:
+        num_heads: int, number of attention heads (H).
+        **kwargs: the other arguments are those of `MultiHeadAttention`.
+
+    Call arguments:
+        x: float tensor (..., T, D).
+        context: float tensor (..., S, C), an encoder's output or any other sequence, with the same
+            leading axes.
+        context_mask: (..., S), boolean, True = token, False = padding. Default: the mask that
+            `context` carries.
+        attention_mask: (..., T, S), boolean, True = the query sees the key. Combined with
+            `context_mask`.
+        attention_bias: float tensor, broadcastable to (..., H, T, S), added to the scaled scores.
+        key: (..., S, C), input of the key projection. Default: `context`. Use it to add positions
+            to keys but not to values, as in DETR (arXiv:2005.12872).
+        positions: int32, (T,), (..., T) or (..., T, C), positions of `x` for the position part.
+            Default: 0 to T - 1, or the scope's positions inside a `DecodingScope`.
+        context_positions: likewise, positions of `context`. Default: 0 to S - 1.
+
+    Returns:
+        Float tensor (..., T, D). A query that sees no key gets only the output bias.
+
+    Inside a `DecodingScope` the context is projected in the first step only. Later steps read keys,
+    values and mask from the scope's cache and ignore `context`.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.layers import MultiHeadCrossAttention
+    >>> layer = MultiHeadCrossAttention(num_heads=3)
+    >>> x, context = np.ones((2, 5, 12), "float32"), np.ones((2, 7, 10), "float32")
+    >>> tuple(layer(x, context).shape)
+    (2, 5, 12)
+    """
+
+    def build(self, x_shape: Any, context_shape: Any) -> None:
+        """Creates the projections for queries of width D and a context of width C."""
+        check_sequence(self, "x", x_shape)
+        check_sequence(self, "context", context_shape)
+        query_width, key_width, value_width = self._build_heads(x_shape)
+        self.query = self._projection("query", query_width, x_shape)
+        # Two projections: splitting a fused one would copy the keys and values of a whole context.
+        self.key = self._projection("key", key_width, context_shape)
+        self.value = self._projection("value", value_width, context_shape)
+        self.built = True
+
+    def call(
+        self,
+        x: Tensor,
+        context: Tensor,
+        context_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
+        key: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_positions: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """(..., T, D), (..., S, C) -> (..., T, D)."""
+        mask = masks.key_mask("context_mask", context_mask, context)
+        position = self.position
+        where: Any = None
+        if position is not None:
+            where = Positions(columns_of(x, positions), _of_context(context, context_positions))
+        q = split_heads(self.query(x), self.num_heads)
+        q = self._normalized_query(q)
+        if position is not None:
+            q = position.rotate(q, where.query)
+
+        def project() -> tuple[Tensor, Tensor]:
+            values = finite_padding(context, mask)
+            keys = values if key is None else finite_padding(key, mask)
+            k = split_heads(self.key(keys), self._groups)
+            k = self._normalized_key(k)
+            k = k if position is None else position.rotate(k, where.key)
+            return k, split_heads(self.value(values), self._groups)
+
+        scope = DecodingScope.current()
+        if scope is None:
+            k, v = project()
+        else:
+            entry, mask = scope.recall(self.name, mask, project)
+            if is_int8(entry):
+                columns = heads_and_columns(entry)[1]
+                pairs = self._check_pairs(attention_mask, attention_bias, x, columns)
+                where = where or Positions(columns_of(x, positions), Span(0, columns))
+                return self._output(self._step(q, entry, mask, *pairs, where, training), x)
+            k, v = key_of(entry), value_of(entry)
+        pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
+        return self._output(self._attend(q, k, v, mask, *pairs, where, training), x)
+
+    def _step(
+        self,
+        query: Tensor,
+        entry: Entry,
+        mask: Tensor | None,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        positions: Positions,
+        training: bool | None,
+    ) -> Tensor:
+        """Attention to a cache entry in int8: (B, H, T, K) -> (B, H, T, V)."""
+        seen = masks.combine(None if mask is None else ops.expand_dims(mask, 1), attention_mask)
+        visible = visible_context(seen, positions, current_target().masked_score)
+        scaled, scale, terms = self._terms(
+            query, positions, lambda: key_of(entry), self._position_seed(training)
+        )
+        if attention_bias is not None:
+            terms = terms._replace(bias=joined_bias(attention_bias, terms.bias))
+        probed = current_probe.get() is not None or training
+        pairs = None if seen is None else ops.expand_dims(seen, 1)
+        y = stepped_attention(
+            scaled,
+            None,
+            None,
+            entry,
+            visible,
+            scale=scale,
+            soft_cap=self.soft_cap,
+            terms=terms,
+            weights=self._weights(training)(pairs, 0) if probed else None,
+        )
+        return ops.cast(y, query.dtype)
+
+
+def _of_context(context: Tensor, positions: Tensor | None) -> Any:
+    length = context.shape[-2]
+    if positions is not None:
+        leading = tuple(context.shape[:-2])
+        return check_positions("context_positions", positions, length, leading, coordinates=True)
+    return Span(0, length if isinstance(length, int) else ops.shape(context)[-2])

@@ -1,0 +1,96 @@
+"""Attention of a decoding step: its few tokens attend to the KV cache and to each other."""
+
+from collections.abc import Callable
+from typing import Any
+
+from keras import ops
+
+from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, products, weighted_values
+from keras_tfm.layers.decoding.visibility import Visible
+from keras_tfm.layers.multi_head_attention.heads import grouped, regrouped, scaled, swap
+from keras_tfm.layers.positions.attention_position import PositionTerms
+
+Tensor = Any
+
+
+def stepped_attention(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    entry: Entry,
+    visible: Visible,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    terms: PositionTerms | None = None,
+    weights: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """softmax([Q K_cache^T, Q K_new^T] + bias) [V_cache; V_new], without concatenating keys.
+
+    Gives the same result as `attention` over the cached and the new keys, S + N columns of scores.
+    The new keys are not read from the cache, so a step does not wait until it is written.
+
+    Args:
+        query: (B, H, T, K), queries of the step's tokens.
+        key: (B, G, T, K), their keys; None in cross-attention, which has `visible.write_first`.
+        value: (B, G, T, V), their values; None in cross-attention.
+        entry: cache entry of S columns, before the step unless `visible.write_first`.
+        visible: `Visible`, which cached and new keys the queries see. With `visible.own` the last
+            column holds each query's score with its own new key (N = 1). With
+            `visible.write_first` the entry has the new keys and values, and N = 0. Otherwise N = T.
+        scale: float, factor of the scores. Default: 1/sqrt(K).
+        soft_cap: float, c in c tanh(score / c), applied before the bias. Default: no cap.
+        terms: `PositionTerms` of the position part, (B, H, T, S + N).
+        weights: function applied to the attention weights (B, H, T, S + N): dropout, a probe.
+
+    Returns:
+        (B, H, T, V) in the dtype of `value`, without values in that of `query`.
+    """
+    own, terms = visible.own, terms or PositionTerms()
+    dtype, heads = query.dtype if value is None else value.dtype, query.shape[1]
+    groups, columns = heads_and_columns(entry)
+    query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)
+    # The rows of a group: all queries of its first head, then all of the second, and so on.
+    rows = grouped(query, groups)
+    if own and query.shape[2] != 1 and heads != groups:
+        key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
+    scores = products(rows, entry)
+    if not visible.write_first:
+        if own:
+            product = ops.cast(rows, "float32") * ops.cast(key, "float32")
+            new = ops.sum(product, axis=-1, keepdims=True)
+        else:
+            new = ops.matmul(rows, swap(ops.cast(key, rows.dtype), -1, -2))
+        scores = ops.concatenate([scores, ops.cast(new, "float32")], axis=-1)
+
+    # The heads of a group can stay rows, unless a term or a function needs heads.
+    by_head = any(x is not None for x in (weights, *terms))
+    penalty = visible.penalty
+    if by_head:
+        scores = regrouped(scores, heads, query)
+    elif penalty is not None and penalty.shape[2] != 1 and heads != groups:
+        # The same operator in all layers.
+        penalty = ops.tile(penalty, (1, 1, heads // groups, 1))
+    if terms.scores is not None:
+        scores = scores + ops.cast(terms.scores, "float32")
+    if soft_cap is not None:
+        scores = soft_cap * ops.tanh(scores / soft_cap)
+    if terms.bias is not None:
+        scores = scores + ops.cast(terms.bias, "float32")
+    scores = scores if penalty is None else scores + penalty
+    chosen = ops.cast(ops.softmax(scores, axis=-1), dtype)
+    if weights is not None:
+        chosen = weights(chosen)
+    extra = None if terms.values is None else terms.values(chosen)
+    if by_head:
+        chosen = grouped(chosen, groups)
+
+    if visible.write_first:
+        output = weighted_values(chosen, entry)
+    else:
+        output = weighted_values(chosen[..., :columns], entry)
+        last = chosen[..., columns:]
+        output = output + (last * value if own else ops.matmul(last, value))
+    output = regrouped(output, heads, query)
+    if extra is not None:
+        output = output + extra
+    return output if visible.some is None else output * ops.cast(visible.some, dtype)

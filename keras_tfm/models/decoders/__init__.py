@@ -1,0 +1,1 @@
+"""Decoder-only language models, one builder per family."""

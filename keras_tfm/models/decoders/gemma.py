@@ -1,0 +1,159 @@
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786), for text."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from keras_tfm.arguments import check_positive
+from keras_tfm.layers import Residual, RotaryEmbedding, gelu_tanh
+from keras_tfm.models.decoders.causal_decoder import (
+    causal_decoder,
+    head_norms,
+    rms_norm,
+    rotary_block,
+)
+from keras_tfm.models.model import Model
+
+
+def _gemma2(num_layers: int, **more: Any) -> dict[str, Any]:
+    windows = [None if i % 2 else 4096 for i in range(num_layers)]
+    caps = {"attention_logit_soft_cap": 50.0, "final_logit_soft_cap": 30.0}
+    return {"num_layers": num_layers, "windows": windows, "post_norm": True, **caps, **more}
+
+
+def _gemma3(num_layers: int, **more: Any) -> dict[str, Any]:
+    windows = [512 if (i + 1) % 6 else None for i in range(num_layers)]
+    rope = {"rope_theta": 1e6, "local_rope_theta": 1e4}
+    norms = {"post_norm": True, "query_key_norm": True}
+    sizes = {"num_heads": 4, "num_key_value_heads": 1, "max_length": 32768}
+    return {"num_layers": num_layers, "windows": windows, **norms, **rope, **sizes, **more}
+
+
+# From the models' configurations on the Hugging Face hub. gemma(262144, **SIZES["gemma3-1b"]);
+# Gemma 1 and 2 have 256,000 token ids.
+SIZES: dict[str, dict[str, Any]] = {
+    "gemma-2b": {
+        "dim": 2048, "num_layers": 18, "num_heads": 8, "num_key_value_heads": 1,
+        "intermediate_dim": 16384,
+    },
+    "gemma-7b": {"dim": 3072, "num_layers": 28, "num_heads": 16, "intermediate_dim": 24576},
+    "gemma2-2b": _gemma2(
+        26, dim=2304, num_heads=8, num_key_value_heads=4, intermediate_dim=9216
+    ),
+    "gemma2-9b": _gemma2(
+        42, dim=3584, num_heads=16, num_key_value_heads=8, intermediate_dim=14336
+    ),
+    "gemma2-27b": _gemma2(
+        46, dim=4608, num_heads=32, num_key_value_heads=16, intermediate_dim=36864, head_dim=128,
+        query_pre_attention_scalar=144,
+    ),
+    "gemma3-270m": _gemma3(18, dim=640, intermediate_dim=2048),
+    "gemma3-1b": _gemma3(26, dim=1152, intermediate_dim=6912),
+}  # fmt: skip
+
+
+def gemma(
+    vocabulary_size: int,
+    dim: int = 2048,
+    num_layers: int = 18,
+    num_heads: int = 8,
+    intermediate_dim: int = 16384,
+    num_key_value_heads: int | None = None,
+    head_dim: int = 256,
+    activation: Any = gelu_tanh,
+    rms_norm_epsilon: float = 1e-6,
+    post_norm: bool = False,
+    query_key_norm: bool = False,
+    rope_theta: float = 10000.0,
+    rope_scaling: Any = None,
+    local_rope_theta: float | None = None,
+    windows: int | Sequence[int | None] | None = None,
+    query_pre_attention_scalar: float | None = None,
+    attention_logit_soft_cap: float | None = None,
+    final_logit_soft_cap: float | None = None,
+    attention_bias: bool | Collection[str] = False,
+    attention_dropout: float = 0.0,
+    tie_output: bool = True,
+    max_length: int = 8192,
+    pad_id: int | None = None,
+    name: str = "gemma",
+    dtype: Any = None,
+) -> Model:
+    """Gemma, a decoder-only language model: from token ids to logits of the next token.
+
+    Llama's blocks with GEGLU and embeddings times sqrt(D). Gemma 2 also normalises the output of
+    each sublayer, caps scores and logits, and has windows in every second block. Gemma 3 normalises
+    queries and keys instead of capping scores, and has windows in five of six blocks. Norms
+    multiply by their `scale`, which checkpoints store minus 1.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H).
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        num_key_value_heads: int, number of key and value heads. Must divide H. Default: H.
+        head_dim: int, width of a head (K).
+        activation: str or function, activation of the feed-forward networks' gate.
+        rms_norm_epsilon: float, epsilon of every normalisation.
+        post_norm: bool, whether the output of each sublayer is normalised too (Gemma 2 and 3).
+        query_key_norm: bool, whether queries and keys are normalised (Gemma 3).
+        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
+        local_rope_theta: float, `rope_theta` of the blocks with a window, which are not scaled
+            (Gemma 3). Default: `rope_theta` and `rope_scaling` apply to all blocks.
+        windows: int, attend to that many last positions only; or a list with an int or None for
+            each block. Default: no windows.
+        query_pre_attention_scalar: float, scores are divided by its square root. Default: K.
+        attention_logit_soft_cap: float, c in c tanh(score / c) (Gemma 2). Default: no cap.
+        final_logit_soft_cap: float, likewise for the logits (Gemma 2). Default: no cap.
+        attention_bias: bool, whether the attention's projections add a bias, or a list of those
+            that do: any of "query", "key", "value" and "output".
+        attention_dropout: float, dropout rate of the attention weights.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        max_length: int, number of positions in training. Stored, not enforced.
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import gemma
+    >>> model = gemma(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, head_dim=4)
+    >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
+    (1, 6)
+    """
+    given = dict(locals())
+    for key in ("query_pre_attention_scalar", "local_rope_theta", "final_logit_soft_cap"):
+        check_positive(key, given[key], optional=True)
+    scalar = head_dim if query_pre_attention_scalar is None else query_pre_attention_scalar
+
+    def block(i: int, window: int | None) -> Any:
+        theta, scaling = rope_theta, rope_scaling
+        if window is not None and local_rope_theta is not None:
+            theta, scaling = local_rope_theta, None
+        return rotary_block(
+            given,
+            f"decoder_{i}",
+            window,
+            RotaryEmbedding(theta, scaling=scaling, dtype=dtype),
+            Residual(
+                input_norm=rms_norm(given, "norm"),
+                output_norm=rms_norm(given, "output_norm") if post_norm else None,
+                dtype=dtype,
+            ),
+            scale=scalar**-0.5,
+            soft_cap=attention_logit_soft_cap,
+            **(head_norms(given) if query_key_norm else {}),
+        )
+
+    norm = rms_norm(given, "decoder_norm")
+    return causal_decoder("gemma", given, block, None, norm, True, final_logit_soft_cap)

@@ -1,0 +1,151 @@
+"""GPT: "Improving Language Understanding by Generative Pre-Training", GPT-2, GPT-3, GPT-Neo."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from keras_tfm.layers import (
+    LayerNormalization,
+    MultiHeadSelfAttention,
+    PositionEmbedding,
+    TransformerDecoderBlock,
+    gelu_tanh,
+)
+from keras_tfm.models.decoders.causal_decoder import causal_decoder, initializer
+from keras_tfm.models.model import Model
+
+
+def _size(dim: int, num_layers: int, num_heads: int, max_length: int, **more: Any) -> Any:
+    sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
+    return {**sizes, "intermediate_dim": 4 * dim, "max_length": max_length, **more}
+
+
+_NEO: dict[str, Any] = {"scale_scores": False, "attention_bias": ["output"], "dropout": 0.0}
+
+# "gpt1": Radford et al. 2018, section 4.1. "gpt2...": table 2 of "Language Models are Unsupervised
+# Multitask Learners" (Radford et al. 2019), whose heads have 64 channels. "gpt3...": table 2.1 of
+# "Language Models are Few-Shot Learners" (arXiv:2005.14165), with dense attention in all layers. In
+# two rows of that table the heads times their width are not D; the parameter counts of the table
+# match "xl" with 16 heads (the table has D 2048, 24 heads of 128) and "13b" with D 5120 (the table
+# has D 5140, 40 heads of 128). "gpt-neo...": the models' configurations on the Hugging Face hub.
+# Use: gpt(50257, **SIZES["gpt2"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt1": _size(768, 12, 12, 512, normalize_first=False),
+    "gpt2": _size(768, 12, 12, 1024),
+    "gpt2-medium": _size(1024, 24, 16, 1024),
+    "gpt2-large": _size(1280, 36, 20, 1024),
+    "gpt2-xl": _size(1600, 48, 25, 1024),
+    "gpt3-small": _size(768, 12, 12, 2048),
+    "gpt3-medium": _size(1024, 24, 16, 2048),
+    "gpt3-large": _size(1536, 24, 16, 2048),
+    "gpt3-xl": _size(2048, 24, 16, 2048),
+    "gpt3-2.7b": _size(2560, 32, 32, 2048),
+    "gpt3-6.7b": _size(4096, 32, 32, 2048),
+    "gpt3-13b": _size(5120, 40, 40, 2048),
+    "gpt3-175b": _size(12288, 96, 96, 2048),
+    "gpt-neo-125m": _size(768, 12, 12, 2048, windows=[None, 256] * 6, **_NEO),
+    "gpt-neo-1.3b": _size(2048, 24, 16, 2048, windows=[None, 256] * 12, **_NEO),
+    "gpt-neo-2.7b": _size(2560, 32, 20, 2048, windows=[None, 256] * 16, **_NEO),
+}
+
+
+def gpt(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    dropout: float = 0.1,
+    attention_dropout: float | None = None,
+    embedding_dropout: float | None = None,
+    activation: Any = gelu_tanh,
+    layer_norm_epsilon: float = 1e-5,
+    normalize_first: bool = True,
+    max_length: int = 1024,
+    tie_output: bool = True,
+    scale_scores: bool = True,
+    scale_scores_by_layer: bool = False,
+    windows: int | Sequence[int | None] | None = None,
+    attention_bias: bool | Collection[str] = True,
+    pad_id: int | None = None,
+    name: str = "gpt",
+    dtype: Any = None,
+) -> Model:
+    """GPT, a decoder-only language model: from token ids to logits of the next token.
+
+    With causal attention, padding after a text does not change the text's logits. Pre-norm blocks
+    and one more normalisation give GPT-2 and GPT-3, post-norm blocks the first GPT. GPT-Neo has
+    windows in every second block, unscaled scores, and in attention only the bias of the output.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        embedding_dropout: float, dropout rate of the embeddings' sum. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        normalize_first: bool, pre-norm blocks (True) or post-norm blocks (False).
+        max_length: int, maximum number of positions.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        scale_scores: bool, whether attention scores are divided by sqrt(K).
+        scale_scores_by_layer: bool, whether scores of block i (from 0) are also divided by i + 1.
+        windows: int, attend to that many last positions only; or a list with an int or None for
+            each block. Default: no windows.
+        attention_bias: bool, whether the attention's projections add a bias, or a list of those
+            that do: any of "query", "key", "value" and "output".
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import gpt
+    >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
+    (1, 6)
+    """
+    given = dict(locals())
+
+    def block(i: int, window: int | None) -> Any:
+        scale = None if scale_scores else 1.0
+        if scale_scores_by_layer:
+            scale = ((dim // num_heads) ** -0.5 if scale is None else scale) / (i + 1)
+        attention = MultiHeadSelfAttention(
+            num_heads,
+            causal=True,
+            window=window,
+            dropout=dropout if attention_dropout is None else attention_dropout,
+            use_bias=attention_bias,
+            scale=scale,
+            kernel_initializer=initializer(),
+            dtype=dtype,
+            name="self_attention",
+        )
+        return TransformerDecoderBlock(
+            intermediate_dim,
+            self_attention=attention,
+            cross_attention=False,
+            dropout=dropout,
+            activation=activation,
+            layer_norm_epsilon=layer_norm_epsilon,
+            normalize_first=normalize_first,
+            kernel_initializer=initializer(),
+            dtype=dtype,
+            name=f"decoder_{i}",
+        )
+
+    rate = dropout if embedding_dropout is None else embedding_dropout
+    positions = PositionEmbedding(max_length, dropout=rate, dtype=dtype, name="positions")
+    norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
+    return causal_decoder("gpt", given, block, positions, norm if normalize_first else None)

@@ -1,0 +1,124 @@
+"""Llama (arXiv:2302.13971, 2407.21783) and its relatives: Mistral, Qwen2, Qwen3, SmolLM."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from keras_tfm.layers import Residual, RotaryEmbedding
+from keras_tfm.models.decoders.causal_decoder import (
+    causal_decoder,
+    head_norms,
+    rms_norm,
+    rotary_block,
+)
+from keras_tfm.models.model import Model
+
+# From the models' configurations on the Hugging Face hub. llama(49152, **SIZES["smollm2-135m"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "dim": 576, "num_layers": 30, "num_heads": 9, "num_key_value_heads": 3,
+        "intermediate_dim": 1536, "rope_theta": 100000.0, "tie_output": True, "max_length": 8192,
+    },
+    "smollm2-360m": {
+        "dim": 960, "num_layers": 32, "num_heads": 15, "num_key_value_heads": 5,
+        "intermediate_dim": 2560, "rope_theta": 100000.0, "tie_output": True, "max_length": 8192,
+    },
+    "qwen2.5-0.5b": {
+        "dim": 896, "num_layers": 24, "num_heads": 14, "num_key_value_heads": 2,
+        "intermediate_dim": 4864, "rope_theta": 1e6, "rms_norm_epsilon": 1e-6, "tie_output": True,
+        "attention_bias": ["query", "key", "value"], "max_length": 32768,
+    },
+    "qwen3-0.6b": {
+        "dim": 1024, "num_layers": 28, "num_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_dim": 3072, "rope_theta": 1e6, "rms_norm_epsilon": 1e-6, "tie_output": True,
+        "query_key_norm": True, "max_length": 40960,
+    },
+    "llama2-7b": {
+        "dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 11008,
+        "max_length": 4096,
+    },
+    "mistral-7b": {
+        "dim": 4096, "num_layers": 32, "num_heads": 32, "num_key_value_heads": 8,
+        "intermediate_dim": 14336, "windows": 4096, "max_length": 32768,
+    },
+}  # fmt: skip
+
+
+def llama(
+    vocabulary_size: int,
+    dim: int = 4096,
+    num_layers: int = 32,
+    num_heads: int = 32,
+    intermediate_dim: int = 11008,
+    num_key_value_heads: int | None = None,
+    head_dim: int | None = None,
+    activation: Any = "silu",
+    rms_norm_epsilon: float = 1e-5,
+    rope_theta: float = 10000.0,
+    rope_scaling: Any = None,
+    windows: int | Sequence[int | None] | None = None,
+    attention_bias: bool | Collection[str] = False,
+    feed_forward_bias: bool = False,
+    query_key_norm: bool = False,
+    attention_dropout: float = 0.0,
+    tie_output: bool = False,
+    max_length: int = 2048,
+    pad_id: int | None = None,
+    name: str = "llama",
+    dtype: Any = None,
+) -> Model:
+    """A decoder-only language model of Llama's kind: from token ids to logits of the next token.
+
+    Pre-norm blocks with RMS normalisation, rotary positions, grouped-query attention and SwiGLU.
+    Mistral adds sliding windows, Qwen2 biases of queries, keys and values, Qwen3 normalised queries
+    and keys.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H).
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        num_key_value_heads: int, number of key and value heads. Must divide H. Default: H.
+        head_dim: int, width of a head. Default: D / H.
+        activation: str or function, activation of the feed-forward networks' gate.
+        rms_norm_epsilon: float, epsilon of every normalisation.
+        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
+        windows: int, attend to that many last positions only; or a list with an int or None for
+            each block. Default: no windows.
+        attention_bias: bool, whether the attention's projections add a bias, or a list of those
+            that do: any of "query", "key", "value" and "output".
+        feed_forward_bias: bool, whether the feed-forward networks' layers add a bias.
+        query_key_norm: bool, whether queries and keys are normalised, with `rms_norm_epsilon`.
+        attention_dropout: float, dropout rate of the attention weights.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        max_length: int, number of positions in training. Stored, not enforced.
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import llama
+    >>> model = llama(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
+    (1, 6)
+    """
+    given = dict(locals())
+
+    def block(i: int, window: int | None) -> Any:
+        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        residual = Residual(input_norm=rms_norm(given, "norm"), dtype=dtype)
+        norms = head_norms(given) if query_key_norm else {}
+        return rotary_block(given, f"decoder_{i}", window, position, residual, **norms)
+
+    return causal_decoder("llama", given, block, norm=rms_norm(given, "decoder_norm"))

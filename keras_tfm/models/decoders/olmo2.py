@@ -1,0 +1,89 @@
+"""OLMo 2 (arXiv:2501.00656)."""
+
+from typing import Any
+
+from keras_tfm.layers import Residual, RotaryEmbedding
+from keras_tfm.models.decoders.causal_decoder import (
+    causal_decoder,
+    head_norms,
+    rms_norm,
+    rotary_block,
+)
+from keras_tfm.models.model import Model
+
+# From the models' configurations on the Hugging Face hub. olmo2(100352, **SIZES["1b"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "1b": {"dim": 2048, "num_layers": 16, "num_heads": 16, "intermediate_dim": 8192},
+    "7b": {"dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 11008},
+    "13b": {"dim": 5120, "num_layers": 40, "num_heads": 40, "intermediate_dim": 13824},
+}
+
+
+def olmo2(
+    vocabulary_size: int,
+    dim: int = 4096,
+    num_layers: int = 32,
+    num_heads: int = 32,
+    intermediate_dim: int = 11008,
+    num_key_value_heads: int | None = None,
+    activation: Any = "silu",
+    rms_norm_epsilon: float = 1e-6,
+    rope_theta: float = 500000.0,
+    rope_scaling: Any = None,
+    attention_bias: bool = False,
+    attention_dropout: float = 0.0,
+    tie_output: bool = False,
+    max_length: int = 4096,
+    pad_id: int | None = None,
+    name: str = "olmo2",
+    dtype: Any = None,
+) -> Model:
+    """OLMo 2, a decoder-only language model: from token ids to logits of the next token.
+
+    Llama's blocks with the norms elsewhere: on the outputs of the sublayers, x + norm(f(x)), and on
+    the queries and keys of all heads together.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide D.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        num_key_value_heads: int, number of key and value heads. Must divide H. Default: H.
+        activation: str or function, activation of the feed-forward networks' gate.
+        rms_norm_epsilon: float, epsilon of every normalisation.
+        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi.
+        rope_scaling: `layers.LinearScaling`, `Llama3Scaling` or `YaRNScaling`. Default: no
+            scaling.
+        attention_bias: bool, whether the attention's projections add a bias.
+        attention_dropout: float, dropout rate of the attention weights.
+        tie_output: bool, whether the output layer shares the table of the token embedding.
+        max_length: int, number of positions in training. Stored, not enforced.
+        pad_id: int, id of padding tokens, which attention and pooling skip; -1 if it is no id of
+            the vocabulary. Default: no padding.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import olmo2
+    >>> model = olmo2(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
+    (1, 6)
+    """
+    given = dict(locals())
+
+    def block(i: int, window: int | None) -> Any:
+        position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
+        residual = Residual(output_norm=rms_norm(given, "norm"), dtype=dtype)
+        norms = head_norms(given, axis=(-2, -1))
+        return rotary_block(given, f"decoder_{i}", window, position, residual, **norms)
+
+    return causal_decoder("olmo2", given, block, norm=rms_norm(given, "decoder_norm"))

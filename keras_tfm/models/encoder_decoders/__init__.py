@@ -1,0 +1,1 @@
+"""Encoder-decoder models, one builder per family."""

@@ -1,0 +1,91 @@
+"""BART: "Denoising Sequence-to-Sequence Pre-training" (arXiv:1910.13461)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm.models.encoder_decoders.encoder_decoder import encoder_decoder
+from keras_tfm.models.model import Model
+
+# Section 4.1 of the paper, and the released checkpoints. bart(50265, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
+    "large": {"dim": 1024, "num_layers": 12, "num_heads": 16, "intermediate_dim": 4096},
+}
+
+
+def bart(
+    vocabulary_size: int,
+    dim: int = 1024,
+    num_layers: int = 12,
+    num_heads: int = 16,
+    intermediate_dim: int = 4096,
+    num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_intermediate_dim: int | None = None,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.0,
+    activation_dropout: float = 0.0,
+    activation: Any = "gelu",
+    scale_embedding: bool = False,
+    max_length: int = 1024,
+    output_bias: bool = True,
+    pad_id: int = 1,
+    start_id: int | None = 2,
+    end_id: int | Sequence[int] = 2,
+    forced_first_id: int | None = None,
+    forced_last_id: int | Sequence[int] | None = 2,
+    name: str = "bart",
+    dtype: Any = None,
+) -> Model:
+    """BART, a post-norm encoder-decoder with learned positions, from token ids to logits.
+
+    It differs from the original Transformer in its learned positions, whose table starts with two
+    unused rows, and in a normalisation after the embeddings of each stack. The output shares the
+    table of the embedding and has a constant bias. In the source, `pad_id` is padding. The target
+    has no padding mask: its padding comes after the text, where causal attention does not see it.
+    For training, let targets start with `start_id` and ignore class `pad_id` in the loss.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of encoder blocks.
+        num_heads: int, number of attention heads of the encoder (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the encoder's feed-forward networks (F).
+        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
+        num_decoder_heads: int, attention heads of the decoder. Default: `num_heads`.
+        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
+            `intermediate_dim`.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights.
+        activation_dropout: float, dropout rate inside the feed-forward networks.
+        activation: str or function, activation of the feed-forward networks.
+        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
+        max_length: int, maximum number of tokens of source and target.
+        output_bias: bool, whether logits have a bias. It is not trained.
+        pad_id: int, id of padding tokens.
+        start_id: int, the token with which a target starts.
+        end_id: int or list of int, the token at which a text ends.
+        forced_first_id: int, the first token after `start_id` in generated texts. Default: none.
+        forced_last_id: int, the last token of generated texts of the maximum length, or None.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    `start_id`, `end_id` and the forced tokens do not change the model. They are kept in
+    `model.arguments`, loaded and saved with a checkpoint. Classifiers on the model read `start_id`
+    and `end_id`.
+
+    Returns:
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range, or the heads do not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import bart
+    >>> model = bart(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> generate(model, [[0, 4, 5, 2]], max_length=5, start_id=2, end_id=2).tokens.shape
+    (1, 5)
+    """
+    return encoder_decoder("bart", locals(), learned_positions=True, embedding_norm=True)

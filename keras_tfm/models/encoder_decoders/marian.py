@@ -1,0 +1,103 @@
+"""Marian: the translation models of "OPUS-MT" (Tiedemann and Thottingal, EAMT 2020)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm.models.encoder_decoders.encoder_decoder import encoder_decoder
+from keras_tfm.models.model import Model
+
+# The configurations of the released models "opus-mt-..." and "opus-mt-tc-big-...".
+# marian(58101, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 512, "num_layers": 6, "num_heads": 8, "intermediate_dim": 2048},
+    "big": {
+        "dim": 1024, "num_layers": 6, "num_heads": 16, "intermediate_dim": 4096,
+        "activation": "relu", "max_length": 1024,
+    },
+}  # fmt: skip
+
+
+def marian(
+    vocabulary_size: int,
+    dim: int = 512,
+    num_layers: int = 6,
+    num_heads: int = 8,
+    intermediate_dim: int = 2048,
+    num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_intermediate_dim: int | None = None,
+    target_vocabulary_size: int | None = None,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.0,
+    activation_dropout: float = 0.0,
+    activation: Any = "silu",
+    scale_embedding: bool = True,
+    max_length: int = 512,
+    output_bias: bool = True,
+    pad_id: int | None = None,
+    start_id: int | None = None,
+    end_id: int | Sequence[int] = 0,
+    forced_first_id: int | None = None,
+    forced_last_id: int | Sequence[int] | None = 0,
+    name: str = "marian",
+    dtype: Any = None,
+) -> Model:
+    """Marian's translation model, from token ids to logits.
+
+    It differs from the original Transformer in its positions, sines first, and in a constant bias
+    of the logits. In the source, `pad_id` is padding. In the target it is also the start token, so
+    the target has no padding mask: its padding comes after the text, where causal attention does
+    not see it.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of encoder blocks.
+        num_heads: int, number of attention heads of the encoder (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the encoder's feed-forward networks (F).
+        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
+        num_decoder_heads: int, attention heads of the decoder. Default: `num_heads`.
+        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
+            `intermediate_dim`.
+        target_vocabulary_size: int, number of target ids, with a table of their own. Default: one
+            vocabulary and one table for source and target.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights.
+        activation_dropout: float, dropout rate inside the feed-forward networks.
+        activation: str or function, activation of the feed-forward networks.
+        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
+        max_length: int, maximum number of tokens of source and target.
+        output_bias: bool, whether logits have a bias. It is not trained.
+        pad_id: int, id of padding tokens. Default: the last id.
+        start_id: int, the token with which a target starts. Default: `pad_id`.
+        end_id: int or list of int, the token at which a text ends.
+        forced_first_id: int, the first token after `start_id` in generated texts. Default: none.
+        forced_last_id: int, the last token of generated texts of the maximum length, or None.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    `start_id`, `end_id` and the forced tokens do not change the model. They are kept in
+    `model.arguments`, loaded and saved with a checkpoint.
+
+    Returns:
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range, or the heads do not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import marian
+    >>> model = marian(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> model.arguments["pad_id"], model.arguments["start_id"]
+    (10, 10)
+    >>> generate(model, [[4, 5, 0]], max_length=5, start_id=10, end_id=0).tokens.shape
+    (1, 5)
+    """
+    arguments = dict(locals())
+    if pad_id is None:
+        arguments["pad_id"] = vocabulary_size - 1
+    if start_id is None:
+        arguments["start_id"] = arguments["pad_id"]
+    return encoder_decoder("marian", arguments)

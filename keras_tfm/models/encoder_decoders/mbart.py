@@ -1,0 +1,94 @@
+"""mBART: "Multilingual Denoising Pre-training" (arXiv:2001.08210), and mBART-50."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm.models.encoder_decoders.encoder_decoder import encoder_decoder
+from keras_tfm.models.model import Model
+
+# Section 2.2 of the paper; released for 25 languages (250,027 ids) and for 50 (250,054 ids,
+# arXiv:2008.00401). mbart(250027, **SIZES["large"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "large": {"dim": 1024, "num_layers": 12, "num_heads": 16, "intermediate_dim": 4096},
+}
+
+
+def mbart(
+    vocabulary_size: int,
+    dim: int = 1024,
+    num_layers: int = 12,
+    num_heads: int = 16,
+    intermediate_dim: int = 4096,
+    num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_intermediate_dim: int | None = None,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.0,
+    activation_dropout: float = 0.0,
+    activation: Any = "gelu",
+    scale_embedding: bool = True,
+    max_length: int = 1024,
+    output_bias: bool = True,
+    pad_id: int = 1,
+    start_id: int | None = None,
+    end_id: int | Sequence[int] = 2,
+    forced_first_id: int | None = None,
+    forced_last_id: int | Sequence[int] | None = 2,
+    name: str = "mbart",
+    dtype: Any = None,
+) -> Model:
+    """mBART, a pre-norm BART for many languages, from token ids to logits.
+
+    It differs from `bart` in its pre-norm blocks, in one more normalisation after each stack, and
+    in its language tokens. A source of mBART ends with the end token and its language, and a target
+    starts with its language. In mBART-50, a source starts with its language, and a target with
+    `start_id` and its language.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of encoder blocks.
+        num_heads: int, number of attention heads of the encoder (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the encoder's feed-forward networks (F).
+        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
+        num_decoder_heads: int, attention heads of the decoder. Default: `num_heads`.
+        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
+            `intermediate_dim`.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights.
+        activation_dropout: float, dropout rate inside the feed-forward networks.
+        activation: str or function, activation of the feed-forward networks.
+        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
+        max_length: int, maximum number of tokens of source and target.
+        output_bias: bool, whether logits have a bias. It is not trained.
+        pad_id: int, id of padding tokens.
+        start_id: int, the token with which a target starts; the language for a model of one target
+            language. Default: none, to be given to `generate`.
+        end_id: int or list of int, the token at which a text ends.
+        forced_first_id: int, the first token after `start_id` in generated texts. Default: none.
+        forced_last_id: int, the last token of generated texts of the maximum length, or None.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    `start_id`, `end_id` and the forced tokens do not change the model. They are kept in
+    `model.arguments`, loaded and saved with a checkpoint. Classifiers on the model read `start_id`
+    and `end_id`.
+
+    Returns:
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range, or the heads do not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import mbart
+    >>> model = mbart(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7)
+    >>> language = 10
+    >>> generate(model, [[4, 5, 2, 9]], max_length=5, start_id=language, end_id=2).tokens.shape
+    (1, 5)
+    """
+    return encoder_decoder(
+        "mbart", locals(), normalize_first=True, learned_positions=True, embedding_norm=True
+    )

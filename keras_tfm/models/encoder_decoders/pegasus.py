@@ -1,0 +1,89 @@
+"""PEGASUS: "Pre-training with Extracted Gap-sentences" (arXiv:1912.08777)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_tfm.models.encoder_decoders.encoder_decoder import encoder_decoder
+from keras_tfm.models.model import Model
+
+# Section 6 of the paper. Only "large" was released. pegasus(96103, **SIZES["large"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+    "large": {"dim": 1024, "num_layers": 16, "num_heads": 16, "intermediate_dim": 4096},
+}
+
+
+def pegasus(
+    vocabulary_size: int,
+    dim: int = 1024,
+    num_layers: int = 16,
+    num_heads: int = 16,
+    intermediate_dim: int = 4096,
+    num_decoder_layers: int | None = None,
+    num_decoder_heads: int | None = None,
+    decoder_intermediate_dim: int | None = None,
+    dropout: float = 0.1,
+    attention_dropout: float = 0.0,
+    activation_dropout: float = 0.0,
+    activation: Any = "relu",
+    scale_embedding: bool = True,
+    max_length: int = 1024,
+    output_bias: bool = True,
+    pad_id: int = 0,
+    start_id: int | None = 0,
+    end_id: int | Sequence[int] = 1,
+    forced_first_id: int | None = None,
+    forced_last_id: int | Sequence[int] | None = 1,
+    name: str = "pegasus",
+    dtype: Any = None,
+) -> Model:
+    """PEGASUS, a pre-norm encoder-decoder for summaries, from token ids to logits.
+
+    Sinusoidal positions, sines first, and one more normalisation after each stack. The output
+    shares the table of the embedding and has a constant bias. In the source, `pad_id` is padding.
+    In the target it is also the start token, so the target has no padding mask: its padding comes
+    after the text, where causal attention does not see it.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of encoder blocks.
+        num_heads: int, number of attention heads of the encoder (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the encoder's feed-forward networks (F).
+        num_decoder_layers: int, number of decoder blocks. Default: `num_layers`.
+        num_decoder_heads: int, attention heads of the decoder. Default: `num_heads`.
+        decoder_intermediate_dim: int, inner width of the decoder's feed-forward networks. Default:
+            `intermediate_dim`.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights.
+        activation_dropout: float, dropout rate inside the feed-forward networks.
+        activation: str or function, activation of the feed-forward networks.
+        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
+        max_length: int, maximum number of tokens of source and target.
+        output_bias: bool, whether logits have a bias. It is not trained.
+        pad_id: int, id of padding tokens.
+        start_id: int, the token with which a target starts.
+        end_id: int or list of int, the token at which a text ends.
+        forced_first_id: int, the first token after `start_id` in generated texts. Default: none.
+        forced_last_id: int, the last token of generated texts of the maximum length, or None.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    `start_id`, `end_id` and the forced tokens do not change the model. They are kept in
+    `model.arguments`, loaded and saved with a checkpoint.
+
+    Returns:
+        A functional model from `source` (B, S) and `target` (B, T), int32, to logits (B, T, V).
+
+    Raises:
+        ValueError: an argument out of range, or the heads do not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import pegasus
+    >>> model = pegasus(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> generate(model, [[4, 5, 1]], max_length=5, start_id=0, end_id=1).tokens.shape
+    (1, 5)
+    """
+    return encoder_decoder("pegasus", locals(), normalize_first=True)

@@ -1,0 +1,1 @@
+"""Encoders of text, one builder per family."""

@@ -1,0 +1,75 @@
+"""ALBERT: "A Lite BERT for Self-supervised Learning" (arXiv:1909.11942)."""
+
+from typing import Any
+
+from keras_tfm.layers import gelu_tanh
+from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.model import Model
+
+# Table 1 of the paper. albert(30000, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+    "large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
+    "xlarge": {"dim": 2048, "num_layers": 24, "num_heads": 16, "intermediate_dim": 8192},
+    "xxlarge": {"dim": 4096, "num_layers": 12, "num_heads": 64, "intermediate_dim": 16384},
+}
+
+
+def albert(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    embedding_dim: int = 128,
+    dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    activation: Any = gelu_tanh,
+    layer_norm_epsilon: float = 1e-12,
+    max_length: int = 512,
+    num_segments: int = 2,
+    segments: bool = True,
+    pooler: bool = True,
+    name: str = "albert",
+    dtype: Any = None,
+) -> Model:
+    """ALBERT's encoder, from token ids to features, without a head. Id 0 is padding.
+
+    One block is called `num_layers` times, and embeddings have a width of their own.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of calls of the one block.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward network (F).
+        embedding_dim: int, width of the embeddings, which a dense layer projects to `dim`.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward network.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of tokens.
+        num_segments: int, number of segments (token types).
+        segments: bool, whether the model has the input `segments`.
+        pooler: bool, whether the model has the output "pooled".
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T) and `segments` (B, T), int32, to a dict of
+        "features" (B, T, D) and "pooled" (B, D); without a pooler to the features alone.
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import albert
+    >>> sizes = {"dim": 8, "num_heads": 2, "intermediate_dim": 16, "embedding_dim": 6}
+    >>> one, three = albert(11, num_layers=1, **sizes), albert(11, num_layers=3, **sizes)
+    >>> one.count_params() == three.count_params()
+    True
+    """
+    return bidirectional_encoder(
+        "albert", locals(), segments=segments, shared_block=True, pooler=pooler
+    )

@@ -1,0 +1,78 @@
+"""BERT: "Pre-training of Deep Bidirectional Transformers" (arXiv:1810.04805)."""
+
+from typing import Any
+
+from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.model import Model
+
+# "base" and "large": section 3 of the paper. The others: table 1 of "Well-Read Students Learn
+# Better" (arXiv:1908.08962), where all heads have width 64 and F = 4 D.
+# Use: bert(30522, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"dim": 128, "num_layers": 2, "num_heads": 2, "intermediate_dim": 512},
+    "mini": {"dim": 256, "num_layers": 4, "num_heads": 4, "intermediate_dim": 1024},
+    "small": {"dim": 512, "num_layers": 4, "num_heads": 8, "intermediate_dim": 2048},
+    "medium": {"dim": 512, "num_layers": 8, "num_heads": 8, "intermediate_dim": 2048},
+    "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+    "large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
+}
+
+
+def bert(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    dropout: float = 0.1,
+    attention_dropout: float | None = None,
+    activation: Any = "gelu",
+    layer_norm_epsilon: float = 1e-12,
+    max_length: int = 512,
+    num_segments: int = 2,
+    segments: bool = True,
+    pooler: bool = True,
+    name: str = "bert",
+    dtype: Any = None,
+) -> Model:
+    """BERT's encoder, from token ids to features, without a head.
+
+    Id 0 is padding. Add a head with `masked_language_model`, `next_sentence`,
+    `sequence_classifier`, `token_classifier` or `question_answering`.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of positions.
+        num_segments: int, number of segments (token types).
+        segments: bool, whether the model has the input `segments`. Without it all tokens belong to
+            segment 0, for single texts. The weights are the same in both cases.
+        pooler: bool, whether the model has the output "pooled".
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T) and, with `segments=True`, `segments` (B, T), both
+        int32, to a dict of "features" (B, T, D) and "pooled" (B, D): a dense layer with tanh on the
+        first token's features. Without a pooler, the output is the features alone.
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import bert, sequence_classifier
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> list(model.input), model.output["features"].shape
+    (['tokens', 'segments'], (None, None, 8))
+    >>> sequence_classifier(model, num_classes=3).output.shape
+    (None, 3)
+    """
+    return bidirectional_encoder("bert", locals(), segments=segments, pooler=pooler)

@@ -1,0 +1,143 @@
+"""DeBERTa v2 (arXiv:2006.03654) and v3 (arXiv:2111.09543): BERT with disentangled attention."""
+
+from typing import Any
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers import DisentangledPositionEmbedding, NGramEncoding, RelativePositionTable
+from keras_tfm.models.encoders.bidirectional_encoder import (
+    embed_tokens,
+    encoder_block,
+    initializer,
+    normalize_embeddings,
+    project_embeddings,
+)
+from keras_tfm.models.identity import FeaturesMarker
+from keras_tfm.models.model import Model
+
+# The released checkpoints: https://github.com/microsoft/DeBERTa. deberta(128100,
+# **SIZES["v3-base"]).
+_V2 = {
+    "dim": 1536, "num_heads": 24, "intermediate_dim": 6144, "kernel_size": 3,
+    "kernel_activation": "gelu",
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "v3-xsmall": {"dim": 384, "num_layers": 12, "num_heads": 6, "intermediate_dim": 1536},
+    "v3-small": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
+    "v3-base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+    "v3-large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
+    "v2-xlarge": {"num_layers": 24, **_V2},
+    "v2-xxlarge": {"num_layers": 48, **_V2},
+}
+
+
+def deberta(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    embedding_dim: int | None = None,
+    dropout: float = 0.1,
+    attention_dropout: float | None = None,
+    activation: Any = "gelu",
+    layer_norm_epsilon: float = 1e-7,
+    max_length: int = 512,
+    absolute_positions: bool = False,
+    num_buckets: int | None = 256,
+    max_distance: int | None = None,
+    content_to_position: bool = True,
+    position_to_content: bool = True,
+    position_projections: bool = False,
+    normalize_positions: bool = True,
+    kernel_size: int | None = None,
+    kernel_activation: Any = "tanh",
+    num_segments: int = 0,
+    segments: bool = True,
+    pooler_activation: Any = "gelu",
+    pooler_dropout: float = 0.0,
+    name: str = "deberta",
+    dtype: Any = None,
+) -> Model:
+    """DeBERTa's encoder, from token ids to features, without a head. Id 0 is padding.
+
+    BERT's encoder with a `DisentangledPositionEmbedding` in every block, whose scores between
+    contents and relative positions take the place of absolute positions. There is no pooler.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        embedding_dim: int, width of the embeddings, which a dense layer projects to `dim` if it is
+            another. Default: `dim`.
+        dropout: float, dropout rate after each sublayer, after the embeddings, and of the table.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of tokens with `absolute_positions`; any number without.
+        absolute_positions: bool, whether learned absolute positions are added to the embeddings.
+        num_buckets: int, number of buckets of each direction. None: one for each distance.
+        max_distance: int, larger distances share the last bucket. Default: `max_length`.
+        content_to_position: bool, whether scores of queries with positions are added.
+        position_to_content: bool, whether scores of positions with keys are added. Without both,
+            attention has no relative positions.
+        position_projections: bool, whether the positions of each block have projections of their
+            own, instead of those of its queries and keys.
+        normalize_positions: bool, whether the table of relative positions is layer-normalised.
+        kernel_size: int, odd window of the convolution beside the first block, as in v2
+            (`NGramEncoding`). Default: no convolution.
+        kernel_activation: str or function, activation of the convolution.
+        num_segments: int, number of segments (token types); 0: none.
+        segments: bool, whether a model with `num_segments` has the input `segments`.
+        pooler_activation: activation of the dense layer that `sequence_classifier` puts on the
+            first token.
+        pooler_dropout: float, dropout rate before that layer.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T) and, with `num_segments`, `segments` (B, T), int32,
+        to features (B, T, D).
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import deberta, token_classifier
+    >>> model = deberta(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> token_classifier(model, num_classes=3).output.shape
+    (None, None, 3)
+    """
+    given = dict(locals())
+    check_integer("num_heads", num_heads)
+    segments = segments and num_segments > 0
+    inputs, x = embed_tokens(given, segments=segments, positions=absolute_positions)
+    if (embedding_dim or dim) != dim:
+        x = project_embeddings(x, given, use_bias=False)
+    x = embedded = normalize_embeddings(x, given)
+    terms = content_to_position + position_to_content
+    scale = ((1 + terms) * (dim // num_heads)) ** -0.5
+    table = RelativePositionTable(
+        dim, max_distance or max_length, num_buckets, normalize_positions, layer_norm_epsilon,
+        dropout, dtype=dtype, name="relative_positions",
+    )  # fmt: skip
+    position = None
+    blocks = [f"encoder_{i}" for i in range(num_layers)]
+    for i, block in enumerate(blocks):
+        if terms and (position is None or position_projections):
+            position = DisentangledPositionEmbedding(
+                table, content_to_position, position_to_content, position_projections,
+                initializer(), dtype=dtype, name="disentangled_positions",
+            )  # fmt: skip
+        x = encoder_block(given, block, position=position, scale=scale)(x)
+        if i == 0 and kernel_size:
+            x = NGramEncoding(
+                kernel_size, kernel_activation, dropout, layer_norm_epsilon, initializer(),
+                dtype=dtype, name="convolution",
+            )(x, embedded)  # fmt: skip
+    x = FeaturesMarker(
+        "deberta", given, embedding="embedding", blocks=blocks, dtype=dtype, name="features_marker"
+    )(x)
+    return Model(inputs, x, name=name)

@@ -1,0 +1,61 @@
+"""DistilBERT: "a distilled version of BERT" (arXiv:1910.01108)."""
+
+from typing import Any
+
+from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.model import Model
+
+# Section 3 of the paper: half of BERT-base's layers. distilbert(30522, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
+}
+
+
+def distilbert(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 6,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    dropout: float = 0.1,
+    attention_dropout: float | None = None,
+    activation: Any = "gelu",
+    layer_norm_epsilon: float = 1e-12,
+    max_length: int = 512,
+    pooler_activation: Any = "relu",
+    name: str = "distilbert",
+    dtype: Any = None,
+) -> Model:
+    """DistilBERT's encoder, from token ids to features, without a head. Id 0 is padding.
+
+    BERT's encoder without segments and without a pooler.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of tokens.
+        pooler_activation: str or function, activation of the dense layer that `sequence_classifier`
+            puts on the first token.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to features (B, T, D).
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import distilbert
+    >>> distilbert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16).output.shape
+    (None, None, 8)
+    """
+    return bidirectional_encoder("distilbert", locals())

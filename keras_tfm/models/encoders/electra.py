@@ -1,0 +1,104 @@
+"""ELECTRA: "Pre-training Text Encoders as Discriminators" (arXiv:2003.10555)."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.heads.head_base import HeadBase
+from keras_tfm.models.model import Model
+
+# Table 6 of the paper, the discriminators. electra(30522, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "dim": 256, "num_layers": 12, "num_heads": 4, "intermediate_dim": 1024,
+        "embedding_dim": 128,
+    },
+    "base": {
+        "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
+        "embedding_dim": 768,
+    },
+    "large": {
+        "dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096,
+        "embedding_dim": 1024,
+    },
+}  # fmt: skip
+
+
+def electra(
+    vocabulary_size: int,
+    dim: int = 256,
+    num_layers: int = 12,
+    num_heads: int = 4,
+    intermediate_dim: int = 1024,
+    embedding_dim: int | None = 128,
+    dropout: float = 0.1,
+    attention_dropout: float | None = None,
+    activation: Any = "gelu",
+    layer_norm_epsilon: float = 1e-12,
+    max_length: int = 512,
+    num_segments: int = 2,
+    segments: bool = True,
+    pooler_activation: Any = "gelu",
+    name: str = "electra",
+    dtype: Any = None,
+) -> Model:
+    """ELECTRA's encoder, from token ids to features, without a head. Id 0 is padding.
+
+    BERT's encoder without a pooler, with embeddings of a width of their own. The generator takes
+    the head `masked_language_model`, the discriminator `replaced_token_detection`.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        embedding_dim: int, width of the embeddings, which a dense layer projects to `dim` if it is
+            another. Default: `dim`.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of tokens.
+        num_segments: int, number of segments (token types).
+        segments: bool, whether the model has the input `segments`.
+        pooler_activation: str or function, activation of the dense layer that `sequence_classifier`
+            puts on the first token.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T) and `segments` (B, T), int32, to features (B, T, D).
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import electra, replaced_token_detection
+    >>> model = electra(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, embedding_dim=6)
+    >>> replaced_token_detection(model).output.shape
+    (None, None)
+    """
+    return bidirectional_encoder("electra", locals(), segments=segments)
+
+
+def replaced_token_detection(
+    model: Any, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
+) -> Model:
+    """Adds ELECTRA's discriminator: logits (B, T) that each token was replaced by a generator.
+
+    Args:
+        model: functional model, such as `models.electra(...)`.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    >>> from keras_tfm.models import electra, replaced_token_detection
+    >>> model = electra(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> replaced_token_detection(model).output.shape
+    (None, None)
+    """
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    x = base.mark("replaced_token_detection", locals(), base.features)
+    x = base.dense(x.shape[-1], "transform", base.argument("activation", None, "gelu"))(x)
+    return Model(model.input, ops.squeeze(base.dense(1, "detector")(x), -1), name=model.name)

@@ -1,0 +1,75 @@
+"""RoBERTa (arXiv:1907.11692) and XLM-R (arXiv:1911.02116): BERT's encoder, trained longer."""
+
+from typing import Any
+
+from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.model import Model
+
+# Table 9 of the RoBERTa paper, and table 1 of the XLM-R paper for the vocabularies: 50,265 and
+# 250,002. roberta(50265, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+    "large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
+}
+
+
+def roberta(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    dropout: float = 0.1,
+    attention_dropout: float | None = None,
+    activation: Any = "gelu",
+    layer_norm_epsilon: float = 1e-5,
+    max_length: int = 512,
+    num_segments: int = 1,
+    pad_id: int = 1,
+    pooler: bool = False,
+    multilingual: bool = False,
+    name: str = "roberta",
+    dtype: Any = None,
+) -> Model:
+    """RoBERTa's encoder, from token ids to features, without a head.
+
+    It differs from BERT in its padding id, in one segment instead of two, and in the first
+    `pad_id + 1` rows of the position table, which stay unused. Padding must be on the right: the
+    original counts positions from the first token that is not padding.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        max_length: int, maximum number of tokens.
+        num_segments: int, rows of the segment table; every token belongs to segment 0.
+        pad_id: int, id of padding tokens.
+        pooler: bool, whether the model has the output "pooled".
+        multilingual: bool, whether a saved checkpoint is of type "xlm-roberta". The model is the
+            same.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to features (B, T, D); with a pooler to a
+        dict of "features" and "pooled" (B, D).
+
+    Raises:
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import roberta, sequence_classifier
+    >>> model = roberta(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> sequence_classifier(model, num_classes=3).output.shape
+    (None, 3)
+    """
+    return bidirectional_encoder(
+        "roberta", locals(), pad_id=pad_id, position_offset=pad_id + 1, pooler=pooler
+    )

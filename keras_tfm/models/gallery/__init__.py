@@ -1,0 +1,1 @@
+"""Models of proteins, drawings and image regions."""

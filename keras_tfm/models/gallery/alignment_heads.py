@@ -1,0 +1,92 @@
+"""Task heads of models of alignments."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.models import identity
+from keras_tfm.models.heads.head_base import HeadBase, checked_labels
+from keras_tfm.models.model import Model
+
+Tensor = Any
+
+
+def masked_msa(model: keras.Model, kernel_initializer: Any = None, dtype: Any = None) -> Model:
+    """Adds a head that predicts masked residues of an alignment: logits (B, S, N, V).
+
+    A dense layer: AlphaFold 2 (Jumper et al. 2021), supplement 1.9.9. `text.MaskAlignments` masks
+    the inputs and makes the labels.
+
+    Args:
+        model: functional model, `models.evoformer(...)`.
+        kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: the model is not one of alignments.
+
+    Example:
+
+    >>> from keras_tfm.models import evoformer, masked_msa
+    >>> model = evoformer(dim=8, pair_dim=4, num_layers=1, num_heads=2, num_pair_heads=1)
+    >>> masked_msa(model).output.shape
+    (None, None, None, 24)
+    """
+    base = HeadBase(model, None, kernel_initializer, dtype)
+    alignment = _required(model, identity.alignment_of(model), "masked_msa")
+    given = {"kernel_initializer": kernel_initializer}
+    x = base.mark("masked_msa", given, alignment)
+    vocabulary_size = base.argument("vocabulary_size", None, None)
+    logits = base.dense(vocabulary_size, "masked_msa")(x)
+    return Model(model.input, logits, name=model.name)
+
+
+def pair_classifier(
+    model: keras.Model,
+    num_classes: int,
+    labels: Sequence[str] | None = None,
+    kernel_initializer: Any = None,
+    dtype: Any = None,
+) -> Model:
+    """Adds a classifier of pairs of residues: logits (B, N, N, C), the same for (i, j) and (j, i).
+
+    A dense layer of the pair representation plus its transpose: AlphaFold 2 (Jumper et al. 2021),
+    supplement 1.9.8. With two classes, it predicts contacts; with 64 bins of distances, the
+    distogram.
+
+    Args:
+        model: functional model, `models.evoformer(...)`.
+        num_classes: int, number of classes of a pair (C).
+        labels: list of C names.
+        kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: the model is not one of alignments; the number of labels is not that of the
+            classes.
+
+    Example:
+
+    >>> from keras_tfm.models import evoformer, pair_classifier
+    >>> model = evoformer(dim=8, pair_dim=4, num_layers=1, num_heads=2, num_pair_heads=1)
+    >>> pair_classifier(model, num_classes=2).output.shape
+    (None, None, None, 2)
+    """
+    check_integer("num_classes", num_classes)
+    labels = checked_labels(labels, num_classes)
+    base = HeadBase(model, None, kernel_initializer, dtype)
+    pairs = _required(model, identity.pairs_of(model), "pair_classifier")
+    given = {"num_classes": num_classes, "labels": labels, "kernel_initializer": kernel_initializer}
+    z = base.mark("pair_classifier", given, pairs)
+    logits = base.dense(num_classes, "pair_classifier")(z)
+    logits = logits + ops.transpose(logits, (0, 2, 1, 3))
+    return Model(model.input, logits, name=model.name)
+
+
+def _required(model: keras.Model, x: Tensor | None, head: str) -> Tensor:
+    if x is None:
+        raise ValueError(f"{head} needs a model of alignments, evoformer, got {model.name!r}")
+    return x

@@ -1,0 +1,299 @@
+"""The discrete VAE of DALL-E: "Zero-Shot Text-to-Image Generation" (arXiv:2102.12092)."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers import (
+    CodebookEmbedding,
+    GumbelSoftmax,
+    ImageDenormalization,
+    ImageNormalization,
+)
+from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.models.gallery.dvae_block import DVAEBlock, convolution
+from keras_tfm.models.identity import EncodedMarker, FeaturesMarker
+from keras_tfm.models.model import Model
+
+Tensor = Any
+
+# Of the released encoder and decoder. Use: dvae(**SIZES["dalle"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "dalle": {"vocabulary_size": 8192, "dim": 256, "num_groups": 4, "num_blocks": 2},
+}
+# Pixels p from 0 to 1 become 0.8 p + 0.1, within (0.1, 0.9), where a logit-Laplace distribution has
+# no difficulties: section A.3, with an epsilon of 0.1.
+MEAN = (-0.125,) * 3
+STD = (1.25,) * 3
+
+
+def dvae_encoder(
+    image_size: int | Sequence[int] | None = 256,
+    vocabulary_size: int = 8192,
+    dim: int = 256,
+    num_groups: int = 4,
+    num_blocks: int = 2,
+    image_mean: Sequence[float] = MEAN,
+    image_std: Sequence[float] = STD,
+    name: str = "dvae_encoder",
+    dtype: Any = None,
+) -> Model:
+    """The encoder of DALL-E's discrete VAE: from pixels to logits of the codes of a grid.
+
+    A convolution of window 7, groups of residual blocks, each but the last followed by a max
+    pooling of 2, and a 1 x 1 convolution. FLAVA's codebook (arXiv:2112.04482) is one: it makes the
+    labels of masked image modelling. `argmax` over the last axis gives the codes.
+
+    Args:
+        image_size: int or (height, width) of the images, in pixels. None: images of any size.
+        vocabulary_size: int, number of codes (V).
+        dim: int, channels of the first group; each further group has twice as many.
+        num_groups: int, number of groups. A cell of the grid is 2^(num_groups - 1) pixels wide.
+        num_blocks: int, number of residual blocks of each group.
+        image_mean, image_std: list of float, mean and standard deviation of each channel, for
+            values from 0 to 1. Their length is the number of channels (C).
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `pixels` (B, height, width, C), values from 0 to 255, to logits
+        (B, H', W', V).
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range.
+
+    Example:
+
+    >>> from keras_tfm.models import dvae_encoder
+    >>> dvae_encoder(16, 11, dim=4, num_groups=3, num_blocks=1).output.shape
+    (None, 4, 4, 11)
+    """
+    given = locals()
+    pixels, _, logits = _encoded(given)
+    return Model(pixels, logits, name=name)
+
+
+def dvae_decoder(
+    image_size: int | Sequence[int] = 256,
+    vocabulary_size: int = 8192,
+    dim: int = 256,
+    num_groups: int = 4,
+    num_blocks: int = 2,
+    code_dim: int = 128,
+    image_mean: Sequence[float] = MEAN,
+    image_std: Sequence[float] = STD,
+    name: str = "dvae_decoder",
+    dtype: Any = None,
+) -> Model:
+    """The decoder of DALL-E's discrete VAE: from the codes of a grid to pixels.
+
+    A vector for each code, groups of residual blocks, each but the last followed by a doubling of
+    the size, and a 1 x 1 convolution. The result is the location of each pixel's distribution.
+
+    Args:
+        image_size: int or (height, width) of the images, in pixels: multiples of a cell's width.
+        vocabulary_size, num_groups, num_blocks: as in `dvae_encoder`.
+        dim: int, channels of the last group; each group before has twice as many.
+        code_dim: int, width of the codes' vectors.
+        image_mean, image_std, name, dtype: as in `dvae_encoder`.
+
+    Returns:
+        A functional model from `codes` (B, H' W'), int32, row by row, to pixels (B, height, width,
+        C), float32, values from 0 to 255.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or a size that is no multiple of a cell's.
+
+    Example:
+
+    >>> from keras_tfm.models import dvae_decoder
+    >>> dvae_decoder(16, 11, dim=4, num_groups=3, num_blocks=1, code_dim=6).output.shape
+    (None, 16, 16, 3)
+    """
+    given = locals()
+    layers = _decoder_layers(given)
+    return _pictures(given, layers, name)
+
+
+def dvae(
+    image_size: int | Sequence[int] = 256,
+    vocabulary_size: int = 8192,
+    dim: int = 256,
+    num_groups: int = 4,
+    num_blocks: int = 2,
+    code_dim: int = 128,
+    temperature: float = 1.0,
+    straight_through: bool = False,
+    image_mean: Sequence[float] = MEAN,
+    image_std: Sequence[float] = STD,
+    name: str = "dvae",
+    dtype: Any = None,
+) -> Model:
+    """The discrete VAE of DALL-E: pixels become a grid of codes, and codes become pixels.
+
+    The encoder of `dvae_encoder`, a Gumbel-softmax over the codes, and the decoder of
+    `dvae_decoder`. Train it with `training.DiscreteVAELoss` and lower the temperature with
+    `training.Annealing`. `dvae_parts` makes two models of it, which share its weights.
+
+    With random weights all cells have nearly the same logits, and on few pictures the decoder
+    learns to ignore the codes: each cell then keeps the same code. Pretrain the encoder for some
+    epochs as a classifier, `dvae_parts(model)["encoder"]`, with the clusters of the cells' pixels
+    (k-means, V clusters) as labels, as `learn_codes` in examples/drawing.py does.
+
+    Args:
+        image_size: int or (height, width) of the images, in pixels: multiples of a cell's width.
+        vocabulary_size, dim, num_groups, num_blocks: as in `dvae_encoder`.
+        code_dim: int, width of the codes' vectors.
+        temperature: float, initial temperature of the Gumbel-softmax, see `layers.GumbelSoftmax`.
+        straight_through: bool, whether training decodes one code per cell instead of a mixture.
+        image_mean, image_std: as in `dvae_encoder`. Normalised pixels must be within 0 and 1.
+        name, dtype: as in `dvae_encoder`.
+
+    Returns:
+        A functional model from `pixels` (B, height, width, C), values from 0 to 255, to a dict of
+        "logits" (B, H', W', V) of the codes, "distribution" (B, height, width, 2 C), location and
+        logarithm of the scale of each normalised pixel, and "normalized" (B, height, width, C), the
+        normalised pixels, float32.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or a size that is no multiple of a cell's.
+
+    Example:
+
+    >>> from keras_tfm.models import dvae
+    >>> model = dvae(16, 11, dim=4, num_groups=3, num_blocks=1, code_dim=6)
+    >>> {name: x.shape for name, x in model.output.items()}["distribution"]
+    (None, 16, 16, 6)
+    """
+    given = locals()
+    _grid(given)  # raises if the size does not fit
+    pixels, normalized, logits = _encoded(given)
+    sample = GumbelSoftmax(temperature, straight_through, dtype=dtype, name="gumbel_softmax")
+    x = _applied(_decoder_layers(given), sample(logits))
+    blocks = [
+        *_blocks("encoder", num_groups, num_blocks),
+        *_blocks("decoder", num_groups, num_blocks),
+    ]
+    x = FeaturesMarker("dvae", given, blocks=blocks, dtype=dtype, name="features_marker")(x)
+    outputs = {"logits": logits, "distribution": x, "normalized": normalized}
+    return Model(pixels, outputs, name=name)
+
+
+def dvae_parts(model: keras.Model) -> dict[str, Model]:
+    """The two models in a discrete VAE, of pixels and of codes; they share its weights.
+
+    Args:
+        model: `keras.Model` of `dvae`.
+
+    Returns:
+        A dict of two functional models: "encoder", as of `dvae_encoder`, from `pixels` to logits
+        (B, H', W', V), and "decoder", as of `dvae_decoder`, from `codes` (B, H' W') to pixels.
+
+    Raises:
+        ValueError: the model is not one of `dvae`.
+
+    Example:
+
+    >>> from keras_tfm.models import dvae, dvae_parts
+    >>> model = dvae(16, 11, dim=4, num_groups=3, num_blocks=1, code_dim=6)
+    >>> {name: one.output.shape for name, one in dvae_parts(model).items()}
+    {'encoder': (None, 4, 4, 11), 'decoder': (None, 16, 16, 3)}
+    """
+    if not isinstance(model, Model) or model.family != "dvae":
+        raise ValueError(f"expected a model of models.dvae, got {getattr(model, 'name', model)!r}")
+    given = {**model.arguments, "dtype": model.get_layer("features_marker").dtype_policy}
+    layers = [model.get_layer(x.name) for x in _decoder_layers(given)]
+    encoder = Model(model.input, model.output["logits"], name="dvae_encoder")
+    return {"encoder": encoder, "decoder": _pictures(given, layers, "dvae_decoder")}
+
+
+def _encoded(given: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """The input, the normalised pixels, and the logits of the encoder."""
+    size, dtype = given["image_size"], given["dtype"]
+    size = (None, None) if size is None else as_pair("image_size", size)
+    for what in ("dim", "num_groups", "num_blocks", "vocabulary_size"):
+        check_integer(what, given[what])
+    groups, per_group, dim = given["num_groups"], given["num_blocks"], given["dim"]
+    mean, std = given["image_mean"], given["image_std"]
+    pixels = keras.Input((*size, len(mean)), name="pixels")
+    normalized = ImageNormalization(mean, std, name="normalization")(pixels)
+    x = convolution("encoder_input", dim, 7, dtype)(normalized)
+    blocks = _blocks("encoder", groups, per_group)
+    for i, name in enumerate(blocks):
+        group, last = i // per_group, i % per_group == per_group - 1
+        gain = 1 / len(blocks) ** 2
+        x = DVAEBlock(dim * 2**group, (3, 3, 3, 1), gain, dtype=dtype, name=name)(x)
+        if last and group < groups - 1:
+            x = keras.layers.MaxPooling2D(2, dtype=dtype, name=f"encoder_pool_{group}")(x)
+    x = keras.layers.ReLU(dtype=dtype, name="encoder_activation")(x)
+    x = convolution("encoder_output", given["vocabulary_size"], 1, dtype)(x)
+    own = {key: given[key] for key in inspect.signature(dvae_encoder).parameters}
+    marker = EncodedMarker("dvae_encoder", own, blocks=blocks, dtype=dtype, name="encoded_marker")
+    return pixels, normalized, marker(x)
+
+
+def _decoder_layers(given: Mapping[str, Any]) -> list[keras.layers.Layer]:
+    """The layers from weights of codes, or codes, (B, H', W', ...) to the pixels' distribution."""
+    dtype, groups, per_group = given["dtype"], given["num_groups"], given["num_blocks"]
+    for what in ("dim", "num_groups", "num_blocks", "code_dim"):
+        check_integer(what, given[what])
+    layers: list[keras.layers.Layer] = [
+        CodebookEmbedding(given["vocabulary_size"], given["code_dim"], dtype=dtype, name="codebook")
+    ]
+    blocks = _blocks("decoder", groups, per_group)
+    for i, name in enumerate(blocks):
+        group, last = i // per_group, i % per_group == per_group - 1
+        dim, gain = given["dim"] * 2 ** (groups - 1 - group), 1 / len(blocks) ** 2
+        layers.append(DVAEBlock(dim, (1, 3, 3, 3), gain, dtype=dtype, name=name))
+        if last and group < groups - 1:
+            layers.append(keras.layers.UpSampling2D(2, dtype=dtype, name=f"decoder_size_{group}"))
+    layers.append(keras.layers.ReLU(dtype=dtype, name="decoder_activation"))
+    layers.append(convolution("decoder_output", 2 * len(given["image_mean"]), 1, dtype))
+    return layers
+
+
+def _applied(layers: Sequence[Any], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _pictures(given: Mapping[str, Any], layers: Sequence[Any], name: str) -> Model:
+    """The model from codes to pixels."""
+    dtype, channels = given["dtype"], len(given["image_mean"])
+    height, width = _grid(given)
+    codes = keras.Input((height * width,), dtype="int32", name="codes")
+    x = _applied(layers[1:], ops.reshape(layers[0](codes), (-1, height, width, given["code_dim"])))
+    own = {key: x for key, x in given.items() if key in inspect.signature(dvae_decoder).parameters}
+    blocks = _blocks("decoder", given["num_groups"], given["num_blocks"])
+    x = FeaturesMarker("dvae_decoder", own, "codebook", blocks, dtype=dtype, name="decoder_marker")(
+        x
+    )
+    x = ops.sigmoid(ops.cast(x[..., :channels], "float32"))
+    x = ImageDenormalization(given["image_mean"], given["image_std"], name="denormalization")(x)
+    return Model(codes, x, name=name)
+
+
+def _grid(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of rows and columns of codes."""
+    height, width = as_pair("image_size", given["image_size"])
+    check_integer("num_groups", given["num_groups"])
+    cell = 2 ** (given["num_groups"] - 1)
+    if height % cell or width % cell:
+        raise ValueError(
+            f"image_size must be multiples of {cell}, the width of a cell with "
+            f"{given['num_groups']} groups, got {given['image_size']}"
+        )
+    return height // cell, width // cell
+
+
+def _blocks(part: str, num_groups: int, num_blocks: int) -> list[str]:
+    """The names of the residual blocks of encoder or decoder, in order."""
+    return [f"{part}_{i}" for i in range(num_groups * num_blocks)]

@@ -1,0 +1,1 @@
+"""Task heads: layers on top of the features of a model."""

@@ -1,0 +1,206 @@
+"""The base of task heads: a model's features, and the defaults of a head's layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_tfm.layers import Dropout, SequencePooling, TokenEmbedding
+from keras_tfm.models import identity
+from keras_tfm.models.encoder_decoders.shifted_source import end_token_features
+
+Tensor = Any
+# Arguments of heads that are not recorded in the model's identity.
+_NOT_RECORDED = ("model", "features", "embedding", "dtype")
+
+
+class HeadBase:
+    """The model that gets a head, with the defaults of the head's layers.
+
+    Attributes:
+        model: the model.
+        features: symbolic tensor (B, T, D), input of the head.
+        dtype: policy of the head's layers.
+        is_causal: bool, whether the model is decoder-only: a token's features do not depend on
+            later tokens. False if it is unknown, in hand-composed models.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        features: Any = None,
+        kernel_initializer: Any = None,
+        dtype: Any = None,
+    ):
+        if not identity.is_functional(model):
+            raise TypeError(
+                "expected a functional keras.Model (made of keras.Input and layers), "
+                f"got {type(model).__name__}"
+            )
+        self.model = model
+        if features is None:
+            self.features, self._pooled = _own_features(model)
+            marker = identity.features_marker(model)
+            assert marker is not None
+        else:
+            marker = identity.FeaturesMarker(
+                dtype=dtype, name=unused_name(model, "features_marker")
+            )
+            self.features, self._pooled = marker(_given_features(model, features)), None
+        self._arguments = marker.identity.arguments
+        self._embedding = marker.identity.embedding
+        blocks = identity.blocks_of(model, marker.identity)
+        self.is_causal = bool(blocks) and all(getattr(x, "causal", False) for x in blocks)
+        self._initializer = keras.initializers.get(
+            keras.initializers.TruncatedNormal(stddev=0.02)
+            if kernel_initializer is None
+            else kernel_initializer
+        )
+        self.dtype = marker.dtype_policy if dtype is None else dtype
+
+    def argument(self, name: str, given: Any, default: Any) -> Any:
+        """The argument given to the head, else the model's, else a default."""
+        return self._arguments.get(name, default) if given is None else given
+
+    def embedding(self, given: TokenEmbedding | str | None) -> TokenEmbedding:
+        """The `TokenEmbedding` to which the output is tied."""
+        given = self._embedding if given is None else given
+        layer = self.model.get_layer(given) if isinstance(given, str) else given
+        if not isinstance(layer, TokenEmbedding):
+            raise ValueError(
+                "expected embedding=, a TokenEmbedding of the model or its name, since "
+                f"{self.model.name!r} does not know its embedding, got {given!r}"
+            )
+        return layer
+
+    def dense(
+        self, units: int, name: str, activation: Any = None, use_bias: bool = True
+    ) -> keras.layers.Dense:
+        """A dense layer of the head."""
+        return keras.layers.Dense(
+            units,
+            activation=activation,
+            use_bias=use_bias,
+            # Cloned: one initializer object would draw the same numbers for every layer.
+            kernel_initializer=self._initializer.clone(),
+            dtype=self.dtype,
+            name=name,
+        )
+
+    def pooled(self) -> Tensor:
+        """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
+        if self._pooled is None:
+            activation = self.argument("pooler_activation", None, "tanh")
+            dense = self.dense(self.features.shape[-1], "pooler", activation)
+            at_end = end_token_features(self.model, self.features)
+            x = token(self.features, 0) if at_end is None else at_end
+            rate = self.argument("pooler_dropout", None, 0.0)
+            if rate:
+                x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
+            x = dense(x)
+            marker = identity.PooledMarker(
+                dtype=self.dtype, name=unused_name(self.model, "pooled_marker")
+            )
+            self._pooled = marker(x)
+        return self._pooled
+
+    def pooled_tokens(self, mode: str) -> Tensor:
+        """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean"."""
+        return SequencePooling(mode, dtype=self.dtype, name="pooling")(self.features)
+
+    def classify(
+        self,
+        x: Tensor,
+        num_classes: int,
+        dropout: float | None,
+        use_bias: bool = True,
+        name: str = "classifier",
+    ) -> Tensor:
+        """Dropout and a dense layer: (..., D) -> logits (..., C)."""
+        rate = self.argument("dropout", dropout, 0.0)
+        x = Dropout(rate, dtype=self.dtype, name=f"{name}_dropout")(x)
+        return self.dense(num_classes, name, use_bias=use_bias)(x)
+
+    def mark(self, kind: str, arguments: Mapping[str, Any], x: Tensor) -> Tensor:
+        """Marks the head's input with the head's kind and arguments."""
+        kept = {
+            key: value
+            for key, value in arguments.items()
+            if key not in _NOT_RECORDED and not isinstance(value, HeadBase)
+        }
+        name = unused_name(self.model, "head_marker")
+        return identity.HeadMarker(kind, kept, dtype=self.dtype, name=name)(x)
+
+
+def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
+    """The model's features and pooled vector."""
+    x, pooled = identity.features_of(model), identity.pooled_of(model)
+    if x is None:
+        raise ValueError(
+            "expected a model of keras_tfm.models, or features=, a tensor (B, T, D) of the model "
+            f"or a layer's name: {model.name!r} has no features of its own"
+        )
+    known = [x, *identity.all_pooled_of(model), identity.visual_of(model)]
+    known += [identity.alignment_of(model), identity.pairs_of(model)]
+    if identity.head_of(model) is None and any(
+        all(output is not one for one in known) for output in model.outputs
+    ):
+        raise ValueError(
+            "expected features=, a tensor (B, T, D) of the model or a layer's name: "
+            f"{model.name!r} has layers after its own features, which would be dropped"
+        )
+    return x, pooled
+
+
+def _given_features(model: keras.Model, features: Any) -> Tensor:
+    """The tensor given as `features=`: a tensor or a layer's name."""
+    if isinstance(features, str):
+        names = [operation.name for operation in model.operations]
+        if features not in names:
+            raise ValueError(f"features must name one of {names}, got {features!r}")
+        found = identity.outputs_in(model, model.operations[names.index(features)])
+        if len(found) != 1:
+            raise ValueError(
+                f"features must name a layer with one output, got {features!r} with {len(found)}"
+            )
+        features = found[0]
+    elif not any(
+        features is x
+        for operation in model.operations
+        for x in identity.outputs_in(model, operation)
+    ):
+        raise ValueError(
+            f"features must be a symbolic tensor of {model.name!r} or a layer's name, "
+            f"got {features!r}"
+        )
+    if len(features.shape) != 3:
+        raise ValueError(f"features must be (B, T, D), got shape {features.shape}")
+    return features
+
+
+def unused_name(model: keras.Model, name: str) -> str:
+    """`name`, with a number if the model has an operation of that name."""
+    taken = {operation.name for operation in model.operations}
+    numbered = (name if i == 0 else f"{name}_{i}" for i in range(len(taken) + 1))
+    return next(x for x in numbered if x not in taken)
+
+
+def checked_labels(labels: Sequence[str] | None, num_classes: int) -> list[str] | None:
+    """The names of a classifier's classes as a list.
+
+    Raises:
+        ValueError: there is not one name per class.
+    """
+    if labels is None:
+        return None
+    if len(labels) != num_classes or not all(isinstance(x, str) for x in labels):
+        raise ValueError(f"labels must be {num_classes} names, one a class, got {labels!r}")
+    return list(labels)
+
+
+def token(x: Tensor, index: int) -> Tensor:
+    """The features (B, D) of one token: (B, T, D) -> (B, D).
+
+    A slice and a reshape, which XNNPACK runs; it has no slice that removes an axis, as `x[:, 0]`.
+    """
+    return keras.ops.reshape(x[:, index : index + 1], (-1, x.shape[-1]))

@@ -1,0 +1,98 @@
+"""The head for image classification."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.models.heads.head_base import HeadBase, checked_labels, token
+from keras_tfm.models.model import Model
+
+Tensor = Any
+
+POOLINGS = ("first", "mean", "first_and_mean", "distilled")
+
+
+def image_classifier(
+    model: keras.Model,
+    num_classes: int,
+    pooling: str | None = None,
+    dropout: float | None = None,
+    labels: Sequence[str] | None = None,
+    prefix: int | None = None,
+    features: Any = None,
+    kernel_initializer: Any = None,
+    dtype: Any = None,
+) -> Model:
+    """Adds a classifier of images: logits (B, C).
+
+    Args:
+        model: functional model, such as `models.vit(...)`.
+        num_classes: int, number of classes (C); 1 for regression.
+        pooling: str, the input of the dense layer: "first", the class token (ViT,
+            arXiv:2010.11929); "mean", the average of the patches; "first_and_mean", both
+            concatenated (DINOv2, arXiv:2304.07193); "distilled", the average of two classifiers, of
+            the class token and of the distillation token (DeiT, arXiv:2012.12877). Default:
+            "first"; "mean" for a feature map (B, H', W', D), such as that of `resnet`.
+        dropout: float, dropout rate before the last layer. Default: the model's; 0 for
+            hand-composed models.
+        labels: list of C class names, kept by `save_huggingface` and written to exported files.
+        prefix: int, number of tokens before the patches. Default: that of the model; 1 for
+            hand-composed models.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: unknown pooling, "distilled" for a model without a distillation token, or a
+            class token of a feature map; the number of labels is not that of the classes; the model
+            has no features.
+
+    Example:
+
+    >>> from keras_tfm.models import image_classifier, vit
+    >>> model = vit(32, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
+    >>> image_classifier(model, num_classes=3, pooling="mean").output.shape
+    (None, 3)
+    """
+    labels = checked_labels(labels, num_classes)
+    arguments = locals()
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    is_map = len(base.features.shape) == 4
+    if pooling is None:
+        pooling = "mean" if is_map else "first"
+    known = ("mean",) if is_map else POOLINGS
+    if pooling not in known:
+        raise ValueError(
+            f"pooling must be one of {list(known)} for features of {len(base.features.shape)} "
+            f"axes, got {pooling!r}"
+        )
+    arguments["pooling"] = pooling
+    check_integer("prefix", prefix, minimum=0, optional=True)
+    has_distillation = base.argument("distillation_token", None, False)
+    if prefix is None:
+        prefix = 1 + has_distillation + base.argument("num_registers", None, 0)
+    if pooling == "distilled" and features is None and not has_distillation:
+        raise ValueError(
+            f"pooling='distilled' needs a model with a distillation token, got {model.name!r} "
+            "without one"
+        )
+    x = base.mark("image_classifier", arguments, base.features)
+    if pooling == "distilled":
+        first = base.classify(token(x, 0), num_classes, dropout)
+        second = base.classify(token(x, 1), num_classes, dropout, name="distillation_classifier")
+        return Model(model.input, (first + second) / 2, name=model.name)
+    if is_map:
+        return Model(
+            model.input,
+            base.classify(ops.mean(x, axis=(1, 2)), num_classes, dropout),
+            name=model.name,
+        )
+    pooled = []
+    if pooling != "mean":
+        pooled.append(token(x, 0))
+    if pooling != "first":
+        pooled.append(ops.mean(x[:, prefix:], axis=1))
+    x = ops.concatenate(pooled, axis=-1) if len(pooled) == 2 else pooled[0]
+    return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)

@@ -1,0 +1,294 @@
+"""Task heads: layers on top of a model's features.
+
+Each function takes a model and returns a model with the same inputs, layers and weights, in which
+this head replaces the head that the model had, if any.
+
+All functions have three options:
+
+- `features`: the input of the head, a symbolic tensor (B, T, D) of the model or a layer's name.
+  Default: the features of a model made by a builder of `keras_tfm.models`. Required for
+  hand-composed models; for a pre-norm model, name the normalisation after the last block.
+- `kernel_initializer`: initializer of the head's dense layers. Default: as in BERT, truncated
+  normal with standard deviation 0.02.
+- `dtype`: dtype or dtype policy of the head's layers. Default: that of the builder's layers; for
+  hand-composed models the global policy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_tfm.layers import LayerNormalization, OutputBias, TokenEmbedding
+from keras_tfm.models import identity
+from keras_tfm.models.encoder_decoders.shifted_source import with_shifted_source
+from keras_tfm.models.heads.head_base import HeadBase, checked_labels, unused_name
+from keras_tfm.models.model import Model
+
+Tensor = Any
+
+
+def backbone(model: keras.Model, features: Any = None) -> Model:
+    """Returns the model without its head: from its inputs to features (B, T, D).
+
+    Args:
+        model: functional model.
+        features: see `keras_tfm.models.heads.text_heads`.
+
+    Example:
+
+    >>> from keras_tfm.models import backbone, gpt
+    >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> backbone(model).output.shape
+    (None, None, 8)
+    """
+    x = HeadBase(model, features).features
+    return Model(model.input, x, name=model.name)
+
+
+def encoder(model: keras.Model) -> Model:
+    """Returns the encoder of an encoder-decoder model: from its input to features (B, S, D).
+
+    Args:
+        model: `keras.Model`, an encoder-decoder model, such as `models.t5(...)`.
+
+    Raises:
+        ValueError: the model has no encoder.
+
+    Example:
+
+    >>> from keras_tfm.models import encoder, t5
+    >>> model = t5(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> encoder(model).output.shape
+    (None, None, 8)
+    """
+    x = identity.encoded_of(model)
+    if x is None:
+        raise ValueError(
+            f"expected an encoder-decoder model of keras_tfm.models, got {model.name!r} without "
+            "an encoder"
+        )
+    inputs = model.input
+    if isinstance(inputs, dict):
+        (inputs,) = (x for name, x in inputs.items() if name != "target")
+    marker = identity.HeadMarker("encoder", name=unused_name(model, "head_marker"))
+    return Model(inputs, marker(x), name=model.name)
+
+
+def masked_language_model(
+    model: keras.Model,
+    next_sentence: bool = False,
+    positions: bool = False,
+    activation: Any = None,
+    layer_norm_epsilon: float | None = None,
+    embedding: TokenEmbedding | str | None = None,
+    features: Any = None,
+    kernel_initializer: Any = None,
+    dtype: Any = None,
+) -> Model:
+    """Adds BERT's head for masked language modelling: logits (B, T, V) (arXiv:1810.04805).
+
+    A dense layer with an activation, a normalisation, an output tied to the token embedding, and a
+    bias.
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        next_sentence: bool, add the head of `next_sentence`. The outputs are then a dict of
+            "tokens" (B, T, V) and "next_sentence" (B, 2).
+        positions: bool, add the input `mask_positions` (B, M), int32, and compute logits at these
+            positions only, (B, M, V). `text.MaskTokens(positions=True)` gives the positions of the
+            masked tokens, the only ones that need logits in training.
+        activation: str or function, activation of the dense layer. Default: that of the model's
+            feed-forward networks; "gelu" for hand-composed models.
+        layer_norm_epsilon: float, epsilon of the normalisation. Default: the model's; 1e-12 for
+            hand-composed models.
+        embedding: `TokenEmbedding` layer of the model, or its name, to which the output is tied.
+            Default: the model's embedding. Required for hand-composed models.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Raises:
+        TypeError: the model is not functional.
+        ValueError: the model has no features or no embedding, and they are not given.
+
+    Example:
+
+    >>> from keras_tfm.models import bert, masked_language_model
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> masked_language_model(model).output.shape
+    (None, None, 11)
+    """
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    x = base.mark("masked_language_model", locals(), base.features)
+    inputs = model.input
+    if positions:
+        chosen = keras.Input((None,), dtype="int32", name="mask_positions")
+        given = inputs if isinstance(inputs, dict) else {x.name: x for x in model.inputs}
+        inputs = {**given, "mask_positions": chosen}
+        x = ops.take_along_axis(x, chosen[..., None], axis=1)
+    outputs = masked_token_logits(base, x, embedding, activation, layer_norm_epsilon)
+    if next_sentence:
+        is_next = base.dense(2, "next_sentence")
+        outputs = {"tokens": outputs, "next_sentence": is_next(base.pooled())}
+    return Model(inputs, outputs, name=model.name)
+
+
+def masked_token_logits(
+    base: HeadBase,
+    x: Tensor,
+    embedding: TokenEmbedding | str | None = None,
+    activation: Any = None,
+    layer_norm_epsilon: float | None = None,
+) -> Tensor:
+    """Logits (B, T, V) of features (B, T, D), as in `masked_language_model`."""
+    table = base.embedding(embedding)
+    x = transformed(base, x, table.dim, "transform", activation, layer_norm_epsilon)
+    return OutputBias(dtype=base.dtype, name="output_bias")(table(x, reverse=True))
+
+
+def transformed(
+    base: HeadBase,
+    x: Tensor,
+    dim: int,
+    name: str,
+    activation: Any = None,
+    layer_norm_epsilon: float | None = None,
+) -> Tensor:
+    """A dense layer of width `dim` with an activation, and a normalisation."""
+    x = base.dense(dim, name, activation=base.argument("activation", activation, "gelu"))(x)
+    epsilon = base.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12)
+    return LayerNormalization(epsilon=epsilon, dtype=base.dtype, name=f"{name}_norm")(x)
+
+
+def next_sentence(
+    model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
+) -> Model:
+    """Adds a head that tells whether the second text follows the first: logits (B, 2).
+
+    Class 0 = follows, class 1 = does not, as in BERT (arXiv:1810.04805).
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Example:
+
+    >>> from keras_tfm.models import bert, next_sentence
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> next_sentence(model).output.shape
+    (None, 2)
+    """
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    x = base.mark("next_sentence", locals(), base.pooled())
+    return Model(model.input, base.dense(2, "next_sentence")(x), name=model.name)
+
+
+def sequence_classifier(
+    model: keras.Model,
+    num_classes: int,
+    dropout: float | None = None,
+    features: Any = None,
+    kernel_initializer: Any = None,
+    dtype: Any = None,
+    labels: Sequence[str] | None = None,
+    pooling: str | None = None,
+) -> Model:
+    """Adds a classifier of texts or pairs of texts, on one token's features: logits (B, C).
+
+    With `pooling="first"` the head uses the model's pooler if it has one, and otherwise adds one: a
+    dense layer with tanh on the first token's features. With `pooling="last"` it is one dense layer
+    without bias on the last token that is not padding, as in GPT-2 and Llama, and with
+    `pooling="mean"` on the mean of all tokens that are not padding, as in ImageGPT.
+
+    On `bart`, `mbart`, `pegasus` and `marian`, the decoder reads the source again, shifted right,
+    and the pooled token is the last end token of the source. The only input is `source`.
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        num_classes: int, number of classes (C); 1 for regression.
+        dropout: float, dropout rate before the last layer. Default: the model's; 0 for
+            hand-composed models.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+        labels: list of C class names, kept by `save_huggingface` and `load_huggingface`.
+        pooling: str, "first", "last" or "mean". Default: "last" for decoder-only models, where the
+            first token sees no other; "first" for all others. Give a decoder-only model its
+            `pad_id`: without one, the last column counts.
+
+    Example:
+
+    >>> from keras_tfm.models import bert, sequence_classifier
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, segments=False)
+    >>> sequence_classifier(model, num_classes=3).output.shape
+    (None, 3)
+    """
+    labels = checked_labels(labels, num_classes)
+    model = with_shifted_source(model) if features is None else model
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
+    if pooling not in ("first", "last", "mean"):
+        raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
+    x = base.mark(
+        "sequence_classifier",
+        locals(),
+        base.pooled() if pooling == "first" else base.pooled_tokens(pooling),
+    )
+    logits = base.classify(x, num_classes, dropout, use_bias=pooling == "first")
+    return Model(model.input, logits, name=model.name)
+
+
+def token_classifier(
+    model: keras.Model,
+    num_classes: int,
+    dropout: float | None = None,
+    features: Any = None,
+    kernel_initializer: Any = None,
+    dtype: Any = None,
+    labels: Sequence[str] | None = None,
+) -> Model:
+    """Adds a classifier of each token: logits (B, T, C).
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        num_classes: int, number of classes (C).
+        dropout: float, dropout rate before the last layer. Default: the model's; 0 for
+            hand-composed models.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Example:
+
+    >>> from keras_tfm.models import bert, token_classifier
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> token_classifier(model, num_classes=5).output.shape
+    (None, None, 5)
+    """
+    labels = checked_labels(labels, num_classes)
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    x = base.mark("token_classifier", locals(), base.features)
+    return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
+
+
+def question_answering(
+    model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
+) -> Model:
+    """Adds BERT's head for SQuAD: logits of an answer's start (B, T) and end (B, T).
+
+    The outputs are a dict of "start" and "end". The question is segment 0 and the text segment 1
+    (arXiv:1810.04805, section 4.2). On `bart` and its relatives, the decoder reads the source
+    again, shifted right, and the only input is `source`.
+
+    Args:
+        model: functional model, such as `models.bert(...)`.
+        features, kernel_initializer, dtype: see `keras_tfm.models.heads.text_heads`.
+
+    Example:
+
+    >>> from keras_tfm.models import bert, question_answering
+    >>> model = bert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> {name: x.shape for name, x in question_answering(model).output.items()}
+    {'start': (None, None), 'end': (None, None)}
+    """
+    model = with_shifted_source(model) if features is None else model
+    base = HeadBase(model, features, kernel_initializer, dtype)
+    x = base.mark("question_answering", locals(), base.features)
+    start, end = ops.unstack(base.dense(2, "span")(x), 2, axis=-1)
+    return Model(model.input, {"start": start, "end": end}, name=model.name)

@@ -1,0 +1,1 @@
+"""Models of images, and of images and texts."""

@@ -1,0 +1,264 @@
+"""The two encoders of CLIP (arXiv:2103.00020): of images and of texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers import (
+    EndTokenPooling,
+    LayerNormalization,
+    MultiHeadSelfAttention,
+    PositionEmbedding,
+    TokenEmbedding,
+    TransformerEncoderBlock,
+    quick_gelu,
+)
+from keras_tfm.models.heads.head_base import token
+from keras_tfm.models.identity import FeaturesMarker, HeadMarker, PooledMarker
+from keras_tfm.models.model import Model
+from keras_tfm.models.vision.vit import encoded_pixels
+
+Tensor = Any
+
+# The mean and standard deviation of the pixels in the original's training data.
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+# The kind of the head that makes embeddings.
+HEAD = "embedding"
+# The arguments of `vit` that CLIP's image encoder does not have.
+_PLAIN_VIT = {
+    "drop_path": 0.0,
+    "gated": False,
+    "layer_scale": None,
+    "attention_bias": True,
+    "distillation_token": False,
+    "num_registers": 0,
+    "antialias": False,
+}
+
+
+def clip_image(
+    image_size: int | Sequence[int] = 224,
+    patch_size: int | Sequence[int] = 32,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    projection_dim: int | None = 512,
+    dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    activation: Any = quick_gelu,
+    layer_norm_epsilon: float = 1e-5,
+    position_size: int | Sequence[int] | None = None,
+    image_mean: Sequence[float] = MEAN,
+    image_std: Sequence[float] = STD,
+    name: str = "clip_image",
+    dtype: Any = None,
+) -> Model:
+    """The image encoder of CLIP: from pixels to an embedding.
+
+    A Vision Transformer as `vit`, with a normalisation after the embeddings and patches without a
+    bias; the class token is normalised, projected, and divided by its Euclidean norm.
+
+    Args:
+        image_size: int or (height, width) of the images, in pixels.
+        patch_size: int or (height, width) of a patch, in pixels.
+        dim: int, width of the encoder (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        projection_dim: int, width of the embedding (E). None: no projection.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        position_size: int or (height, width), image size to which the position table belongs; for
+            other images it is interpolated. Default: `image_size`.
+        image_mean, image_std: list of float, mean and standard deviation of each channel, for
+            values from 0 to 1. Their length is the number of channels (C).
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `pixels` (B, height, width, C), values from 0 to 255, to embeddings
+        (B, E) of length 1. Without a projection to a dict of "features" (B, 1 + N, D), of the class
+        token and N patches without a last normalisation, and "pooled" (B, D), the normalised class
+        token.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, or `num_heads` does not divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import clip_image
+    >>> clip_image(16, 8, 12, 1, 3, 16, projection_dim=5).output.shape
+    (None, 5)
+    """
+    pixels, output = image_tower(locals())
+    return Model(pixels, output, name=name)
+
+
+def clip_text(
+    vocabulary_size: int = 49408,
+    dim: int = 512,
+    num_layers: int = 12,
+    num_heads: int = 8,
+    intermediate_dim: int = 2048,
+    projection_dim: int | None = 512,
+    max_length: int = 77,
+    end_id: int | None = 49407,
+    dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    activation: Any = quick_gelu,
+    layer_norm_epsilon: float = 1e-5,
+    name: str = "clip_text",
+    dtype: Any = None,
+) -> Model:
+    """The text encoder of CLIP: from token ids to an embedding.
+
+    Pre-norm blocks with causal attention; the features of the first end token are projected, and
+    divided by their Euclidean norm. Any id may follow the end token: it changes nothing.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the encoder (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        projection_dim: int, width of the embedding (E). None: no projection.
+        max_length: int, maximum number of tokens of a text, the end token included.
+        end_id: int, id of the end token. None: the largest id of each row, see
+            `layers.EndTokenPooling`.
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        activation: str or function, activation of the feed-forward networks.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to embeddings (B, E) of length 1. Without a
+        projection to a dict of "features" (B, T, D) and "pooled" (B, D), those of the end token.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, `num_heads` does not divide `dim`, or the end token is
+            outside the vocabulary.
+
+    Example:
+
+    >>> from keras_tfm.models import clip_text
+    >>> clip_text(11, 12, 1, 3, 16, projection_dim=5, max_length=7, end_id=2).output.shape
+    (None, 5)
+    """
+    tokens, output = text_tower(locals())
+    return Model(tokens, output, name=name)
+
+
+def image_tower(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
+    """The symbolic pixels, and the output of `clip_image`, from its arguments."""
+    check_integer("num_layers", given["num_layers"])
+    check_integer("projection_dim", given["projection_dim"], optional=True)
+    pixels, x, blocks = encoded_pixels(
+        {**_PLAIN_VIT, **given}, "image_", patch_bias=False, embedding_norm=True
+    )
+    x = _marked("clip_image", given, x, blocks=blocks)
+    return pixels, _output(given, "image", x, lambda x: _norm(given, "image")(token(x, 0)))
+
+
+def text_tower(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
+    """The symbolic ids, and the output of `clip_text`, from its arguments."""
+    for argument in ("vocabulary_size", "num_layers", "max_length"):
+        check_integer(argument, given[argument])
+    check_integer("projection_dim", given["projection_dim"], optional=True)
+    end_id, dtype = given["end_id"], given["dtype"]
+    if end_id is not None and end_id >= given["vocabulary_size"]:
+        raise ValueError(
+            f"end_id must be in the vocabulary, 0..{given['vocabulary_size'] - 1}, got {end_id}"
+        )
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = TokenEmbedding(
+        given["vocabulary_size"],
+        given["dim"],
+        embeddings_initializer=_initializer(),
+        dtype=dtype,
+        name="text_embedding",
+    )(tokens)
+    positions = PositionEmbedding(
+        given["max_length"],
+        _initializer(0.01),
+        given["dropout"],
+        dtype=dtype,
+        name="text_positions",
+    )
+    x = positions(x)
+    blocks = [f"text_encoder_{i}" for i in range(given["num_layers"])]
+    for block in blocks:
+        x = _text_block(given, block)(x)
+    x = _norm(given, "text")(x)
+    x = _marked("clip_text", given, x, embedding="text_embedding", blocks=blocks)
+    pooling = EndTokenPooling(end_id, dtype=dtype, name="text_pooling")
+    return tokens, _output(given, "text", x, lambda x: pooling(x, tokens))
+
+
+def _output(given: Mapping[str, Any], tower: str, features: Tensor, pool: Any) -> Any:
+    """The embedding, or the features and the pooled vector without a projection."""
+    dtype, dim = given["dtype"], given["projection_dim"]
+    if dim is None:
+        marker = PooledMarker(dtype=dtype, name=f"{tower}_pooled_marker")
+        return {"features": features, "pooled": marker(pool(features))}
+    kept = {"projection_dim": dim}
+    marker = HeadMarker(HEAD, kept, dtype=dtype, name=f"{tower}_head_marker")
+    projection = keras.layers.Dense(
+        dim,
+        use_bias=False,
+        kernel_initializer=_initializer(given["dim"] ** -0.5),
+        dtype=dtype,
+        name=f"{tower}_projection",
+    )
+    # float32: products of bfloat16 vectors would be off by up to 0.01, times the scale.
+    normalize = keras.layers.UnitNormalization(dtype="float32", name=f"{tower}_normalize")
+    return normalize(projection(pool(marker(features))))
+
+
+def _marked(family: str, given: Mapping[str, Any], x: Tensor, **parts: Any) -> Tensor:
+    marker = FeaturesMarker(family, given, **parts, dtype=given["dtype"], name=f"{family}_marker")
+    return marker(x)
+
+
+def _norm(given: Mapping[str, Any], tower: str) -> LayerNormalization:
+    return LayerNormalization(
+        epsilon=given["layer_norm_epsilon"], dtype=given["dtype"], name=f"{tower}_final_norm"
+    )
+
+
+def _text_block(given: Mapping[str, Any], name: str) -> TransformerEncoderBlock:
+    """One pre-norm block with causal attention."""
+    rate, dtype = given["attention_dropout"], given["dtype"]
+    attention = MultiHeadSelfAttention(
+        given["num_heads"],
+        causal=True,
+        dropout=given["dropout"] if rate is None else rate,
+        kernel_initializer=_initializer(),
+        dtype=dtype,
+        name="self_attention",
+    )
+    return TransformerEncoderBlock(
+        given["intermediate_dim"],
+        self_attention=attention,
+        causal=True,
+        dropout=given["dropout"],
+        activation=given["activation"],
+        layer_norm_epsilon=given["layer_norm_epsilon"],
+        normalize_first=True,
+        kernel_initializer=_initializer(),
+        dtype=dtype,
+        name=name,
+    )
+
+
+def _initializer(stddev: float = 0.02) -> keras.initializers.Initializer:
+    return keras.initializers.RandomNormal(stddev=stddev)

@@ -1,0 +1,250 @@
+"""Vision Transformers: ViT (arXiv:2010.11929), DeiT (2012.12877), DINO (2104.14294), DINOv2."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.layers import (
+    FeedForward,
+    ImageNormalization,
+    LayerNormalization,
+    MultiHeadSelfAttention,
+    PatchEmbedding,
+    PositionEmbedding2D,
+    PrefixTokens,
+    Residual,
+    TransformerEncoderBlock,
+)
+from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.models.heads.head_base import token
+from keras_tfm.models.identity import FeaturesMarker, PooledMarker
+from keras_tfm.models.model import Model
+
+# "base", "large", "huge": table 1 of the ViT paper; "tiny" and "small": table 1 of DeiT, table 1 of
+# DINO; "giant": table 17 of DINOv2 (arXiv:2304.07193). Use: vit(224, 16, **SIZES["small"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"dim": 192, "num_layers": 12, "num_heads": 3, "intermediate_dim": 768},
+    "small": {"dim": 384, "num_layers": 12, "num_heads": 6, "intermediate_dim": 1536},
+    "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
+    "large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
+    "huge": {"dim": 1280, "num_layers": 32, "num_heads": 16, "intermediate_dim": 5120},
+    "giant": {
+        "dim": 1536, "num_layers": 40, "num_heads": 24, "intermediate_dim": 4096,
+        "gated": True, "activation": "silu",
+    },
+}  # fmt: skip
+
+
+def vit(
+    image_size: int | Sequence[int] | None = 224,
+    patch_size: int | Sequence[int] = 16,
+    dim: int = 768,
+    num_layers: int = 12,
+    num_heads: int = 12,
+    intermediate_dim: int = 3072,
+    dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    drop_path: float = 0.0,
+    activation: Any = "gelu",
+    gated: bool = False,
+    layer_norm_epsilon: float = 1e-6,
+    layer_scale: float | None = None,
+    attention_bias: bool = True,
+    distillation_token: bool = False,
+    num_registers: int = 0,
+    position_size: int | Sequence[int] | None = None,
+    antialias: bool = False,
+    pooler: bool = False,
+    image_mean: Sequence[float] = (0.5, 0.5, 0.5),
+    image_std: Sequence[float] = (0.5, 0.5, 0.5),
+    name: str = "vit",
+    dtype: Any = None,
+) -> Model:
+    """A Vision Transformer, from pixels to features, without a head.
+
+    Patches are embedded, a class token is put first, learned positions are added, and pre-norm
+    blocks follow. Add a head with `image_classifier`. With `distillation_token` it is DeiT; with
+    `layer_scale` it is DINOv2, whose registers (arXiv:2309.16588) stand behind the class token. The
+    models of DINO are plain ViTs.
+
+    The first layer normalises the pixels, so that the model takes values from 0 to 255 in training
+    and an exported file takes uint8 pixels.
+
+    Args:
+        image_size: int or (height, width) of the images, in pixels. None: images of any size.
+        patch_size: int or (height, width) of a patch, in pixels.
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        dropout: float, dropout rate after each sublayer and after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights. Default: `dropout`.
+        drop_path: float, rate at which the last block's sublayers are skipped in training; it grows
+            linearly from 0 in the first block (stochastic depth, arXiv:1603.09382).
+        activation: str or function, activation of the feed-forward networks.
+        gated: bool, whether the feed-forward networks are gated, with "silu" SwiGLU.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        layer_scale: float, initial value of a learned scale of each sublayer's output
+            (arXiv:2103.17239). Default: no such scale.
+        attention_bias: bool, whether queries, keys and values have a bias.
+        distillation_token: bool, whether a second token follows the class token.
+        num_registers: int, number of tokens without a position behind the class token.
+        position_size: int or (height, width), image size to which the position table belongs; for
+            other images it is interpolated. Default: `image_size`. Required if that is None.
+        antialias: bool, whether the position table is interpolated with a low-pass filter, as in
+            DINOv2 with registers.
+        pooler: bool, whether there is an output "pooled".
+        image_mean, image_std: list of float, mean and standard deviation of each channel, for
+            values from 0 to 1. Their length is the number of channels (C).
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `pixels` (B, height, width, C), values from 0 to 255, to features
+        (B, P + N, D): P = 1 class token, and a distillation token or registers if there are any,
+        then N patches row by row. With a pooler to a dict of "features" and "pooled" (B, D): a
+        dense layer with tanh on the class token.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        ValueError: an argument out of range, an image smaller than a patch, or `num_heads` does not
+            divide `dim`.
+
+    Example:
+
+    >>> from keras_tfm.models import image_classifier, vit
+    >>> model = vit(32, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
+    >>> model.output.shape
+    (None, 17, 12)
+    >>> image_classifier(model, num_classes=5).output.shape
+    (None, 5)
+    """
+    given = locals()
+    check_integer("num_layers", num_layers)
+    check_integer("num_registers", num_registers, minimum=0)
+    check_rate("drop_path", drop_path)
+    pixels, x, names = encoded_pixels(given)
+    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="final_norm")(x)
+    x = FeaturesMarker("vit", given, blocks=names, dtype=dtype, name="features_marker")(x)
+    if not pooler:
+        return Model(pixels, x, name=name)
+    dense = keras.layers.Dense(
+        dim, activation="tanh", kernel_initializer=_initializer(), dtype=dtype, name="pooler"
+    )
+    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(token(x, 0)))
+    return Model(pixels, {"features": x, "pooled": pooled}, name=name)
+
+
+def encoded_pixels(
+    given: Mapping[str, Any],
+    prefix: str = "",
+    patch_bias: bool = True,
+    embedding_norm: bool = False,
+) -> tuple[Any, Any, list[str]]:
+    """From pixels to the features after the last block, before any normalisation.
+
+    Args:
+        given: the arguments of `vit` by name.
+        prefix: str, put before the names of all layers.
+        patch_bias: bool, whether the patches' projection has a bias.
+        embedding_norm: bool, whether a normalisation follows the embeddings.
+
+    Returns:
+        The symbolic input, the symbolic features (B, P + N, D), and the names of the blocks.
+    """
+    size, dtype, drop_path = given["image_size"], given["dtype"], given["drop_path"]
+    size = (None, None) if size is None else as_pair("image_size", size)
+    grid, count = _grid(given), 1 + given["distillation_token"]
+    pixels = keras.Input((*size, len(given["image_mean"])), name="pixels")
+    normalization = ImageNormalization(
+        given["image_mean"], given["image_std"], name=f"{prefix}normalization"
+    )
+    patches = PatchEmbedding(
+        given["dim"],
+        given["patch_size"],
+        use_bias=patch_bias,
+        kernel_initializer=_initializer(),
+        dtype=dtype,
+        name=f"{prefix}patches",
+    )(normalization(pixels))
+
+    def tokens(number: int, index: int, name: str) -> PrefixTokens:
+        return PrefixTokens(
+            number, index, initializer=_initializer(), dtype=dtype, name=f"{prefix}{name}"
+        )
+
+    x = tokens(count, 0, "prefix")(patches)
+    positions = PositionEmbedding2D(
+        grid,
+        count,
+        _initializer(),
+        given["dropout"],
+        given["antialias"],
+        dtype=dtype,
+        name=f"{prefix}positions",
+    )
+    x = positions(x, patches)
+    if given["num_registers"]:
+        x = tokens(given["num_registers"], count, "registers")(x)
+    if embedding_norm:
+        x = LayerNormalization(
+            epsilon=given["layer_norm_epsilon"], dtype=dtype, name=f"{prefix}embedding_norm"
+        )(x)
+    blocks = [f"{prefix}encoder_{i}" for i in range(given["num_layers"])]
+    for i, block in enumerate(blocks):
+        x = _block(given, block, drop_path * i / max(1, len(blocks) - 1))(x)
+    return pixels, x, blocks
+
+
+def _initializer() -> Any:
+    return keras.initializers.TruncatedNormal(stddev=0.02)
+
+
+def _grid(given: Mapping[str, Any]) -> tuple[int, int]:
+    """The rows and columns of the position table."""
+    size = given["image_size"] if given["position_size"] is None else given["position_size"]
+    if size is None:
+        raise ValueError(
+            "image_size=None needs position_size, the image size of the position table"
+        )
+    sizes = as_pair("position_size", size)
+    patch = as_pair("patch_size", given["patch_size"])
+    if any(a < b for a, b in zip(sizes, patch, strict=True)):
+        raise ValueError(f"position_size must be at least a patch, {patch}, got {sizes}")
+    return sizes[0] // patch[0], sizes[1] // patch[1]
+
+
+def _block(given: Mapping[str, Any], name: str, drop_path: float) -> TransformerEncoderBlock:
+    """One pre-norm block."""
+    rate, dtype = given["attention_dropout"], given["dtype"]
+    return TransformerEncoderBlock(
+        self_attention=MultiHeadSelfAttention(
+            given["num_heads"],
+            dropout=given["dropout"] if rate is None else rate,
+            use_bias=True if given["attention_bias"] else ["output"],
+            kernel_initializer=_initializer(),
+            dtype=dtype,
+            name="self_attention",
+        ),
+        feed_forward=FeedForward(
+            given["intermediate_dim"],
+            activation=given["activation"],
+            gated=given["gated"],
+            kernel_initializer=_initializer(),
+            dtype=dtype,
+            name="feed_forward",
+        ),
+        residual=Residual(
+            input_norm=LayerNormalization(
+                epsilon=given["layer_norm_epsilon"], dtype=dtype, name="norm"
+            ),
+            dropout=given["dropout"],
+            drop_path=drop_path,
+            layer_scale=given["layer_scale"],
+            dtype=dtype,
+        ),
+        dtype=dtype,
+        name=name,
+    )

@@ -1,0 +1,1 @@
+"""Generation with the signatures of a file."""

@@ -1,0 +1,275 @@
+"""The KV caches of a loop on the host: reads tokens with the signatures "prefill" and "decode"."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime.manifest.fields import by_length, column_axes, of_kind
+
+
+class Steps:
+    """Reads tokens at growing positions, and keeps the KV caches that they leave.
+
+    The entries are kept in NumPy, outside of LiteRT, so they survive another user of the
+    signatures. A signature's buffers get the entries that they lack before it runs.
+
+    Args:
+        signatures: dict, the signatures in the manifest.
+        buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
+        known: the results of `encode`; without it, inputs.
+        rows: int, number of rows (B): the exported batch size, or 1: one row in all of the batch.
+
+    Attributes:
+        known: the arguments that all steps share: the argument without the columns of a prefix.
+        position: int, number of tokens that have been read.
+        entries: dict of the cache entries by name: (B, G, S, K), (B, G, K, S) for transposed keys,
+            or (B, S) for a mask. They begin with the columns of a prefix, if the model has one.
+            Columns of tokens from `position` on are empty or stale.
+    """
+
+    def __init__(
+        self,
+        signatures: dict[str, dict[str, Any]],
+        buffers: Callable[[str], Any],
+        known: dict[str, np.ndarray],
+        rows: int,
+    ):
+        self._signatures, self._buffers = signatures, buffers
+        self._decoders = by_length(signatures, "decode")
+        self._prefills = by_length(signatures, "prefill")
+        settings = signatures[self._decoders[-1]]
+        self._target: str = settings["target"]
+        self._max_length: int = settings["max_length"]
+        self._capacity: int = settings["capacity"]
+        (self._position_name,) = of_kind(settings, "position")
+        self._axes = column_axes(settings)
+        self._capacities = [(signatures[x]["capacity"], x) for x in self._decoders]
+        self._prefix: int = settings.get("prefix", 0)
+        self._decoder = _Loaded("", None, 0)
+        self._verifying: dict[str, _Loaded] = {}
+        self._shared = False
+        self._columns_kept = self._capacities[0][0]  # of the arrays in `entries`
+        self.position = 0
+        inputs = signatures[self._decoders[0]]["inputs"]
+        self.entries: dict[str, np.ndarray] = {
+            key: np.zeros((rows, *inputs[key]["shape"][1:]), inputs[key]["dtype"])
+            for key in settings["outputs"]
+            if key != "logits"
+        }
+        self.known = {key: x for key, x in known.items() if key not in self.entries}
+        for key in self.entries.keys() & known.keys():
+            self._columns(key, self.entries[key], -self._prefix, 0)[...] = known[key][:rows]
+
+    @property
+    def drafted(self) -> int:
+        """The number of drafted tokens that `verify` reads."""
+        lengths = (
+            self._signatures[name]["inputs"][self._target]["shape"][1]
+            for name in self._prefills
+            if "logits" in self._signatures[name]["outputs"]
+        )
+        return int(next(lengths)) - 1
+
+    def read(self, tokens: np.ndarray, end: int) -> None:
+        """Reads the columns `position` to `end` - 1 of tokens (B, T), in chunks where possible."""
+        loaded: dict[str, _Loaded] = {}
+        while self.position < end:
+            name, start = self._chunk(end - self.position)
+            if name is None:
+                self.decode(tokens[:, self.position : self.position + 1])
+                continue
+            if name not in loaded:
+                loaded[name] = self._loaded(name)
+            self._prefill(loaded[name], tokens, start, end)
+
+    def decode(self, token: np.ndarray) -> np.ndarray:
+        """Reads a token of each row, (B, 1), at `position`: the logits (B, V) of the next one."""
+        name = next(name for capacity, name in self._capacities if capacity > self.position)
+        if self._decoder.name != name:
+            self._decoder = self._loaded(name)
+        buffers = self._load(self._decoder)
+        buffers.inputs[self._target][...] = token
+        buffers.inputs[self._position_name][...] = self.position
+        results = buffers.run()
+        self._keep(results, self.position, self.position + 1, buffers.inputs)
+        self._decoder.columns = self.position
+        # A copy: a caller may keep the logits, or run another signature, which reuses the memory.
+        return np.array(results["logits"][: len(token)]).reshape(len(token), -1)
+
+    def verify(self, tokens: np.ndarray) -> np.ndarray:
+        """Reads several columns of tokens (B, T), from `position` on, in one step.
+
+        The number of columns is that of the export, fewer at the end of a row.
+
+        Returns:
+            The logits after each of them, (B, n, V).
+        """
+        for name in self._prefills:
+            signature = self._signatures[name]
+            length = signature["inputs"][self._target]["shape"][1]
+            start = min(self.position, self._max_length - length)
+            if "logits" in signature["outputs"] and start + length <= signature["capacity"]:
+                break
+        if name not in self._verifying:
+            self._verifying[name] = self._loaded(name)
+        buffers = self._load(self._verifying[name])
+        buffers.inputs[self._target][...] = tokens[:, start : start + length]
+        buffers.inputs[self._position_name][...] = start
+        results = buffers.run()
+        logits = np.array(results["logits"][: len(tokens), self.position - start :])
+        self._keep(results, start, start + length)
+        return logits
+
+    def rewind(self, position: int) -> None:
+        """Forgets what was read from `position` on."""
+        self.position = position
+        for loaded in (self._decoder, *self._verifying.values()):
+            loaded.columns = min(loaded.columns, position)
+
+    def release(self) -> None:
+        """Forgets LiteRT's buffers, which another user has overwritten."""
+        self._decoder = _Loaded("", None, 0)
+        self._verifying = {}
+
+    def restore(self, entries: dict[str, np.ndarray]) -> None:
+        """Continues after the columns of entries, the result of `kept`."""
+        self.entries, self._shared = entries, True  # the next write copies them to a capacity
+        columns = [x.shape[self._axes[key]] for key, x in entries.items()]
+        self.position = min(columns, default=self._prefix) - self._prefix
+        self.release()
+
+    def kept(self) -> dict[str, np.ndarray]:
+        """The entries of the prefix and of the positions that have been read."""
+        return {
+            key: self._columns(key, x, -self._prefix, self.position)
+            for key, x in self.entries.items()
+        }
+
+    def fork(self) -> "Steps":
+        """A copy with the same entries, which are copied when one of the two writes to its own."""
+        self._shared = True
+        result = copy.copy(self)
+        result.release()
+        return result
+
+    def _chunk(self, count: int) -> tuple[str | None, int]:
+        """The prefill that reads the next of `count` tokens, and the position where it begins.
+
+        It begins earlier, and reads some tokens again, if it would end after the last position.
+        None: there is no such prefill, and the next token takes a step.
+        """
+        fitting: dict[int, tuple[str, int]] = {}  # by length; of each the smallest caches
+        for name in self._prefills:
+            signature = self._signatures[name]
+            length = signature["inputs"][self._target]["shape"][1]
+            if "capacity" not in signature:  # of an older file: it has no caches to read
+                if self.position == 0:
+                    fitting.setdefault(length, (name, 0))
+                continue
+            start = min(self.position, self._max_length - length)
+            if start + length <= signature["capacity"]:
+                fitting.setdefault(length, (name, start))
+        if not fitting:
+            return None, self.position
+        # A padded chunk is worth its time if at least half of it is tokens.
+        full = [length for length in fitting if length <= count]
+        padded = [
+            length for length in fitting if length > count and (not full or length < 2 * count)
+        ]
+        return fitting[min(padded) if padded else max(full)]
+
+    def _prefill(self, loaded: "_Loaded", tokens: np.ndarray, start: int, end: int) -> None:
+        spec = self._signatures[loaded.name]["inputs"][self._target]
+        end = min(end, start + spec["shape"][1])
+        buffers = self._load(loaded)
+        buffers.inputs[self._target][...] = spec["pad_id"]
+        buffers.inputs[self._target][:, : end - start] = tokens[:, start:end]
+        if self._position_name in buffers.inputs:
+            buffers.inputs[self._position_name][...] = start
+        self._keep(buffers.run(), start, end)
+
+    def _loaded(self, name: str) -> "_Loaded":
+        """The buffers of a signature, without entries."""
+        return _Loaded(name, _initialized(self._buffers(name), self.known), -self._prefix)
+
+    def _load(self, loaded: "_Loaded") -> Any:
+        """The buffers of a signature, after writing the entries that they lack."""
+        if loaded.columns < self.position:
+            for key, x in self.entries.items():
+                if key in loaded.buffers.inputs:
+                    cache, first = loaded.buffers.inputs[key], loaded.columns
+                    new = self._columns(key, x, first, self.position)
+                    self._columns(key, cache, first, self.position)[...] = new
+        loaded.columns = self.position
+        return loaded.buffers
+
+    def _keep(
+        self,
+        results: dict[str, np.ndarray],
+        start: int,
+        end: int,
+        caches: dict[str, np.ndarray] | None = None,
+    ) -> None:
+        """Keeps the entries from `position` to `end`; those in `results` begin at `start`.
+
+        They are also written to `caches`, the inputs of a signature.
+        """
+        self._make_writable(end)
+        # Indices of the columns by axis: made once, because a model has many entries.
+        places = self._prefix + self.position, self._prefix + end
+        columns = {axis: _at(axis, *places) for axis in set(self._axes.values())}
+        for key, x in self.entries.items():
+            new, axis = results[key], self._axes[key]
+            width = new.shape[axis]
+            is_whole = width == self._prefix + self._capacity  # `whole_caches`
+            first = -self._prefix if is_whole else start
+            if (first, width) != (self.position, end - self.position):
+                new = new[_at(axis, self.position - first, end - first)]
+            if len(new) != len(x):
+                new = new[: len(x)]
+            x[columns[axis]] = new
+            if caches is not None and key in caches:
+                caches[key][columns[axis]] = new
+        self.position = end
+
+    def _make_writable(self, end: int) -> None:
+        """Makes the entries this object's own, with at least `end` columns."""
+        if not self._shared and end <= self._columns_kept:
+            return
+        self._columns_kept, name = next(x for x in self._capacities if x[0] >= end)
+        inputs = self._signatures[name]["inputs"]
+        for key, x in self.entries.items():
+            shape = (len(x), *inputs[key]["shape"][1:])
+            self.entries = {**self.entries, key: np.zeros(shape, x.dtype)}
+            old = self._columns(key, x, -self._prefix, self.position)
+            self._columns(key, self.entries[key], -self._prefix, self.position)[...] = old
+        self._shared = False
+
+    def _columns(self, key: str, x: np.ndarray, start: int, end: int) -> np.ndarray:
+        """A view of the columns of tokens; those of the prefix are -P to -1."""
+        return x[_at(self._axes[key], self._prefix + start, self._prefix + end)]
+
+
+def _at(axis: int, start: int, end: int) -> tuple[slice, ...]:
+    """The index of columns along an axis."""
+    return (*(slice(None),) * axis, slice(start, end))
+
+
+class _Loaded:
+    """The buffers of a signature, and the number of tokens whose columns are up to date.
+
+    That number is negative as long as the columns of a prefix are missing.
+    """
+
+    def __init__(self, name: str, buffers: Any, columns: int):
+        self.name, self.buffers, self.columns = name, buffers, columns
+
+
+def _initialized(buffers: Any, known: dict[str, np.ndarray]) -> Any:
+    """The buffers, with the known arguments written, and zeros elsewhere."""
+    for key, array in buffers.inputs.items():
+        # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.
+        array[...] = known.get(key, 0)
+    return buffers

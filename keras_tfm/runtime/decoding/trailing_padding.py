@@ -1,0 +1,113 @@
+"""Rows of ids in which the padding id may be a token, too.
+
+Padding ids at the end of prompts are removed if the model masks them, and otherwise refused. In
+other rows the padding id is a token between others, and in rows of a tokenizer everywhere: it is
+passed to the file as `REAL_PAD`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# The padding id as a token, in a row of ids for a model whose manifest has "padding".
+REAL_PAD = -2
+# The values of "padding" in a manifest, see `with_real_pads`.
+PADDINGS = ("ends", "after_end", "by_id")
+
+
+class TokenRows(list[list[int]]):
+    """Prompts that a tokenizer made: no id in them is padding."""
+
+
+def with_real_pads(row: np.ndarray, pad_id: int, padding: str, is_text: bool = False) -> np.ndarray:
+    """A row of ids (S,) in which `REAL_PAD` stands for each `pad_id` that is a token.
+
+    Args:
+        row: (S,), integers.
+        pad_id: int, the padding id.
+        padding: str, "padding" of the input in the manifest, see `layers.TokenEmbedding`: "ends" or
+            "after_end"; or "by_id", as "ends", but in rows of a tokenizer, too, the ids after the
+            last other id are padding, since the model returns the last other id's features.
+        is_text: bool, whether a tokenizer made the row.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.decoding.trailing_padding import with_real_pads
+    >>> row = np.array([0, 3, 0, 4, 0, 0])
+    >>> {x: with_real_pads(row, 0, x).tolist() for x in ("ends", "after_end")}
+    {'ends': [0, 3, -2, 4, 0, 0], 'after_end': [0, 3, -2, 4, -2, 0]}
+    >>> {x: with_real_pads(row, 0, x, True).tolist() for x in ("ends", "by_id")}
+    {'ends': [-2, 3, -2, 4, -2, -2], 'by_id': [-2, 3, -2, 4, 0, 0]}
+    """
+    others = np.flatnonzero(row != pad_id)
+    start = 0 if is_text or not len(others) else int(others[0])
+    end = int(others[-1]) + 1 if len(others) else 0
+    if is_text and padding != "by_id":
+        end = len(row)
+    elif padding == "after_end" and not (end and row[end - 1] == REAL_PAD):
+        end += 1
+    is_token = (row == pad_id) & (np.arange(len(row)) >= start) & (np.arange(len(row)) < end)
+    return np.where(is_token, REAL_PAD, row)
+
+
+def unpadded_length(row: Sequence[int] | np.ndarray, pad_id: int) -> int:
+    """The number of ids in a row without trailing padding.
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
+    >>> unpadded_length(np.array([0, 3, 0, 4, 0, 0]), pad_id=0)
+    4
+    """
+    kept = np.flatnonzero(np.asarray(row) != pad_id)
+    return int(kept[-1]) + 1 if len(kept) else 0
+
+
+def unpadded_prompts(
+    name: str,
+    rows: Sequence[np.ndarray],
+    pad_id: int,
+    start_id: int | None,
+    is_masked: bool,
+    is_array: bool,
+    is_text: bool = False,
+) -> list[np.ndarray]:
+    """The prompts without trailing padding ids.
+
+    Args:
+        name: str, the stepped input.
+        rows: the prompts, each (P,), integers.
+        pad_id: int, the padding id of the input.
+        start_id: int, or None. A first token that is both start token and padding id is kept.
+        is_masked: bool, whether the model masks `pad_id`. If not, the id may be a token of the
+            vocabulary, as 0 is in GPT-2 ("!").
+        is_array: bool, whether the caller gave an array, whose rows have equal lengths. A row of a
+            list may end in one unmasked padding id: it is taken as a token.
+        is_text: bool, whether a tokenizer made the rows: they have no padding.
+
+    Raises:
+        ValueError: a row ends in padding that the model would read as tokens.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.runtime.decoding.trailing_padding import unpadded_prompts
+    >>> rows = np.array([[5, 7, 0, 0], [5, 0, 7, 6]])
+    >>> [row.tolist() for row in unpadded_prompts("target", rows, 0, 1, True, True)]
+    [[5, 7], [5, 0, 7, 6]]
+    """
+    if is_text:
+        return list(rows)
+    lengths = [unpadded_length(row, pad_id) for row in rows]
+    if is_masked:
+        starts = [int(len(row) > 0 and row[0] == start_id) for row in rows]
+        kept = zip(rows, map(max, lengths, starts), strict=True)
+        return [row[:length] for row, length in kept]
+    trailing = [len(row) - max(1, n) for row, n in zip(rows, lengths, strict=True)]
+    is_even = len(rows) > 1 and len({len(row) for row in rows}) == 1
+    if max(trailing, default=0) > (0 if is_array else 1 if is_even else np.inf):
+        row = int(np.argmax(trailing))
+        raise ValueError(
+            f"row {row} of {name!r} must not end in padding, because the model masks no "
+            f"padding id, got {trailing[row]} times {pad_id} at its end; give a list of rows of "
+            "different lengths, without padding"
+        )
+    return list(rows)

@@ -1,0 +1,1 @@
+"""What is in a file, and how fast it runs."""

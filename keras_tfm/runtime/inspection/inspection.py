@@ -1,0 +1,318 @@
+"""The content of a .tflite file: signatures, sizes, operators and XNNPACK partitions."""
+
+import struct
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime import litert_internals
+from keras_tfm.runtime.manifest.fields import of_kind
+from keras_tfm.runtime.manifest.storage import File, import_litert, read, read_content, source_of
+
+
+@dataclass
+class Subgraph:
+    """One graph of the file: that of a signature, or the body or condition of a loop.
+
+    Attributes:
+        name: str, the name that the converter gave it.
+        operators: dict from an operator to its number of nodes.
+        delegated: int, the number of nodes delegated to XNNPACK.
+        partitions: int, the number of XNNPACK partitions; between two of them the interpreter runs
+            nodes that XNNPACK does not support.
+    """
+
+    name: str
+    operators: dict[str, int]
+    delegated: int
+    partitions: int
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return sum(self.operators.values())
+
+
+@dataclass
+class Inspection:
+    """The content of a file; `print` it, or take `asdict()`.
+
+    Attributes:
+        path: str or Path, the file.
+        bytes: its size.
+        manifest: its manifest, with the signatures.
+        subgraphs: its graphs.
+        layers: the bytes of each layer's weights, by its path in the model.
+        bytes_by_kind: the bytes of constants by dtype, of "metadata", and of the rest, "graph".
+        custom_operators: the operators that plain LiteRT lacks.
+    """
+
+    path: str
+    bytes: int
+    manifest: dict[str, Any]
+    subgraphs: list[Subgraph]
+    bytes_by_kind: dict[str, int]
+    custom_operators: list[str]
+
+    @property
+    def quantization(self) -> str:
+        """The quantization preset."""
+        return str(self.manifest["quantization"])
+
+    @property
+    def signatures(self) -> dict[str, Any]:
+        """The signatures of the manifest: inputs, outputs and settings by name."""
+        signatures: dict[str, Any] = self.manifest["signatures"]
+        return signatures
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """The bytes of each layer's weights, by its path in the model."""
+        layers: dict[str, int] = self.manifest.get("layers", {})
+        return layers
+
+    def asdict(self) -> dict[str, Any]:
+        """Everything, as plain dictionaries and lists."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The content as a text table."""
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Size, signatures and graphs, one per line."""
+        caches = ", int8 caches" if self.manifest.get("cache") == "int8" else ""
+        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}{caches}"]
+        steps = [x for x in self.signatures.values() if x["role"] in ("prefill", "decode")]
+        cached = {name for signature in steps for name in of_kind(signature, "cache")}
+        for name, signature in self.signatures.items():
+            made = cached if signature["role"] in ("encode", "prefill", "decode") else set()
+            inputs, outputs = (_described(signature[key], made) for key in ("inputs", "outputs"))
+            lines.append(f"  {name}({inputs}) -> {outputs}")
+        lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}")
+        for graph in self.subgraphs:
+            lines.append(
+                f"  {graph.name[:24]:24} {graph.nodes:6} {graph.delegated:11} {graph.partitions:11}"
+            )
+        lines.append(f"  Flex and custom operators: {', '.join(self.custom_operators) or 'none'}")
+        return lines
+
+    def table(self, depth: int = 1) -> str:
+        """`lines`, sizes of layers up to `depth`, bytes by kind, operators, and the manifest."""
+        lines = self.lines()
+        sizes: Counter[str] = Counter()
+        for path, size in self.layers.items():
+            sizes["/".join(path.split("/")[:depth])] += size
+        width = max([24, *map(len, sizes)])
+        lines.append(f"  {'weights of':{width}} {'kB':>10} {'share':>7}")
+        for path, size in sizes.items():
+            share = size / self.bytes
+            bar = "#" * round(40 * min(share, 1))
+            path = path or "no layer"
+            lines.append(f"  {path:{width}} {size / 1e3:10.1f} {share:7.1%} {bar}".rstrip())
+        kinds = (f"{kind} {size / 1e3:.1f} kB" for kind, size in self.bytes_by_kind.items())
+        lines.append(f"  bytes: {', '.join(kinds)}")
+        operators: Counter[str] = Counter()
+        for graph in self.subgraphs:
+            operators.update(graph.operators)
+        counts = (f"{name} {count}" for name, count in operators.most_common())
+        lines.append(f"  operators: {', '.join(counts)}")
+        for key, value in self.manifest.items():
+            if key not in ("signatures", "layers", "quantization"):
+                lines.append(f"  {key}: {value}")
+        return "\n".join(lines)
+
+
+def _described(tensors: dict[str, Any], cached: set[str]) -> str:
+    """Names, shapes, dtypes and nonzero padding ids; all caches as one entry."""
+    texts, caches = [], [x for name, x in tensors.items() if name in cached]
+    for name, x in tensors.items():
+        if name not in cached:
+            padding = f" padded with {x['pad_id']}" if x.get("pad_id") else ""
+            texts.append(f"{name} {tuple(x['shape'])} {x['dtype']}{padding}")
+    if caches:
+        size = sum(int(np.prod(x["shape"])) * np.dtype(x["dtype"]).itemsize for x in caches)
+        texts.append(f"{len(caches)} caches of {size / 1e3:.1f} kB")
+    return ", ".join(texts)
+
+
+def inspect_file(path: File) -> Inspection:
+    """The content of a file, given as in `runtime.load`, after its checksum was verified.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `runtime.load`.
+    """
+    source, name = source_of(path)
+    manifest = read(source, name)
+    return Inspection(**inspected(name, read_content(source), manifest))
+
+
+def inspected(path: str | Path, content: bytes, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an `Inspection` of a file whose bytes are `content`."""
+    return {
+        "path": str(path),
+        "bytes": len(content),
+        "manifest": manifest,
+        "subgraphs": inspect_subgraphs(content),
+        "bytes_by_kind": bytes_by_kind(content),
+        "custom_operators": custom_operators(content),
+    }
+
+
+def inspect_subgraphs(content: bytes) -> list[Subgraph]:
+    """The subgraphs of a .tflite file, each delegated to XNNPACK separately."""
+    schema = import_litert("schema_py_generated")
+    names = {
+        code: name
+        for name, code in vars(schema.BuiltinOperator).items()
+        if not name.startswith("_")
+    }
+    model = schema.Model.GetRootAsModel(content, 0)
+    operator_names = []
+    for i in range(model.OperatorCodesLength()):
+        code = model.OperatorCodes(i)
+        custom = code.CustomCode()
+        builtin = names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+        operator_names.append(builtin if custom is None else custom.decode())
+
+    result = []
+    for index in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(index)
+        numbers = (graph.Operators(i).OpcodeIndex() for i in range(graph.OperatorsLength()))
+        operators = Counter(operator_names[number] for number in numbers)
+        try:
+            delegated, partitions = _delegation(_with_main(content, index))
+        except RuntimeError:
+            if not custom_operators(content):  # LiteRT cannot run those here
+                raise
+            delegated, partitions = 0, 0
+        name = (graph.Name() or b"").decode()
+        result.append(Subgraph(name, dict(operators.most_common()), delegated, partitions))
+    return result
+
+
+def bytes_by_kind(content: bytes) -> dict[str, int]:
+    """The bytes of a file: constants by their type, each counted once, then "metadata", "graph".
+
+    "graph" is what remains: operators, names, and the padding between constants.
+    """
+    schema = import_litert("schema_py_generated")
+    types = _types(schema)
+    model = schema.Model.GetRootAsModel(content, 0)
+    kinds = {model.Metadata(i).Buffer(): "metadata" for i in range(model.MetadataLength())}
+    for i in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(i)
+        for j in range(graph.TensorsLength()):
+            kinds.setdefault(graph.Tensors(j).Buffer(), types[graph.Tensors(j).Type()])
+    sizes: Counter[str] = Counter()
+    for number, kind in kinds.items():
+        sizes[kind] += _buffer_size(model.Buffers(number))
+    metadata = sizes.pop("metadata", 0)
+    result = {kind: size for kind, size in sizes.most_common() if size}
+    return {**result, "metadata": metadata, "graph": len(content) - sizes.total() - metadata}
+
+
+def bytes_by_scopes(content: bytes) -> dict[tuple[str, ...], int]:
+    """The bytes of constants by the scopes of the operators that the converter fused into one.
+
+    The original operator is usually the last, except where a scale or a residual was fused.
+    """
+    schema = import_litert("schema_py_generated")
+    model = schema.Model.GetRootAsModel(content, 0)
+    sizes: Counter[tuple[str, ...]] = Counter()
+    seen: set[int] = set()
+    for i in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(i)
+        for j in range(graph.TensorsLength()):
+            tensor = graph.Tensors(j)
+            size = _buffer_size(model.Buffers(tensor.Buffer()))
+            if size and tensor.Buffer() not in seen:
+                seen.add(tensor.Buffer())
+                names = [x for x in (tensor.Name() or b"").decode().split(";") if "/" in x]
+                sizes[tuple(names)] += size
+    return dict(sizes)
+
+
+def _types(schema: Any) -> dict[int, str]:
+    """The dtypes of a file's tensors by their codes."""
+    codes = vars(schema.TensorType).items()
+    return {code: name.lower() for name, code in codes if not name.startswith("_")}
+
+
+def custom_operators(content: bytes) -> list[str]:
+    """The names of operators that plain LiteRT lacks: Flex and custom ones."""
+    schema = import_litert("schema_py_generated")
+    model = schema.Model.GetRootAsModel(content, 0)
+    codes = [model.OperatorCodes(i).CustomCode() for i in range(model.OperatorCodesLength())]
+    return sorted({code.decode() for code in codes if code is not None})
+
+
+def _buffer_size(buffer: Any) -> int:
+    """The bytes of a constant, inside the flatbuffer or behind it."""
+    return int(buffer.DataLength() or buffer.Size())
+
+
+def _with_main(content: bytes, index: int) -> bytes:
+    """The same file with subgraph `index` as the main one: LiteRT lists only the main one's nodes.
+
+    A few bytes are changed in place, since unpacking and packing a file in Python takes a second
+    per graph. Field numbers are from LiteRT's schema.fbs: in Model, 2 is `subgraphs` and 7
+    `signature_defs`; in WhileOptions, 0 is the condition's graph and 1 the body's.
+    """
+    if index == 0:
+        return content
+    schema = import_litert("schema_py_generated")
+    changed = bytearray(content)
+    model = schema.Model.GetRootAsModel(changed, 0)
+    graphs = [model.Subgraphs(i) for i in range(model.SubgraphsLength())]
+
+    # The elements of a vector are offsets from their own position.
+    vector = litert_internals.vector_position(model, 2)
+    places = vector, vector + 4 * index
+    tables = [litert_internals.table_position(graphs[i]) for i in (0, index)]
+    for place, table in zip(places, reversed(tables), strict=True):
+        struct.pack_into("<I", changed, place, table - place)
+    for graph in graphs:
+        for i in range(graph.OperatorsLength()):
+            operator = graph.Operators(i)
+            if operator.BuiltinOptionsType() != schema.BuiltinOptions.WhileOptions:
+                continue
+            loop = schema.WhileOptions()
+            loop.Init(changed, operator.BuiltinOptions().Pos)
+            for field, number in enumerate((loop.CondSubgraphIndex(), loop.BodySubgraphIndex())):
+                if number == index:
+                    place = litert_internals.field_position(loop, field)
+                    struct.pack_into("<i", changed, place, 0)
+    signatures = litert_internals.vector_position(model, 7)
+    if signatures:  # they refer to graphs by index
+        struct.pack_into("<I", changed, signatures - 4, 0)
+    return bytes(changed)
+
+
+def _delegation(content: bytes) -> tuple[int, int]:
+    """The number of nodes of the main subgraph that XNNPACK runs, and of its partitions."""
+    interpreter_module = import_litert("interpreter")
+    interpreter = interpreter_module.Interpreter(model_content=content, num_threads=1)
+    interpreter.allocate_tensors()
+    nodes = litert_internals.nodes(interpreter)
+    delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
+    producer = {
+        output: node
+        for node in nodes
+        if node["op_name"] != "DELEGATE"
+        for output in node["outputs"]
+    }
+    taken: set[int] = set()
+    for delegate in delegates:
+        inputs, waiting = set(delegate["inputs"]), list(delegate["outputs"])
+        while waiting:
+            tensor = waiting.pop()
+            node = producer.get(tensor)
+            if tensor in inputs or node is None or node["index"] in taken:
+                continue
+            taken.add(node["index"])
+            waiting.extend(node["inputs"])
+    return len(taken), len(delegates)

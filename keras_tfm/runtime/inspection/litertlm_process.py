@@ -1,0 +1,64 @@
+"""What the stock LiteRT-LM runtime does with a .litertlm file, in a separate process.
+
+`python -m keras_tfm.runtime.inspection.litertlm_process model.litertlm` reads questions as JSON
+from standard input and prints the answers as JSON. The runtime ends its process at some errors, and
+writes to standard error at the others.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def ask(path: str, questions: dict[str, Any]) -> dict[str, Any]:
+    """Runs a file greedily on the CPU.
+
+    Args:
+        path: str, the .litertlm file.
+        questions: dict. "prompts": list of dicts with the "text" of a prompt, the number of tokens
+            to generate ("count"), and the "tokens" to expect. "conversations": list of lists of
+            messages, dicts with a "role" and a "content".
+
+    Returns:
+        A dict. "prompts": for each prompt the "ids" of its text, the generated "text", the texts of
+        the first 0, 1, 2... tokens that were expected ("expected"), and the milliseconds per token
+        ("ms"). "conversations": the text of each conversation in the template of the file.
+    """
+    import litert_lm
+
+    litert_lm.set_min_log_severity(litert_lm.LogSeverity.ERROR)
+    greedy = litert_lm.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0)
+    answers: dict[str, Any] = {"prompts": [], "conversations": []}
+    # No cache of packed weights beside the file.
+    with litert_lm.Engine(path, litert_lm.Backend.CPU(), cache_dir=":nocache") as engine:
+        for prompt in questions["prompts"]:
+            with engine.create_session(
+                apply_prompt_template=False,
+                sampler_config=greedy,
+                max_output_tokens=prompt["count"],
+            ) as session:
+                session.run_prefill([prompt["text"]])
+                start = time.perf_counter()
+                text = session.run_decode().texts[0]
+                seconds = time.perf_counter() - start
+            tokens = prompt["tokens"]
+            answers["prompts"].append(
+                {
+                    "ids": engine.tokenize(prompt["text"]),
+                    "text": text,
+                    "expected": [
+                        engine.detokenize(tokens[:n]) if n else "" for n in range(len(tokens) + 1)
+                    ],
+                    "ms": 1e3 * seconds / max(1, len(tokens)),
+                }
+            )
+        for messages in questions["conversations"]:
+            with engine.create_conversation(messages=messages[:-1]) as conversation:
+                rendered = conversation.render_message_to_string(messages[-1])
+            answers["conversations"].append(rendered)
+    return answers
+
+
+if __name__ == "__main__":
+    print(json.dumps(ask(sys.argv[1], json.load(sys.stdin))))

@@ -1,0 +1,114 @@
+"""Random inputs of a signature, for measuring and comparing it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# The standard deviation of random audio, whose samples are between -1 and 1.
+_LOUDNESS = 0.1
+_IS_MASK = re.compile(r"(^|_)masks?(_|$)")
+# The share of True in a random mask.
+_VISIBLE = 0.75
+
+
+class Numbers(NamedTuple):
+    """The distribution of an input of numbers: normal, and cut off.
+
+    Attributes:
+        mean, deviation: arrays that broadcast to a row of the input.
+        least, most: float, the range of possible values.
+    """
+
+    mean: Any = 0.0
+    deviation: Any = 1.0
+    least: float = -np.inf
+    most: float = np.inf
+
+
+def random_inputs(
+    signature: dict[str, Any], seed: int = 0, numbers: Mapping[str, Numbers] | None = None
+) -> dict[str, np.ndarray]:
+    """A random array for each input of a signature of the manifest, of the exported shape.
+
+    - Ids come from the vocabulary in the manifest, without the pad id; the last one is the end
+      token where the model returns its features.
+    - Masks, which are bools and inputs of a name such as "attention_mask", are True for three of
+      four positions, and for the first of each axis, so that no row is masked as a whole.
+    - Other integers without a vocabulary are 0 or 1; those of 8 bits, such as an image's, take any
+      value.
+    - Floats are normally distributed; audio has a standard deviation of 0.1.
+
+    Args:
+        signature: a signature of the manifest.
+        seed: int, for other values.
+        numbers: the distribution of inputs by name, where it is known.
+
+    >>> from keras_tfm.runtime.inspection.random_inputs import Numbers, random_inputs
+    >>> source = {"shape": [1, 4], "dtype": "int32", "vocabulary_size": 7, "pad_id": 0}
+    >>> ids = random_inputs({"inputs": {"source": source}})["source"]
+    >>> ids.shape, bool(ids.min() >= 1), bool(ids.max() < 7)
+    ((1, 4), True, True)
+    >>> pressure = {"shape": [1, 400], "dtype": "float32"}
+    >>> known = {"pressure": Numbers(1e5, 800.0)}
+    >>> made = random_inputs({"inputs": {"pressure": pressure}}, numbers=known)["pressure"]
+    >>> int(made.mean().round(-3)), int(made.std().round(-2))
+    (100000, 800)
+    """
+    generator = np.random.default_rng(seed)
+    arrays = {}
+    for name, spec in signature["inputs"].items():
+        shape, dtype = tuple(spec["shape"]), np.dtype(spec["dtype"])
+        known = (numbers or {}).get(name)
+        if dtype.kind == "b" or is_mask(name, spec):
+            arrays[name] = _mask(generator, shape).astype(dtype)
+        elif known is not None:
+            values = generator.normal(known.mean, known.deviation, shape)
+            values = np.clip(values, known.least, known.most)
+            if dtype.kind in "iu":
+                limits = np.iinfo(dtype)
+                values = np.clip(np.rint(values), limits.min, limits.max)
+            arrays[name] = values.astype(dtype)
+        elif dtype.kind in "iu":
+            arrays[name] = _integers(generator, spec, shape, dtype).astype(dtype)
+            if "end_id" in spec:
+                arrays[name][:, -1] = spec["end_id"]
+        else:
+            deviation = _LOUDNESS if "sample_rate" in spec else 1.0
+            arrays[name] = generator.normal(scale=deviation, size=shape).astype(dtype)
+    return arrays
+
+
+def is_mask(name: str, spec: dict[str, Any]) -> bool:
+    """Whether an input without a vocabulary is called a mask, as in `transformers`.
+
+    >>> from keras_tfm.runtime.inspection.random_inputs import is_mask
+    >>> is_mask("attention_mask", {}), is_mask("masked_image", {})
+    (True, False)
+    """
+    return _IS_MASK.search(name.lower()) is not None and "vocabulary_size" not in spec
+
+
+def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    mask = generator.uniform(size=shape) < _VISIBLE
+    for axis in range(1, len(shape)):
+        if shape[axis] > 1:
+            mask[(slice(None),) * axis + (0,)] = True
+    return mask
+
+
+def _integers(
+    generator: np.random.Generator, spec: dict[str, Any], shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    size, pad_id = spec.get("vocabulary_size"), spec.get("pad_id", 0)
+    if size is None:
+        whole = dtype.itemsize == 1
+        low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max + 1) if whole else (0, 2)
+        return generator.integers(low, high, shape)
+    if size == 1:
+        return np.zeros(shape, dtype)
+    if pad_id < 0:
+        return generator.integers(0, size, shape)
+    ids = generator.integers(0, size - 1, shape)
+    return ids + (ids >= pad_id)  # skips the pad id

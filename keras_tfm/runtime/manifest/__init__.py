@@ -1,0 +1,1 @@
+"""The manifest: what a file says of itself."""

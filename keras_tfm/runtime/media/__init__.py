@@ -1,0 +1,1 @@
+"""Reads images and audio."""

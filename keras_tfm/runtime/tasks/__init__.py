@@ -1,0 +1,1 @@
+"""Tasks on a loaded file: text, embeddings, images, speech, sessions."""

@@ -1,0 +1,153 @@
+"""Sessions as files: tokens, KV caches and the checksum of the .tflite file, in one .npz file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_tfm.atomic_files import replaced
+from keras_tfm.runtime.manifest.fields import column_axes, of_kind
+from keras_tfm.runtime.npz_file import Header, NpzError, NpzFile
+
+if TYPE_CHECKING:
+    from keras_tfm.runtime.decoding.steps import Steps
+
+_VERSION = 1
+# The prefixes of the arrays' names.
+_ENTRY, _KNOWN = "entry/", "known/"
+
+
+def write(
+    path: str | Path, sha256: str, tokens: list[int], owed: int | None, steps: "Steps"
+) -> None:
+    """Writes a session; the file is complete or unchanged.
+
+    Args:
+        path: the file. Unlike `np.savez`, nothing is appended to its name.
+        sha256: str, the checksum of the .tflite file.
+        tokens: list of int, all tokens.
+        owed: int, as of `GivenText`; None if all of their text was given.
+        steps: their KV caches.
+    """
+    arrays: dict[str, Any] = {
+        "version": np.array(_VERSION),
+        "sha256": np.array(sha256),
+        "tokens": np.array(tokens, "int32"),
+        **({} if owed is None else {"owed": np.array(owed)}),
+        **{_ENTRY + key: x for key, x in steps.kept().items()},
+        **{_KNOWN + key: x for key, x in steps.known.items()},
+    }
+    with replaced(path) as new, new.open("xb") as file:
+        np.savez(file, **arrays)
+
+
+def read(
+    path: str | Path, sha256: str, signatures: dict[str, dict[str, Any]], decode: dict[str, Any]
+) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The tokens, the characters owed, the known arguments and the cache entries of a file.
+
+    Arrays are read after their names, shapes and dtypes were compared with those of the .tflite
+    file.
+
+    Args:
+        path: the file.
+        sha256: str, the checksum of the .tflite file.
+        signatures: dict, its signatures.
+        decode: dict, its decode signature with the smallest caches.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, no saved session, or one of another .tflite file; or its caches
+            have values that are not finite.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    try:
+        with path.open("rb") as file:
+            return _read(path, NpzFile(file), sha256, signatures, decode)
+    except NpzError as error:
+        raise ValueError(f"{path} is not a saved session ({error})") from None
+
+
+def _read(
+    path: Path,
+    file: NpzFile,
+    sha256: str,
+    signatures: dict[str, dict[str, Any]],
+    decode: dict[str, Any],
+) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    headers = file.headers
+    scalars = {"version": "i", "sha256": "U"}
+    is_session = "tokens" in headers and all(
+        name in headers and _is_scalar(headers[name], kind) for name, kind in scalars.items()
+    )
+    if not is_session or file.read("version") != _VERSION:
+        raise ValueError(f"{path} is not a session that this version of keras_tfm saved")
+    found = str(file.read("sha256"))
+    if found != sha256:
+        raise ValueError(
+            f"{path} was saved with another file: expected the checksum {sha256}, got {found[:64]}"
+        )
+    entries, known = (
+        {key.removeprefix(kind): x for key, x in headers.items() if key.startswith(kind)}
+        for kind in (_ENTRY, _KNOWN)
+    )
+    tokens, owed, axes = headers["tokens"], headers.get("owed"), column_axes(decode)
+    others = {*of_kind(decode, "cache"), *of_kind(decode, "encoded"), *of_kind(decode, "input")}
+    others -= {*axes, decode["target"]}
+    # Also what only a longer file of the caches, or a prompt, reads; "encode" may return more.
+    specs = [x["inputs"] for x in signatures.values() if x["role"] in ("decode", "prefill")]
+    readers = {key: [x[key] for x in specs if key in x] for key in known}
+    known = {key: x for key, x in known.items() if readers[key]}
+    widths = {
+        x.shape[axes[key]] for key, x in entries.items() if len(x.shape) > axes.get(key, 1 << 31)
+    }
+    fits = (
+        len(tokens.shape) == 1
+        and tokens.dtype == np.int32
+        and tokens.shape[0] <= decode["max_length"]
+        and (owed is None or _is_scalar(owed, "i"))
+        and entries.keys() == axes.keys()
+        and others <= known.keys()
+        and len(widths) <= 1
+        and decode.get("prefix", 0) <= min(widths, default=decode.get("prefix", 0))
+        and max(widths, default=0) <= decode.get("prefix", 0) + tokens.shape[0]
+        and all(_fits(x, decode["inputs"][key], axes[key]) for key, x in entries.items())
+        and all(_fits(known[key], decode["inputs"][key]) for key in others)
+        and all(any(_fits(x, spec) for spec in readers[key]) for key, x in known.items())
+    )
+    damaged = f"{path} is damaged: its tokens and caches are not those of a session"
+    if not fits:
+        raise ValueError(damaged)
+    ids = file.read("tokens")
+    size = decode["inputs"][decode["target"]].get("vocabulary_size", 1 << 31)
+    if not np.all((ids >= 0) & (ids < size)):
+        raise ValueError(damaged)
+    caches = {key: file.read(_ENTRY + key) for key in entries}
+    given = {key: file.read(_KNOWN + key) for key in known}
+    for kind, arrays, allowed in ((_ENTRY, caches, np.isfinite), (_KNOWN, given, _is_number)):
+        for key, x in arrays.items():
+            if x.dtype.kind == "f" and not np.all(allowed(x)):
+                raise ValueError(
+                    f"{path} cannot be continued: {kind}{key} has values that are not finite"
+                )
+    return ids.tolist(), None if owed is None else int(file.read("owed")), given, caches
+
+
+def _is_number(x: np.ndarray) -> np.ndarray:
+    """Whether values are no NaN; a mask may be -inf."""
+    return ~np.isnan(x)
+
+
+def _is_scalar(x: Header, kind: str) -> bool:
+    """Whether an array is one integer ("i") or short text ("U")."""
+    return x.shape == () and x.dtype.kind == kind and x.nbytes <= 1024
+
+
+def _fits(x: Header, spec: dict[str, Any], columns: int | None = None) -> bool:
+    """Whether an array is one row of an argument, with any size of the axis `columns`."""
+    shape = list(spec["shape"])
+    if columns is not None and len(x.shape) == len(shape):
+        shape[columns] = x.shape[columns]
+    return [1, *shape[1:]] == list(x.shape) and x.dtype == np.dtype(spec["dtype"])

@@ -1,0 +1,374 @@
+"""A session: a text that is continued, whose tokens and KV caches are kept between calls."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from keras_tfm.runtime.checked_inputs import integer_rows, prompt_spec
+from keras_tfm.runtime.decoding import stepped
+from keras_tfm.runtime.decoding.host_loop import checked_tokens, end_ids_of
+from keras_tfm.runtime.decoding.sampling import Choose, Sampler, chooser
+from keras_tfm.runtime.decoding.steps import Steps
+from keras_tfm.runtime.tasks import saved_session
+from keras_tfm.runtime.tasks.session_text import GivenText, Run, checked_stops
+from keras_tfm.runtime.tasks.text import tokenizer_of
+from keras_tfm.runtime.tokenizers.constraints import Constraint, begin
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, prompt_ids
+
+if TYPE_CHECKING:
+    from keras_tfm.runtime.model import Model
+    from keras_tfm.runtime.signature_runner import SignatureRunner
+
+
+class Reply(NamedTuple):
+    """What a session generated.
+
+    Attributes:
+        text: str, complete characters, without special tokens; None if the file has no tokenizer.
+            If "max_tokens" ends it within a character, the next reply begins with that character.
+        tokens: (T,), int32, without the end token.
+        ended: str, why it ended: "end" (an end token, or a complete text of a constraint), "stop"
+            (a stop string), "max_tokens", or "full" (the session has `max_length` tokens).
+    """
+
+    text: str | None
+    tokens: np.ndarray
+    ended: str
+
+
+class Session:
+    """A text that is continued; returned by `Model.session`.
+
+    It keeps the tokens and their KV caches, so each token is read once. One file may have any
+    number of sessions: switching between them copies caches, but reads no token again. Different
+    threads need different sessions. A session can be used after an error: `append` has added
+    nothing then, and generation the tokens before the error.
+
+    A text is encoded by itself when it is appended; a whole text, encoded at once, may have other
+    tokens at the borders.
+
+    Example, with a Keras model and a tokenizer of letters:
+
+    >>> import tempfile, keras
+    >>> from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    >>> from keras_tfm import runtime
+    >>> from keras_tfm.export import export_tflite
+    >>> from keras_tfm.models import gpt
+    >>> ids = {token: i for i, token in enumerate(["<end>", *"abcdefg"])}
+    >>> tokenizer = Tokenizer(models.WordLevel(ids))
+    >>> tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    >>> tokenizer.decoder = decoders.Fuse()
+    >>> model = gpt(8, max_length=20, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_tflite(
+    ...         model, folder + "/letters.tflite", ["prefill", "decode"], prompt_length=4,
+    ...         max_length=20, end_id=0, tokenizer=tokenizer,
+    ...     )
+    ...     session = runtime.load(report.path).session()
+    ...     session.append("abba")
+    ...     other = session.fork()
+    ...     reply = session.generate(max_tokens=3)
+    ...     pieces = list(other.stream(max_tokens=3))
+    >>> len(session) == 4 + len(reply.tokens), "".join(pieces) == reply.text
+    (True, True)
+    """
+
+    def __init__(
+        self, model: Model, runner: SignatureRunner, inputs: Any = None, restore: Any = None
+    ):
+        self._model, self._runner = model, runner
+        self._settings = runner.signatures[runner.names("decode")[-1]]
+        self._lock = threading.Lock()
+        self._number = -1  # that of `runner.cache_user` while LiteRT's buffers are this session's
+        self._turn = 0  # a stream ends when another call has changed the session
+        self._tokens: list[int] = []
+        self._given = GivenText()
+        if restore is not None:
+            if inputs is not None:
+                raise ValueError("a restored session has its inputs: leave out `inputs`")
+            signature = runner.signatures[runner.names("decode")[0]]
+            self._tokens, owed, known, entries = saved_session.read(
+                restore, runner.checksum, runner.signatures, signature
+            )
+            if owed is not None:
+                self._given = GivenText(len(self._tokens), owed)
+            self._steps = Steps(runner.signatures, runner.buffers, known, 1)
+            self._steps.restore(entries)
+            return
+        known = stepped.known_of_row(runner, {} if inputs is None else inputs)
+        self._steps = Steps(runner.signatures, runner.buffers, known, 1)
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(T,), int32, all tokens so far: what was appended, and what was generated."""
+        return np.array(self._tokens, "int32")
+
+    @property
+    def text(self) -> str:
+        """The text of `tokens`, without special tokens."""
+        return self._tokenizer().decode(self._tokens)
+
+    @property
+    def remaining(self) -> int:
+        """The number of tokens that still fit."""
+        return int(self._settings["max_length"]) - len(self._tokens)
+
+    def append(self, text: str | Sequence[int] | np.ndarray) -> None:
+        """Reads more tokens, in chunks of the exported prompt lengths.
+
+        Args:
+            text: str; or ids, (T,), integers. The first text of a session is a prompt: it begins
+                with the file's start token, if there is one, and has the special tokens that the
+                tokenizer puts first. Later texts get none.
+
+        Raises:
+            ValueError: more tokens than `remaining`, or ids outside the vocabulary; the model was
+                closed.
+            TypeError: neither a text nor integer ids.
+            RuntimeError: another thread uses the session.
+            ModuleNotFoundError: the package that reads the tokenizer is missing.
+        """
+        new = self._ids(text)
+        with self._used():
+            if len(new) > self.remaining:
+                raise ValueError(
+                    f"the session has {len(self._tokens)} tokens of at most "
+                    f"{self._settings['max_length']}, got {len(new)} more: rewind it, or begin "
+                    "another"
+                )
+            self._turn += 1
+            before = len(self._tokens)
+            self._tokens += new
+            try:
+                with self._buffers() as steps:
+                    self._read(steps)
+            except BaseException:
+                self._rewind(before)
+                raise
+
+    def generate(
+        self,
+        max_tokens: int | None = None,
+        choose: Choose | Sampler | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        constraint: Constraint | None = None,
+    ) -> Reply:
+        """Continues the text until an end token, a stop string or a limit.
+
+        The session then has the generated tokens, too. It does not keep the end token, nor tokens
+        that reach into a stop string.
+
+        Args:
+            max_tokens: int, the largest number of new tokens; default: as many as fit.
+            choose: `Sampler`, or a function from logits (1, V), float32, to integer tokens (1,);
+                default: the most probable token.
+            stop: str, or several: the text ends before the first of them.
+            constraint: `JsonSchema` or `Regex`: the text has this form; by default any.
+
+        Raises:
+            ValueError: nothing to continue; the session is full; `choose` returned a token outside
+                the vocabulary; the model was closed; `max_tokens` is less than 1.
+            TypeError: an argument has the wrong type.
+            RuntimeError: another thread uses the session.
+        """
+        run = Run(max_tokens)
+        with self._used():
+            if self._has_tokenizer() or stop:
+                text = "".join(self._texts(run, choose, stop, constraint))
+            else:
+                text = None
+                for _ in self._generated(run, choose, constraint):
+                    pass
+            return Reply(text, np.array(self._tokens[run.first :], "int32"), run.ended)
+
+    def stream(
+        self,
+        max_tokens: int | None = None,
+        choose: Choose | Sampler | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        constraint: Constraint | None = None,
+    ) -> Iterator[str]:
+        """Yields the text of `generate` piece by piece; arguments and errors as there.
+
+        A stream may be left at any piece: the session has the tokens up to there, and the next call
+        begins with the text that was not yielded, such as a character whose last bytes are missing.
+        A stream cannot go on after another call has changed the session: it raises a RuntimeError.
+        """
+        return self._shared_out(self._texts(Run(max_tokens), choose, stop, constraint))
+
+    def stream_tokens(
+        self,
+        max_tokens: int | None = None,
+        choose: Choose | Sampler | None = None,
+        *,
+        constraint: Constraint | None = None,
+    ) -> Iterator[int]:
+        """Yields the tokens of `generate`, without the end token; needs no tokenizer."""
+        return self._shared_out(self._generated(Run(max_tokens), choose, constraint))
+
+    def rewind(self, count: int) -> None:
+        """Removes the last `count` tokens. Nothing is read again.
+
+        Raises:
+            ValueError: the session has fewer tokens, or `count` is negative.
+            TypeError: `count` is not an integer.
+            RuntimeError: another thread uses the session.
+        """
+        count = operator.index(count)
+        with self._used(run=False):
+            if not 0 <= count <= len(self._tokens):
+                raise ValueError(f"count must be in 0..{len(self._tokens)}, got {count}")
+            self._turn += 1
+            self._rewind(len(self._tokens) - count)
+            self._given.rewind(len(self._tokens))
+
+    def fork(self) -> Session:
+        """An independent session with the same tokens, for instance for another thread.
+
+        The two share the entries of the KV caches until one of them adds to its own.
+        """
+        with self._used(run=False):
+            result = Session.__new__(Session)
+            vars(result).update(vars(self))
+            result._lock, result._number = threading.Lock(), -1
+            result._tokens, result._steps = list(self._tokens), self._steps.fork()
+            result._given = copy.copy(self._given)
+            return result
+
+    def save(self, path: str | Path) -> None:
+        """Writes tokens and KV caches to an .npz file, for `Model.session(restore=path)`.
+
+        The file is written completely or not at all. It belongs to this .tflite file.
+        """
+        with self._used(run=False):
+            owed = self._given.owed(len(self._tokens))
+            saved_session.write(path, self._runner.checksum, self._tokens, owed, self._steps)
+
+    @contextmanager
+    def _used(self, run: bool = True) -> Iterator[None]:
+        """For this thread alone and, to run signatures, with LiteRT's buffers."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "the session is used by another thread, or by the call that `choose` answers: "
+                "fork() it, one session per thread"
+            )
+        try:
+            if run:
+                _ = self._runner.runners  # raises if the model was closed
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _buffers(self) -> Iterator[Steps]:
+        """The steps, while no other thread runs the model."""
+        with self._runner.lock:
+            if self._number != self._runner.cache_user:
+                self._steps.release()
+                self._number = self._runner.cache_user = self._runner.cache_user + 1
+            _ = self._runner.runners
+            yield self._steps
+
+    def _read(self, steps: Steps) -> None:
+        """Reads all tokens but the last, which a step reads when its logits are needed."""
+        end = len(self._tokens) - 1
+        if steps.position < end:  # mostly not: then the tokens are not copied to an array
+            steps.read(np.array([self._tokens], "int32"), end)
+
+    def _rewind(self, length: int) -> None:
+        del self._tokens[length:]
+        self._steps.rewind(min(self._steps.position, length))
+
+    def _shared_out(self, values: Generator[Any]) -> Iterator[Any]:
+        """The values of a generator, each computed while this thread alone uses the session."""
+        while True:
+            with self._used():
+                try:
+                    value = next(values)
+                except StopIteration:
+                    return
+            yield value
+
+    def _generated(
+        self, run: Run, choose: Choose | Sampler | None, constraint: Constraint | None
+    ) -> Generator[int]:
+        """Yields new tokens, which the session has by then."""
+        if not self._tokens and self._settings["start_id"] is not None:
+            self._tokens.append(self._settings["start_id"])
+        if not self._tokens:
+            raise ValueError("the session is empty: append a prompt")
+        if self.remaining < 1:
+            raise ValueError(
+                f"the session is full: it has {len(self._tokens)} tokens of at most "
+                f"{self._settings['max_length']}; rewind it, or begin another"
+            )
+        self._turn += 1
+        turn, run.first = self._turn, len(self._tokens)
+        next_token = chooser(choose, np.array([self._tokens]))
+        ends = end_ids_of(self._settings)
+        allowed = begin(constraint, self._tokenizer, self._settings)
+        while self.remaining and len(self._tokens) - run.first != run.max_tokens:
+            mask = None if allowed is None else allowed.mask()
+            if allowed is not None and mask is None:
+                run.ended = "end"
+                return
+            # After an end token all tokens have been read, and the last is read again.
+            self._steps.rewind(min(self._steps.position, len(self._tokens) - 1))
+            with self._buffers() as steps:
+                self._read(steps)
+                logits = steps.decode(np.array([self._tokens[-1:]], "int32"))
+            if mask is not None:
+                logits = np.where(mask, logits, np.float32(-np.inf))
+            ended = np.zeros(1, bool)
+            (token,) = checked_tokens(next_token(logits), ended, logits.shape[-1], 0).tolist()
+            if token in ends:
+                run.ended = "end"
+                return
+            if allowed is not None:
+                allowed.advance(token)
+            self._tokens.append(token)
+            yield token
+            if turn != self._turn:
+                raise RuntimeError("the session was changed since this stream began")
+        run.ended = "max_tokens" if len(self._tokens) - run.first == run.max_tokens else "full"
+
+    def _texts(
+        self, run: Run, choose: Choose | Sampler | None, stop: Any, constraint: Constraint | None
+    ) -> Generator[str]:
+        """Yields the text of new tokens up to a stop string."""
+        tokenizer, stops = self._tokenizer(), checked_stops(stop)
+        new = self._generated(run, choose, constraint)
+        return self._given.stream(self._tokens, new, tokenizer, run, stops, self._rewind)
+
+    def _ids(self, text: Any) -> list[int]:
+        """The ids of a text or of ids, checked."""
+        spec, target = prompt_spec(self._settings), self._settings["target"]
+        if not isinstance(text, str):
+            rows = integer_rows(target, text, spec)
+            if len(rows) != 1:
+                raise ValueError(f"a session has one row, got {len(rows)}")
+            return [int(i) for i in rows[0]]
+        if self._tokens:
+            return self._tokenizer().encode_more(text)
+        ends = end_ids_of(self._settings)
+        return prompt_ids(self._tokenizer(), text, self._settings["start_id"], ends, target)
+
+    def _has_tokenizer(self) -> bool:
+        return self._settings["target"] in self._runner.manifest.get("tokenizers", {})
+
+    def _tokenizer(self) -> Tokenizer:
+        return tokenizer_of(self._model, self._settings["target"])

@@ -1,0 +1,110 @@
+"""Rows of ids made of texts and of pairs of texts, with the inputs that belong to each token.
+
+The manifest says which inputs these are: "segments_of", the token types, and "mask_of", 1 for each
+token.
+
+Example:
+
+>>> from keras_tfm.runtime.tasks.text_rows import is_pairs, is_text
+>>> is_text(["a", "b"]), is_pairs([("a", "b")])
+(True, True)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime.checked_inputs import is_ids
+from keras_tfm.runtime.decoding.trailing_padding import with_real_pads
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, shown
+
+Spec = dict[str, Any]
+
+
+def is_text(x: Any) -> bool:
+    """Whether `x` is a text or a sequence of texts."""
+    if isinstance(x, np.ndarray) and x.ndim == 0:
+        return False
+    if isinstance(x, (list, tuple, np.ndarray)):
+        return all(isinstance(text, str) for text in x)
+    return isinstance(x, str)
+
+
+def is_pairs(x: Any) -> bool:
+    """Whether `x` is a sequence of texts and pairs of texts, with at least one pair."""
+    if not isinstance(x, (list, tuple)):
+        return False
+    pairs = [isinstance(row, (list, tuple)) and len(row) == 2 and is_text(row) for row in x]
+    return any(pairs) and all(
+        is_pair or isinstance(row, str) for row, is_pair in zip(x, pairs, strict=True)
+    )
+
+
+def kind_of(x: Any) -> str:
+    """The type of a value, for an error."""
+    name = type(x).__name__
+    if isinstance(x, np.ndarray):
+        name += f" of shape {x.shape} and dtype {x.dtype}"
+    if isinstance(x, (list, tuple)):
+        name += f" of {', '.join(sorted({type(one).__name__ for one in x}))}"
+    return name
+
+
+def typed_rows(
+    name: str, texts: Any, tokenizer: Tokenizer, specs: dict[str, Spec]
+) -> dict[str, list[Any]]:
+    """The ids of texts or pairs, their segments, and 1 for each id, for the inputs that take them.
+
+    Args:
+        name: str, the input of ids.
+        texts: str, or a sequence of texts and of pairs of texts.
+        tokenizer: that of the input.
+        specs: the inputs of the signature, by name.
+    """
+    segments: list[list[int]] = []
+
+    def encode(text: Any) -> list[int]:
+        ids, types = tokenizer.encode_typed(text)
+        segments.append(types)
+        return ids
+
+    rows = ids_of(name, texts, encode, specs.get(name))
+    result = {name: rows}
+    for other, spec in specs.items():
+        if spec.get("segments_of") == name:
+            result[other] = segments
+        elif spec.get("mask_of") == name:
+            result[other] = [[1] * len(row) for row in rows]
+    return result
+
+
+def ids_of(
+    name: str, texts: Any, encode: Callable[[Any], list[int]], spec: Spec | None
+) -> list[list[int]]:
+    """The ids of each text, in which the padding id is a token, too."""
+    rows = rows_of(name, texts, encode, spec)
+    if spec is None or "padding" not in spec:
+        return rows
+    rule = spec["pad_id"], spec["padding"]
+    return [with_real_pads(np.array(row), *rule, is_text=True).tolist() for row in rows]
+
+
+def rows_of(
+    name: str, texts: Any, encode: Callable[[Any], list[int]], spec: Spec | None
+) -> list[list[int]]:
+    """The ids of each text, never truncated."""
+    texts = [texts] if isinstance(texts, str) else texts
+    if not len(texts):
+        raise ValueError(f"got no texts for {name!r}")
+    rows, length = [], spec["shape"][1] if spec is not None and is_ids(spec) else None
+    for text in texts:
+        ids = encode(text)
+        if length is not None and len(ids) > length:
+            both = [text] if isinstance(text, str) else text
+            raise ValueError(
+                f"{name}: {' and '.join(map(shown, both))} has {len(ids)} tokens, "
+                f"but the file was exported for at most {length}"
+            )
+        rows.append(ids)
+    return rows

@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates and constraints of a file."""

@@ -1,0 +1,1 @@
+"""Object detection: losses and metrics."""

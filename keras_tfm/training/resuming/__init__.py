@@ -1,0 +1,1 @@
+"""Resumes an interrupted training."""
