@@ -8,11 +8,11 @@ Example:
 
 >>> import tempfile
 >>> from pathlib import Path
->>> from keras_tfm.atomic_files import replaced
+>>> from keras_tfm.atomic_files import replacement
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     path = Path(folder, "a.txt")
 ...     _ = path.write_text("old")
-...     with replaced(path) as new:
+...     with replacement(path) as new:
 ...         _ = new.write_text("new")
 ...         path.read_text()
 ...     path.read_text(), len(list(Path(folder).iterdir()))
@@ -42,7 +42,7 @@ _open: dict[Path, int] = {}
 
 
 @contextmanager
-def replaced(path: str | Path) -> Iterator[Path]:
+def replacement(path: str | Path) -> Iterator[Path]:
     """The path of a new file, which replaces `path` at the end of the block.
 
     After an error `path` is as it was. A symbolic link stays, and its file is replaced. The mode is
@@ -134,10 +134,10 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     for found in parent.glob(f"{_PREFIX}*"):
         _remove_if_stale(found)
-    folder, lock = _locked(parent)
+    folder, lock = _lock_new_folder(parent)
     _open[folder] = os.getpid()
     try:
-        with _removed_on_termination():
+        with _remove_on_termination():
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +146,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
             os.close(lock)
 
 
-def _locked(parent: Path) -> tuple[Path, int | None]:
+def _lock_new_folder(parent: Path) -> tuple[Path, int | None]:
     """A new folder, and the file descriptor that locks it while this process lives."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -183,7 +183,7 @@ def _remove_if_stale(folder: Path) -> None:
 
 
 @contextmanager
-def _removed_on_termination() -> Iterator[None]:
+def _remove_on_termination() -> Iterator[None]:
     """Removes the temporary folders if SIGTERM or SIGHUP ends the process.
 
     The exit status is that of the signal. A program's own handler is kept. Only the main thread can

@@ -65,7 +65,7 @@ def install_command(*packages: str, dependencies: bool = True) -> str:
     versions = _versions()
     arguments = []
     for package in packages:
-        version = versions.get(_normalized(package), "")
+        version = versions.get(_normalized_name(package), "")
         arguments.append(f'"{package}{version}"' if version else package)
     return " ".join(["pip install", *["--no-deps"] * (not dependencies), *arguments])
 
@@ -80,8 +80,8 @@ def _versions() -> dict[str, str]:
         return {}
     # pillow>=11; extra == 'images'
     found = (re.match(r"([\w.-]+)(?:\[[^]]*\])?([^;]*)", x) for x in requirements)
-    return {_normalized(x[1]): re.sub(r"[\s()]", "", x[2]) for x in found if x}
+    return {_normalized_name(x[1]): re.sub(r"[\s()]", "", x[2]) for x in found if x}
 
 
-def _normalized(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

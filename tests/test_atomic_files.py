@@ -46,7 +46,7 @@ def write_benchmark(path):
 
 
 def write_text(path):
-    with atomic_files.replaced(path) as new:
+    with atomic_files.replacement(path) as new:
         new.write_text("new")
 
 
@@ -117,8 +117,8 @@ def test_what_kill_9_leaves_the_next_write_removes(tmp_path):
     """And not what another process, or a thread of this one, is writing at the time."""
     program = (
         "import os, sys\n"
-        "from keras_tfm.atomic_files import replaced\n"
-        "with replaced(sys.argv[1]) as new:\n"
+        "from keras_tfm.atomic_files import replacement\n"
+        "with replacement(sys.argv[1]) as new:\n"
         "    new.write_text('half')\n"
         "    print(new, flush=True)\n"
         "    sys.stdin.read()\n"

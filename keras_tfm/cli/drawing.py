@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_tfm.atomic_files import replaced
+from keras_tfm.atomic_files import replacement
 from keras_tfm.runtime import Detection
 from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.media.image_processor import open_size, open_upright
@@ -50,7 +50,7 @@ def draw_labels(picture: Path, lines: Sequence[str], output: Path, background: i
 
 def save(image: Any, path: Path) -> None:
     """Saves a picture of Pillow; until it is complete, an earlier file stays as it was."""
-    with replaced(path) as new:
+    with replacement(path) as new:
         image.save(new)
 
 

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Annotated
 
-from keras_tfm.atomic_files import replaced
+from keras_tfm.atomic_files import replacement
 from keras_tfm.cli.console import AsJson, app, typer, work
 from keras_tfm.cli.model_loading import Architecture, load_model
 from keras_tfm.model_types import names_of
@@ -39,7 +39,7 @@ def import_(
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
     model = load_model(folder, None, architecture=architecture, segments=segments)
-    with work(f"saving {output}"), replaced(output) as new:
+    with work(f"saving {output}"), replacement(output) as new:
         model.save(new)
     inputs = list(model.input) if isinstance(model.input, dict) else [model.inputs[0].name]
     result = {"path": str(output), "parameters": model.count_params(), "inputs": inputs}

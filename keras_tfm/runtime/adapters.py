@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from keras_tfm.atomic_files import replaced
+from keras_tfm.atomic_files import replacement
 from keras_tfm.runtime.npz_file import NpzError, NpzFile
 
 _VERSION = 1
@@ -80,7 +80,7 @@ def write(path: str | Path, base: str, layers: Mapping[str, LowRank]) -> None:
     arrays = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for name, layer in layers.items():
         arrays |= {name + _A: layer.a, name + _B: layer.b}
-    with replaced(path) as new, new.open("xb") as file:
+    with replacement(path) as new, new.open("xb") as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.atomic_files import replaced, temporary_folder
+from keras_tfm.atomic_files import replacement, temporary_folder
 from keras_tfm.runtime.inspection.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
 from keras_tfm.runtime.inspection.subprocesses import run_module
@@ -92,7 +92,7 @@ class Benchmark:
 
     def write_json(self, path: str | Path) -> None:
         """Writes `asdict()` to a file."""
-        with replaced(path) as new:
+        with replacement(path) as new:
             new.write_text(json.dumps(self.asdict(), indent=2) + "\n")
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_tfm.atomic_files import replaced
+from keras_tfm.atomic_files import replacement
 from keras_tfm.runtime.manifest.fields import column_axes, of_kind
 from keras_tfm.runtime.npz_file import Header, NpzError, NpzFile
 
@@ -37,7 +37,7 @@ def write(
         **{_ENTRY + key: x for key, x in steps.kept().items()},
         **{_KNOWN + key: x for key, x in steps.known.items()},
     }
-    with replaced(path) as new, new.open("xb") as file:
+    with replacement(path) as new, new.open("xb") as file:
         np.savez(file, **arrays)
 
 

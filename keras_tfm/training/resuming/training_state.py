@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_tfm import keras_internals
-from keras_tfm.atomic_files import replaced
+from keras_tfm.atomic_files import replacement
 from keras_tfm.training.strategies import is_chief
 
 # The key, in a checkpoint, of the position and the configuration.
@@ -150,7 +150,7 @@ class TrainingState:
             times = [Path(f"{path}.index").stat().st_mtime for path in whole]
             lines += [f"all_model_checkpoint_timestamps: {time}" for time in times]
             lines.append(f'model_checkpoint_path: "{Path(whole[-1]).name}"')
-            with replaced(listing) as new:
+            with replacement(listing) as new:
                 new.write_text("\n".join(lines) + "\n")
         self.manager = tf.train.CheckpointManager(
             self.checkpoint, str(self.directory), max_to_keep=self.keep
