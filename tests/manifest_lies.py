@@ -537,14 +537,14 @@ def make_files(folder: Path, kinds: list[str]) -> None:
         path = Path(kinds_of_files.file_of(kind))
         (folder / f"{kind}.tflite").write_bytes(path.read_bytes())
         if kind == "adapters":
-            described = read(path)["adapters"]
+            found = read(path).adapters
             layers = {
                 name: adapters.LowRank(
-                    np.ones((x["depth"], 2), "float32"), np.ones((2, x["width"]), "float32"), 1.0
+                    np.ones((x.depth, 2), "float32"), np.ones((2, x.width), "float32"), 1.0
                 )
-                for name, x in described["layers"].items()
+                for name, x in found.layers.items()
             }
-            adapters.write(folder / "adapter.npz", described["base"], layers)
+            adapters.write(folder / "adapter.npz", found.base, layers)
 
 
 def main() -> None:

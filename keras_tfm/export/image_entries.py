@@ -20,7 +20,7 @@ from keras_tfm.arguments import check_labels
 from keras_tfm.export.signatures.signatures import named_outputs
 from keras_tfm.generation.model_inputs import image_inputs, input_specs
 from keras_tfm.models.identity import head_of, identity_of
-from keras_tfm.runtime.manifest.tensors import check_label_count
+from keras_tfm.runtime.manifest.checks import check_label_count
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 
@@ -76,6 +76,5 @@ def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, A
     else:  # released models have equal ones: ImageNet has two cranes
         check_labels(labels)
     outputs = named_outputs(model, model.output)
-    shapes = {name: {"shape": list(x.shape)} for name, x in outputs.items()}
-    check_label_count("labels", len(labels), shapes)
+    check_label_count("labels", len(labels), {name: x.shape for name, x in outputs.items()})
     return {"labels": list(labels)}

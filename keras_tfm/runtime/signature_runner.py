@@ -49,7 +49,8 @@ class SignatureRunner:
             raise ValueError(f"threads must be in 1..{MAX_THREADS}, got {threads}")
         threads, (self.file, name) = int(threads), manifests.source_of(file)
         self.path = self.file if isinstance(self.file, Path) else name
-        self.manifest = manifests.read(self.file, name)
+        self.stored = manifests.read(self.file, name)
+        self.manifest = self.stored.to_json()
         self.signatures: dict[str, dict[str, Any]] = self.manifest["signatures"]
         self.checksum: str = self.manifest["sha256"]
         self._adapter = None

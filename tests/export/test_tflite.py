@@ -190,7 +190,7 @@ def test_two_signatures_share_the_weights_in_int8():
 
 def test_the_manifest_tells_what_it_is():
     report = small_file(**POST_NORM)
-    manifest = manifests.read(report.path)
+    manifest = manifests.read(report.path).to_json()
     assert manifest["keras"] == keras.__version__
     assert manifest["tensorflow"] == tf.__version__
     assert manifest["quantization"] == "float32"
@@ -463,7 +463,7 @@ def test_an_operator_that_litert_lacks_may_be_asked_for(tmp_path):
     assert report.custom_operators == ["FlexAsString", "FlexStringToNumber"]
     assert "FlexAsString" in str(report)
     assert report.verification is None
-    assert manifests.read(path)["signatures"]["predict"]["outputs"] == {
+    assert manifests.read(path).to_json()["signatures"]["predict"]["outputs"] == {
         "output": {"shape": [1, 4], "dtype": "float32"}
     }
 

@@ -3,7 +3,7 @@
     python tests/golden/make.py
 
 It makes `format_N.tflite.xz` and `format_N.json`, which holds inputs and the answers of Keras, for
-the formats that have no file yet. Run it when `FORMAT` of keras_tfm/runtime/manifest/fields.py
+the formats that have no file yet. Run it when `FORMAT` of keras_tfm/runtime/manifest/manifest.py
 increases, and commit both. Earlier ones are never changed: tests/runtime/test_golden_files.py loads
 all of them. Format 1 is a file of one model, format 2 one of several.
 """
@@ -23,7 +23,7 @@ from keras_tfm.export import export_tflite
 from keras_tfm.generation import generate
 from keras_tfm.models import clip, clip_towers, transformer
 from keras_tfm.runtime import ImageProcessor
-from keras_tfm.runtime.manifest.fields import ONE_MODEL, ROLES, SEVERAL_MODELS
+from keras_tfm.runtime.manifest.manifest import ONE_MODEL, ROLES, SEVERAL_MODELS
 
 FOLDER = Path(__file__).parent
 SOURCES = [[3, 4, 5, 6, 7], [8, 9, 10, 0, 0], [2, 0, 0, 0, 0]]

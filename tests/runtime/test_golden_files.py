@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from keras_tfm import runtime
-from keras_tfm.runtime.manifest.fields import FORMAT, ROLES
+from keras_tfm.runtime.manifest.manifest import FORMAT, ROLES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -19,8 +19,9 @@ from small_exports import new_path, small, small_file, small_tokens, with_manife
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest import fields as manifest_fields
 from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.checks import check_manifest, read_graphs
+from keras_tfm.runtime.manifest.manifest import FORMAT, ROLES, Manifest, check_format
 from keras_tfm.version import __version__
 
 
@@ -166,18 +167,18 @@ def test_what_is_added_is_read(content, tmp_path):
     given = {"text": 'quotes "" and \\', "ä": [1, None]}
     path = tmp_path / "model.tflite"
     path.write_bytes(with_manifest(content, lambda manifest: manifest.update(given)))
-    read = manifests.read(path)
+    read = manifests.read(path).to_json()
     assert {key: read[key] for key in given} == given
 
 
 def test_a_newer_format_is_named(content, refusal):
     def newer(manifest):
-        manifest.update(format=manifest_fields.FORMAT + 1, keras_tfm="9.0")
+        manifest.update(format=FORMAT + 1, keras_tfm="9.0")
 
     message = refusal(with_manifest(content, newer))
     assert message.endswith(
-        f"keras_tfm 9.0 wrote it in format {manifest_fields.FORMAT + 1}, and this version reads "
-        f"formats up to {manifest_fields.FORMAT}: update keras_tfm"
+        f"keras_tfm 9.0 wrote it in format {FORMAT + 1}, and this version reads "
+        f"formats up to {FORMAT}: update keras_tfm"
     )
 
 
@@ -185,7 +186,7 @@ def test_a_newer_format_is_named(content, refusal):
 def whole():
     """A file of every role, with a prompt."""
     sizes = {"source_length": 5, "max_length": 7, "start_id": 1, "prompt_length": 3}
-    report = export_tflite(small(), new_path(), manifest_fields.ROLES, verify=False, **sizes)
+    report = export_tflite(small(), new_path(), ROLES, verify=False, **sizes)
     return Path(report.path).read_bytes()
 
 
@@ -218,13 +219,13 @@ def test_a_missing_or_odd_field_is_one_error(whole):
             owner = functools.reduce(lambda x, key: x[key], keys[:-1], manifest)
             owner[keys[-1]] = odd[number % len(odd)]
 
-        stored = stored_signatures(whole)
+        graphs = graphs_of(whole)
         for damage in (remove, change):
             damaged = copy.deepcopy(manifest)
             damage(damaged)
             try:
-                manifest_fields.check_format(damaged)
-                manifest_fields.check_fields(damaged, stored)
+                check_format(damaged)
+                check_manifest(Manifest.from_json(damaged), graphs)
             except ValueError as error:
                 assert "\n" not in str(error) and len(str(error)) < 300
             else:  # another value that the field may hold
@@ -235,8 +236,8 @@ def test_a_missing_or_odd_field_is_one_error(whole):
 MAY_HOLD_IT = ("model", "start_id", "end_id", "strategy", "keras_tfm", "layers", "padded")
 
 
-def stored_signatures(content):
-    return manifest_fields.signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
+def graphs_of(content):
+    return read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
 
 
 @pytest.mark.parametrize(

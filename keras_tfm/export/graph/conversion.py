@@ -21,7 +21,8 @@ from keras_tfm.models.identity import describe
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
 from keras_tfm.runtime.manifest import storage as manifests
-from keras_tfm.runtime.manifest.fields import ONE_MODEL, SEVERAL_MODELS, signature_tensors
+from keras_tfm.runtime.manifest.checks import read_graphs
+from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -193,5 +194,9 @@ def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
 def _described(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
     """The signatures for the manifest, with the outputs of the file."""
     schema = manifests.import_litert("schema_py_generated")
-    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
-    return {x.name: {**x.manifest(), "outputs": stored[x.name]["outputs"]} for x in signatures}
+    graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
+    outputs = {
+        name: {key: x.to_json() for key, x in graph.outputs.items()}
+        for name, graph in graphs.items()
+    }
+    return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}

@@ -23,7 +23,7 @@ from keras_tfm.export.signatures.signatures import Signature
 from keras_tfm.layers.target import bounded_masks
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import inspect_subgraphs
-from keras_tfm.runtime.manifest.fields import QUANTIZATIONS
+from keras_tfm.runtime.manifest.manifest import QUANTIZATIONS
 
 _log = logging.getLogger(__name__)
 

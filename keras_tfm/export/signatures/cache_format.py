@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_tfm.runtime.manifest.fields import CACHES
+from keras_tfm.runtime.manifest.manifest import CACHES
 
 
 def checked_cache(arguments: Mapping[str, Any], roles: Sequence[str]) -> str:

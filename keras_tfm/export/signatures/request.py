@@ -34,7 +34,7 @@ from keras_tfm.generation.pad_ids import masked_ids, pad_ids, paddings
 from keras_tfm.generation.preparation import check_ids, end_ids_of
 from keras_tfm.generation.side_inputs import check_side_inputs
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.runtime.manifest.fields import ROLES
+from keras_tfm.runtime.manifest.manifest import ROLES
 
 
 class GenerationArguments(TypedDict, total=False):

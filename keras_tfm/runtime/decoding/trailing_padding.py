@@ -11,8 +11,6 @@ import numpy as np
 
 # The padding id as a token, in a row of ids for a model whose manifest has "padding".
 REAL_PAD = -2
-# The values of "padding" in a manifest, see `with_real_pads`.
-PADDINGS = ("ends", "after_end", "by_id")
 
 
 class TokenRows(list[list[int]]):

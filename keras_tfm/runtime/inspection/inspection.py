@@ -146,7 +146,7 @@ def inspect_file(path: File) -> Inspection:
         FileNotFoundError, ValueError: as in `runtime.load`.
     """
     source, name = source_of(path)
-    manifest = read(source, name)
+    manifest = read(source, name).to_json()
     return Inspection(**inspected(name, read_content(source), manifest))
 
 

@@ -10,14 +10,16 @@ import io
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from keras_tfm.optional_package import install_command, optional_package
-from keras_tfm.runtime.manifest.fields import check_fields, check_format, signature_tensors
+from keras_tfm.runtime.manifest.checks import check_manifest, read_graphs
+from keras_tfm.runtime.manifest.manifest import Manifest, check_format
 
 METADATA_NAME = b"keras_tfm"
 IDENTIFIER = b"TFL3"
@@ -62,7 +64,7 @@ def read_content(source: Path | bytes) -> bytes:
     return source if isinstance(source, bytes) else source.read_bytes()
 
 
-def read(file: File, name: Path | None = None) -> dict[str, Any]:
+def read(file: File, name: Path | None = None) -> Manifest:
     """The manifest of a file, after verifying its checksum.
 
     Args:
@@ -81,7 +83,7 @@ def read(file: File, name: Path | None = None) -> dict[str, Any]:
         raise IsADirectoryError(f"{path} is a folder, expected a .tflite file")
     if isinstance(source, Path) and not source.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    content = _mapped(source)
+    content = _map_file(source)
     if content[:8] == LITERTLM:
         command = install_command("litert-lm-api")
         raise ValueError(
@@ -96,8 +98,8 @@ def read(file: File, name: Path | None = None) -> dict[str, Any]:
     schema = import_litert("schema_py_generated")
     try:
         start, raw = _entry(content, schema, METADATA_NAME)
-        manifest: dict[str, Any] = json.loads(raw or b"{}")
-        expected = str(manifest.get("sha256", ""))
+        stored: dict[str, Any] = json.loads(raw or b"{}")
+        expected = str(stored.get("sha256", ""))
     except Exception as error:  # flatbuffers and json raise many types on damaged bytes
         raise ValueError(f"{path} is damaged: its manifest cannot be read ({error})") from None
     if raw is None:
@@ -105,7 +107,8 @@ def read(file: File, name: Path | None = None) -> dict[str, Any]:
             f"{path} has no keras_tfm manifest: keras_tfm.export did not write it, or it is damaged"
         )
     # First: another format may compute the checksum differently.
-    _check(path, lambda: check_format(manifest))
+    with _readable(path):
+        check_format(stored)
     digest = hashlib.sha256()
     # Read in blocks: mapped pages would count as memory of the process.
     with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
@@ -117,14 +120,17 @@ def read(file: File, name: Path | None = None) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged: expected the checksum {expected}, got {digest.hexdigest()}"
         )
-    stored = signature_tensors(schema, schema.Model.GetRootAsModel(content, 0))
-    _check(path, lambda: check_fields(manifest, stored))
+    with _readable(path):
+        manifest = Manifest.from_json(stored)
+        check_manifest(manifest, read_graphs(schema, schema.Model.GetRootAsModel(content, 0)))
     return manifest
 
 
-def _check(path: Path, check: Callable[[], None]) -> None:
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Names the file in the error of a manifest that cannot be read."""
     try:
-        check()
+        yield
     except ValueError as error:
         # One line, whatever the names and values in the manifest are.
         reason = " ".join(str(error).splitlines())
@@ -136,7 +142,7 @@ def is_export(path: Path) -> bool:
     """Whether keras_tfm wrote the file, even if it is damaged."""
     try:
         schema = import_litert("schema_py_generated")
-        content = _mapped(path)
+        content = _map_file(path)
         if content[:8] == LITERTLM:
             return METADATA_NAME in content[: int.from_bytes(content[24:32], "little")]
         return content[4:8] == IDENTIFIER and _entry(content, schema, METADATA_NAME)[1] is not None
@@ -146,7 +152,7 @@ def is_export(path: Path) -> bool:
         return False
 
 
-def _mapped(source: Path | bytes) -> Any:
+def _map_file(source: Path | bytes) -> Any:
     if isinstance(source, bytes):
         return source
     with source.open("rb") as file:
@@ -162,7 +168,7 @@ def _update(digest: Any, file: IO[bytes], count: int) -> None:
 
 
 def read_entries(
-    source: Path | bytes, manifest: dict[str, Any], names: Iterable[str]
+    source: Path | bytes, manifest: Manifest, names: Iterable[str]
 ) -> dict[str, bytes]:
     """Further metadata entries of a file whose manifest was read before, by name.
 
@@ -171,10 +177,10 @@ def read_entries(
     """
     schema = import_litert("schema_py_generated")
     path = source_of(source)[1]
-    content, entries = _mapped(source), {}
+    content, entries = _map_file(source), {}
     try:
         _, raw = _entry(content, schema, METADATA_NAME)
-        same = json.loads(raw or b"{}") == manifest
+        same = json.loads(raw or b"{}").get("sha256") == manifest.sha256
         for name in names if same else ():
             entries[name] = _entry(content, schema, name.encode())[1]
     except Exception as error:

@@ -58,9 +58,7 @@ def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
     """The tokenizers in a file, by input."""
     entries: dict[str, str] = model.manifest.get("tokenizers", {})
     options: dict[str, Any] = model.manifest.get("tokenizer_options", {})
-    # The manifest of the file, of which a model in a file of several has a part.
-    whole = model._runner.manifest
-    contents = manifests.read_entries(model._runner.file, whole, entries.values())
+    contents = manifests.read_entries(model._runner.file, model._runner.stored, entries.values())
     made: dict[str, Tokenizer] = {}
     for entry in contents:
         made[entry] = read(entry, contents[entry], options.get(entry))
