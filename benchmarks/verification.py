@@ -26,7 +26,7 @@ from keras import ops
 
 from keras_tfm import models
 from keras_tfm.export import VerificationError, export_tflite, verify
-from keras_tfm.generation.model_inputs import input_names
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers import (
     FeedForward,
@@ -98,7 +98,9 @@ def made(name, seed, trained):
             weight.assign(0.5 * rng.normal(size=weight.shape))
     if trained:
         ids = rng.integers(1, VOCABULARY, (64, LENGTH)).astype("int32")
-        inputs = {x: np.zeros_like(ids) if x == "segments" else ids for x in input_names(model)}
+        inputs = {
+            x: np.zeros_like(ids) if x == "segments" else ids for x in interface_of(model).names
+        }
         labels = ids[:, 0] % 5 if name == "bert" else np.roll(ids, -1, axis=1)
         model.compile(
             keras.optimizers.Adam(2e-3),
@@ -123,7 +125,7 @@ def exported(name, model, preset, path, **options):
                 x: rng.integers(
                     0 if x == "segments" else 1, 2 if x == "segments" else VOCABULARY, (1, LENGTH)
                 ).astype("int32")
-                for x in input_names(model)
+                for x in interface_of(model).names
             }
             for _ in range(100)
         ]

@@ -112,16 +112,17 @@ def folder_arguments(
 
 def _inputs_of_text(model: Any) -> list[str]:
     """The inputs of ids that a tokenizer writes: not the segments of BERT."""
-    from keras_tfm.generation.pad_ids import pad_ids
+    from keras_tfm.generation.interface import interface_of
 
-    return [name for name in pad_ids(model) if name != "segments"]
+    inputs = interface_of(model).inputs
+    return [name for name, x in inputs.items() if x.takes_ids and name != "segments"]
 
 
 def _signatures(model: Any, given: dict[str, Any]) -> list[str]:
     """Those for chats and generated texts: a decoder's, or an encoder-decoder's."""
-    from keras_tfm.generation.model_inputs import input_names
+    from keras_tfm.generation.interface import interface_of
 
-    if len(input_names(model)) == 1:
+    if len(interface_of(model).inputs) == 1:
         return ["prefill", "decode"]
     return ["encode", "decode"] if given["accelerator"] == "gpu" else ["generate"]
 
@@ -173,9 +174,9 @@ def _take_template(made: _Taken, folder: Path) -> None:
 
 def _take_images(made: _Taken, folder: Path, model: Any) -> None:
     from keras_tfm.checkpoints.image_settings import FILE
-    from keras_tfm.generation.model_inputs import image_inputs
+    from keras_tfm.generation.interface import interface_of
 
-    if not image_inputs(model):
+    if not any(x.is_pixels for x in interface_of(model).inputs.values()):
         return
     if not (folder / FILE).is_file():
         made.notes.append(f"no rule for pictures, as it has no {FILE}: --images gives one")
@@ -225,9 +226,10 @@ def _take_generation(
     is_litertlm: bool,
 ) -> None:
     """Lengths of generated texts, start tokens and prompts."""
-    from keras_tfm.generation.model_inputs import audio_inputs, input_names
+    from keras_tfm.generation.interface import interface_of
 
-    alone = len(input_names(model)) == 1
+    inputs = interface_of(model).inputs
+    alone = len(inputs) == 1
     limit = own.get("max_length")
     longest = min(CONVERSATION if alone else TARGET, limit or CONVERSATION)
     if given["max_length"] is None:
@@ -238,7 +240,7 @@ def _take_generation(
         return
     steps = {"prefill", "generate"} & set(roles)
     prompted = given["prompt_length"] is not None or given["default_prompt"] is not None
-    if audio_inputs(model) and "generate" in steps:
+    if any(x.audio is not None for x in inputs.values()) and "generate" in steps:
         _take_transcription(made, ids, model, given)
     elif alone and steps and not prompted:
         length = max(1, min(PROMPT, longest // 2))
@@ -293,19 +295,20 @@ def _longest_text(folder: Path, own: dict[str, Any]) -> int:
 
 def _with_open_length(model: Any, writes: bool) -> list[str]:
     """The inputs of an open length that are not stepped, and whose layers do not set it."""
-    from keras_tfm.export.signatures.source_lengths import inputs_with_open_length
-    from keras_tfm.generation.model_inputs import audio_inputs, find_target
+    from keras_tfm.generation.interface import interface_of
 
-    fixed = {*audio_inputs(model), *([find_target(model)] if writes else [])}
-    return inputs_with_open_length(model, fixed)
+    interface = interface_of(model)
+    stepped = interface.find_target() if writes else None
+    return [
+        name
+        for name, x in interface.inputs.items()
+        if x.is_open and x.audio is None and name != stepped
+    ]
 
 
 def _source_lengths(model: Any, names: list[str], longest: int) -> list[int]:
     """Several lengths for a model that masks padding, otherwise the longest."""
-    from keras_tfm.export.signatures.invisible_padding import invisibly_padded
-    from keras_tfm.generation.model_inputs import vocabulary_sizes
-    from keras_tfm.generation.pad_ids import pad_ids
+    from keras_tfm.generation.interface import interface_of
 
-    ids = pad_ids(model)
-    masked = names and invisibly_padded(model, names, vocabulary_sizes(model), ids) >= set(names)
+    masked = names and interface_of(model).invisibly_padded(names) >= set(names)
     return [*(n for n in SHORT if masked and n < longest), longest]

@@ -67,10 +67,10 @@ def processor_of(rule: str, channels: int = 3) -> ImageProcessor:
 
 def channels_of(model: Any) -> int:
     """The number of channels of a Keras model's pictures: 1 or 3."""
-    from keras_tfm.generation.model_inputs import image_inputs, input_specs
+    from keras_tfm.generation.interface import interface_of
 
-    specs = input_specs(model)
-    return 1 if {specs[name].shape[-1] for name in image_inputs(model)} == {1} else 3
+    pictures = [x.spec for x in interface_of(model).inputs.values() if x.is_pixels]
+    return 1 if {x.shape[-1] for x in pictures} == {1} else 3
 
 
 def _numbers(rule: str, text: str, least: int = 1) -> tuple[int, ...]:

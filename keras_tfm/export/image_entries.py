@@ -17,8 +17,7 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_labels
-from keras_tfm.export.signatures.signatures import named_outputs
-from keras_tfm.generation.model_inputs import image_inputs, input_specs
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.models.identity import head_of, identity_of
 from keras_tfm.runtime.manifest.checks import check_label_count
 from keras_tfm.runtime.media.image_processor import ImageProcessor
@@ -35,7 +34,8 @@ def image_entries(
     """
     if images is None:
         return {}
-    known, specs = sorted(image_inputs(model)), input_specs(model)
+    inputs = interface_of(model).inputs
+    known = sorted(name for name, x in inputs.items() if x.is_pixels)
     if not isinstance(images, Mapping):
         if len(known) != 1:
             raise ValueError(
@@ -51,7 +51,7 @@ def image_entries(
                 f"images must be for inputs of pixels, {known}, which only an ImageNormalization "
                 f"reads, got {name!r}"
             )
-        expected, found = specs[name].shape[1:], (*processor.size, processor.channels)
+        expected, found = inputs[name].spec.shape[1:], (*processor.size, processor.channels)
         if any(a not in (None, b) for a, b in zip(expected, found, strict=True)):
             raise ValueError(
                 f"images for {name!r} must have the shape {tuple(expected)} of the model's input, "
@@ -75,6 +75,6 @@ def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, A
             return {}
     else:  # released models have equal ones: ImageNet has two cranes
         check_labels(labels)
-    outputs = named_outputs(model, model.output)
+    outputs = interface_of(model).name_outputs(model.output)
     check_label_count("labels", len(labels), {name: x.shape for name, x in outputs.items()})
     return {"labels": list(labels)}

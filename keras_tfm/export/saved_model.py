@@ -9,9 +9,14 @@ import tensorflow as tf
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
-from keras_tfm.export.signatures.request import GenerationArguments, Request, check_keywords
-from keras_tfm.export.signatures.signatures import Signature, make_signatures
+from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.signatures.request import (
+    GenerationArguments,
+    Request,
+    check_keywords,
+    without_mask_warnings,
+)
+from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.signatures.text import (
     TEXT,
     add_text_signatures,

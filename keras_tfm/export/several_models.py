@@ -28,12 +28,13 @@ from keras_tfm.export.image_entries import image_entries, label_entry
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.report import Report
+from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import ExportArguments, Request
-from keras_tfm.export.signatures.signatures import Signature, make_signatures
+from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.verification.verify import Verification
 from keras_tfm.export.verification.verify import verify as verify_file
 from keras_tfm.export.written_file import written
-from keras_tfm.generation.model_inputs import image_inputs, input_specs
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import storage as manifests
@@ -200,7 +201,11 @@ def members(
         TypeError, ValueError: as `export_tflite`; the error names the model.
     """
     reads_text = [name for name, x in models.items() if _reads_ids(x)]
-    reads_pictures = [name for name, x in models.items() if image_inputs(x)]
+    reads_pictures = [
+        name
+        for name, x in models.items()
+        if any(y.is_pixels for y in interface_of(x).inputs.values())
+    ]
     with_lengths = [name for name, x in models.items() if _has_open_length(x)]
     lengths = arguments.get("source_length")
     by_model = {
@@ -291,11 +296,15 @@ def manifest_entries(found: Mapping[str, Member]) -> tuple[dict[str, Any], dict[
 
 
 def _reads_ids(model: keras.Model) -> bool:
-    return any("int" in x.dtype and x.ndim == 2 for x in input_specs(model).values())
+    return any(x.takes_ids for x in interface_of(model).inputs.values())
+
+
+def _reads_pictures(model: keras.Model) -> bool:
+    return any(x.is_pixels for x in interface_of(model).inputs.values())
 
 
 def _has_open_length(model: keras.Model) -> bool:
-    return any(None in x.shape[1:] for x in input_specs(model).values())
+    return any(x.is_open for x in interface_of(model).inputs.values())
 
 
 def _by_model(

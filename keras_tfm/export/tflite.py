@@ -18,9 +18,13 @@ from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.report import Report
 from keras_tfm.export.several_models import export_models
-from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
-from keras_tfm.export.signatures.request import ExportArguments, Request, check_keywords
-from keras_tfm.export.signatures.signatures import make_signatures
+from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.signatures.request import (
+    ExportArguments,
+    Request,
+    check_keywords,
+    without_mask_warnings,
+)
 from keras_tfm.export.signatures.text import (
     TEXT,
     add_text_signatures,

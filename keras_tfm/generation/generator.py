@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.loop import GenerationLoop
-from keras_tfm.generation.model_inputs import find_target
 from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.preparation import Preparation, Prepared, check_ids, end_ids_of
 from keras_tfm.generation.stepping import check_stepping
@@ -90,7 +90,7 @@ class Generator:
         tokenizer: Any = None,
     ):
         self.model = model
-        self.target = find_target(model, target)
+        self.target = interface_of(model).find_target(target)
         if (max_length is None) == (max_new_tokens is None):
             raise ValueError(
                 "give either max_length or max_new_tokens, "

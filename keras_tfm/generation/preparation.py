@@ -15,8 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.generation.model_inputs import input_names, input_specs, vocabulary_sizes
-from keras_tfm.generation.pad_ids import masked_ids, paddings
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.position_tables import table_length
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
 
@@ -110,12 +109,10 @@ class Preparation:
         self.model, self.target = model, target
         self.max_length, self.max_new_tokens = max_length, max_new_tokens
         self.start_id = start_id
-        self._pad_ids, self._paddings = masked_ids(model), paddings(model)
-        masked = self._pad_ids.get(target)
+        self._inputs = interface_of(model).inputs
+        masked = self._inputs[target].masked_id
         self.masks_padding, self.pad_id = masked is not None, masked or 0
         self.table_length = table_length(model, target)
-        self._specs = input_specs(model)
-        self._vocabulary_sizes = vocabulary_sizes(model)
 
     def __call__(self, inputs: Any, seed: int | None = None) -> Prepared:
         """Checks the inputs, and pads the prompts on the left to one length."""
@@ -178,14 +175,13 @@ class Preparation:
 
     def _named(self, inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
         """The inputs by name, and the rows of the prompt, or None."""
-        names = input_names(self.model)
-        others = [name for name in names if name != self.target]
+        others = [name for name in self._inputs if name != self.target]
         if not isinstance(inputs, dict):
             if len(others) > 1:
                 raise ValueError(f"the model has inputs {others}: give a dictionary of arrays")
             inputs = {(others or [self.target])[0]: inputs}
         missing = [name for name in others if name not in inputs]
-        surplus = [name for name in inputs if name not in names]
+        surplus = [name for name in inputs if name not in self._inputs]
         if missing or surplus:
             raise ValueError(
                 f"inputs must be {others} and may have {self.target!r}; "
@@ -197,15 +193,15 @@ class Preparation:
             rows = self._rows(rows)
         arrays = {}
         for name, x in inputs.items():
-            array, wanted = np.asarray(ops.convert_to_numpy(x)), self._specs[name].dtype
+            array, spec = np.asarray(ops.convert_to_numpy(x)), self._inputs[name].spec
+            wanted = spec.dtype
             if "int" in wanted and not np.issubdtype(array.dtype, np.integer):
                 raise TypeError(f"input {name!r} must be integers, got {array.dtype}")
             if wanted == "bool" and array.dtype.kind not in "biu":
                 raise TypeError(f"input {name!r} must be bool, got {array.dtype}")
-            if array.ndim != len(self._specs[name].shape):
+            if array.ndim != len(spec.shape):
                 raise ValueError(
-                    f"input {name!r} must have shape {tuple(self._specs[name].shape)}, "
-                    f"got {array.shape}"
+                    f"input {name!r} must have shape {tuple(spec.shape)}, got {array.shape}"
                 )
             self._check_range(name, array)
             arrays[name] = array.astype(wanted)
@@ -240,9 +236,10 @@ class Preparation:
         )
 
     def _check_range(self, name: str, ids: np.ndarray) -> None:
-        own = [self._pad_ids.get(name), REAL_PAD if name in self._paddings else None]
+        known = self._inputs[name]
+        own = [known.masked_id, None if known.padding is None else REAL_PAD]
         ids = ids[~np.isin(ids, [x for x in own if x is not None])]
-        size = self._vocabulary_sizes.get(name)
+        size = known.vocabulary_size
         if size is not None and ids.size and (ids.min() < 0 or ids.max() >= size):
             raise ValueError(f"{name}: ids must be in 0..{size - 1}, got {ids.min()}..{ids.max()}")
 
@@ -278,7 +275,7 @@ def check_ids(
             f"got {len(model.outputs)} outputs"
         )
     size = model.outputs[0].shape[-1]
-    taken = vocabulary_sizes(model).get(target, size)
+    taken = interface_of(model).inputs[target].vocabulary_size or size
     if taken < size:
         raise ValueError(
             f"the logits are over {size} ids, but the input {target!r} takes only {taken}"

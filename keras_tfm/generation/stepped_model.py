@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.logits import check_logits
-from keras_tfm.generation.model_inputs import find_target, input_specs
 from keras_tfm.generation.shared_traces import SharedTraces
 from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
 from keras_tfm.models.checked_inputs import check_keys
@@ -64,8 +64,9 @@ class SteppedModel:
 
     def __init__(self, model: keras.Model, target: str | None = None):
         self.model = model
-        self.target = find_target(model, target)
-        self._specs = input_specs(model)
+        interface = interface_of(model)
+        self.target = interface.find_target(target)
+        self._specs = {name: x.spec for name, x in interface.inputs.items()}
         self._count = 0
         self._inputs = {name: self._number() for name in self._specs}
         numbers = {id(x): self._inputs[name] for name, x in self._specs.items()}

@@ -8,10 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
-from keras_tfm.generation.pad_ids import masked_ids
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.shared_traces import FirstOfEqual
-from keras_tfm.generation.side_inputs import check_side_inputs
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.tokenizers.keras_hub_models import keras_hub_hint
 from keras_tfm.keras_internals import get_mask, set_mask
@@ -60,7 +58,7 @@ def check_stepping(
     >>> check_stepping(transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16))
     """
     stepped = SteppedModel(model, target)
-    check_side_inputs(model, stepped.target)
+    interface_of(model).check_side_inputs(stepped.target)
     # Checked once per graph. The ids of the variables are in the key because LoRA and `quantize`,
     # which change what a layer computes, replace variables.
     checked = vars(model).setdefault("_keras_tfm_checked", set())
@@ -98,9 +96,9 @@ def _rounding(model: keras.Model) -> float:
 
 def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Any]:
     generator = np.random.default_rng(0)
-    sizes, masked = vocabulary_sizes(model), masked_ids(model)
     inputs = {}
-    for name, x in input_specs(model).items():
+    for name, known in interface_of(model).inputs.items():
+        x, size = known.spec, known.vocabulary_size
         # Another length than the target's, but not a longer one: position tables may end there.
         unknown = length if name == target else max(2, length - 1)
         shape = tuple(2 if i == 0 else d or unknown for i, d in enumerate(x.shape))
@@ -109,15 +107,15 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
                 f"{model.name} cannot be stepped: its input {target!r} has a fixed length, "
                 f"{x.shape[1]}; declare keras.Input((None,)), which also accepts a single token"
             )
-        if "int" in x.dtype or name in sizes:
+        if "int" in x.dtype or size is not None:
             # All ids about equally often, because a sequence of equal ids looks the same in any
             # order. Id 0, which may be padding, only if there are no others.
-            size = sizes.get(name, 3)
+            size = size or 3
             first = min(1, max(size - 2, 0))
-            known = np.arange(first, size)
+            known_ids = np.arange(first, size)
             if size > 2:  # a full pass takes it for padding at the ends of a row, a step does not
-                known = known[known != masked.get(name, 0)]
-            ids = known[np.arange(np.prod(shape)) % len(known)]
+                known_ids = known_ids[known_ids != (known.masked_id or 0)]
+            ids = known_ids[np.arange(np.prod(shape)) % len(known_ids)]
             inputs[name] = generator.permutation(ids).reshape(shape).astype(x.dtype)
         else:
             inputs[name] = generator.normal(size=shape).astype(x.dtype)

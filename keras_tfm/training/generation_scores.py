@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
-from keras_tfm.generation.pad_ids import masked_ids
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
 from keras_tfm.runtime.tokenizers.tokenizer import until_end
@@ -179,7 +179,7 @@ def _prompts(generator: Generator, batch: Any) -> list[int]:
         rows = batch if len(generator.model.inputs) == 1 else None
     if rows is None:
         return [1] * len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
-    masked = masked_ids(generator.model).get(generator.target)
+    masked = interface_of(generator.model).inputs[generator.target].masked_id
     if masked is None:
         return [len(row) for row in rows]
     return [max(1, unpadded_length(np.asarray(row), masked)) for row in rows]

@@ -11,7 +11,7 @@ from keras_tfm import runtime
 from keras_tfm.export import calibrate, export_tflite, verify
 from keras_tfm.export.quantization import four_bits, gptq
 from keras_tfm.export.verification import float_file
-from keras_tfm.generation.model_inputs import call_model
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import bert, deberta, gemma, gpt, llama, t5, transformer
@@ -85,7 +85,7 @@ def test_outputs_stay_the_same(name):
     before = [np.array(w) for w in model.weights]
     calibrated = calibrate(model, examples)
     new = inputs_of(model)
-    wanted, found = (keras.tree.flatten(call_model(m, new)) for m in (model, calibrated))
+    wanted, found = (keras.tree.flatten(interface_of(m).call(new)) for m in (model, calibrated))
     for x, y in zip(found, wanted, strict=True):
         assert distance(np.array(x), np.array(y)) < 1e-4
     changed = [

@@ -19,7 +19,7 @@ from tokenizers.implementations import SentencePieceUnigramTokenizer
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
 from keras_tfm.export.carried_tokenizers import carry
-from keras_tfm.export.signatures.signatures import Request
+from keras_tfm.export.signatures.request import Request
 from keras_tfm.layers import TokenEmbedding
 from keras_tfm.models import transformer
 

@@ -9,7 +9,7 @@ from small_models import encoder_decoder, logits_of
 
 from keras_tfm import runtime
 from keras_tfm.export import export_saved_model, export_tflite
-from keras_tfm.export.signatures.signatures import Signature
+from keras_tfm.export.signatures.signature import Argument, Signature
 from keras_tfm.generation import generate
 from keras_tfm.runtime.manifest.fields import of_kind
 
@@ -101,9 +101,9 @@ def test_a_saved_model_names_its_parameters_by_identifiers(plain, tmp_path, sour
 
 
 def test_parameters_are_different_identifiers():
-    spec = tf.TensorSpec((1,), "int32")
+    argument = Argument(tf.TensorSpec((1,), "int32"))
     names = ["a b", "a_b", "a-b", "self", "é", "ü", "", "1", "ok"]
-    signature = Signature("x", "predict", dict, dict.fromkeys(names, spec), {})
+    signature = Signature("x", "predict", dict, dict.fromkeys(names, argument))
     assert list(signature.parameters) == names
     assert signature.parameters["ok"] == "ok" and signature.parameters["a_b"] == "a_b"
     assert len(set(signature.parameters.values())) == len(names)

@@ -9,10 +9,10 @@ from small_models import DIM, SOURCE_SIZE, TARGET_SIZE, randomize, telling_end
 
 from keras_tfm import layers, models
 from keras_tfm.export import export_saved_model, export_tflite
+from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import Request
-from keras_tfm.export.signatures.signatures import make_signatures
 from keras_tfm.generation import Beam, generate
-from keras_tfm.generation.pad_ids import pad_ids
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.runtime import load
 from keras_tfm.text import BucketedBatches, Rows
 from keras_tfm.training import LabelSmoothedCrossEntropy
@@ -107,6 +107,11 @@ def test_the_embedding_masks_its_id():
     assert layers.TokenEmbedding(9, 4).mask_id is None
     with pytest.raises(ValueError, match=r"^mask_id must be in the vocabulary, 0\.\.8, got 9$"):
         layers.TokenEmbedding(9, 4, mask_id=9)
+
+
+def pad_ids(model):
+    inputs = interface_of(model).inputs.values()
+    return {x.name: x.pad_id for x in inputs if x.takes_ids}
 
 
 def test_it_is_found_in_the_graph():

@@ -10,7 +10,8 @@ from small_models import randomize
 
 from keras_tfm import layers
 from keras_tfm.export import export_tflite
-from keras_tfm.export.signatures.signatures import Request, make_signatures
+from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.signatures.request import Request
 from keras_tfm.generation import Beam, Generator
 from keras_tfm.runtime import load
 

@@ -24,7 +24,8 @@ from keras_tfm.export import export_tflite, tflite
 from keras_tfm.export.graph import conversion
 from keras_tfm.export.quantization import kept_layers
 from keras_tfm.export.quantization import presets as quantization
-from keras_tfm.export.signatures.signatures import Request, make_signatures
+from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.signatures.request import Request
 from keras_tfm.generation import generate
 from keras_tfm.layers import FeedForward, PositionalEncoding, TokenEmbedding
 from keras_tfm.models import transformer

@@ -10,7 +10,8 @@ from keras import layers
 from small_exports import small, small_tokens
 from small_models import SOURCE_SIZE, SOURCES, START, TARGET_SIZE, decoder_only, logits_of
 
-from keras_tfm.export.signatures.signatures import Request, make_signatures
+from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.signatures.request import Request
 from keras_tfm.layers import TokenEmbedding
 
 DEFAULTS = {
@@ -32,7 +33,7 @@ def made(model=None, **options):
 
 def shapes(signature):
     return {
-        name: (spec.shape.as_list(), spec.dtype.name) for name, spec in signature.inputs.items()
+        name: (x.spec.shape.as_list(), x.spec.dtype.name) for name, x in signature.inputs.items()
     }
 
 

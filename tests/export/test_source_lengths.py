@@ -10,8 +10,9 @@ from small_exports import new_path
 
 from keras_tfm import layers, runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.export.signatures.source_lengths import source_lengths
+from keras_tfm.export.signatures.request import source_lengths
 from keras_tfm.generation import generate
+from keras_tfm.generation.interface import interface_of
 
 V, MAX_LENGTH, FRAMES = 13, 6, 10
 LENGTHS = {"max_length": MAX_LENGTH, "start_id": 1, "end_id": 2}
@@ -70,7 +71,7 @@ def test_inputs_with_lengths_of_their_own(roles, lengths, names):
 
 
 def lengths_in(given, roles=("generate",), **arguments):
-    return source_lengths(model(), roles, {"source_length": given, **arguments})
+    return source_lengths(interface_of(model()), roles, {"source_length": given, **arguments})
 
 
 def test_lengths():

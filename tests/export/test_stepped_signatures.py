@@ -25,7 +25,8 @@ from small_models import (
 )
 
 from keras_tfm.export.signatures import signatures as signatures_module
-from keras_tfm.export.signatures.signatures import Request, make_signatures
+from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.signatures.request import Request
 from keras_tfm.generation import Contrastive, Sample
 from keras_tfm.layers import MultiHeadSelfAttention, TokenEmbedding
 
@@ -55,7 +56,7 @@ def usual(batch_size):
 
 
 def inputs(signature):
-    return {name: tuple(spec.shape) for name, spec in signature.inputs.items()}
+    return {name: tuple(x.spec.shape) for name, x in signature.inputs.items()}
 
 
 def outputs(signature):
@@ -196,7 +197,7 @@ def test_of_several_sources_all_contexts_have_the_longest_shape():
 def test_masks_are_integers():
     """LiteRT.js passes no booleans."""
     for signature in usual(3).values():
-        assert {spec.dtype.name for spec in signature.inputs.values()} <= {"int32", "float32"}
+        assert {x.spec.dtype.name for x in signature.inputs.values()} <= {"int32", "float32"}
 
 
 def test_a_decoder_alone_has_nothing_but_its_own_caches():
@@ -216,7 +217,7 @@ def run(signature, given):
 def stepped(signatures, given, tokens, encode="encode_5", prefill=None):
     """Logits (B, T, V) of tokens (B, T), by hand: NumPy's caches, a slice written a step."""
     decode = signatures["decode"]
-    known = {name: np.zeros(x.shape, x.dtype.name) for name, x in decode.inputs.items()}
+    known = {name: np.zeros(x.spec.shape, x.spec.dtype.name) for name, x in decode.inputs.items()}
     if encode:
         known.update(run(signatures[encode], given))
     known.update({name: x for name, x in given.items() if name in decode.inputs})

@@ -7,7 +7,7 @@ from small_exports import new_path
 from keras_tfm import layers
 from keras_tfm.export import export_tflite
 from keras_tfm.generation import Generator
-from keras_tfm.generation.side_inputs import side_inputs
+from keras_tfm.generation.interface import interface_of
 
 V = 13
 
@@ -64,7 +64,7 @@ def test_a_source_and_its_mask_have_a_length_of_their_own():
     inputs = {"source": source, "source_mask": mask, "target": target}
     block = layers.TransformerDecoderBlock(11, 2)
     whole = keras.Model(inputs, keras.layers.Dense(V)(block(y, x, context_mask=mask > 0)))
-    assert side_inputs(whole, "target") == []
+    assert interface_of(whole).side_inputs("target") == []
     y = block(y + keras.layers.Embedding(9, 8)(places), x, context_mask=mask > 0)
     tied = keras.Model({**inputs, "places": places}, keras.layers.Dense(V)(y))
-    assert side_inputs(tied, "target") == ["places"]
+    assert interface_of(tied).side_inputs("target") == ["places"]

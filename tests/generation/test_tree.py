@@ -11,8 +11,8 @@ from small_models import TARGET_SIZE, randomize
 
 from keras_tfm.generation import Beam, Contrastive
 from keras_tfm.generation.gather import gather, gather_columns
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.loop import GenerationLoop
-from keras_tfm.generation.model_inputs import find_target
 from keras_tfm.generation.tree import Tree
 from keras_tfm.layers import (
     ALiBi,
@@ -212,7 +212,7 @@ def test_dropped_columns_change_nothing(part, xla, padding):
     strategy = Beam(3, length_penalty=0.0)
     results, loops = [], []
     for capacity in (24, 1000):
-        arguments = (model, {}, find_target(model), prompt, LENGTH, (), strategy)
+        arguments = (model, {}, interface_of(model).find_target(), prompt, LENGTH, (), strategy)
         loop = Counting(*arguments, capacity=capacity, xla=xla, **options)
         results.append({name: to_numpy(x) for name, x in loop.run().items()})
         loops.append(loop)
@@ -231,7 +231,7 @@ def test_candidates_have_all_but_the_last_in_common():
     """Contrastive search keeps one column per position, so the first capacity suffices."""
     model = with_features(decoder("rotary"))
     prompt = tf.constant([[3, 4], [5, 6]])
-    arguments = (model, {}, find_target(model), prompt, LENGTH, (), Contrastive(4))
+    arguments = (model, {}, interface_of(model).find_target(), prompt, LENGTH, (), Contrastive(4))
     loop = Counting(*arguments, capacity=40)
     tokens = to_numpy(loop.run()["tokens"])
     assert loop.pruned > 1

@@ -13,9 +13,9 @@ from keras_tfm.export.graph.model_group import ModelGroup
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.saved_model import write_saved_model
-from keras_tfm.export.signatures.signatures import Signature
+from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
-from keras_tfm.generation.model_inputs import input_names
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
@@ -38,7 +38,7 @@ def exportable(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
             f"export needs Keras's tensorflow backend, got {keras.backend.backend()}: "
             "save the model, and load it with KERAS_BACKEND=tensorflow"
         )
-    input_names(model)  # raises unless the model is functional
+    interface_of(model)  # raises unless the model is functional
     return in_float32(model, merge_adapters)
 
 
@@ -89,7 +89,7 @@ def convert(
     Raises:
         ValueError: the graph needs an operator that LiteRT lacks; the error names the layer.
     """
-    of_text = any(signature.of_text for signature in signatures)
+    of_text = any(signature.is_of_text for signature in signatures)
     with atomic_files.temporary_folder() as folder:
         saved = folder / "saved_model"
         _log.info("tracing %s", ", ".join(signature.name for signature in signatures))

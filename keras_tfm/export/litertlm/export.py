@@ -24,9 +24,8 @@ from keras_tfm.export.litertlm.verification import check_runtime, verify_litertl
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.report import Report
-from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
-from keras_tfm.export.signatures.request import Request, check_keywords
-from keras_tfm.generation.model_inputs import input_names
+from keras_tfm.export.signatures.request import Request, check_keywords, without_mask_warnings
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.generation.tokenizers.keras_hub_models import refuse_keras_hub
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
@@ -181,7 +180,7 @@ def export_litertlm(
         raise ValueError(f"path must end in .litertlm, got {path}")
     refuse_keras_hub(model)
     given, model = model, exportable(model)
-    others = input_names(model)
+    others = interface_of(model).names
     if len(others) > 1:
         raise ValueError(
             f"{model.name} has the inputs {others}: LiteRT-LM runs decoder-only models and has no "

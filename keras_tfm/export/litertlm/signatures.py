@@ -8,17 +8,22 @@ A prompt may be read in several prefills. The last one is padded on the right to
 attention does not see the padding, and the next step overwrites its columns.
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow as tf
 
 from keras_tfm.export.signatures.host_caches import Caches
 from keras_tfm.export.signatures.request import Request
-from keras_tfm.export.signatures.signatures import Signature, for_edge
+from keras_tfm.export.signatures.signature import (
+    Argument,
+    Function,
+    Signature,
+    Tensors,
+    for_edge,
+    with_padding,
+)
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.layers import DecodingScope
-
-Tensor = Any
 
 POSITION = "input_pos"
 _LETTERS = {"key": "k", "transposed_value": "v", "mask": "mask"}
@@ -44,18 +49,14 @@ def litertlm_signatures(request: Request) -> list[Signature]:
             POSITION: tf.TensorSpec((length,), "int32"),
             **caches.specs(growing=True, length=caches.columns),
         }
-        kinds = dict.fromkeys(specs, "cache")
+        padded = request.masked_target if role == "decode" else {request.target}
         result.append(
             Signature(
                 role if role == "decode" else f"prefill_{length}",
                 role,
                 for_edge(_step(caches, with_logits=role == "decode")),
-                specs,
-                request.vocabulary_sizes,
+                with_padding(caches.arguments(specs), padded),
                 settings if role == "decode" else {"capacity": caches.columns},
-                padded=request.masked_target if role == "decode" else frozenset({request.target}),
-                pad_ids=request.pad_ids,
-                kinds={**kinds, request.target: "input", POSITION: "position"},
             )
         )
     return result
@@ -87,18 +88,26 @@ class _Caches(Caches):
         """`kv_cache_k_<i>` for the keys of the i-th self-attention, `kv_cache_v_<i>` for values."""
         return f"kv_cache_{_LETTERS[part]}_{self.growing.index(entry)}"
 
+    def arguments(self, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Argument]:
+        """The arguments of a signature with these specs."""
+        arguments = {name: Argument(x, "cache") for name, x in specs.items()}
+        target, own = self.request.target, self.request.interface.inputs
+        arguments[target] = Argument(specs[target], input=own[target])
+        arguments[POSITION] = Argument(specs[POSITION], "position")
+        return arguments
+
     def specs(self, growing: bool, length: int | None = None) -> dict[str, tf.TensorSpec]:
         """The specs of keys and values, by flat name."""
         specs = super().specs(growing, length)
         return {name: x for name, x in specs.items() if not _is_mask(name)}
 
-    def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    def unflatten(self, given: Tensors) -> dict[str, Tensors]:
         """A cache from keys and values with flat names."""
         specs = super().specs(growing=True, length=self.columns)
         masks = {name: tf.ones(x.shape, x.dtype) for name, x in specs.items() if _is_mask(name)}
         return super().unflatten({**given, **masks})
 
-    def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    def flatten(self, entries: dict[str, Tensors]) -> Tensors:
         """Keys and values by flat name."""
         return {name: x for name, x in super().flatten(entries).items() if not _is_mask(name)}
 
@@ -107,12 +116,12 @@ def _is_mask(name: str) -> bool:
     return name.startswith(f"kv_cache_{_LETTERS['mask']}_")
 
 
-def _step(caches: _Caches, with_logits: bool) -> Any:
+def _step(caches: _Caches, with_logits: bool) -> Function:
     """The function of a signature: its arguments by name -> its results by name."""
     request, length = caches.request, caches.request.max_length
     assert length is not None
 
-    def step(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def step(given: Tensors) -> Tensors:
         with DecodingScope(
             caches.unflatten(given),
             position=given[POSITION][0],

@@ -227,7 +227,7 @@ def _against_model(
         ms: milliseconds per token of the runtime.
     """
     wanted, gaps = [], []
-    pads = [request.pad_ids.get(request.target)] if request.masked_target else []
+    pads = [request.pad_id] if request.masked_target else []
     for x in answers:
         # Keras masks a padding id that was generated; the file takes it for a token.
         count = next((n for n, token in enumerate(x.tokens) if token in pads), len(x.logits))

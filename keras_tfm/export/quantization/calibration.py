@@ -14,7 +14,7 @@ from keras_tfm.export.quantization.gptq import compensated
 from keras_tfm.export.quantization.kept_layers import find_layers, has_name
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.smoothing import smooth_block
-from keras_tfm.generation.model_inputs import call_model, input_specs
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers.projection import Projection
 from keras_tfm.layers.transformer_block import TransformerBlock
@@ -131,13 +131,13 @@ def calibrate(
         return matrix_bits(ops.convert_to_numpy(layer.kernel).T)
 
     with _recorded(blocks, len(rows), bits_of) as activations:
-        wanted = call_model(copy, rows[0])
+        wanted = interface_of(copy).call(rows[0])
         for row in rows[1:]:
-            call_model(copy, row)
+            interface_of(copy).call(row)
     for number, block in enumerate(blocks, 1):
         _log.info("calibrating block %d of %d", number, len(blocks))
         smooth_block(block, activations, bits_of)
-    _check_equal(model, wanted, call_model(copy, rows[0]))
+    _check_equal(model, wanted, interface_of(copy).call(rows[0]))
     for layer in (layer for block in blocks for layer in _projections(block)):
         given = activations.get(id(layer))
         if given is not None and given.products is not None and bits_of(layer) == 4:
@@ -147,7 +147,8 @@ def calibrate(
 
 def _example(model: keras.Model, number: int, example: Any) -> dict[str, Any]:
     """One example as tensors by input name."""
-    place, specs = f"examples[{number}]", input_specs(model)
+    place = f"examples[{number}]"
+    specs = {name: x.spec for name, x in interface_of(model).inputs.items()}
     if not isinstance(example, Mapping):
         if len(specs) != 1 or isinstance(example, (list, tuple)):
             raise ValueError(

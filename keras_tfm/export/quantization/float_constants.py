@@ -25,7 +25,8 @@ import tensorflow as tf
 
 from keras_tfm.export.graph.conversion import convert
 from keras_tfm.export.quantization.presets import Quantization
-from keras_tfm.export.signatures.signatures import Signature, for_edge, full_pass
+from keras_tfm.export.signatures.make import full_pass
+from keras_tfm.export.signatures.signature import Argument, Signature, for_edge
 from keras_tfm.export.verification.float_file import Stored
 from keras_tfm.export.verification.stored_weights import ModelWeights, Unrounded
 from keras_tfm.runtime import flatbuffer
@@ -66,10 +67,11 @@ def float_constants(
         if described["role"] != "predict":
             continue
         model = models[described.get("model", "")]
-        specs = {
-            key: tf.TensorSpec(x["shape"], x["dtype"]) for key, x in described["inputs"].items()
+        inputs = {
+            key: Argument(tf.TensorSpec(x["shape"], x["dtype"]))
+            for key, x in described["inputs"].items()
         }
-        signature = Signature(name, "predict", for_edge(full_pass(model)), specs, {})
+        signature = Signature(name, "predict", for_edge(full_pass(model)), inputs)
         try:
             content = convert(model, [signature], Quantization(model, "float32"))
         except ValueError:  # an operator of a file with custom operators

@@ -19,7 +19,7 @@ from keras_tfm.export.quantization.kept_layers import (
 )
 from keras_tfm.export.signatures.input_numbers import input_numbers
 from keras_tfm.export.signatures.request import Request
-from keras_tfm.export.signatures.signatures import Signature
+from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.layers.target import bounded_masks
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import inspect_subgraphs
@@ -288,7 +288,7 @@ def _check_half(weights: dict[int, np.ndarray]) -> None:
 
 def _sample(place: str, sample: Any, signature: Signature) -> dict[str, np.ndarray]:
     """One sample of the representative data, as arguments of the signature."""
-    specs = signature.inputs
+    specs = {name: x.spec for name, x in signature.inputs.items()}
     if not isinstance(sample, Mapping):
         if len(specs) != 1 or isinstance(sample, (list, tuple)):
             raise ValueError(
@@ -306,7 +306,8 @@ def _sample(place: str, sample: Any, signature: Signature) -> dict[str, np.ndarr
         dtype = np.dtype(spec.dtype.as_numpy_dtype)
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise ValueError(f"{place}: {name} must be {dtype}, got {array.dtype}")
-        size = signature.vocabulary_sizes.get(name)
+        known = signature.inputs[name].input
+        size = None if known is None else known.vocabulary_size
         if size is not None and (array.min() < 0 or array.max() >= size):
             raise ValueError(
                 f"{place}: {name} must have ids in 0..{size - 1}, got {array.min()}..{array.max()}"

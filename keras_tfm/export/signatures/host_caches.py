@@ -1,19 +1,18 @@
 """The KV caches of a host's decoding loop, as flat arguments and results of signatures."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_tfm.export.signatures.signatures import Request
+from keras_tfm.export.signatures.request import Request
+from keras_tfm.export.signatures.signature import Argument, Tensors
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, is_int8
 from keras_tfm.layers.target import export_target
-
-Tensor = Any
 
 
 class Caches:
@@ -34,9 +33,9 @@ class Caches:
         return SteppedModel(self.request.model, self.request.target)
 
     @cached_property
-    def _first_step(self) -> tuple[DecodingScope, dict[str, Tensor]]:
+    def _first_step(self) -> tuple[DecodingScope, Tensors]:
         """The scope of a first step on zeros, which has the cache shapes, and `encode`'s result."""
-        specs = self.request.specs(self.request.others)
+        specs = {name: x.spec for name, x in self.request.arguments(self.request.others).items()}
         token = tf.zeros((self.request.batch_size, 1), "int32")
         encoded = self.model.encode({name: tf.zeros(x.shape, x.dtype) for name, x in specs.items()})
         with (
@@ -77,7 +76,7 @@ class Caches:
         return max(prefixes, default=0)
 
     @cached_property
-    def _traced_step(self) -> tuple[dict[str, Tensor], Any]:
+    def _traced_step(self) -> tuple[Tensors, Any]:
         """A traced step of one token: the encoded values it gets; its logits and new entries."""
         request, length = self.request, self.request.max_length
         assert length is not None
@@ -143,20 +142,21 @@ class Caches:
             for flat, name in self.encoded.items()
         }
 
-    def to_host(self, encoded: dict[str, Tensor]) -> dict[str, Tensor]:
+    def to_host(self, encoded: Tensors) -> Tensors:
         """The values of `encode` that a step reads, by flat name, padded to the longest source."""
         result = {}
         for flat, spec in self.encoded_specs().items():
             x = encoded[self.encoded[flat]]
             # A padded step reads only values that the model masks, or ids.
-            pad_id = self.request.pad_ids.get(self.model.input_name(self.encoded[flat]) or "", 0)
+            own = self.request.interface.inputs.get(self.model.input_name(self.encoded[flat]) or "")
+            pad_id = 0 if own is None else own.pad_id or 0
             paddings = [(0, long - short) for long, short in zip(spec.shape, x.shape, strict=True)]
             if np.any(paddings):
                 x = tf.pad(tf.cast(x, spec.dtype), paddings, constant_values=pad_id)
             result[flat] = tf.cast(x, spec.dtype)
         return result
 
-    def step(self, given: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    def step(self, given: Tensors, tokens: tf.Tensor) -> tf.Tensor:
         """The logits of a step. Call it inside a `DecodingScope`.
 
         Args:
@@ -187,9 +187,9 @@ class Caches:
                 specs[self.flat_name(entry, part)] = tf.TensorSpec(shape, _host_dtype(x.dtype))
         return specs
 
-    def unflatten(self, given: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    def unflatten(self, given: Tensors) -> dict[str, Tensors]:
         """A cache from arguments with flat names."""
-        cache: dict[str, dict[str, Tensor]] = {}
+        cache: dict[str, Tensors] = {}
         for entry, parts in self._first_step[0].cache.items():
             cache[entry] = {
                 part: _from_host(part, given[self.flat_name(entry, part)]) for part in parts
@@ -208,7 +208,7 @@ class Caches:
             "max_length": request.max_length,
             "start_id": request.start_id,
             "end_id": request.end_id_setting(),
-            "pad_id": request.pad_ids.get(request.target, 0),
+            "pad_id": request.pad_id,
             "target": request.target,
             "vocabulary_size": request.model.outputs[0].shape[-1],
             **({"transposed": self.transposed} if self.transposed else {}),
@@ -225,7 +225,7 @@ class Caches:
             if COLUMN_AXES[part] == 3
         ]
 
-    def flatten(self, entries: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    def flatten(self, entries: dict[str, Tensors]) -> Tensors:
         """Cache entries by flat name, in dtypes that hosts support."""
         return {
             self.flat_name(entry, part): tf.cast(x, _host_dtype(x.dtype))
@@ -233,13 +233,17 @@ class Caches:
             for part, x in parts.items()
         }
 
-    def kinds(self, names: Iterable[str]) -> dict[str, str]:
-        """The kind of each argument that is not an input of the model."""
-        found = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
+    def arguments(self, specs: Mapping[str, tf.TensorSpec]) -> dict[str, Argument]:
+        """The arguments of a signature with these specs."""
+        kinds = dict.fromkeys([*self.specs(growing=False), *self.specs(growing=True)], "cache")
         if "encode" in self.request.roles:
-            found |= dict.fromkeys(self.encoded, "encoded")
-        found[self.request.own_name("position")] = "position"
-        return {name: found[name] for name in names if name in found}
+            kinds |= dict.fromkeys(self.encoded, "encoded")
+        kinds[self.request.own_name("position")] = "position"
+        inputs = self.request.interface.inputs
+        return {
+            name: Argument(spec, kinds.get(name, "input"), inputs.get(name))
+            for name, spec in specs.items()
+        }
 
 
 def _host_dtype(dtype: tf.DType) -> tf.DType:
@@ -247,5 +251,5 @@ def _host_dtype(dtype: tf.DType) -> tf.DType:
     return tf.int32 if dtype == tf.bool else dtype
 
 
-def _from_host(part: str, x: Tensor) -> Tensor:
+def _from_host(part: str, x: tf.Tensor) -> tf.Tensor:
     return tf.not_equal(x, 0) if part == "mask" else x

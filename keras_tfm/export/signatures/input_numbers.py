@@ -24,12 +24,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_tfm.generation.model_inputs import (
-    audio_inputs,
-    image_inputs,
-    input_specs,
-    vocabulary_sizes,
-)
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import nodes_in_order
 from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask
 
@@ -87,23 +82,25 @@ class _Product:
 
 def input_numbers(model: keras.Model) -> dict[str, InputNumbers]:
     """What is known of each input of a functional model that is neither ids, pixels nor audio."""
-    others = {*vocabulary_sizes(model), *image_inputs(model), *audio_inputs(model)}
+    inputs = interface_of(model).inputs
     read: dict[str, list[_Product]] = {}
     told: dict[str, InputNumbers] = {}
-    for name, x in input_specs(model).items():
-        if name in others or x.dtype == "bool" or is_mask(name, {}):
+    for name, known in inputs.items():
+        x = known.spec
+        is_other = known.vocabulary_size is not None or known.is_pixels or known.audio is not None
+        if is_other or x.dtype == "bool" or is_mask(name, {}):
             continue
         products = _products(model, x)
         if products:
             read[name], told[name] = products, _told(x, products)
         elif "float" in x.dtype:
             told[name] = InputNumbers(Numbers(), None)
-    raw = {id(layer) for known in told.values() for layer in known.raw}
+    raw = {id(layer) for found in told.values() for layer in found.raw}
     for name, products in read.items():
         scaled = any(map(_is_scaled, products))
         # What a kernel with ordinary rows tells is its initialisation.
         if not scaled and not any(id(p.layer) in raw for p in products):
-            is_float = "float" in input_specs(model)[name].dtype
+            is_float = "float" in inputs[name].spec.dtype
             told[name] = InputNumbers(Numbers(0.0, 1.0 if is_float else 2.0), None)
     return told
 

@@ -2,39 +2,42 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import operator
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, SupportsIndex, TypedDict, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_tfm.export.signatures.cache_format import checked_cache
-from keras_tfm.export.signatures.default_prompt import checked_prompt
-from keras_tfm.export.signatures.draft_length import checked_draft_length
-from keras_tfm.export.signatures.invisible_padding import invisibly_padded, needing_a_token
-from keras_tfm.export.signatures.source_lengths import (
-    index,
-    inputs_with_open_length,
-    integer,
-    lengths_of,
-    source_lengths,
-)
-from keras_tfm.generation.model_inputs import (
-    audio_inputs,
-    end_tokens,
-    find_target,
-    image_inputs,
-    input_names,
-    input_specs,
-    inputs_of_tokens,
-    vocabulary_sizes,
-)
-from keras_tfm.generation.pad_ids import masked_ids, pad_ids, paddings
+from keras_tfm.arguments import check_integer
+from keras_tfm.export.signatures.signature import Argument
+from keras_tfm.generation.interface import Interface, interface_of
 from keras_tfm.generation.preparation import check_ids, end_ids_of
-from keras_tfm.generation.side_inputs import check_side_inputs
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.runtime.manifest.manifest import ROLES
+from keras_tfm.runtime.manifest.manifest import CACHES, ROLES
+
+# Keras 3.15's text. It warns at each call, and an export calls a layer dozens of times.
+_LOST_MASK = r"Layer .* was passed an input with a mask attached to it\."
+
+
+@contextmanager
+def without_mask_warnings() -> Iterator[None]:
+    """Leaves out Keras's warning of a lost mask, which building the model has shown.
+
+    It is also a decorator.
+
+    >>> import warnings
+    >>> from keras_tfm.export.signatures.request import without_mask_warnings
+    >>> with without_mask_warnings():
+    ...     warnings.warn("Layer 'x' (of type X) was passed an input with a mask attached to it.")
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _LOST_MASK, UserWarning)
+        yield
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -145,15 +148,9 @@ class Request:
         arguments: see `ExportArguments`.
 
     Attributes:
-        vocabulary_sizes: the number of ids of each input that an embedding reads.
-        pad_ids: the padding id of each input of ids (B, S); see `generation.pad_ids`.
-        paddings: where it is padding, of inputs in which it may be a token.
+        interface: what the model takes.
         source_lengths: the lengths of the inputs with an open length, in ascending order.
         own_lengths: the lengths of inputs that have one of their own.
-        inputs_of_tokens: the inputs that follow from the tokens of another one, such as segments.
-        end_tokens: the id that rows of an input must contain, where a layer reads its features.
-        images: the inputs of pixels, uint8 in the file.
-        audio: the inputs of audio with the layer that reads them.
     """
 
     def __init__(
@@ -168,7 +165,7 @@ class Request:
         max_length, start_id = arguments.get("max_length"), arguments.get("start_id")
         prompt_length = arguments.get("prompt_length")
         strategy = arguments.get("strategy")
-        input_names(model)  # raises unless the model is functional
+        self.interface = interface_of(model)  # raises unless the model is functional
         if roles is None:
             generates = start_id is not None or prompt_length is not None
             roles = ["generate"] if generates else ["predict"]
@@ -179,12 +176,14 @@ class Request:
         self.model = model
         self.roles = list(roles)
         # NumPy's integers become Python's, since the manifest is JSON.
-        self.batch_size = index("batch_size", arguments.get("batch_size", 1 if static else None))
-        given = source_lengths(model, self.roles, arguments)
-        self.source_lengths, self.own_lengths = given.each, given.own
-        self.prompt_lengths = lengths_of("prompt_length", prompt_length)
-        self.max_length = None if max_length is None else integer("max_length", max_length)
-        self.start_id = None if start_id is None else integer("start_id", start_id)
+        self.batch_size = _positive(
+            "batch_size", arguments.get("batch_size", 1 if static else None)
+        )
+        lengths = source_lengths(self.interface, self.roles, arguments)
+        self.source_lengths, self.own_lengths = lengths.each, lengths.own
+        self.prompt_lengths = _lengths("prompt_length", prompt_length)
+        self.max_length = None if max_length is None else _integer("max_length", max_length)
+        self.start_id = None if start_id is None else _integer("start_id", start_id)
         self.end_ids = end_ids_of(arguments.get("end_id"))
         if strategy is not None and not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a Strategy such as Beam(4), got {strategy!r}")
@@ -193,13 +192,11 @@ class Request:
                 "processors are a part of the signature 'generate'; 'decode' returns logits, which "
                 f"the host has to process, got the signatures {self.roles}"
             )
-        self.default_prompt = checked_prompt(
-            arguments.get("default_prompt"), model, self.roles, max(self.prompt_lengths, default=0)
-        )
+        self.default_prompt = self._default_prompt(arguments.get("default_prompt"))
         self.strategy = strategy
         self.static = static
         self.whole_caches = arguments.get("whole_caches", False)
-        self.draft_length = checked_draft_length(arguments, self.roles)
+        self.draft_length = self._draft_length(arguments.get("draft_length"))
         self.accelerator = arguments.get("accelerator", "cpu")
         if self.accelerator not in ("cpu", "gpu"):
             raise ValueError(f"accelerator must be 'cpu' or 'gpu', got {self.accelerator!r}")
@@ -208,14 +205,8 @@ class Request:
                 "accelerator='gpu' is for the signatures 'predict', 'encode', 'prefill' and "
                 f"'decode': a GPU delegate refuses the loop of 'generate', got {self.roles}"
             )
-        self.cache = checked_cache(arguments, self.roles)
-        self.vocabulary_sizes = vocabulary_sizes(model)
-        self.pad_ids = pad_ids(model)
-        self.paddings = paddings(model)
-        self.inputs_of_tokens = inputs_of_tokens(model)
-        self.end_tokens = end_tokens(model)
-        self.images = image_inputs(model)
-        self.audio = audio_inputs(model)
+        self.cache = str(arguments.get("cache", "float32"))
+        self._check_cache()
         self._target = arguments.get("target")
         steps = [role for role in self.roles if role != "predict"]
         if steps:
@@ -232,41 +223,95 @@ class Request:
     @property
     def target(self) -> str:
         """The name of the input that is stepped."""
-        return find_target(self.model, self._target)
+        return self.interface.find_target(self._target)
 
     @property
     def others(self) -> list[str]:
         """The names of the inputs that are not stepped."""
-        return [name for name in input_names(self.model) if name != self.target]
+        return [name for name in self.interface.inputs if name != self.target]
+
+    @property
+    def pad_id(self) -> int:
+        """The padding id of the input that is stepped."""
+        return self.interface.inputs[self.target].pad_id or 0
 
     def own_name(self, name: str) -> str:
         """`name`, with underscores appended until no input of the model has this name."""
-        while name in input_names(self.model):
+        while name in self.interface.inputs:
             name += "_"
         return name
 
     @functools.cached_property
     def padded(self) -> frozenset[str]:
         """The inputs whose rows may be padded. Found by calling the model, at the first use."""
-        names = input_names(self.model) if "predict" in self.roles else self.others
-        found = invisibly_padded(self.model, names, self.vocabulary_sizes, self.pad_ids)
-        masks = {
-            name
-            for name, (kind, tokens) in self.inputs_of_tokens.items()
-            if kind == "mask_of" and tokens in found
-        }
-        return found | masks
+        inputs = self.interface.inputs
+        found = self.interface.invisibly_padded(
+            [*inputs] if "predict" in self.roles else self.others
+        )
+        return found | {name for name, x in inputs.items() if x.mask_of in found}
 
     @property
     def masked_target(self) -> frozenset[str]:
         """The stepped input, if its embedding masks the padding id; otherwise empty."""
-        return frozenset({self.target} & masked_ids(self.model).keys())
+        is_masked = self.interface.inputs[self.target].masked_id is not None
+        return frozenset([self.target] if is_masked else [])
 
     @functools.cached_property
     def needing_a_token(self) -> frozenset[str]:
         """The inputs whose rows need at least one token. Found by calling the model."""
-        names = input_names(self.model) if self.roles == ["predict"] else self.others
-        return needing_a_token(self.model, names, self.vocabulary_sizes, self.pad_ids)
+        names = self.interface.names if self.roles == ["predict"] else self.others
+        return self.interface.needing_a_token(names)
+
+    def _default_prompt(self, ids: Sequence[int] | None) -> list[int]:
+        """The ids of the default prompt; empty for None."""
+        if ids is None:
+            return []
+        for x in ids:
+            check_integer("default_prompt", x, minimum=0)
+        prompt = [operator.index(x) for x in ids]
+        size, longest = self.model.outputs[0].shape[-1], max(self.prompt_lengths, default=0)
+        if "generate" not in self.roles or not 1 <= len(prompt) <= longest:
+            raise ValueError(
+                "default_prompt is for 'generate' with a prompt_length of at least its length, "
+                f"got {len(prompt)} ids, prompt_length {longest or None} and {self.roles}"
+            )
+        if max(prompt) >= size:
+            raise ValueError(f"default_prompt must be ids in 0..{size - 1}, got {prompt}")
+        return prompt
+
+    def _draft_length(self, length: int | None) -> int | None:
+        """The number of drafted tokens that one step verifies."""
+        check_integer("draft_length", length, optional=True)
+        if length is None:
+            return None
+        if "decode" not in self.roles or self.whole_caches:
+            raise ValueError(
+                "draft_length is for the signature 'decode' without whole_caches, got "
+                f"{self.roles}, whole_caches={self.whole_caches}"
+            )
+        if self.max_length is not None and length > self.max_length - 2:
+            raise ValueError(
+                f"draft_length={length} does not fit max_length={self.max_length}: give at most "
+                f"{max(1, self.max_length - 2)}"
+            )
+        return int(length)
+
+    def _check_cache(self) -> None:
+        """Raises unless the format of the KV caches is known, and int8 applies."""
+        if self.cache not in CACHES:
+            raise ValueError(f"cache must be one of {list(CACHES)}, got {self.cache!r}")
+        if self.cache == "float32":
+            return
+        if self.roles == ["predict"]:
+            raise ValueError(
+                f"cache={self.cache!r} is for the KV caches of 'generate' and 'decode': 'predict' "
+                "has none; leave it out, or export one of these signatures"
+            )
+        if self.accelerator == "gpu":
+            raise ValueError(
+                f"cache={self.cache!r} is for accelerator='cpu': the graphs for a GPU delegate are "
+                "in float32; leave it out"
+            )
 
     def _check_steps(self, roles: list[str]) -> None:
         if not self.static and {"encode", "prefill", "decode"} & set(roles):
@@ -274,7 +319,7 @@ class Request:
                 "a SavedModel has the signatures 'predict' and 'generate'; only .tflite files have "
                 f"signatures with caches, got {roles}"
             )
-        check_side_inputs(self.model, self.target)
+        self.interface.check_side_inputs(self.target)
         if self.max_length is None:
             raise ValueError(f"the signature {roles[0]!r} needs max_length, got None")
         if "generate" in roles and self.start_id is None and not self.prompt_lengths:
@@ -325,7 +370,7 @@ class Request:
                         "cannot: use a processor of tensor operations, such as processors.Grammar, "
                         "or export 'decode', and choose tokens on the host"
                     )
-        self.specs(self.others)  # raises if a length is missing
+        self.arguments(self.others)  # raises if a length is missing
 
     def _check_outputs(self) -> None:
         outputs = self.model.output
@@ -337,34 +382,36 @@ class Request:
                 )
 
     def _check_several(self) -> None:
-        fixed = () if self.roles == ["predict"] else (self.target,)
-        others = {*fixed, *self.own_lengths, *self.padded}
-        open_ = inputs_with_open_length(self.model, others)
+        fixed = {*self.own_lengths, *self.padded}
+        fixed |= set() if self.roles == ["predict"] else {self.target}
+        inputs = self.interface.inputs
+        open_ = [name for name, x in inputs.items() if x.is_open and name not in fixed]
         if open_:
             raise ValueError(
                 f"several source_lengths need a model that masks padding, but {open_[0]!r} of "
                 f"{self.model.name} is not masked: use mask_zero=True or mask_id, or one length"
             )
 
-    def specs(
+    def arguments(
         self,
-        names: Sequence[str],
+        names: Collection[str],
         length: int | None = None,
         lengths: Mapping[str, int | None] = MappingProxyType({}),
-    ) -> dict[str, tf.TensorSpec]:
-        """The specs of inputs by name; open axes get `length`, by default the longest.
+    ) -> dict[str, Argument]:
+        """Inputs of the model as arguments; open axes get `length`, by default the longest.
 
-        `lengths` overrides the length of some inputs.
+        `lengths` overrides the length of some inputs. They are not padded yet, see `argument`.
         """
         longest = max(self.source_lengths, default=None)
-        specs = {}
-        for name, x in input_specs(self.model).items():
+        result = {}
+        for name, known in self.interface.inputs.items():
             if name not in names:
                 continue
+            x = known.spec
             here = longest if length is None else length
             here = lengths.get(name, self.own_lengths.get(name, here))
-            if here is None and self.static and name in self.audio:
-                here = self.audio[name].length  # what the layer pads to
+            if here is None and self.static and known.audio is not None:
+                here = known.audio.length  # what the layer pads to
             shape = [self.batch_size, *(here if d is None else d for d in x.shape[1:])]
             if self.static and None in shape:
                 raise ValueError(
@@ -372,8 +419,9 @@ class Request:
                     "export it for"
                     + (" (and max_length, the target's)" if len(self.model.inputs) > 1 else "")
                 )
-            specs[name] = tf.TensorSpec(shape, "uint8" if name in self.images else x.dtype)
-        return specs
+            dtype = "uint8" if known.is_pixels else x.dtype
+            result[name] = Argument(tf.TensorSpec(shape, dtype), input=known)
+        return result
 
     def named_lengths(self, role: str) -> list[tuple[str, int | None]]:
         """Names and lengths of a role's signatures: one, or one per source length."""
@@ -384,3 +432,83 @@ class Request:
     def end_id_setting(self) -> int | list[int] | None:
         """The end tokens as the manifest stores them."""
         return self.end_ids[0] if len(self.end_ids) == 1 else list(self.end_ids) or None
+
+
+class SourceLengths(NamedTuple):
+    """The argument `source_length`, checked.
+
+    Attributes:
+        each: tuple of int, ascending: the lengths of inputs that are not in `own`.
+        own: dict of int by input.
+    """
+
+    each: tuple[int, ...]
+    own: dict[str, int]
+
+
+def source_lengths(
+    interface: Interface, roles: Sequence[str], arguments: ExportArguments
+) -> SourceLengths:
+    """The lengths of the inputs with an open axis: one for all, several, or by input.
+
+    Args:
+        interface: that of the model.
+        roles: those of the signatures.
+        arguments: of the export, with "source_length" and "target".
+
+    Raises:
+        ValueError: a length is out of range, or by input: an input is unknown, has no open axis, or
+            is missing; or several inputs have several lengths.
+    """
+    given = arguments.get("source_length")
+    if not isinstance(given, Mapping):
+        return SourceLengths(_lengths("source_length", given), {})
+    inputs, target = interface.inputs, arguments.get("target")
+    stepped = None if list(roles) == ["predict"] else interface.find_target(target)
+    open_ = [name for name, x in inputs.items() if x.is_open and name != stepped]
+    unknown = [name for name in given if name not in open_]
+    known_otherwise = [name for name, x in inputs.items() if x.audio is not None]
+    if arguments.get("max_length") is not None and len(inputs) > 1:
+        known_otherwise.append(interface.find_target(target))
+    missing = [name for name in open_ if name not in given and name not in known_otherwise]
+    if unknown or missing or not given:
+        raise ValueError(
+            f"source_length must have the inputs with an open length, {open_}, got {list(given)}"
+        )
+    known = {name: _lengths(f"source_length of {name!r}", x) for name, x in given.items()}
+    if () in known.values():
+        raise ValueError(f"source_length must have a length for each input, got {dict(given)}")
+    several = [name for name, x in known.items() if len(x) > 1]
+    if len(several) > 1:
+        raise ValueError(f"one input may have several source_lengths, got several for {several}")
+    own = {name: x[0] for name, x in known.items() if name not in several}
+    return SourceLengths(known[several[0]] if several else (), own)
+
+
+def _positive(name: str, value: SupportsIndex | None) -> int | None:
+    """Returns `value` as an int; raises unless it is positive. None stays None."""
+    if value is None:
+        return None
+    value = _integer(name, value)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def _integer(name: str, value: SupportsIndex) -> int:
+    """An integer of Python or NumPy as one of Python, since the manifest is JSON."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def _lengths(name: str, values: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The lengths as an ascending tuple; empty for None."""
+    if values is None:
+        return ()
+    several = list(np.atleast_1d(np.asarray(values, object)))
+    result = sorted({_positive(name, value) or 0 for value in several})
+    if len(result) < len(several) or not result:
+        raise ValueError(f"{name} must be one length or several different ones, got {values}")
+    return tuple(result)

@@ -15,12 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_tfm.export.signatures.host_caches import Caches
-from keras_tfm.export.signatures.signatures import Request, Signature
+from keras_tfm.export.signatures.request import Request
+from keras_tfm.export.signatures.signature import Signature, Tensors, with_padding
 from keras_tfm.generation.loop import cache_capacities
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, columns_of_entry, longer
-
-Tensor = Any
 
 
 def encode(caches: Caches) -> list[Signature]:
@@ -35,7 +34,7 @@ def encode(caches: Caches) -> list[Signature]:
     result = []
     for length in request.source_lengths or (None,):
 
-        def function(inputs: dict[str, Tensor], is_short: bool = length != longest) -> Any:
+        def function(inputs: Tensors, is_short: bool = length != longest) -> Any:
             token = tf.zeros((request.batch_size, 1), "int32")
             encoded = caches.model.encode(inputs)
             with caches.first_scope() as scope:
@@ -62,9 +61,7 @@ def encode(caches: Caches) -> list[Signature]:
                 "encode" if length is None else f"encode_{length}",
                 "encode",
                 function,
-                request.specs(request.others, length),
-                request.vocabulary_sizes,
-                padded=request.padded,
+                with_padding(request.arguments(request.others, length), request.padded),
             )
         )
     return result
@@ -94,7 +91,7 @@ def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -
     for length in lengths:
         for capacity in (x for x in capacities if x >= length):
 
-            def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
+            def function(given: Tensors, capacity: int = capacity) -> Any:
                 found, entries = _step(caches, given, given[position], capacity)
                 return {"logits": found, **entries} if logits else entries
 
@@ -107,11 +104,8 @@ def _chunks(caches: Caches, prefix: str, lengths: Iterable[int], logits: bool) -
                     f"{prefix}_{length}" + (f"_{capacity}" if len(capacities) > 1 else ""),
                     "prefill",
                     function,
-                    specs,
-                    request.vocabulary_sizes,
+                    with_padding(caches.arguments(specs), request.padded | {request.target}),
                     {"capacity": capacity},
-                    padded=request.padded | {request.target},
-                    kinds=caches.kinds(specs),
                 )
             )
     return result
@@ -125,7 +119,7 @@ def decode(caches: Caches) -> list[Signature]:
     result = []
     for capacity in capacities:
 
-        def function(given: dict[str, Tensor], capacity: int = capacity) -> Any:
+        def function(given: Tensors, capacity: int = capacity) -> Any:
             logits, entries = _step(caches, given, given[position], capacity)
             return {"logits": logits[:, -1], **entries}
 
@@ -138,11 +132,8 @@ def decode(caches: Caches) -> list[Signature]:
                 "decode" if len(capacities) == 1 else f"decode_{capacity}",
                 "decode",
                 function,
-                specs,
-                request.vocabulary_sizes,
+                with_padding(caches.arguments(specs), request.masked_target),
                 {**settings, "capacity": capacity},
-                padded=request.masked_target,
-                kinds=caches.kinds(specs),
             )
         )
     return result
@@ -167,8 +158,8 @@ def _step_specs(caches: Caches, capacity: int) -> dict[str, tf.TensorSpec]:
 
 
 def _step(
-    caches: Caches, given: dict[str, Tensor], position: Tensor, capacity: int
-) -> tuple[Tensor, dict[str, Tensor]]:
+    caches: Caches, given: Tensors, position: tf.Tensor, capacity: int
+) -> tuple[tf.Tensor, Tensors]:
     """The logits (B, N, V) of a step of N tokens, and the cache entries that it returns."""
     at = tf.reshape(position, ())
     with DecodingScope(caches.unflatten(given), position=at, length=capacity) as scope:
@@ -179,11 +170,11 @@ def _step(
     return logits, caches.flatten(after)
 
 
-def _longer(entries: dict[str, dict[str, Tensor]], caches: Caches) -> dict[str, dict[str, Tensor]]:
+def _longer(entries: dict[str, Tensors], caches: Caches) -> dict[str, Tensors]:
     """Entries padded with columns of zeros, as many as those of the longest source have."""
     specs = caches.specs(growing=False)
 
-    def padded(entry: str, part: str, x: Tensor) -> Tensor:
+    def padded(entry: str, part: str, x: tf.Tensor) -> tf.Tensor:
         if part not in COLUMN_AXES:
             return x
         axis, longest = COLUMN_AXES[part], specs[caches.flat_name(entry, part)].shape

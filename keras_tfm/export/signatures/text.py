@@ -6,13 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_tfm.export.signatures.signatures import Signature
-from keras_tfm.generation.model_inputs import (
-    find_target,
-    input_specs,
-    inputs_of_tokens,
-    vocabulary_sizes,
-)
+from keras_tfm.export.signatures.signature import Argument, Signature, Tensors
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.preparation import end_ids_of
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 
@@ -55,8 +50,8 @@ def check_tokenizers(
         return {}
     if tokenizer is None:
         raise ValueError(f"the signatures {of_text} need a tokenizer, got None")
-    sizes = vocabulary_sizes(model)
-    ids = [name for name, x in input_specs(model).items() if "int" in x.dtype and x.ndim == 2]
+    inputs = interface_of(model).inputs
+    ids = [name for name, x in inputs.items() if x.takes_ids]
     if isinstance(tokenizer, dict):
         unknown = [name for name in tokenizer if name not in ids]
         if unknown or not tokenizer:
@@ -65,8 +60,8 @@ def check_tokenizers(
             )
         tokenizers = dict(tokenizer)
     else:
-        follow = inputs_of_tokens(model)
-        tokenizers = dict.fromkeys([name for name in ids if name not in follow], tokenizer)
+        own = [name for name in ids if not inputs[name].follows_tokens]
+        tokenizers = dict.fromkeys(own, tokenizer)
         if not ids:
             raise ValueError(f"{model.name} has no input of ids (B, S) for a tokenizer")
     for name, one in tokenizers.items():
@@ -74,11 +69,11 @@ def check_tokenizers(
             raise TypeError(
                 f"the tokenizer of input {name!r} must be callable, got {type(one).__name__}"
             )
-        size = _vocabulary_size(one)
-        if size is not None and name in sizes and size > sizes[name]:
+        size, taken = _vocabulary_size(one), inputs[name].vocabulary_size
+        if size is not None and taken is not None and size > taken:
             raise ValueError(
                 f"the tokenizer of input {name!r} has {size} ids, "
-                f"but the model's embedding takes {sizes[name]}"
+                f"but the model's embedding takes {taken}"
             )
     return tokenizers
 
@@ -109,34 +104,36 @@ def add_text_signatures(
             )
         back = None
         if base.name == "generate":
-            stepped = find_target(model, target)
+            stepped = interface_of(model).find_target(target)
             owner = tokenizers.get(stepped) or next(iter(here.values()))
             back = detokenizer or getattr(owner, "detokenize", None)
             if not callable(back):
                 raise ValueError(
                     f"{name} needs a detokenizer: {type(owner).__name__} has no detokenize"
                 )
-        result.append(_of_text(name, base, here, back))
+        result.append(_text_signature(name, base, here, back))
     return result
 
 
-def _of_text(name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any) -> Signature:
-    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+def _text_signature(
+    name: str, base: Signature, tokenizers: dict[str, Any], detokenizer: Any
+) -> Signature:
+    def run(inputs: Tensors) -> Tensors:
         values = {
-            key: _tokenized(key, x, tokenizers[key], base) if key in tokenizers else x
+            key: _ids_of(key, x, tokenizers[key], base) if key in tokenizers else x
             for key, x in inputs.items()
         }
         # Traced once: both signatures share the graph.
         outputs = base.traced(**{base.parameters[key]: x for key, x in values.items()})
         if detokenizer is None:
             return outputs
-        return {"text": _detokenized(outputs["tokens"], detokenizer, base.settings["end_id"])}
+        return {"text": _text_of(outputs["tokens"], detokenizer, base.settings["end_id"])}
 
-    specs = {
-        key: tf.TensorSpec(spec.shape[:1], tf.string) if key in tokenizers else spec
-        for key, spec in base.inputs.items()
+    inputs = {
+        key: Argument(tf.TensorSpec(x.spec.shape[:1], tf.string)) if key in tokenizers else x
+        for key, x in base.inputs.items()
     }
-    return Signature(name, base.role, run, specs, {}, of_text=True)
+    return Signature(name, base.role, run, inputs, is_of_text=True)
 
 
 def _vocabulary_size(tokenizer: Any) -> int | None:
@@ -145,14 +142,14 @@ def _vocabulary_size(tokenizer: Any) -> int | None:
         return int(size() if callable(size) else size) if size is not None else None
 
 
-def _tokenized(
-    name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature
-) -> Any:
+def _ids_of(name: str, strings: Any, tokenizer: Callable[[Any], Any], signature: Signature) -> Any:
     """Ids (B, S), padded to at least one column: a softmax over no keys is undefined."""
-    spec, pad_id = signature.inputs[name], signature.pad_ids.get(name, 0)
+    argument = signature.inputs[name]
+    assert argument.input is not None  # checked by `check_tokenizers`
+    spec, pad_id = argument.spec, argument.input.pad_id
     ids, length = tokenizer(strings), spec.shape[1]
     if isinstance(ids, tf.RaggedTensor):
-        if length is None and name not in signature.padded:
+        if length is None and not argument.is_padded:
             raise ValueError(
                 f"the tokenizer of input {name!r} returns ragged rows, which are padded with "
                 f"{pad_id}, but the model does not mask padding (no mask_zero or mask_id)"
@@ -169,7 +166,7 @@ def _tokenized(
     # Before the ids are used: otherwise the embedding's error may come first.
     with tf.control_dependencies(_assertions(name, ids, tokenizer, signature)):
         missing = tf.maximum((1 if length is None else length) - columns, 0)
-        if rows is not None and signature.paddings.get(name, "by_id") != "by_id":
+        if rows is not None and argument.input.padding not in (None, "by_id"):
             is_token = tf.sequence_mask(rows.row_lengths(), columns)
             real = tf.constant(REAL_PAD, ids.dtype)
             ids = tf.where(is_token & tf.equal(ids, tf.cast(pad_id, ids.dtype)), real, ids)
@@ -182,7 +179,9 @@ def _tokenized(
 
 def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> list[Any]:
     """Checks that depend on the ids, and run in the SavedModel."""
-    length, size = signature.inputs[name].shape[1], signature.vocabulary_sizes.get(name)
+    argument = signature.inputs[name]
+    size = None if argument.input is None else argument.input.vocabulary_size
+    length = argument.spec.shape[1]
     checks = []
     if length is not None:
         message = f"{name}: more ids than {length}"
@@ -194,7 +193,7 @@ def _assertions(name: str, ids: Any, tokenizer: Any, signature: Signature) -> li
     return [check for check in checks if check is not None]  # None: statically true
 
 
-def _detokenized(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:
+def _text_of(tokens: Any, detokenizer: Callable[[Any], Any], end_id: Any) -> Any:
     """Strings (B,) of tokens (B, T), whose first column is the start token."""
     tokens = tokens[:, 1:]
     ended = tf.zeros_like(tokens, tf.bool)

@@ -291,7 +291,7 @@ class Comparison:
         for number in range(self.rows.stepped_batches(decode)):
             inputs = self.rows.arguments(source, number) if source else {}
             for key, x in self.rows.arguments(decode, number).items():
-                if key in self.outputs.inputs and key not in inputs:
+                if key in self.outputs.interface.inputs and key not in inputs:
                     inputs[key] = x
             tokens = self.rows.tokens(decode, number)
             inputs[target] = tokens[:, :first]

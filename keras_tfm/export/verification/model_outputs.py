@@ -8,8 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.export.signatures.input_numbers import InputNumbers, input_numbers
-from keras_tfm.export.signatures.signatures import named_outputs
-from keras_tfm.generation.model_inputs import call_model, input_specs
+from keras_tfm.generation.interface import interface_of
 
 
 class ModelOutputs:
@@ -30,7 +29,7 @@ class ModelOutputs:
 
     def __init__(self, model: keras.Model):
         self.model = model
-        self.inputs = input_specs(model)
+        self.interface = interface_of(model)
         self._known: dict[Any, dict[str, np.ndarray]] = {}
 
     @cached_property
@@ -44,12 +43,12 @@ class ModelOutputs:
         if key not in self._known:
             rows = len(next(iter(inputs.values())))
             # A model may have a fixed batch size.
-            step = next(iter(self.inputs.values())).shape[0] or self.ROWS
+            step = next(iter(self.interface.inputs.values())).spec.shape[0] or self.ROWS
             parts: list[dict[str, np.ndarray]] = []
             for start in range(0, rows, step):
                 chunk = {name: x[start : start + step] for name, x in inputs.items()}
                 tensors = {name: ops.convert_to_tensor(x) for name, x in chunk.items()}
-                results = named_outputs(self.model, call_model(self.model, tensors))
+                results = self.interface.name_outputs(self.interface.call(tensors))
                 parts.append({name: ops.convert_to_numpy(y) for name, y in results.items()})
             self._known[key] = {
                 name: np.concatenate([part[name] for part in parts]) for name in parts[0]

@@ -4,8 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.export.signatures.signatures import named_outputs
-from keras_tfm.generation.model_inputs import input_specs, vocabulary_sizes
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import Model
 from keras_tfm.runtime.manifest.fields import of_kind
@@ -35,28 +34,30 @@ def other_arguments(model: keras.Model, file: Model) -> str:
 
 
 def _differences(model: keras.Model, file: Model) -> Any:
-    specs, sizes = input_specs(model), vocabulary_sizes(model)
+    interface = interface_of(model)
+    own = interface.inputs
     for signature in file.signatures.values():
         role, inputs = signature["role"], signature["inputs"]
         target = signature.get("target")
         taken = set(of_kind(signature, "input"))
-        if role == "predict" and taken != set(specs):
-            yield f"the model has the inputs {sorted(specs)}, the file {sorted(taken)}"
+        if role == "predict" and taken != set(own):
+            yield f"the model has the inputs {sorted(own)}, the file {sorted(taken)}"
             continue
-        if missing := sorted({*taken, *([target] if target else [])} - set(specs)):
-            yield f"the model has no input {', '.join(map(repr, missing))} (it has {list(specs)})"
+        if missing := sorted({*taken, *([target] if target else [])} - set(own)):
+            yield f"the model has no input {', '.join(map(repr, missing))} (it has {list(own)})"
             continue
         for key in sorted(taken):
             known = inputs[key].get("vocabulary_size")
-            if known != sizes.get(key):
-                yield f"{key!r} has {sizes.get(key)} ids in the model, {known} in the file"
-            if key != target and not _fits(specs[key].shape, inputs[key]["shape"]):
+            size, shape = own[key].vocabulary_size, own[key].spec.shape
+            if known != size:
+                yield f"{key!r} has {size} ids in the model, {known} in the file"
+            if key != target and not _fits(shape, inputs[key]["shape"]):
                 yield (
-                    f"{key!r} has the shape {tuple(specs[key].shape)} in the model, "
+                    f"{key!r} has the shape {tuple(shape)} in the model, "
                     f"{tuple(inputs[key]['shape'])} in the file"
                 )
         if role == "predict":
-            outputs = named_outputs(model, model.output)
+            outputs = interface.name_outputs(model.output)
             shapes = {key: tuple(x.shape) for key, x in outputs.items()}
             theirs = {key: tuple(x["shape"]) for key, x in signature["outputs"].items()}
             if set(shapes) != set(theirs) or not all(_fits(shapes[k], theirs[k]) for k in shapes):

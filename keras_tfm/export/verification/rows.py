@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_tfm.export.signatures.input_numbers import InputNumbers
-from keras_tfm.generation.model_inputs import input_specs
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
 from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask, random_inputs
 from keras_tfm.runtime.model import Model
@@ -190,7 +190,7 @@ def inputs_of(
 
 def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
     """Raises unless every given row fits one of the exported lengths."""
-    specs = input_specs(model)
+    specs = {name: x.spec for name, x in interface_of(model).inputs.items()}
     taken = {key for x in file.signatures.values() for key in x["inputs"]}
     names = [name for name in specs if name in taken]
     if not isinstance(given, dict):

@@ -14,7 +14,7 @@ from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.quantization.float_constants import find_constants
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import masks_of
-from keras_tfm.export.signatures.mask_warnings import without_mask_warnings
+from keras_tfm.export.signatures.request import without_mask_warnings
 from keras_tfm.export.verification.checks import EXACT, Check, root_mean_square
 from keras_tfm.export.verification.comparison import Comparisons
 from keras_tfm.export.verification.float_file import FloatFile

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.generation.model_inputs import input_names
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.position_tables import table_length
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies.drafts import Choose, Draft, best_tokens
@@ -83,7 +83,7 @@ class DraftModel(Draft):
 
     def start(self, task: Task, tokens: Tensor) -> Any:
         """What the smaller model encodes, and its caches after the prompt."""
-        names = [name for name in input_names(self.model) if name != self._stepped.target]
+        names = [name for name in interface_of(self.model).inputs if name != self._stepped.target]
         missing = [name for name in names if name not in task.sources]
         if missing:
             raise ValueError(

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_tfm.generation.model_inputs import input_names
-from keras_tfm.generation.pad_ids import masked_ids, pad_ids, paddings
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_tokenizer, form_of
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
@@ -121,7 +120,7 @@ class Texts:
             raise TypeError(
                 f"expected a text (str), a list of texts or a dictionary, got {_kind(texts)}"
             )
-        others = [name for name in input_names(self._model) if name != self._target]
+        others = [name for name in interface_of(self._model).inputs if name != self._target]
         return {next((x for x in others if x in self._tokenizers), self._target): texts}
 
     def _prompt(self, text: str) -> list[int]:
@@ -130,16 +129,16 @@ class Texts:
     def _padded(self, name: str, texts: list[str]) -> np.ndarray:
         """The ids of texts, padded on the right: (B, S), int32."""
         rows = [self._tokenizers[name].encode(text) for text in texts]
-        lengths = {len(row) for row in rows}
+        lengths, known = {len(row) for row in rows}, interface_of(self._model).inputs[name]
         if 0 in lengths:
             text = texts[[len(row) for row in rows].index(0)]
             raise ValueError(f"{name!r}: {shown(text)} has no tokens")
-        if len(lengths) > 1 and name not in masked_ids(self._model):
+        if len(lengths) > 1 and known.masked_id is None:
             raise ValueError(
                 f"{name!r}: texts of {min(lengths)} to {max(lengths)} tokens need padding, which "
                 "the model does not mask: use mask_zero=True or mask_id, or one text at a time"
             )
-        pad_id, padding = pad_ids(self._model)[name], paddings(self._model).get(name)
+        pad_id, padding = known.pad_id or 0, known.padding
         result = np.full((len(rows), max(lengths, default=0)), pad_id, "int32")
         for i, row in enumerate(rows):
             result[i, : len(row)] = (

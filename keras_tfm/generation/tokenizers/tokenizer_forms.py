@@ -7,11 +7,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_tfm.generation.model_inputs import (
-    input_specs,
-    inputs_of_tokens,
-    vocabulary_sizes,
-)
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.keras_hub_tokenizers import converted
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, read
 
@@ -42,15 +38,15 @@ def by_input(model: keras.Model, tokenizer: Any) -> dict[str, Any]:
         tokenizer: one tokenizer for all inputs of ids, or a dictionary by input; optional. One
             tokenizer does not apply to inputs that are derived from the tokens, such as segments.
     """
-    specs = input_specs(model)
-    names = [name for name, x in specs.items() if "int" in x.dtype and x.ndim == 2]
+    inputs = interface_of(model).inputs
+    names = [name for name, x in inputs.items() if x.takes_ids]
     if tokenizer is None:
         return {}
     if not isinstance(tokenizer, dict):
         if not names:
             raise ValueError(f"{model.name} has no input of ids (B, S) for a tokenizer")
-        follow = inputs_of_tokens(model)
-        return dict.fromkeys([name for name in names if name not in follow], tokenizer)
+        own = [name for name in names if not inputs[name].follows_tokens]
+        return dict.fromkeys(own, tokenizer)
     if not tokenizer or not set(tokenizer) <= set(names):
         raise ValueError(
             f"tokenizers are for the inputs of ids (B, S) {names}, got {list(tokenizer)}"
@@ -66,7 +62,7 @@ def check_tokenizer(
     end_ids: Sequence[int],
 ) -> None:
     """Raises unless the embedding has every id, and the tokenizer the start and end tokens."""
-    size = vocabulary_sizes(model).get(name, tokenizer.size)
+    size = interface_of(model).inputs[name].vocabulary_size or tokenizer.size
     if tokenizer.size > size:
         raise ValueError(
             f"the tokenizer of input {name!r} has {tokenizer.size} ids, "

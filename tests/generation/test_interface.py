@@ -15,18 +15,18 @@ from small_models import (
 )
 
 from keras_tfm.generation import Generator
-from keras_tfm.generation.model_inputs import (
-    call_model,
-    find_target,
-    input_names,
-    input_specs,
-    vocabulary_sizes,
-)
+from keras_tfm.generation.interface import interface_of
 from keras_tfm.layers import (
     SegmentEmbedding,
     TokenEmbedding,
     TransformerDecoderBlock,
 )
+
+
+def vocabulary_sizes(model):
+    inputs = interface_of(model).inputs.values()
+    return {x.name: x.vocabulary_size for x in inputs if x.vocabulary_size is not None}
+
 
 STRUCTURES = {
     "dict": dict,
@@ -47,8 +47,9 @@ def test_each_name_has_its_own_vocabulary(model):
 
 
 def test_each_name_has_its_own_tensor(model):
-    specs = input_specs(model)
-    assert {name: x.name for name, x in specs.items()} == {"source": "source", "target": "target"}
+    inputs = interface_of(model).inputs
+    assert all(x.spec.name == name for name, x in inputs.items())
+    assert set(inputs) == {"source", "target"}
 
 
 def test_a_model_generates_whatever_its_structure(model):
@@ -61,7 +62,7 @@ def test_a_model_generates_whatever_its_structure(model):
 def test_call_model_takes_names(model):
     inputs = {"target": np.array([[1, 12, 3]]), "source": SOURCES[:1]}
     expected = encoder_decoder()(inputs)
-    np.testing.assert_array_equal(call_model(model, inputs), expected)
+    np.testing.assert_array_equal(interface_of(model).call(inputs), expected)
 
 
 @pytest.mark.parametrize("structure", [lambda x: x, lambda x: [x], lambda x: {"ids": x}])
@@ -69,8 +70,8 @@ def test_a_model_of_one_input(structure):
     ids = keras.Input((None,), dtype="int32", name="ids")
     x = TokenEmbedding(TARGET_SIZE, 7)(ids)
     model = keras.Model(structure(ids), layers.Dense(TARGET_SIZE)(x))
-    assert input_names(model) == ["ids"]
-    assert find_target(model) == "ids"
+    assert interface_of(model).names == ["ids"]
+    assert interface_of(model).find_target() == "ids"
     assert vocabulary_sizes(model) == {"ids": TARGET_SIZE}
     assert Generator(model, 5)(np.array([[3, 4]])).tokens[:, :2].tolist() == [[3, 4]]
 
@@ -81,12 +82,12 @@ def two_inputs(names):
 
 
 def test_the_target_by_default():
-    assert find_target(two_inputs(["source", "target"])) == "target"
-    assert find_target(two_inputs(["a", "b"]), "b") == "b"
+    assert interface_of(two_inputs(["source", "target"])).find_target() == "target"
+    assert interface_of(two_inputs(["a", "b"])).find_target("b") == "b"
     with pytest.raises(ValueError, match=r"no input 'target' to step, its inputs are \['a', 'b'\]"):
-        find_target(two_inputs(["a", "b"]))
+        interface_of(two_inputs(["a", "b"])).find_target()
     with pytest.raises(ValueError, match=r"no input 'c' to step"):
-        find_target(two_inputs(["a", "b"]), "c")
+        interface_of(two_inputs(["a", "b"])).find_target("c")
 
 
 class Subclassed(keras.Model):
@@ -99,7 +100,7 @@ class Subclassed(keras.Model):
 )
 def test_only_functional_models(model):
     with pytest.raises(TypeError, match=r"expected a functional keras.Model .* got "):
-        input_names(model)
+        interface_of(model)
 
 
 # Vocabularies. What they rest on, `_inbound_nodes`, is not public: these tests guard it.
@@ -148,7 +149,7 @@ def test_a_model_that_was_saved_and_loaded(tmp_path):
     model = encoder_decoder()
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert input_names(loaded) == ["source", "target"]
+    assert interface_of(loaded).names == ["source", "target"]
     assert vocabulary_sizes(loaded) == {"source": SOURCE_SIZE, "target": TARGET_SIZE}
 
 

@@ -1,0 +1,136 @@
+"""A signature of an exported file: a function of tensors, and what is known of its arguments."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from keras_tfm.generation.interface import Input
+from keras_tfm.layers.target import export_target
+
+Tensors = dict[str, tf.Tensor]
+Function = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a signature.
+
+    Attributes:
+        spec: its shape and dtype.
+        kind: str, one of `manifest.fields.KINDS`.
+        input: the model's input that it is; None for caches, positions and the like.
+        is_padded: bool, whether its rows may be padded.
+        needs_token: bool, whether its rows need at least one token.
+    """
+
+    spec: tf.TensorSpec
+    kind: str = "input"
+    input: Input | None = None
+    is_padded: bool = False
+    needs_token: bool = False
+
+    def manifest(self, is_stepped: bool) -> dict[str, Any]:
+        """The argument's entry in the manifest.
+
+        Args:
+            is_stepped: bool, whether it is the stepped input of a decoding loop, whose prompts have
+                no padding but that on their left, which the loop knows.
+        """
+        entry: dict[str, Any] = {
+            "shape": list(self.spec.shape),
+            "dtype": self.spec.dtype.name,
+            "kind": self.kind,
+            "padded": self.is_padded,
+        }
+        known = self.input
+        if known is None:
+            return entry
+        optional = {
+            "pad_id": known.pad_id,
+            "padding": None if is_stepped else known.padding,
+            "segments_of": known.segments_of,
+            "mask_of": known.mask_of,
+            "needs_token": self.needs_token or None,
+            "end_id": known.end_id,
+            "sample_rate": None if known.audio is None else known.audio.sample_rate,
+            "vocabulary_size": known.vocabulary_size,
+        }
+        return entry | {key: x for key, x in optional.items() if x is not None}
+
+
+def with_padding(arguments: Mapping[str, Argument], names: Collection[str]) -> dict[str, Argument]:
+    """The arguments, of which those among `names` may have padded rows."""
+    return {name: replace(x, is_padded=name in names) for name, x in arguments.items()}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A named function of tensors, ready for tracing.
+
+    Attributes:
+        name: the signature's name in the file.
+        role: one of `manifest.fields.ROLES`.
+        function: from a dictionary of the inputs by name to the outputs by name.
+        inputs: dict of `Argument` by name.
+        settings: further entries of the manifest.
+        is_of_text: whether it takes strings.
+    """
+
+    name: str
+    role: str
+    function: Function
+    inputs: Mapping[str, Argument]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    is_of_text: bool = False
+
+    @cached_property
+    def parameters(self) -> dict[str, str]:
+        """The parameter of the TensorFlow function for each input, which must be an identifier.
+
+        Other names are changed: "a b" to "a_b", "self" to "input_self".
+        """
+        kept = [x for x in self.inputs if re.fullmatch("[A-Za-z][A-Za-z0-9_]*", x) and x != "self"]
+        result = {name: name for name in kept}
+        for name in [name for name in self.inputs if name not in result]:
+            new = re.sub("[^A-Za-z0-9_]", "_", name)
+            if not new[:1].isalpha() or new == "self":
+                new = f"input_{new}"
+            while new in result.values():
+                new += "_"
+            result[name] = new
+        return {name: result[name] for name in self.inputs}
+
+    @cached_property
+    def traced(self) -> Any:
+        """The concrete function of `parameters`; traced once."""
+
+        def run(**given: tf.Tensor) -> Tensors:
+            return self.function({name: given[x] for name, x in self.parameters.items()})
+
+        specs = {name: argument.spec for name, argument in self.inputs.items()}
+        return tf.function(run, autograph=False).get_concrete_function(
+            **{
+                parameter: tf.TensorSpec(specs[name].shape, specs[name].dtype, parameter)
+                for name, parameter in self.parameters.items()
+            }
+        )
+
+    def manifest(self) -> dict[str, Any]:
+        """The signature's entry in the manifest."""
+        stepped = None if self.role == "predict" else self.settings.get("target")
+        inputs = {name: x.manifest(name == stepped) for name, x in self.inputs.items()}
+        return {"role": self.role, "inputs": inputs, **self.settings}
+
+
+def for_edge(function: Function, accelerator: str = "cpu") -> Function:
+    """The function, traced for LiteRT with XNNPACK ("cpu") or a GPU delegate ("gpu")."""
+
+    def run(inputs: Tensors) -> Tensors:
+        with export_target(f"{accelerator}-edge"):
+            return function(inputs)
+
+    return run
