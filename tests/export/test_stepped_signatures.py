@@ -24,7 +24,7 @@ from small_models import (
     randomize,
 )
 
-from keras_tfm.export.signatures import signatures as signatures_module
+from keras_tfm.export.signatures import make
 from keras_tfm.export.signatures.make import make_signatures
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.generation import Contrastive, Sample
@@ -46,7 +46,7 @@ SELF, CROSS = "cache_000_self_attention", "cache_001_cross_attention"
 def made(model=None, **options):
     """The signatures by name; that the model can be stepped is tested elsewhere."""
     request = Request(small() if model is None else model, **{**DEFAULTS, **options})
-    with mock.patch.object(signatures_module, "check_stepping"):
+    with mock.patch.object(make, "check_stepping"):
         return {signature.name: signature for signature in make_signatures(request)}
 
 
