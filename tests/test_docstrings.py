@@ -59,7 +59,7 @@ REASONS = {
     "keras_tfm.export.verification.comparison": _FILE,
     "keras_tfm.export.graph.conversion": _FILE,
     "keras_tfm.export.graph.composites": _FILE,
-    "keras_tfm.export.gpu_*": _FILE,
+    "keras_tfm.export.graph.gpu_*": _FILE,
     "keras_tfm.export.graph.graph_editor": _FILE,
     "keras_tfm.export.verification.float_file": _FILE,
     "keras_tfm.export.quantization.four_bits": _FILE,
