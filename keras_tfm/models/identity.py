@@ -2,18 +2,38 @@
 
 A functional model is a graph of layers; `.keras` files, `clone_model` and `with_dtype` preserve
 only layers and their configurations. So the identity is stored in layers: markers, which return
-their input unchanged and are found by their class.
+their input unchanged. A builder or a head places markers by role; the decorators `builder` and
+`head` write the function's name and arguments into them.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import keras
 
 from keras_tfm.keras_internals import nodes_in_order, producer
 
 Tensor = Any
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The roles of markers. Those of the first group carry the identity of the model:
+# - "features": the features (B, T, D) of the model, the decoder's in encoder-decoder models;
+# - "encoded": the encoder's features (B, S, D), for models without the decoder;
+# - "towers": a model of two towers, such as `clip`, each of which has an identity of its own;
+# - "alignment": the features (B, S, N, D) of the sequences in a model of alignments, and
+# - "pairs": those (B, N, N, E) of its pairs: a head on them leaves the features out of the graph.
+IDENTITY_ROLES = ("features", "encoded", "towers", "alignment", "pairs")
+# The others:
+# - "pooled": the pooled vector (B, D) of a whole sequence;
+# - "visual": the features (B, N, C) of the regions in a model of texts and regions of images;
+# - "head": the input of a head, with the head's kind and arguments.
+ROLES = (*IDENTITY_ROLES, "pooled", "visual", "head")
+# Arguments that are not recorded: tensors and layers of the model, and its name.
+_NOT_RECORDED = ("model", "features", "embedding", "name")
 
 
 @dataclass(frozen=True)
@@ -32,10 +52,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Identity:
-    """The information that a `FeaturesMarker` carries.
-
-    A dataclass, because `arguments` may contain layers, and Keras would track layers in a layer's
-    dict attribute as sublayers.
+    """The identity that the markers of a model carry.
 
     Attributes:
         family: str, name of the builder, or None for a hand-composed model.
@@ -50,13 +67,69 @@ class Identity:
     blocks: tuple[str, ...] = ()
 
 
-class Marker(keras.layers.Layer):
-    """Base class of markers: an identity layer without weights that passes on the mask."""
+@dataclass(frozen=True)
+class Origin:
+    """The function that made a model or a head, and its arguments.
 
-    def __init__(self, **kwargs: Any):
+    A dataclass, because `arguments` may contain layers, and Keras would track layers in a layer's
+    dict attribute as sublayers.
+    """
+
+    function: str | None
+    arguments: dict[str, Any]
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class Marker(keras.layers.Layer):
+    """Marks a tensor of a model by its role: an identity layer without weights.
+
+    It passes on the mask, and has the dtype policy of the model's layers, which heads use as their
+    default.
+
+    Args:
+        role: str, one of `ROLES`.
+        function: str, the builder's name or the head's kind. Default: the name of the function
+            that returns the model, if `builder` or `head` decorates it.
+        arguments: dict, the function's arguments. With the default function: those that differ
+            from the ones given.
+        embedding: str, name of the `TokenEmbedding` layer, or None.
+        blocks: names of the block layers in order.
+        name: str, the layer's name. Default: the role and "_marker".
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.models.identity import Marker
+    >>> marker = Marker("features", "bert", {"dim": 8})
+    >>> x = np.ones((1, 2, 3), "float32")
+    >>> bool(np.all(marker(x) == x)), marker.name, marker.origin.function
+    (True, 'features_marker', 'bert')
+    """
+
+    def __init__(
+        self,
+        role: str,
+        function: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        embedding: str | None = None,
+        blocks: Sequence[str] = (),
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        if role not in ROLES:
+            raise ValueError(f"role must be one of {list(ROLES)}, got {role!r}")
         # No autocast: the input keeps its dtype under any policy.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(autocast=False, name=name or f"{role}_marker", **kwargs)
         self.supports_masking = True
+        self.role = role
+        self.embedding = embedding
+        self.blocks = tuple(blocks)
+        self.origin = Origin(function, recordable(arguments or {}))
+
+    @property
+    def identity(self) -> Identity:
+        """The identity of the model that the marker is in."""
+        return Identity(self.origin.function, self.origin.arguments, self.embedding, self.blocks)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Returns the input."""
@@ -76,139 +149,82 @@ class Marker(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
-        # Keras's own refuses a marker whose dtype was given as a policy object.
-        return dict(super().get_config())
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class FeaturesMarker(Marker):
-    """Marks the features (B, T, D) of a model and carries the model's identity.
-
-    It has the dtype policy of the model's layers, which heads use as their default.
-
-    Args:
-        family: str, name of the builder, or None.
-        arguments: dict, the builder's arguments; `name` is removed.
-        embedding: str, name of the `TokenEmbedding` layer, or None.
-        blocks: names of the block layers in order.
-
-    Example:
-
-    >>> import numpy as np
-    >>> from keras_tfm.models.identity import FeaturesMarker
-    >>> marker = FeaturesMarker("bert", {"dim": 8})
-    >>> x = np.ones((1, 2, 3), "float32")
-    >>> bool(np.all(marker(x) == x)), marker.identity.family
-    (True, 'bert')
-    """
-
-    def __init__(
-        self,
-        family: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        embedding: str | None = None,
-        blocks: Sequence[str] = (),
-        **kwargs: Any,
-    ):
-        super().__init__(**kwargs)
-        # Lists for tuples, as in a file: JSON has no tuples.
-        given = {
-            key: _with_lists(value) for key, value in (arguments or {}).items() if key != "name"
-        }
-        self.identity = Identity(family, given, embedding, tuple(blocks))
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return {
             **super().get_config(),
-            "family": self.identity.family,
-            "arguments": keras.saving.serialize_keras_object(self.identity.arguments),
-            "embedding": self.identity.embedding,
-            "blocks": list(self.identity.blocks),
+            "role": self.role,
+            "function": self.origin.function,
+            "arguments": keras.saving.serialize_keras_object(self.origin.arguments),
+            "embedding": self.embedding,
+            "blocks": list(self.blocks),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         """The layer of a configuration."""
-        return super().from_config(_with_arguments(config))
+        arguments = keras.saving.deserialize_keras_object(config["arguments"])
+        return super().from_config({**config, "arguments": arguments})
 
 
-@keras.saving.register_keras_serializable("keras_tfm")
-class EncodedMarker(FeaturesMarker):
-    """Marks the encoder's features (B, S, D) in an encoder-decoder model.
+class _EarlierMarker:
+    """Reads the markers of `.keras` files from when each role had a class."""
 
-    Its identity is used for models without the decoder, such as `encoder(model)`.
-    """
+    def __init__(self, role: str):
+        self.role = role
 
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class PairMarker(FeaturesMarker):
-    """Carries the identity of a model of two towers, such as `clip`; each has a marker of its own.
-
-    The model has no features of its own.
-    """
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class PooledMarker(Marker):
-    """Marks the pooled vector (B, D) of a whole sequence."""
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class VisualMarker(Marker):
-    """Marks the features (B, N, C) of the regions in a model of texts and regions of images."""
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class AlignmentMarker(FeaturesMarker):
-    """Marks the features (B, S, N, D) of the sequences in a model of alignments.
-
-    It carries the identity, too: a head on it leaves the target's features out of the graph.
-    """
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class PairsMarker(FeaturesMarker):
-    """Marks the features (B, N, N, E) of the pairs in a model of alignments, with the identity."""
-
-
-@keras.saving.register_keras_serializable("keras_tfm")
-class HeadMarker(Marker):
-    """Marks the input of a head and carries the head's kind and arguments.
-
-    Args:
-        kind: str, the head's kind, see `Head`.
-        arguments: dict, the arguments of the function that made the head.
-    """
-
-    def __init__(self, kind: str, arguments: Mapping[str, Any] | None = None, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.head = Head(kind, dict(arguments or {}))
+    def from_config(self, config: dict[str, Any]) -> Marker:
+        """The marker of an earlier configuration."""
+        config = {"arguments": {}, **config, "role": self.role}
+        config["function"] = config.pop("kind" if self.role == "head" else "family", None)
+        return Marker.from_config(config)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {
-            **super().get_config(),
-            "kind": self.head.kind,
-            "arguments": keras.saving.serialize_keras_object(self.head.arguments),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """The layer of a configuration."""
-        return super().from_config(_with_arguments(config))
+        """Nothing: it is never saved, but Keras registers only what could be."""
+        return {}
 
 
-def _with_arguments(config: dict[str, Any]) -> dict[str, Any]:
-    arguments = keras.saving.deserialize_keras_object(config["arguments"])
-    return {**config, "arguments": arguments}
+for _name, _role in (
+    ("FeaturesMarker", "features"), ("EncodedMarker", "encoded"), ("PairMarker", "towers"),
+    ("PooledMarker", "pooled"), ("VisualMarker", "visual"), ("AlignmentMarker", "alignment"),
+    ("PairsMarker", "pairs"), ("HeadMarker", "head"),
+):  # fmt: skip
+    keras.saving.register_keras_serializable("keras_tfm", _name)(_EarlierMarker(_role))
 
 
-def _with_lists(value: Any) -> Any:
-    """The same value with lists in place of tuples, in dictionaries, too."""
-    if type(value) is dict:
-        return {key: _with_lists(x) for key, x in value.items()}
-    return [_with_lists(x) for x in value] if isinstance(value, list | tuple) else value
+def builder(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of the function that builds a family: the model knows its name and arguments."""
+    return _recorder(function, IDENTITY_ROLES, _NOT_RECORDED)
+
+
+def head(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a function that adds a head: the model knows its name and arguments."""
+    return _recorder(function, ("head",), (*_NOT_RECORDED, "dtype"))
+
+
+def _recorder(
+    function: Callable[P, R], roles: Sequence[str], ignored: Sequence[str]
+) -> Callable[P, R]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def build(*args: P.args, **kwargs: P.kwargs) -> R:
+        model = function(*args, **kwargs)
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = {key: x for key, x in call.arguments.items() if key not in ignored}
+        for marker in (x for role in roles for x in markers(model, role)):
+            if marker.origin.function is None:
+                arguments = {**recordable(given), **marker.origin.arguments}
+                marker.origin = Origin(function.__name__, arguments)
+        return model
+
+    return build
+
+
+def recordable(value: Any) -> Any:
+    """The same value with lists in place of tuples, as in a file: JSON has no tuples."""
+    if isinstance(value, Mapping):
+        return {key: recordable(x) for key, x in value.items()}
+    return [recordable(x) for x in value] if isinstance(value, list | tuple) else value
 
 
 def describe(model: keras.Model) -> dict[str, Any] | None:
@@ -244,28 +260,22 @@ def describe(model: keras.Model) -> dict[str, Any] | None:
 
 def identity_of(model: keras.Model) -> Identity:
     """The identity of a functional model; an empty one for any other model."""
-    pair = _markers(model, PairMarker)
-    marker = pair[-1] if pair else features_marker(model)
+    towers = markers(model, "towers")
+    marker = towers[-1] if towers else features_marker(model)
     if marker is None:
-        others = _markers(model, AlignmentMarker) or _markers(model, PairsMarker)
+        others = markers(model, "alignment") or markers(model, "pairs")
         marker = others[0] if len(others) == 1 else None
     return Identity() if marker is None else marker.identity
 
 
-def features_marker(model: keras.Model) -> FeaturesMarker | None:
+def features_marker(model: keras.Model) -> Marker | None:
     """The marker of the model's features: the decoder's, or the encoder's without a decoder."""
-    found = _markers(model, FeaturesMarker) or _markers(model, EncodedMarker)
+    found = markers(model, "features") or markers(model, "encoded")
     # A head on features given by the user adds a second marker without a family, which counts. Two
     # markers with families are two models in one: a new model without an identity.
-    if not found or (len(found) > 1 and found[-1].identity.family is not None):
+    if not found or (len(found) > 1 and found[-1].origin.function is not None):
         return None
     return found[-1]
-
-
-def encoded_marker(model: keras.Model) -> EncodedMarker | None:
-    """The marker of the encoder's features."""
-    found = _markers(model, EncodedMarker)
-    return found[0] if len(found) == 1 else None
 
 
 def blocks_of(model: keras.Model, identity: Identity) -> list[keras.layers.Layer]:
@@ -276,47 +286,25 @@ def blocks_of(model: keras.Model, identity: Identity) -> list[keras.layers.Layer
 
 def features_of(model: keras.Model) -> Tensor | None:
     """The symbolic features (B, T, D), or None."""
-    return _output(model, features_marker(model))
+    marker = features_marker(model)
+    return None if marker is None else outputs_in(model, marker)[-1]
 
 
-def encoded_of(model: keras.Model) -> Tensor | None:
-    """The symbolic features (B, S, D) of the encoder, or None."""
-    return _output(model, encoded_marker(model))
-
-
-def pooled_of(model: keras.Model) -> Tensor | None:
-    """The symbolic pooled vector (B, D), or None."""
-    found = _markers(model, PooledMarker)
-    return _output(model, found[-1] if found else None)
-
-
-def all_pooled_of(model: keras.Model) -> list[Tensor]:
-    """The symbolic pooled vectors: a model of two streams has one of each and a fused one."""
-    return [outputs_in(model, marker)[-1] for marker in _markers(model, PooledMarker)]
-
-
-def visual_of(model: keras.Model) -> Tensor | None:
-    """The symbolic features (B, N, C) of the regions, or None."""
-    found = _markers(model, VisualMarker)
-    return _output(model, found[-1] if found else None)
-
-
-def alignment_of(model: keras.Model) -> Tensor | None:
-    """The symbolic features (B, S, N, D) of an alignment, or None."""
-    found = _markers(model, AlignmentMarker)
-    return _output(model, found[-1] if found else None)
-
-
-def pairs_of(model: keras.Model) -> Tensor | None:
-    """The symbolic features (B, N, N, E) of pairs of residues, or None."""
-    found = _markers(model, PairsMarker)
-    return _output(model, found[-1] if found else None)
+def tensors_of(model: keras.Model, role: str) -> list[Tensor]:
+    """The symbolic tensors of a role, one of `ROLES`, in graph order."""
+    return [outputs_in(model, marker)[-1] for marker in markers(model, role)]
 
 
 def head_of(model: keras.Model) -> Head | None:
     """The head, or None."""
-    found = _markers(model, HeadMarker)
-    return found[-1].head if found else None
+    found = markers(model, "head")
+    return Head(str(found[-1].origin.function), found[-1].origin.arguments) if found else None
+
+
+def markers(model: keras.Model, role: str) -> list[Marker]:
+    """The markers of a role, in graph order."""
+    operations = model.operations if is_functional(model) else []
+    return [x for x in operations if isinstance(x, Marker) and x.role == role]
 
 
 def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
@@ -332,14 +320,3 @@ def outputs_in(model: keras.Model, operation: Any) -> list[Tensor]:
 def is_functional(model: Any) -> bool:
     """Whether a model is a graph of `keras.Input` and layers."""
     return hasattr(model, "operations") and hasattr(model, "inputs")
-
-
-def _markers(model: keras.Model, kind: type) -> list[Any]:
-    """The markers of a class, without subclasses, in graph order."""
-    if not is_functional(model):
-        return []
-    return [operation for operation in model.operations if type(operation) is kind]
-
-
-def _output(model: keras.Model, marker: Marker | None) -> Tensor | None:
-    return None if marker is None else outputs_in(model, marker)[-1]

@@ -11,7 +11,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers import PositionEmbedding, TokenEmbedding
-from keras_tfm.models.identity import FeaturesMarker, identity_of
+from keras_tfm.models.identity import Marker, identity_of
 from keras_tfm.models.model import Model
 from keras_tfm.models.with_dtype import recreate
 
@@ -144,8 +144,8 @@ def _resized(
     old = identity_of(model).arguments
 
     def configured(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(layer, FeaturesMarker):
-            arguments = layer.identity.arguments
+        if isinstance(layer, Marker):
+            arguments = layer.origin.arguments
             new = {
                 name: x
                 for name, x in fields.items()

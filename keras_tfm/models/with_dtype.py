@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import object_sharing_scope, sublayers
-from keras_tfm.models.identity import FeaturesMarker
+from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
 # Keras's attributes of a layer with LoRA.
@@ -53,7 +53,7 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
 
     def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
         config = _replaced(config, policy)
-        if isinstance(layer, FeaturesMarker):
+        if isinstance(layer, Marker):
             config = _with_dtype_argument(config, policy)
         return config
 

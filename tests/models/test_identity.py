@@ -1,5 +1,6 @@
 """What a model knows of itself, and what that survives."""
 
+import inspect
 import itertools
 import json
 
@@ -13,6 +14,7 @@ import keras_tfm
 from keras_tfm import layers, models
 from keras_tfm.layers import RotaryEmbedding, gelu_tanh
 from keras_tfm.models import describe, with_dtype
+from keras_tfm.models.identity import IDENTITY_ROLES, Identity, Marker, Origin
 
 SMALL = {"dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 11}
 IDS = np.array([[2, 5, 6, 3, 0], [2, 7, 3, 0, 0]])
@@ -238,11 +240,63 @@ def test_a_subclass_may_name_its_attributes_as_it_likes():
 
 
 def test_a_marker_changes_neither_values_nor_masks_nor_dtypes():
-    from keras_tfm.models.identity import HeadMarker
-
     x = layers.TokenEmbedding(13, 6, mask_zero=True, dtype="float16")(IDS)
-    y = HeadMarker("some")(x)
+    y = Marker("head", "some")(x)
     assert y is x
     np.testing.assert_array_equal(y._keras_mask, IDS != 0)
-    symbolic = HeadMarker("some")(keras.Input((3, 6), dtype="bfloat16"))
+    symbolic = Marker("head", "some")(keras.Input((3, 6), dtype="bfloat16"))
     assert (symbolic.shape, symbolic.dtype) == ((None, 3, 6), "bfloat16")
+
+
+EARLIER = {
+    "FeaturesMarker": "features", "EncodedMarker": "encoded", "PairMarker": "towers",
+    "AlignmentMarker": "alignment", "PairsMarker": "pairs", "PooledMarker": "pooled",
+    "VisualMarker": "visual", "HeadMarker": "head",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EARLIER)
+def test_files_of_when_each_role_had_a_class_still_load(name):
+    """As such a `.keras` file has them; every model of that time was loaded once by hand."""
+    role, config = EARLIER[name], {"name": "some_marker", "trainable": True, "dtype": "float32"}
+    if role == "head":
+        config |= {"kind": "token_classifier", "arguments": {"num_classes": 3}}
+    elif role in IDENTITY_ROLES:
+        config |= {"family": "bert", "arguments": {"dim": 8}, "embedding": "words", "blocks": ["b"]}
+    layer = keras.saving.deserialize_keras_object(
+        {
+            "module": "keras_tfm.models.identity",
+            "class_name": name,
+            "config": config,
+            "registered_name": f"keras_tfm>{name}",
+            "build_config": {"input_shape": [None, None, 8]},
+        }
+    )
+    assert (type(layer), layer.role, layer.name) == (Marker, role, "some_marker")
+    if role == "head":
+        assert layer.origin == Origin("token_classifier", {"num_classes": 3})
+    elif role in IDENTITY_ROLES:
+        assert layer.identity == Identity("bert", {"dim": 8}, "words", ("b",))
+    else:
+        assert layer.origin == Origin(None, {})
+
+
+def test_a_marker_of_an_unknown_role():
+    with pytest.raises(ValueError, match=r"role must be one of \['features', .*, got 'feature'"):
+        Marker("feature")
+
+
+def test_a_head_s_arguments_are_those_of_its_function():
+    head = models.sentence_embedding(models.bert(13, **SMALL), prompts={"query": "find: "}).head
+    parameters = set(inspect.signature(models.sentence_embedding).parameters)
+    assert set(head.arguments) == parameters - {"model", "features", "dtype"}
+    assert head.arguments["prompts"] == {"query": "find: "}
+
+
+def test_a_builder_is_still_the_function_that_was_written():
+    assert inspect.signature(models.marian).parameters["vocabulary_size"].annotation is int
+    assert models.marian.__name__ == "marian" and "Marian" in models.marian.__doc__
+    model = models.marian(11, **SMALL)
+    assert (model.arguments["pad_id"], model.arguments["start_id"]) == (10, 10)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        models.marian()

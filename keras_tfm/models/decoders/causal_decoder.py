@@ -1,6 +1,7 @@
 """The decoder-only model that GPT, Llama and Gemma share: embedding, causal blocks, logits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerDecoderBlock,
 )
-from keras_tfm.models.identity import FeaturesMarker, HeadMarker
+from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
 
@@ -24,83 +25,154 @@ def initializer() -> keras.initializers.Initializer:
     return keras.initializers.RandomNormal(stddev=0.02)
 
 
-def causal_decoder(
-    family: str,
-    given: Mapping[str, Any],
-    block: Callable[[int, int | None], keras.layers.Layer],
-    positions: keras.layers.Layer | None = None,
-    norm: keras.layers.Layer | None = None,
-    scale_embedding: bool = False,
-    soft_cap: float | None = None,
-    tie_output: bool | None = None,
-    vocabulary_size: int | None = None,
-    output_size: int | None = None,
-) -> Model:
-    """Builds the language model of a family from its builder's arguments.
+@dataclass(frozen=True, kw_only=True)
+class CausalDecoder:
+    """The parts of a language model, by the arguments of its builder, see `gpt`.
 
-    Args:
-        family: str, name of the builder.
-        given: the builder's arguments by name: `vocabulary_size`, `dim`, `num_layers`, `windows`,
-            `tie_output`, `pad_id`, `name` and `dtype` are read here. A family may lack those
-            that are arguments here too, `windows` and `pad_id`.
-        block: function of a block's number and window that returns the block.
-        positions: layer that adds positions to the embedding, if any.
-        norm: normalisation after the last block, if any.
-        scale_embedding: bool, whether embeddings are multiplied by sqrt(D).
-        soft_cap: float, c in c tanh(logits / c). Default: no cap.
-        tie_output, vocabulary_size: instead of the builder's arguments.
-        output_size: int, number of logits of an output that is not tied. Default: the number of
-            ids.
-
-    Returns:
-        The model: from `tokens` (B, T), int32, to logits (B, T, V).
+    Attributes:
+        name: str, the model's name.
+        scale_embedding: bool, whether embedded tokens are multiplied by sqrt(D).
+        soft_cap: float, logits become soft_cap tanh(logits / soft_cap). Default: as they are.
+        output_size: int, number of logits without `tie_output`. Default: `vocabulary_size`.
     """
-    dtype, num_layers = given["dtype"], given["num_layers"]
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    windows = each_window(given.get("windows"), num_layers)
-    vocabulary_size = vocabulary_size or given["vocabulary_size"]
-    tokens = keras.Input((None,), dtype="int32", name="tokens")
-    embedding = TokenEmbedding(
-        vocabulary_size,
-        given["dim"],
-        scale=scale_embedding,
-        mask_id=given.get("pad_id"),
-        padding="ends",
-        embeddings_initializer=initializer(),
-        dtype=dtype,
-        name="embedding",
-    )
-    x = embedding(tokens)
-    if positions is not None:
-        x = positions(x)
-    blocks = [block(i, window) for i, window in enumerate(windows)]
-    for layer in blocks:
-        x = layer(x)
-    if norm is not None:
-        x = norm(x)
-    x = FeaturesMarker(
-        family,
-        given,
-        embedding="embedding",
-        blocks=[layer.name for layer in blocks],
-        dtype=dtype,
-        name="features_marker",
-    )(x)
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
-    if given["tie_output"] if tie_output is None else tie_output:
-        logits = embedding(x, reverse=True)
-    else:
-        logits = keras.layers.Dense(
-            output_size or vocabulary_size,
-            use_bias=False,
+
+    vocabulary_size: int
+    dim: int
+    num_layers: int
+    name: str
+    dtype: Any
+    tie_output: bool = True
+    windows: int | Sequence[int | None] | None = None
+    pad_id: int | None = None
+    scale_embedding: bool = False
+    soft_cap: float | None = None
+    output_size: int | None = None
+
+    def build(
+        self,
+        block: Callable[[int, int | None], keras.layers.Layer],
+        positions: keras.layers.Layer | None = None,
+        norm: keras.layers.Layer | None = None,
+    ) -> Model:
+        """The model from `tokens` to logits.
+
+        Args:
+            block: function that makes block i with a window, or None for no window.
+            positions: layer that adds positions to the embedded tokens.
+            norm: normalisation after the last block.
+        """
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
+        windows = each_window(self.windows, self.num_layers)
+        tokens = keras.Input((None,), dtype="int32", name="tokens")
+        embedding = TokenEmbedding(
+            self.vocabulary_size,
+            self.dim,
+            scale=self.scale_embedding,
+            mask_id=self.pad_id,
+            padding="ends",
+            embeddings_initializer=initializer(),
+            dtype=self.dtype,
+            name="embedding",
+        )
+        x = embedding(tokens)
+        if positions is not None:
+            x = positions(x)
+        blocks = [block(i, window) for i, window in enumerate(windows)]
+        for layer in blocks:
+            x = layer(x)
+        if norm is not None:
+            x = norm(x)
+        names = [layer.name for layer in blocks]
+        x = Marker("features", embedding="embedding", blocks=names, dtype=self.dtype)(x)
+        x = Marker("head", "language_model", dtype=self.dtype)(x)
+        if self.tie_output:
+            logits = embedding(x, reverse=True)
+        else:
+            logits = keras.layers.Dense(
+                self.output_size or self.vocabulary_size,
+                use_bias=False,
+                kernel_initializer=initializer(),
+                dtype=self.dtype,
+                name="output",
+            )(x)
+        if self.soft_cap is not None:
+            logits = self.soft_cap * ops.tanh(logits / self.soft_cap)
+        return Model(tokens, logits, name=self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryDecoder(CausalDecoder):
+    """A language model of blocks with rotary positions and gated feed-forward networks."""
+
+    num_heads: int
+    intermediate_dim: int
+    num_key_value_heads: int | None
+    activation: Any
+    rms_norm_epsilon: float
+    attention_bias: bool | Collection[str]
+    attention_dropout: float
+    head_dim: int | None = None
+    feed_forward_bias: bool = False
+
+    def norm(self, name: str, **options: Any) -> RMSNormalization:
+        """An RMS normalisation."""
+        return RMSNormalization(
+            epsilon=self.rms_norm_epsilon, dtype=self.dtype, name=name, **options
+        )
+
+    def head_norms(self, axis: int | tuple[int, ...] = -1) -> dict[str, RMSNormalization]:
+        """The arguments `query_norm` and `key_norm` of attention; see there for `axis`."""
+        return {name: self.norm(name, axis=axis) for name in ("query_norm", "key_norm")}
+
+    def block(
+        self,
+        name: str,
+        window: int | None,
+        position: RotaryEmbedding,
+        residual: Residual,
+        **attention: Any,
+    ) -> TransformerDecoderBlock:
+        """One block.
+
+        Args:
+            name: str, name of the block.
+            window: int, attend to that many last positions only, or None.
+            position: the rotary positions.
+            residual: the residual connection of each sublayer.
+            attention: further arguments of `MultiHeadSelfAttention`.
+        """
+        self_attention = MultiHeadSelfAttention(
+            self.num_heads,
+            causal=True,
+            window=window,
+            head_dim=self.head_dim,
+            num_key_value_heads=self.num_key_value_heads,
+            dropout=self.attention_dropout,
+            use_bias=self.attention_bias,
+            position=position,
             kernel_initializer=initializer(),
-            dtype=dtype,
-            name="output",
-        )(x)
-    if soft_cap is not None:
-        logits = soft_cap * ops.tanh(logits / soft_cap)
-    return Model(tokens, logits, name=given["name"])
+            dtype=self.dtype,
+            name="self_attention",
+            **attention,
+        )
+        feed_forward = FeedForward(
+            self.intermediate_dim,
+            activation=self.activation,
+            gated=True,
+            use_bias=self.feed_forward_bias,
+            kernel_initializer=initializer(),
+            dtype=self.dtype,
+            name="feed_forward",
+        )
+        return TransformerDecoderBlock(
+            self_attention=self_attention,
+            cross_attention=False,
+            feed_forward=feed_forward,
+            residual=residual,
+            dtype=self.dtype,
+            name=name,
+        )
 
 
 def each_window(windows: int | Sequence[int | None] | None, num_layers: int) -> list[int | None]:
@@ -112,67 +184,3 @@ def each_window(windows: int | Sequence[int | None] | None, num_layers: int) -> 
             f"windows must have one entry for each of {num_layers} blocks, got {list(windows)}"
         )
     return list(windows)
-
-
-def rms_norm(given: Mapping[str, Any], name: str, **options: Any) -> RMSNormalization:
-    """An RMS normalisation with the builder's epsilon and dtype."""
-    return RMSNormalization(
-        epsilon=given["rms_norm_epsilon"], dtype=given["dtype"], name=name, **options
-    )
-
-
-def head_norms(given: Mapping[str, Any], axis: int | tuple[int, ...] = -1) -> dict[str, Any]:
-    """The arguments `query_norm` and `key_norm` of attention; see there for `axis`."""
-    return {name: rms_norm(given, name, axis=axis) for name in ("query_norm", "key_norm")}
-
-
-def rotary_block(
-    given: Mapping[str, Any],
-    name: str,
-    window: int | None,
-    position: RotaryEmbedding,
-    residual: Residual,
-    **attention_options: Any,
-) -> TransformerDecoderBlock:
-    """A block with rotary positions and a gated feed-forward network.
-
-    Args:
-        given: the builder's arguments by name.
-        name: str, the block's name.
-        window: int, window of the attention, or None.
-        position: the rotary positions.
-        residual: the residual connection, with its norms.
-        attention_options: further arguments of the attention.
-    """
-    dtype = given["dtype"]
-    attention = MultiHeadSelfAttention(
-        given["num_heads"],
-        causal=True,
-        window=window,
-        head_dim=given.get("head_dim"),
-        num_key_value_heads=given["num_key_value_heads"],
-        dropout=given["attention_dropout"],
-        use_bias=given["attention_bias"],
-        position=position,
-        kernel_initializer=initializer(),
-        dtype=dtype,
-        name="self_attention",
-        **attention_options,
-    )
-    feed_forward = FeedForward(
-        given["intermediate_dim"],
-        activation=given["activation"],
-        gated=True,
-        use_bias=given.get("feed_forward_bias", False),
-        kernel_initializer=initializer(),
-        dtype=dtype,
-        name="feed_forward",
-    )
-    return TransformerDecoderBlock(
-        self_attention=attention,
-        cross_attention=False,
-        feed_forward=feed_forward,
-        residual=residual,
-        dtype=dtype,
-        name=name,
-    )

@@ -4,13 +4,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers import Residual, RotaryEmbedding, gelu_tanh
-from keras_tfm.models.decoders.causal_decoder import (
-    causal_decoder,
-    head_norms,
-    rms_norm,
-    rotary_block,
-)
+from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, gelu_tanh
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 
@@ -51,6 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def gemma(
     vocabulary_size: int,
     dim: int = 2048,
@@ -131,29 +128,36 @@ def gemma(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    given = dict(locals())
-    for key in ("query_pre_attention_scalar", "local_rope_theta", "final_logit_soft_cap"):
-        check_positive(key, given[key], optional=True)
+    check_positive("query_pre_attention_scalar", query_pre_attention_scalar, optional=True)
+    check_positive("local_rope_theta", local_rope_theta, optional=True)
+    check_positive("final_logit_soft_cap", final_logit_soft_cap, optional=True)
     scalar = head_dim if query_pre_attention_scalar is None else query_pre_attention_scalar
+    parts = RotaryDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
+        windows=windows, attention_bias=attention_bias, attention_dropout=attention_dropout,
+        tie_output=tie_output, pad_id=pad_id, scale_embedding=True, soft_cap=final_logit_soft_cap,
+        name=name, dtype=dtype,
+    )  # fmt: skip
 
-    def block(i: int, window: int | None) -> Any:
+    def block(i: int, window: int | None) -> TransformerDecoderBlock:
         theta, scaling = rope_theta, rope_scaling
         if window is not None and local_rope_theta is not None:
             theta, scaling = local_rope_theta, None
-        return rotary_block(
-            given,
+        residual = Residual(
+            input_norm=parts.norm("norm"),
+            output_norm=parts.norm("output_norm") if post_norm else None,
+            dtype=dtype,
+        )
+        return parts.block(
             f"decoder_{i}",
             window,
             RotaryEmbedding(theta, scaling=scaling, dtype=dtype),
-            Residual(
-                input_norm=rms_norm(given, "norm"),
-                output_norm=rms_norm(given, "output_norm") if post_norm else None,
-                dtype=dtype,
-            ),
+            residual,
             scale=scalar**-0.5,
             soft_cap=attention_logit_soft_cap,
-            **(head_norms(given) if query_key_norm else {}),
+            **(parts.head_norms() if query_key_norm else {}),
         )
 
-    norm = rms_norm(given, "decoder_norm")
-    return causal_decoder("gemma", given, block, None, norm, True, final_logit_soft_cap)
+    return parts.build(block, norm=parts.norm("decoder_norm"))

@@ -10,7 +10,8 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     gelu_tanh,
 )
-from keras_tfm.models.decoders.causal_decoder import causal_decoder, initializer
+from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 
@@ -48,6 +49,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def gpt(
     vocabulary_size: int,
     dim: int = 768,
@@ -115,9 +117,8 @@ def gpt(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    given = dict(locals())
 
-    def block(i: int, window: int | None) -> Any:
+    def block(i: int, window: int | None) -> TransformerDecoderBlock:
         scale = None if scale_scores else 1.0
         if scale_scores_by_layer:
             scale = ((dim // num_heads) ** -0.5 if scale is None else scale) / (i + 1)
@@ -148,4 +149,8 @@ def gpt(
     rate = dropout if embedding_dropout is None else embedding_dropout
     positions = PositionEmbedding(max_length, dropout=rate, dtype=dtype, name="positions")
     norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
-    return causal_decoder("gpt", given, block, positions, norm if normalize_first else None)
+    parts = CausalDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, tie_output=tie_output,
+        windows=windows, pad_id=pad_id, name=name, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(block, positions, norm if normalize_first else None)

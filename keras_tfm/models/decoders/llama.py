@@ -3,13 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from keras_tfm.layers import Residual, RotaryEmbedding
-from keras_tfm.models.decoders.causal_decoder import (
-    causal_decoder,
-    head_norms,
-    rms_norm,
-    rotary_block,
-)
+from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # From the models' configurations on the Hugging Face hub. llama(49152, **SIZES["smollm2-135m"]).
@@ -43,6 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def llama(
     vocabulary_size: int,
     dim: int = 4096,
@@ -113,12 +110,19 @@ def llama(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    given = dict(locals())
+    parts = RotaryDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
+        head_dim=head_dim, activation=activation, rms_norm_epsilon=rms_norm_epsilon,
+        windows=windows, attention_bias=attention_bias, feed_forward_bias=feed_forward_bias,
+        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id, name=name,
+        dtype=dtype,
+    )  # fmt: skip
 
-    def block(i: int, window: int | None) -> Any:
+    def block(i: int, window: int | None) -> TransformerDecoderBlock:
         position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
-        residual = Residual(input_norm=rms_norm(given, "norm"), dtype=dtype)
-        norms = head_norms(given) if query_key_norm else {}
-        return rotary_block(given, f"decoder_{i}", window, position, residual, **norms)
+        residual = Residual(input_norm=parts.norm("norm"), dtype=dtype)
+        norms = parts.head_norms() if query_key_norm else {}
+        return parts.block(f"decoder_{i}", window, position, residual, **norms)
 
-    return causal_decoder("llama", given, block, norm=rms_norm(given, "decoder_norm"))
+    return parts.build(block, norm=parts.norm("decoder_norm"))

@@ -2,13 +2,9 @@
 
 from typing import Any
 
-from keras_tfm.layers import Residual, RotaryEmbedding
-from keras_tfm.models.decoders.causal_decoder import (
-    causal_decoder,
-    head_norms,
-    rms_norm,
-    rotary_block,
-)
+from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # From the models' configurations on the Hugging Face hub. olmo2(100352, **SIZES["1b"]).
@@ -19,6 +15,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def olmo2(
     vocabulary_size: int,
     dim: int = 4096,
@@ -78,12 +75,18 @@ def olmo2(
     >>> generate(model, [[3, 4, 5]], max_length=6).tokens.shape
     (1, 6)
     """
-    given = dict(locals())
+    parts = RotaryDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_key_value_heads=num_key_value_heads,
+        activation=activation, rms_norm_epsilon=rms_norm_epsilon, attention_bias=attention_bias,
+        attention_dropout=attention_dropout, tie_output=tie_output, pad_id=pad_id, name=name,
+        dtype=dtype,
+    )  # fmt: skip
 
-    def block(i: int, window: int | None) -> Any:
+    def block(i: int, window: int | None) -> TransformerDecoderBlock:
         position = RotaryEmbedding(rope_theta, scaling=rope_scaling, dtype=dtype)
-        residual = Residual(output_norm=rms_norm(given, "norm"), dtype=dtype)
-        norms = head_norms(given, axis=(-2, -1))
-        return rotary_block(given, f"decoder_{i}", window, position, residual, **norms)
+        residual = Residual(output_norm=parts.norm("norm"), dtype=dtype)
+        norms = parts.head_norms(axis=(-2, -1))
+        return parts.block(f"decoder_{i}", window, position, residual, **norms)
 
-    return causal_decoder("olmo2", given, block, norm=rms_norm(given, "decoder_norm"))
+    return parts.build(block, norm=parts.norm("decoder_norm"))

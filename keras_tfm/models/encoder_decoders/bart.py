@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_tfm.models.encoder_decoders.encoder_decoder import encoder_decoder
+from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 4.1 of the paper, and the released checkpoints. bart(50265, **SIZES["base"]).
@@ -13,6 +14,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def bart(
     vocabulary_size: int,
     dim: int = 1024,
@@ -88,4 +90,13 @@ def bart(
     >>> generate(model, [[0, 4, 5, 2]], max_length=5, start_id=2, end_id=2).tokens.shape
     (1, 5)
     """
-    return encoder_decoder("bart", locals(), learned_positions=True, embedding_norm=True)
+    parts = EncoderDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_decoder_layers=num_decoder_layers,
+        num_decoder_heads=num_decoder_heads, decoder_intermediate_dim=decoder_intermediate_dim,
+        dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
+        activation=activation, scale_embedding=scale_embedding, max_length=max_length,
+        output_bias=output_bias, pad_id=pad_id, start_id=start_id, learned_positions=True,
+        embedding_norm=True, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name)

@@ -1,6 +1,7 @@
 """The encoder-decoder that BART, mBART, Pegasus and Marian share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -19,143 +20,180 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
-from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
+from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
 Tensor = Any
 
 
-def encoder_decoder(
-    family: str,
-    given: Mapping[str, Any],
-    normalize_first: bool = False,
-    learned_positions: bool = False,
-    embedding_norm: bool = False,
-) -> Model:
-    """Builds the model of a family from its builder's arguments.
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The blocks of an encoder and a decoder, by the arguments of the builder, see `bart`.
 
-    Args:
-        family: str, name of the builder.
-        given: the builder's arguments by name, see `bart`; optionally `target_vocabulary_size`.
-        normalize_first: bool, pre-norm blocks, and one more normalisation after each stack.
-        learned_positions: bool, learned positions (True), or sinusoids, sines first.
-        embedding_norm: bool, whether the sum of embedding and position is normalised.
-
-    Returns:
-        The model from `source` and `target` to logits.
+    Attributes:
+        normalize_first: bool, pre-norm blocks.
+        causal: bool, whether the decoder's self-attention is causal.
+        use_bias: as in `MultiHeadSelfAttention`.
+        initializer: initializer of the kernels.
     """
-    dim, dtype, target_size = given["dim"], given["dtype"], given.get("target_vocabulary_size")
-    if given["num_layers"] < 1:
-        raise ValueError(f"num_layers must be at least 1, got {given['num_layers']}")
-    initializer = keras.initializers.RandomNormal(stddev=0.02)
 
-    def embedding(size: int, name: str) -> TokenEmbedding:
-        return TokenEmbedding(
-            size,
-            dim,
-            scale=given["scale_embedding"],
-            mask_id=given["pad_id"],
-            padding="ends",
-            embeddings_initializer=initializer,
-            dtype=dtype,
+    num_layers: int
+    num_heads: int
+    intermediate_dim: int
+    num_decoder_layers: int | None
+    num_decoder_heads: int | None
+    decoder_intermediate_dim: int | None
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    activation: Any
+    dtype: Any
+    normalize_first: bool = False
+    causal: bool = True
+    use_bias: bool | Sequence[str] = True
+    initializer: Any = "glorot_uniform"
+
+    @property
+    def encoders(self) -> list[str]:
+        """The names of the encoder's blocks."""
+        return [f"encoder_{i}" for i in range(self.num_layers)]
+
+    @property
+    def decoders(self) -> list[str]:
+        """The names of the decoder's blocks."""
+        return [f"decoder_{i}" for i in range(self.num_decoder_layers or self.num_layers)]
+
+    def encoder_block(self, name: str) -> TransformerEncoderBlock:
+        """One block of the encoder."""
+        return TransformerEncoderBlock(
+            self_attention=self._self_attention(self.num_heads, causal=False),
+            feed_forward=self._feed_forward(self.intermediate_dim),
+            dropout=self.dropout,
+            normalize_first=self.normalize_first,
+            dtype=self.dtype,
             name=name,
         )
 
-    def norm(x: Tensor, name: str) -> Tensor:
-        return LayerNormalization(epsilon=1e-5, dtype=dtype, name=name)(x)
-
-    def placed(x: Tensor, stack: str) -> Tensor:
-        """Adds positions to embedded tokens."""
-        if learned_positions:
-            layer: Any = PositionEmbedding(
-                given["max_length"],
-                initializer=initializer,
-                offset=2,
-                dtype=dtype,
-                name=f"{stack}_positions",
-            )
-        else:
-            layer = PositionalEncoding(interleaved=False, dtype=dtype, name=f"{stack}_positions")
-        x = norm(layer(x), f"{stack}_embedding_norm") if embedding_norm else layer(x)
-        return Dropout(given["dropout"], dtype=dtype, name=f"{stack}_dropout")(x)
-
-    if target_size is None:
-        tables = (embedding(given["vocabulary_size"], "embedding"),) * 2
-    else:
-        tables = (
-            embedding(given["vocabulary_size"], "source_embedding"),
-            embedding(target_size, "target_embedding"),
+    def decoder_block(self, name: str) -> TransformerDecoderBlock:
+        """One block of the decoder."""
+        heads = self.num_decoder_heads or self.num_heads
+        return TransformerDecoderBlock(
+            self_attention=self._self_attention(heads, causal=self.causal),
+            feed_forward=self._feed_forward(self.decoder_intermediate_dim or self.intermediate_dim),
+            cross_attention=MultiHeadCrossAttention(
+                heads, name="cross_attention", **self._attention()
+            ),
+            causal=self.causal,
+            dropout=self.dropout,
+            normalize_first=self.normalize_first,
+            dtype=self.dtype,
+            name=name,
         )
-    source = keras.Input((None,), dtype="int32", name="source")
-    target = keras.Input((None,), dtype="int32", name="target")
-    x = placed(tables[0](source), "encoder")
-    encoders = [f"encoder_{i}" for i in range(given["num_layers"])]
-    for name in encoders:
-        x = TransformerEncoderBlock(
-            **block_parts(given, initializer, normalize_first, decoder=False), name=name
-        )(x)
-    x = norm(x, "encoder_norm") if normalize_first else x
-    context = EncodedMarker(
-        family, given, tables[0].name, encoders, dtype=dtype, name="encoded_marker"
-    )(x)
 
-    # An operation drops the padding mask: the start token may be the padding id.
-    x = placed(ops.copy(tables[1](target)), "decoder")
-    decoders = [f"decoder_{i}" for i in range(given["num_decoder_layers"] or len(encoders))]
-    for name in decoders:
-        x = TransformerDecoderBlock(
-            **block_parts(given, initializer, normalize_first, decoder=True), name=name
-        )(x, context)
-    x = norm(x, "decoder_norm") if normalize_first else x
-    x = FeaturesMarker(
-        family, given, tables[1].name, [*encoders, *decoders], dtype=dtype, name="features_marker"
-    )(x)
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
-    x = tables[1](x, reverse=True)
-    if given["output_bias"]:  # a buffer in the checkpoints: not trained
-        x = OutputBias(trainable=False, dtype=dtype, name="output_bias")(x)
-    return Model({"source": source, "target": target}, x, name=given["name"])
+    def _self_attention(self, heads: int, causal: bool) -> MultiHeadSelfAttention:
+        return MultiHeadSelfAttention(
+            heads, causal=causal, name="self_attention", **self._attention()
+        )
 
+    def _attention(self) -> dict[str, Any]:
+        return {
+            "dropout": self.attention_dropout,
+            "use_bias": self.use_bias,
+            "kernel_initializer": self.initializer,
+            "dtype": self.dtype,
+        }
 
-def block_parts(
-    given: Mapping[str, Any],
-    initializer: Any,
-    normalize_first: bool,
-    decoder: bool,
-    use_bias: bool | Sequence[str] = True,
-) -> dict[str, Any]:
-    """The arguments of a block.
-
-    Args:
-        given: the builder's arguments by name, see `bart`.
-        initializer: initializer of the kernels.
-        normalize_first: bool, pre-norm.
-        decoder: bool, whether it is a block of the decoder.
-        use_bias: as in `MultiHeadAttention`.
-    """
-    heads, width = given["num_heads"], given["intermediate_dim"]
-    if decoder:
-        heads = given["num_decoder_heads"] or heads
-        width = given["decoder_intermediate_dim"] or width
-    shared = {"kernel_initializer": initializer, "dtype": given["dtype"]}
-    attention = {"dropout": given["attention_dropout"], "use_bias": use_bias, **shared}
-    parts: dict[str, Any] = {
-        "self_attention": MultiHeadSelfAttention(
-            heads, causal=decoder, name="self_attention", **attention
-        ),
-        "feed_forward": FeedForward(
+    def _feed_forward(self, width: int) -> FeedForward:
+        return FeedForward(
             width,
-            activation=given["activation"],
-            dropout=given["activation_dropout"],
+            activation=self.activation,
+            dropout=self.activation_dropout,
+            kernel_initializer=self.initializer,
+            dtype=self.dtype,
             name="feed_forward",
-            **shared,
-        ),
-        "dropout": given["dropout"],
-        "normalize_first": normalize_first,
-        "dtype": given["dtype"],
-    }
-    if decoder:
-        parts["cross_attention"] = MultiHeadCrossAttention(
-            heads, name="cross_attention", **attention
         )
-    return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoder(Blocks):
+    """The parts of a model, by the arguments of its builder, see `bart`.
+
+    Attributes:
+        learned_positions: bool, learned positions (True), or sinusoids, sines first.
+        embedding_norm: bool, whether the sum of embedding and position is normalised.
+        pad_id, start_id: as the model records them.
+    """
+
+    vocabulary_size: int
+    dim: int
+    scale_embedding: bool
+    max_length: int
+    output_bias: bool
+    pad_id: int
+    start_id: int | None
+    target_vocabulary_size: int | None = None
+    learned_positions: bool = False
+    embedding_norm: bool = False
+    initializer: Any = field(default_factory=lambda: keras.initializers.RandomNormal(stddev=0.02))
+
+    def build(self, name: str) -> Model:
+        """The model from `source` and `target` to logits; pre-norm stacks end in a norm."""
+        if self.num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {self.num_layers}")
+        recorded = {"pad_id": self.pad_id, "start_id": self.start_id}
+        if self.target_vocabulary_size is None:
+            tables = (self._embedding(self.vocabulary_size, "embedding"),) * 2
+        else:
+            tables = (
+                self._embedding(self.vocabulary_size, "source_embedding"),
+                self._embedding(self.target_vocabulary_size, "target_embedding"),
+            )
+        source = keras.Input((None,), dtype="int32", name="source")
+        target = keras.Input((None,), dtype="int32", name="target")
+        x = self._with_positions(tables[0](source), "encoder")
+        for block in self.encoders:
+            x = self.encoder_block(block)(x)
+        x = self._norm(x, "encoder_norm") if self.normalize_first else x
+        blocks, kept = self.encoders, {"arguments": recorded, "dtype": self.dtype}
+        context = Marker("encoded", embedding=tables[0].name, blocks=blocks, **kept)(x)
+
+        # An operation drops the padding mask: the start token may be the padding id.
+        x = self._with_positions(ops.copy(tables[1](target)), "decoder")
+        for block in self.decoders:
+            x = self.decoder_block(block)(x, context)
+        x = self._norm(x, "decoder_norm") if self.normalize_first else x
+        blocks = [*self.encoders, *self.decoders]
+        x = Marker("features", embedding=tables[1].name, blocks=blocks, **kept)(x)
+        x = Marker("head", "language_model", dtype=self.dtype)(x)
+        x = tables[1](x, reverse=True)
+        if self.output_bias:  # a buffer in the checkpoints: not trained
+            x = OutputBias(trainable=False, dtype=self.dtype, name="output_bias")(x)
+        return Model({"source": source, "target": target}, x, name=name)
+
+    def _embedding(self, size: int, name: str) -> TokenEmbedding:
+        return TokenEmbedding(
+            size,
+            self.dim,
+            scale=self.scale_embedding,
+            mask_id=self.pad_id,
+            padding="ends",
+            embeddings_initializer=self.initializer,
+            dtype=self.dtype,
+            name=name,
+        )
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return LayerNormalization(epsilon=1e-5, dtype=self.dtype, name=name)(x)
+
+    def _with_positions(self, x: Tensor, stack: str) -> Tensor:
+        """Adds positions to embedded tokens."""
+        options: dict[str, Any] = {"dtype": self.dtype, "name": f"{stack}_positions"}
+        if self.learned_positions:
+            x = PositionEmbedding(
+                self.max_length, initializer=self.initializer, offset=2, **options
+            )(x)
+        else:
+            x = PositionalEncoding(interleaved=False, **options)(x)
+        if self.embedding_norm:
+            x = self._norm(x, f"{stack}_embedding_norm")
+        return Dropout(self.dropout, dtype=self.dtype, name=f"{stack}_dropout")(x)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_tfm.models.encoder_decoders.encoder_decoder import encoder_decoder
+from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # The configurations of the released models "opus-mt-..." and "opus-mt-tc-big-...".
@@ -17,6 +18,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def marian(
     vocabulary_size: int,
     dim: int = 512,
@@ -95,9 +97,15 @@ def marian(
     >>> generate(model, [[4, 5, 0]], max_length=5, start_id=10, end_id=0).tokens.shape
     (1, 5)
     """
-    arguments = dict(locals())
-    if pad_id is None:
-        arguments["pad_id"] = vocabulary_size - 1
-    if start_id is None:
-        arguments["start_id"] = arguments["pad_id"]
-    return encoder_decoder("marian", arguments)
+    pad_id = vocabulary_size - 1 if pad_id is None else pad_id
+    start_id = pad_id if start_id is None else start_id
+    parts = EncoderDecoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, num_decoder_layers=num_decoder_layers,
+        num_decoder_heads=num_decoder_heads, decoder_intermediate_dim=decoder_intermediate_dim,
+        dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
+        activation=activation, scale_embedding=scale_embedding, max_length=max_length,
+        output_bias=output_bias, pad_id=pad_id, start_id=start_id,
+        target_vocabulary_size=target_vocabulary_size, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name)

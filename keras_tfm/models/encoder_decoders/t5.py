@@ -18,7 +18,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
-from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 _V11: dict[str, Any] = {"gated": True, "activation": gelu_tanh, "tie_output": False}
@@ -66,6 +66,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def t5(
     vocabulary_size: int,
     dim: int = 512,
@@ -129,7 +130,6 @@ def t5(
     >>> generate(model, [[3, 4, 1]], max_length=5, start_id=0, end_id=1).tokens.shape
     (1, 5)
     """
-    arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     attention: dict[str, Any] = {
@@ -180,9 +180,8 @@ def t5(
     for i in range(num_layers):
         x = TransformerEncoderBlock(**parts(bias, causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
-    context = EncodedMarker(
-        "t5", arguments, "embedding", encoders, dtype=dtype, name="encoded_marker"
-    )(ending(x, "encoder"))
+    x = ending(x, "encoder")
+    context = Marker("encoded", embedding="embedding", blocks=encoders, dtype=dtype)(x)
 
     target = keras.Input((None,), dtype="int32", name="target")
     # An operation drops the padding mask: the target's start token is the padding id.
@@ -196,10 +195,9 @@ def t5(
             name=f"decoder_{i}",
         )(x, context)
     blocks = [*encoders, *(f"decoder_{i}" for i in range(decoders))]
-    x = FeaturesMarker("t5", arguments, "embedding", blocks, dtype=dtype, name="features_marker")(
-        ending(x, "decoder")
-    )
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
+    x = ending(x, "decoder")
+    x = Marker("features", embedding="embedding", blocks=blocks, dtype=dtype)(x)
+    x = Marker("head", "language_model", dtype=dtype)(x)
     if tie_output if scale_output is None else scale_output:
         x = keras.layers.Rescaling(dim**-0.5, dtype=dtype, name="output_scale")(x)
     if tie_output:

@@ -16,7 +16,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
-from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 # Table 3 of the paper. Use: transformer(37000, **SIZES["base"]).
@@ -30,6 +30,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def transformer(
     source_vocabulary_size: int,
     target_vocabulary_size: int | None = None,
@@ -96,7 +97,6 @@ def transformer(
     >>> [x.name for x in model.inputs], model.output.shape
     (['source', 'target'], (None, None, 13))
     """
-    arguments = dict(locals())
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     if target_vocabulary_size is None:
@@ -158,14 +158,8 @@ def transformer(
     for i in range(num_layers):
         x = TransformerEncoderBlock(**parts(causal=False), name=f"encoder_{i}")(x)
     encoders = [f"encoder_{i}" for i in range(num_layers)]
-    context = EncodedMarker(
-        "transformer",
-        arguments,
-        source_embedding.name,
-        encoders,
-        dtype=dtype,
-        name="encoded_marker",
-    )(norm("encoder_norm")(x) if final_norm else x)
+    x = norm("encoder_norm")(x) if final_norm else x
+    context = Marker("encoded", embedding=source_embedding.name, blocks=encoders, dtype=dtype)(x)
 
     target = keras.Input((None,), dtype="int32", name="target")
     x = positions(target_embedding(target))
@@ -175,14 +169,9 @@ def transformer(
             cross_attention=MultiHeadCrossAttention(num_heads, name="cross_attention", **attention),
             name=f"decoder_{i}",
         )(x, context)
-    x = FeaturesMarker(
-        "transformer",
-        arguments,
-        target_embedding.name,
-        [*encoders, *(f"decoder_{i}" for i in range(num_layers))],
-        dtype=dtype,
-        name="features_marker",
-    )(norm("decoder_norm")(x) if final_norm else x)
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
+    x = norm("decoder_norm")(x) if final_norm else x
+    blocks = [*encoders, *(f"decoder_{i}" for i in range(num_layers))]
+    x = Marker("features", embedding=target_embedding.name, blocks=blocks, dtype=dtype)(x)
+    x = Marker("head", "language_model", dtype=dtype)(x)
     logits = target_embedding(x, reverse=True)
     return Model({"source": source, "target": target}, logits, name=name)

@@ -1,6 +1,6 @@
 """Whisper: "Robust Speech Recognition via Large-Scale Weak Supervision" (arXiv:2212.04356)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,11 +14,9 @@ from keras_tfm.layers import (
     LogMelSpectrogram,
     PositionEmbedding,
     TokenEmbedding,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
 )
-from keras_tfm.models.encoder_decoders.encoder_decoder import block_parts
-from keras_tfm.models.identity import EncodedMarker, FeaturesMarker, HeadMarker
+from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -42,6 +40,7 @@ SIZES: dict[str, dict[str, Any]] = {
 SAMPLES_PER_POSITION = 320
 
 
+@builder
 def whisper(
     vocabulary_size: int = 51865,
     dim: int = 384,
@@ -130,12 +129,18 @@ def whisper(
     >>> generate(model, second[np.newaxis], max_length=5, start_id=1, end_id=2).tokens.shape
     (1, 5)
     """
-    given = locals()
     check_integer("num_layers", num_layers)
     check_integer("num_decoder_layers", num_decoder_layers, optional=True)
     check_integer("max_source_length", max_source_length)
     # Kernels by their width: a small model with the 0.02 of large ones hardly hears its audio.
-    kernels = keras.initializers.GlorotUniform()
+    stacks = Blocks(
+        num_layers=num_layers, num_heads=num_heads, intermediate_dim=intermediate_dim,
+        num_decoder_layers=num_decoder_layers, num_decoder_heads=num_decoder_heads,
+        decoder_intermediate_dim=decoder_intermediate_dim, dropout=dropout,
+        attention_dropout=attention_dropout, activation_dropout=activation_dropout,
+        activation=activation, normalize_first=True, use_bias=["query", "value", "output"],
+        initializer=keras.initializers.GlorotUniform(), dtype=dtype,
+    )  # fmt: skip
     initializer = keras.initializers.RandomNormal(stddev=0.02)
     if audio:
         source = keras.Input((None,), name="audio")
@@ -143,7 +148,7 @@ def whisper(
         x = LogMelSpectrogram(num_mels, length, name="log_mel")(source)
     else:
         x = source = keras.Input((2 * max_source_length, num_mels), name="features")
-    x = _convolved(x, given)
+    x = _convolve(x, dim, dtype)
     sinusoids = PositionEmbedding(
         max_source_length,
         initializer=Sinusoids(),
@@ -153,13 +158,10 @@ def whisper(
         name="encoder_positions",
     )
     x = sinusoids(x)
-    encoders = [f"encoder_{i}" for i in range(num_layers)]
-    use_bias = ["query", "value", "output"]
-    for block in encoders:
-        parts = block_parts(given, kernels, True, decoder=False, use_bias=use_bias)
-        x = TransformerEncoderBlock(**parts, name=block)(x)
+    for block in stacks.encoders:
+        x = stacks.encoder_block(block)(x)
     x = LayerNormalization(epsilon=1e-5, dtype=dtype, name="encoder_norm")(x)
-    context = EncodedMarker("whisper", given, None, encoders, dtype=dtype, name="encoded_marker")(x)
+    context = Marker("encoded", blocks=stacks.encoders, dtype=dtype)(x)
 
     embedding = TokenEmbedding(
         vocabulary_size,
@@ -176,27 +178,23 @@ def whisper(
         max_length, initializer=initializer, dtype=dtype, name="decoder_positions"
     )
     x = Dropout(dropout, dtype=dtype, name="decoder_dropout")(positions(x))
-    decoders = [f"decoder_{i}" for i in range(num_decoder_layers or num_layers)]
-    for block in decoders:
-        parts = block_parts(given, kernels, True, decoder=True, use_bias=use_bias)
-        x = TransformerDecoderBlock(**parts, name=block)(x, context)
+    for block in stacks.decoders:
+        x = stacks.decoder_block(block)(x, context)
     x = LayerNormalization(epsilon=1e-5, dtype=dtype, name="decoder_norm")(x)
-    x = FeaturesMarker(
-        "whisper", given, "embedding", [*encoders, *decoders], dtype=dtype, name="features_marker"
-    )(x)
-    x = HeadMarker("language_model", dtype=dtype, name="head_marker")(x)
+    blocks = [*stacks.encoders, *stacks.decoders]
+    x = Marker("features", embedding="embedding", blocks=blocks, dtype=dtype)(x)
+    x = Marker("head", "language_model", dtype=dtype)(x)
     x = embedding(x, reverse=True)
     return Model({source.name: source, "target": target}, x, name=name)
 
 
-def _convolved(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+def _convolve(x: Tensor, dim: int, dtype: Any) -> Tensor:
     """Features (B, 2 S, M) -> (B, S, D)."""
-    dtype = given["dtype"]
     for i, stride in enumerate((1, 2)):
         # One zero at each side: "same" would add none at the left with stride 2.
         x = keras.layers.ZeroPadding1D(1, dtype=dtype, name=f"padding_{i}")(x)
         x = keras.layers.Conv1D(
-            given["dim"],
+            dim,
             3,
             strides=stride,
             activation="gelu",

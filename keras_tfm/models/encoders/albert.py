@@ -3,7 +3,8 @@
 from typing import Any
 
 from keras_tfm.layers import gelu_tanh
-from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Table 1 of the paper. albert(30000, **SIZES["base"]).
@@ -15,6 +16,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def albert(
     vocabulary_size: int,
     dim: int = 768,
@@ -70,6 +72,10 @@ def albert(
     >>> one.count_params() == three.count_params()
     True
     """
-    return bidirectional_encoder(
-        "albert", locals(), segments=segments, shared_block=True, pooler=pooler
-    )
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name, shared_block=True, pooler=pooler)

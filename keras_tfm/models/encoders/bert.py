@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # "base" and "large": section 3 of the paper. The others: table 1 of "Well-Read Students Learn
@@ -18,6 +19,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def bert(
     vocabulary_size: int,
     dim: int = 768,
@@ -75,4 +77,10 @@ def bert(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
-    return bidirectional_encoder("bert", locals(), segments=segments, pooler=pooler)
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        num_segments=num_segments, segments=segments, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name, pooler=pooler)

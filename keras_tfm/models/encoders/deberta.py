@@ -4,14 +4,8 @@ from typing import Any
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import DisentangledPositionEmbedding, NGramEncoding, RelativePositionTable
-from keras_tfm.models.encoders.bidirectional_encoder import (
-    embed_tokens,
-    encoder_block,
-    initializer,
-    normalize_embeddings,
-    project_embeddings,
-)
-from keras_tfm.models.identity import FeaturesMarker
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 # The released checkpoints: https://github.com/microsoft/DeBERTa. deberta(128100,
@@ -30,6 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def deberta(
     vocabulary_size: int,
     dim: int = 768,
@@ -110,13 +105,18 @@ def deberta(
     >>> token_classifier(model, num_classes=3).output.shape
     (None, None, 3)
     """
-    given = dict(locals())
     check_integer("num_heads", num_heads)
-    segments = segments and num_segments > 0
-    inputs, x = embed_tokens(given, segments=segments, positions=absolute_positions)
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments and num_segments >
+        0, dtype=dtype,
+    )  # fmt: skip
+    inputs, x = parts.embed(positions=absolute_positions)
     if (embedding_dim or dim) != dim:
-        x = project_embeddings(x, given, use_bias=False)
-    x = embedded = normalize_embeddings(x, given)
+        x = parts.project(x, use_bias=False)
+    x = embedded = parts.normalize(x)
     terms = content_to_position + position_to_content
     scale = ((1 + terms) * (dim // num_heads)) ** -0.5
     table = RelativePositionTable(
@@ -131,13 +131,11 @@ def deberta(
                 table, content_to_position, position_to_content, position_projections,
                 initializer(), dtype=dtype, name="disentangled_positions",
             )  # fmt: skip
-        x = encoder_block(given, block, position=position, scale=scale)(x)
+        x = parts.block(block, position=position, scale=scale)(x)
         if i == 0 and kernel_size:
             x = NGramEncoding(
                 kernel_size, kernel_activation, dropout, layer_norm_epsilon, initializer(),
                 dtype=dtype, name="convolution",
             )(x, embedded)  # fmt: skip
-    x = FeaturesMarker(
-        "deberta", given, embedding="embedding", blocks=blocks, dtype=dtype, name="features_marker"
-    )(x)
+    x = Marker("features", embedding="embedding", blocks=blocks, dtype=dtype)(x)
     return Model(inputs, x, name=name)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 3 of the paper: half of BERT-base's layers. distilbert(30522, **SIZES["base"]).
@@ -11,6 +12,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def distilbert(
     vocabulary_size: int,
     dim: int = 768,
@@ -58,4 +60,10 @@ def distilbert(
     >>> distilbert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16).output.shape
     (None, None, 8)
     """
-    return bidirectional_encoder("distilbert", locals())
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name)

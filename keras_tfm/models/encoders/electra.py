@@ -4,8 +4,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.heads.head_base import HeadBase
+from keras_tfm.models.identity import builder, head
 from keras_tfm.models.model import Model
 
 # Table 6 of the paper, the discriminators. electra(30522, **SIZES["base"]).
@@ -25,6 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def electra(
     vocabulary_size: int,
     dim: int = 256,
@@ -81,9 +83,16 @@ def electra(
     >>> replaced_token_detection(model).output.shape
     (None, None)
     """
-    return bidirectional_encoder("electra", locals(), segments=segments)
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        embedding_dim=embedding_dim, num_segments=num_segments, segments=segments, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name)
 
 
+@head
 def replaced_token_detection(
     model: Any, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
 ) -> Model:
@@ -99,6 +108,6 @@ def replaced_token_detection(
     (None, None)
     """
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("replaced_token_detection", locals(), base.features)
+    x = base.mark(base.features)
     x = base.dense(x.shape[-1], "transform", base.argument("activation", None, "gelu"))(x)
     return Model(model.input, ops.squeeze(base.dense(1, "detector")(x), -1), name=model.name)

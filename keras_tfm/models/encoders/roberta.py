@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from keras_tfm.models.encoders.bidirectional_encoder import bidirectional_encoder
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Table 9 of the RoBERTa paper, and table 1 of the XLM-R paper for the vocabularies: 50,265 and
@@ -13,6 +14,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def roberta(
     vocabulary_size: int,
     dim: int = 768,
@@ -70,6 +72,10 @@ def roberta(
     >>> sequence_classifier(model, num_classes=3).output.shape
     (None, 3)
     """
-    return bidirectional_encoder(
-        "roberta", locals(), pad_id=pad_id, position_offset=pad_id + 1, pooler=pooler
-    )
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        num_segments=num_segments, pad_id=pad_id, position_offset=pad_id + 1, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(name, pooler=pooler)

@@ -7,13 +7,14 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.models import identity
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels
+from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
 
 Tensor = Any
 
 
+@head
 def masked_msa(model: keras.Model, kernel_initializer: Any = None, dtype: Any = None) -> Model:
     """Adds a head that predicts masked residues of an alignment: logits (B, S, N, V).
 
@@ -36,14 +37,13 @@ def masked_msa(model: keras.Model, kernel_initializer: Any = None, dtype: Any = 
     (None, None, None, 24)
     """
     base = HeadBase(model, None, kernel_initializer, dtype)
-    alignment = _required(model, identity.alignment_of(model), "masked_msa")
-    given = {"kernel_initializer": kernel_initializer}
-    x = base.mark("masked_msa", given, alignment)
+    x = base.mark(_alignments(model, "alignment", "masked_msa"))
     vocabulary_size = base.argument("vocabulary_size", None, None)
     logits = base.dense(vocabulary_size, "masked_msa")(x)
     return Model(model.input, logits, name=model.name)
 
 
+@head
 def pair_classifier(
     model: keras.Model,
     num_classes: int,
@@ -78,15 +78,15 @@ def pair_classifier(
     check_integer("num_classes", num_classes)
     labels = checked_labels(labels, num_classes)
     base = HeadBase(model, None, kernel_initializer, dtype)
-    pairs = _required(model, identity.pairs_of(model), "pair_classifier")
-    given = {"num_classes": num_classes, "labels": labels, "kernel_initializer": kernel_initializer}
-    z = base.mark("pair_classifier", given, pairs)
+    z = base.mark(_alignments(model, "pairs", "pair_classifier"), labels=labels)
     logits = base.dense(num_classes, "pair_classifier")(z)
     logits = logits + ops.transpose(logits, (0, 2, 1, 3))
     return Model(model.input, logits, name=model.name)
 
 
-def _required(model: keras.Model, x: Tensor | None, head: str) -> Tensor:
-    if x is None:
-        raise ValueError(f"{head} needs a model of alignments, evoformer, got {model.name!r}")
-    return x
+def _alignments(model: keras.Model, role: str, function: str) -> Tensor:
+    """The tensor of a model of alignments in a role."""
+    found = tensors_of(model, role)
+    if not found:
+        raise ValueError(f"{function} needs a model of alignments, evoformer, got {model.name!r}")
+    return found[-1]

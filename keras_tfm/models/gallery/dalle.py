@@ -15,7 +15,8 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.models.decoders.causal_decoder import causal_decoder, initializer
+from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 MASKS = ("row", "column", "convolution", None)
@@ -25,6 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def dalle(
     text_vocabulary_size: int = 16384,
     image_vocabulary_size: int = 8192,
@@ -101,9 +103,9 @@ def dalle(
     >>> tokens.shape, bool((tokens[:, 3:] >= 14).all())
     ((1, 7), True)
     """
-    given = dict(locals())
-    for what in ("text_vocabulary_size", "image_vocabulary_size", "num_layers"):
-        check_integer(what, given[what])
+    check_integer("text_vocabulary_size", text_vocabulary_size)
+    check_integer("image_vocabulary_size", image_vocabulary_size)
+    check_integer("num_layers", num_layers)
     check_integer("text_length", text_length)
     cells = as_pair("grid", grid)
     kinds = _paper_masks(num_layers) if masks is None else list(masks)
@@ -120,7 +122,7 @@ def dalle(
         made = {"row": RowMask, "column": ColumnMask}[kind]
         return made(text_length, cells, name=f"{kind}_mask")
 
-    def block(i: int, _: Any) -> TransformerDecoderBlock:
+    def block(i: int, _: int | None) -> TransformerDecoderBlock:
         attention = MultiHeadSelfAttention(
             num_heads,
             causal=True,
@@ -149,7 +151,11 @@ def dalle(
     )
     norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="decoder_norm")
     size = text_vocabulary_size + text_length + image_vocabulary_size
-    return causal_decoder("dalle", given, block, positions, norm, vocabulary_size=size)
+    parts = CausalDecoder(
+        vocabulary_size=size, dim=dim, num_layers=num_layers, tie_output=tie_output, name=name,
+        dtype=dtype,
+    )  # fmt: skip
+    return parts.build(block, positions, norm)
 
 
 def _paper_masks(num_layers: int) -> list[str | None]:

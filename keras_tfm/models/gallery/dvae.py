@@ -1,7 +1,7 @@
 """The discrete VAE of DALL-E: "Zero-Shot Text-to-Image Generation" (arXiv:2102.12092)."""
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.models.gallery.dvae_block import DVAEBlock, convolution
-from keras_tfm.models.identity import EncodedMarker, FeaturesMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -31,6 +31,7 @@ MEAN = (-0.125,) * 3
 STD = (1.25,) * 3
 
 
+@builder
 def dvae_encoder(
     image_size: int | Sequence[int] | None = 256,
     vocabulary_size: int = 8192,
@@ -73,11 +74,28 @@ def dvae_encoder(
     >>> dvae_encoder(16, 11, dim=4, num_groups=3, num_blocks=1).output.shape
     (None, 4, 4, 11)
     """
-    given = locals()
-    pixels, _, logits = _encoded(given)
-    return Model(pixels, logits, name=name)
+    size = (None, None) if image_size is None else as_pair("image_size", image_size)
+    check_integer("dim", dim)
+    check_integer("num_groups", num_groups)
+    check_integer("num_blocks", num_blocks)
+    check_integer("vocabulary_size", vocabulary_size)
+    pixels = keras.Input((*size, len(image_mean)), name="pixels")
+    normalized = ImageNormalization(image_mean, image_std, name="normalization")(pixels)
+    x = convolution("encoder_input", dim, 7, dtype)(normalized)
+    blocks = _blocks("encoder", num_groups, num_blocks)
+    for i, block in enumerate(blocks):
+        group, last = i // num_blocks, i % num_blocks == num_blocks - 1
+        gain = 1 / len(blocks) ** 2
+        x = DVAEBlock(dim * 2**group, (3, 3, 3, 1), gain, dtype=dtype, name=block)(x)
+        if last and group < num_groups - 1:
+            x = keras.layers.MaxPooling2D(2, dtype=dtype, name=f"encoder_pool_{group}")(x)
+    x = keras.layers.ReLU(dtype=dtype, name="encoder_activation")(x)
+    x = convolution("encoder_output", vocabulary_size, 1, dtype)(x)
+    x = Marker("encoded", blocks=blocks, dtype=dtype)(x)
+    return Model(pixels, x, name=name)
 
 
+@builder
 def dvae_decoder(
     image_size: int | Sequence[int] = 256,
     vocabulary_size: int = 8192,
@@ -116,11 +134,15 @@ def dvae_decoder(
     >>> dvae_decoder(16, 11, dim=4, num_groups=3, num_blocks=1, code_dim=6).output.shape
     (None, 16, 16, 3)
     """
-    given = locals()
-    layers = _decoder_layers(given)
-    return _pictures(given, layers, name)
+    decoder = _Decoder(
+        image_size=image_size, vocabulary_size=vocabulary_size, dim=dim, num_groups=num_groups,
+        num_blocks=num_blocks, code_dim=code_dim, image_mean=image_mean, image_std=image_std,
+        dtype=dtype,
+    )  # fmt: skip
+    return decoder.build(decoder.layers(), name)
 
 
+@builder
 def dvae(
     image_size: int | Sequence[int] = 256,
     vocabulary_size: int = 8192,
@@ -172,18 +194,23 @@ def dvae(
     >>> {name: x.shape for name, x in model.output.items()}["distribution"]
     (None, 16, 16, 6)
     """
-    given = locals()
-    _grid(given)  # raises if the size does not fit
-    pixels, normalized, logits = _encoded(given)
+    decoder = _Decoder(
+        image_size=image_size, vocabulary_size=vocabulary_size, dim=dim, num_groups=num_groups,
+        num_blocks=num_blocks, code_dim=code_dim, image_mean=image_mean, image_std=image_std,
+        dtype=dtype,
+    )  # fmt: skip
+    decoder.grid()  # raises if the size does not fit
+    encoder = dvae_encoder(
+        image_size=image_size, vocabulary_size=vocabulary_size, dim=dim, num_groups=num_groups,
+        num_blocks=num_blocks, image_mean=image_mean, image_std=image_std, dtype=dtype,
+    )  # fmt: skip
     sample = GumbelSoftmax(temperature, straight_through, dtype=dtype, name="gumbel_softmax")
-    x = _applied(_decoder_layers(given), sample(logits))
-    blocks = [
-        *_blocks("encoder", num_groups, num_blocks),
-        *_blocks("decoder", num_groups, num_blocks),
-    ]
-    x = FeaturesMarker("dvae", given, blocks=blocks, dtype=dtype, name="features_marker")(x)
-    outputs = {"logits": logits, "distribution": x, "normalized": normalized}
-    return Model(pixels, outputs, name=name)
+    x = _run(decoder.layers(), sample(encoder.output))
+    blocks = [*_blocks("encoder", num_groups, num_blocks), *decoder.blocks()]
+    x = Marker("features", blocks=blocks, dtype=dtype)(x)
+    normalized = encoder.get_layer("normalization").output
+    outputs = {"logits": encoder.output, "distribution": x, "normalized": normalized}
+    return Model(encoder.input, outputs, name=name)
 
 
 def dvae_parts(model: keras.Model) -> dict[str, Model]:
@@ -209,89 +236,86 @@ def dvae_parts(model: keras.Model) -> dict[str, Model]:
     if not isinstance(model, Model) or model.family != "dvae":
         raise ValueError(f"expected a model of models.dvae, got {getattr(model, 'name', model)!r}")
     given = {**model.arguments, "dtype": model.get_layer("features_marker").dtype_policy}
-    layers = [model.get_layer(x.name) for x in _decoder_layers(given)]
+    decoder = _Decoder(**{x.name: given[x.name] for x in fields(_Decoder)})
+    layers = [model.get_layer(x.name) for x in decoder.layers()]
     encoder = Model(model.input, model.output["logits"], name="dvae_encoder")
-    return {"encoder": encoder, "decoder": _pictures(given, layers, "dvae_decoder")}
+    return {"encoder": encoder, "decoder": decoder.build(layers, "dvae_decoder")}
 
 
-def _encoded(given: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """The input, the normalised pixels, and the logits of the encoder."""
-    size, dtype = given["image_size"], given["dtype"]
-    size = (None, None) if size is None else as_pair("image_size", size)
-    for what in ("dim", "num_groups", "num_blocks", "vocabulary_size"):
-        check_integer(what, given[what])
-    groups, per_group, dim = given["num_groups"], given["num_blocks"], given["dim"]
-    mean, std = given["image_mean"], given["image_std"]
-    pixels = keras.Input((*size, len(mean)), name="pixels")
-    normalized = ImageNormalization(mean, std, name="normalization")(pixels)
-    x = convolution("encoder_input", dim, 7, dtype)(normalized)
-    blocks = _blocks("encoder", groups, per_group)
-    for i, name in enumerate(blocks):
-        group, last = i // per_group, i % per_group == per_group - 1
-        gain = 1 / len(blocks) ** 2
-        x = DVAEBlock(dim * 2**group, (3, 3, 3, 1), gain, dtype=dtype, name=name)(x)
-        if last and group < groups - 1:
-            x = keras.layers.MaxPooling2D(2, dtype=dtype, name=f"encoder_pool_{group}")(x)
-    x = keras.layers.ReLU(dtype=dtype, name="encoder_activation")(x)
-    x = convolution("encoder_output", given["vocabulary_size"], 1, dtype)(x)
-    own = {key: given[key] for key in inspect.signature(dvae_encoder).parameters}
-    marker = EncodedMarker("dvae_encoder", own, blocks=blocks, dtype=dtype, name="encoded_marker")
-    return pixels, normalized, marker(x)
+@dataclass(frozen=True, kw_only=True)
+class _Decoder:
+    """The parts of the decoder, by the arguments of `dvae_decoder`."""
+
+    image_size: int | Sequence[int]
+    vocabulary_size: int
+    dim: int
+    num_groups: int
+    num_blocks: int
+    code_dim: int
+    image_mean: Sequence[float]
+    image_std: Sequence[float]
+    dtype: Any
+
+    def layers(self) -> list[keras.layers.Layer]:
+        """From weights of codes, or codes, (B, H', W', ...) to the pixels' distribution."""
+        for argument in ("dim", "num_groups", "num_blocks", "code_dim"):
+            check_integer(argument, getattr(self, argument))
+        layers: list[keras.layers.Layer] = [
+            CodebookEmbedding(
+                self.vocabulary_size, self.code_dim, dtype=self.dtype, name="codebook"
+            )
+        ]
+        blocks = self.blocks()
+        for i, name in enumerate(blocks):
+            group, last = i // self.num_blocks, i % self.num_blocks == self.num_blocks - 1
+            dim, gain = self.dim * 2 ** (self.num_groups - 1 - group), 1 / len(blocks) ** 2
+            layers.append(DVAEBlock(dim, (1, 3, 3, 3), gain, dtype=self.dtype, name=name))
+            if last and group < self.num_groups - 1:
+                double = keras.layers.UpSampling2D
+                layers.append(double(2, dtype=self.dtype, name=f"decoder_size_{group}"))
+        layers.append(keras.layers.ReLU(dtype=self.dtype, name="decoder_activation"))
+        layers.append(convolution("decoder_output", 2 * len(self.image_mean), 1, self.dtype))
+        return layers
+
+    def blocks(self) -> list[str]:
+        """The names of the residual blocks."""
+        return _blocks("decoder", self.num_groups, self.num_blocks)
+
+    def grid(self) -> tuple[int, int]:
+        """The number of rows and columns of codes."""
+        height, width = as_pair("image_size", self.image_size)
+        check_integer("num_groups", self.num_groups)
+        cell = 2 ** (self.num_groups - 1)
+        if height % cell or width % cell:
+            raise ValueError(
+                f"image_size must be multiples of {cell}, the width of a cell with "
+                f"{self.num_groups} groups, got {self.image_size}"
+            )
+        return height // cell, width // cell
+
+    def build(self, layers: Sequence[keras.layers.Layer], name: str) -> Model:
+        """The model from codes to pixels."""
+        height, width = self.grid()
+        codes = keras.Input((height * width,), dtype="int32", name="codes")
+        x = ops.reshape(layers[0](codes), (-1, height, width, self.code_dim))
+        x = Marker(
+            "features",
+            "dvae_decoder",
+            vars(self),
+            embedding="codebook",
+            blocks=self.blocks(),
+            dtype=self.dtype,
+            name="decoder_marker",
+        )(_run(layers[1:], x))
+        x = ops.sigmoid(ops.cast(x[..., : len(self.image_mean)], "float32"))
+        x = ImageDenormalization(self.image_mean, self.image_std, name="denormalization")(x)
+        return Model(codes, x, name=name)
 
 
-def _decoder_layers(given: Mapping[str, Any]) -> list[keras.layers.Layer]:
-    """The layers from weights of codes, or codes, (B, H', W', ...) to the pixels' distribution."""
-    dtype, groups, per_group = given["dtype"], given["num_groups"], given["num_blocks"]
-    for what in ("dim", "num_groups", "num_blocks", "code_dim"):
-        check_integer(what, given[what])
-    layers: list[keras.layers.Layer] = [
-        CodebookEmbedding(given["vocabulary_size"], given["code_dim"], dtype=dtype, name="codebook")
-    ]
-    blocks = _blocks("decoder", groups, per_group)
-    for i, name in enumerate(blocks):
-        group, last = i // per_group, i % per_group == per_group - 1
-        dim, gain = given["dim"] * 2 ** (groups - 1 - group), 1 / len(blocks) ** 2
-        layers.append(DVAEBlock(dim, (1, 3, 3, 3), gain, dtype=dtype, name=name))
-        if last and group < groups - 1:
-            layers.append(keras.layers.UpSampling2D(2, dtype=dtype, name=f"decoder_size_{group}"))
-    layers.append(keras.layers.ReLU(dtype=dtype, name="decoder_activation"))
-    layers.append(convolution("decoder_output", 2 * len(given["image_mean"]), 1, dtype))
-    return layers
-
-
-def _applied(layers: Sequence[Any], x: Tensor) -> Tensor:
+def _run(layers: Sequence[keras.layers.Layer], x: Tensor) -> Tensor:
     for layer in layers:
         x = layer(x)
     return x
-
-
-def _pictures(given: Mapping[str, Any], layers: Sequence[Any], name: str) -> Model:
-    """The model from codes to pixels."""
-    dtype, channels = given["dtype"], len(given["image_mean"])
-    height, width = _grid(given)
-    codes = keras.Input((height * width,), dtype="int32", name="codes")
-    x = _applied(layers[1:], ops.reshape(layers[0](codes), (-1, height, width, given["code_dim"])))
-    own = {key: x for key, x in given.items() if key in inspect.signature(dvae_decoder).parameters}
-    blocks = _blocks("decoder", given["num_groups"], given["num_blocks"])
-    x = FeaturesMarker("dvae_decoder", own, "codebook", blocks, dtype=dtype, name="decoder_marker")(
-        x
-    )
-    x = ops.sigmoid(ops.cast(x[..., :channels], "float32"))
-    x = ImageDenormalization(given["image_mean"], given["image_std"], name="denormalization")(x)
-    return Model(codes, x, name=name)
-
-
-def _grid(given: Mapping[str, Any]) -> tuple[int, int]:
-    """The number of rows and columns of codes."""
-    height, width = as_pair("image_size", given["image_size"])
-    check_integer("num_groups", given["num_groups"])
-    cell = 2 ** (given["num_groups"] - 1)
-    if height % cell or width % cell:
-        raise ValueError(
-            f"image_size must be multiples of {cell}, the width of a cell with "
-            f"{given['num_groups']} groups, got {given['image_size']}"
-        )
-    return height // cell, width // cell
 
 
 def _blocks(part: str, num_groups: int, num_blocks: int) -> list[str]:

@@ -1,6 +1,5 @@
 """Evoformer: "Highly accurate protein structure prediction with AlphaFold" (Jumper et al. 2021)."""
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,7 +17,7 @@ from keras_tfm.layers import (
 )
 from keras_tfm.layers.gallery.gated_attention import normal
 from keras_tfm.models.gallery.evoformer_parts import RecycledTarget, TargetFeatures, TargetSequence
-from keras_tfm.models.identity import AlignmentMarker, FeaturesMarker, PairsMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -33,6 +32,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def evoformer(
     vocabulary_size: int = 24,
     dim: int = 256,
@@ -128,29 +128,83 @@ def evoformer(
     >>> [model.output[x].shape for x in ("alignment", "pairs", "features")]
     [(None, 4, 7, 8), (None, 7, 7, 6), (None, 7, 5)]
     """
-    given = dict(locals())
-    for argument in ("dim", "pair_dim", "num_layers", "single_dim", "extra_dim"):
-        check_integer(argument, given[argument])
-    for argument in ("num_recycles", "num_extra_layers", "feature_dim", "extra_feature_dim"):
-        check_integer(argument, given[argument], minimum=0)
-    for argument in ("num_sequences", "num_residues", "num_extra_sequences"):
-        check_integer(argument, given[argument], optional=True)
-    for heads, width in (
-        ("num_heads", "dim"), ("num_pair_heads", "pair_dim"), ("num_extra_heads", "extra_dim")
+    for argument, value, minimum in (
+        ("dim", dim, 1), ("pair_dim", pair_dim, 1), ("num_layers", num_layers, 1),
+        ("single_dim", single_dim, 1), ("extra_dim", extra_dim, 1),
+        ("num_recycles", num_recycles, 0), ("num_extra_layers", num_extra_layers, 0),
+        ("feature_dim", feature_dim, 0), ("extra_feature_dim", extra_feature_dim, 0),
     ):  # fmt: skip
-        check_integer(heads, given[heads])
-        if given[width] % given[heads]:
-            raise ValueError(f"{heads} ({given[heads]}) must divide {width} ({given[width]})")
+        check_integer(argument, value, minimum)
+    for argument, length in (
+        ("num_sequences", num_sequences), ("num_residues", num_residues),
+        ("num_extra_sequences", num_extra_sequences),
+    ):  # fmt: skip
+        check_integer(argument, length, optional=True)
+    _check_heads("num_heads", num_heads, "dim", dim)
+    _check_heads("num_pair_heads", num_pair_heads, "pair_dim", pair_dim)
+    _check_heads("num_extra_heads", num_extra_heads, "extra_dim", extra_dim)
     if extra_feature_dim and not num_extra_layers:
         raise ValueError("extra_feature_dim needs num_extra_layers of at least 1, got 0")
 
-    inputs = alignment_inputs(given)
+    rows, extra_rows = (num_sequences, num_residues), (num_extra_sequences, num_residues)
+    inputs = {"tokens": keras.Input(rows, dtype="int32", name="tokens")}
+    if feature_dim:
+        inputs["alignment_features"] = keras.Input((*rows, feature_dim), name="alignment_features")
+    if residue_index:
+        inputs["residue_index"] = keras.Input((num_residues,), dtype="int32", name="residue_index")
+    if num_extra_layers:
+        inputs["extra_tokens"] = keras.Input(extra_rows, dtype="int32", name="extra_tokens")
+    if extra_feature_dim:
+        shape = (*extra_rows, extra_feature_dim)
+        inputs["extra_features"] = keras.Input(shape, name="extra_features")
+
+    def table(name: str, width: int) -> TokenEmbedding:
+        return TokenEmbedding(
+            vocabulary_size, width, embeddings_initializer=normal(), dtype=dtype, name=name
+        )
+
+    def embed(name: str, width: int, tokens: Tensor, features: Tensor | None) -> Tensor:
+        """Tokens and the numbers that come with them: (B, S, N) -> (B, S, N, D)."""
+        x = table(name, width)(tokens)
+        if features is None:
+            return x
+        dense = keras.layers.Dense(
+            width, kernel_initializer=normal(), dtype=dtype, name=f"{name}_features"
+        )
+        return x + dense(features)
+
+    def block(i: int, extra: bool = False) -> tuple[MSABlock, PairBlock]:
+        """Both halves of one block."""
+        kind = "extra" if extra else "block"
+        shared: dict[str, Any] = {
+            "transition_factor": transition_factor,
+            "epsilon": layer_norm_epsilon,
+            "dtype": dtype,
+        }
+        return (
+            MSABlock(
+                num_extra_heads if extra else num_heads,
+                global_attention=extra,
+                dropout=dropout,
+                name=f"{kind}_{i}_alignment",
+                **shared,
+            ),
+            PairBlock(
+                num_pair_heads,
+                outer_dim=outer_dim,
+                hidden_dim=hidden_dim,
+                dropout=pair_dropout,
+                name=f"{kind}_{i}_pairs",
+                **shared,
+            ),
+        )
+
     tokens = inputs["tokens"]
     first = TargetSequence(name="target_sequence")
     target = first(tokens)
     mask = ops.not_equal(tokens, 0)
-    embedded = _embedding(given, "embedding", dim, tokens, inputs.get("alignment_features"))
-    of_target = _table(given, "target_embedding", dim)(target)
+    embedded = embed("embedding", dim, tokens, inputs.get("alignment_features"))
+    of_target = table("target_embedding", dim)(target)
     embedded = embedded + ops.expand_dims(of_target, 1)
     pair_embedding = PairEmbedding(
         vocabulary_size, pair_dim, max_distance, dtype=dtype, name="pair_embedding"
@@ -160,13 +214,11 @@ def evoformer(
     extra, extra_mask = None, None
     if num_extra_layers:
         extra_mask = ops.not_equal(inputs["extra_tokens"], 0)
-        extra = _embedding(
-            given, "extra_embedding", extra_dim, inputs["extra_tokens"],
-            inputs.get("extra_features"),
-        )  # fmt: skip
+        features = inputs.get("extra_features")
+        extra = embed("extra_embedding", extra_dim, inputs["extra_tokens"], features)
     with keras.RematScope("full") if rematerialize else nullcontext():
-        extra_blocks = [_block(given, i, extra=True) for i in range(num_extra_layers)]
-        blocks = [_block(given, i) for i in range(num_layers)]
+        extra_blocks = [block(i, extra=True) for i in range(num_extra_layers)]
+        blocks = [block(i) for i in range(num_layers)]
     recycled = RecycledTarget(layer_norm_epsilon, dtype=dtype, name="recycled_alignment")
     recycled_norm = LayerNormalization(
         epsilon=layer_norm_epsilon, dtype=dtype, name="recycled_pairs_norm"
@@ -190,80 +242,18 @@ def evoformer(
             x = of_rows(x, z, mask=mask)
             z = of_pairs(z, x, mask=mask)
     names = [layer.name for pair in blocks for layer in pair]
-    identity = {"embedding": "embedding", "blocks": names, "dtype": dtype}
-    x = AlignmentMarker("evoformer", given, name="alignment_marker", **identity)(x)
-    z = PairsMarker("evoformer", given, name="pairs_marker", **identity)(z)
+    identity: dict[str, Any] = {"embedding": "embedding", "blocks": names, "dtype": dtype}
+    x = Marker("alignment", **identity)(x)
+    z = Marker("pairs", **identity)(z)
     single = TargetFeatures(single_dim, dtype=dtype, name="target_features")(tokens, x)
-    single = FeaturesMarker("evoformer", given, name="features_marker", **identity)(single)
+    single = Marker("features", **identity)(single)
     return Model(inputs, {"alignment": x, "pairs": z, "features": single}, name=name)
 
 
-def alignment_inputs(given: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The inputs of `evoformer` by name, for the builder's arguments."""
-    length = given["num_residues"]
-    rows, extra = (given["num_sequences"], length), (given["num_extra_sequences"], length)
-    inputs = {"tokens": keras.Input(rows, dtype="int32", name="tokens")}
-    if given["feature_dim"]:
-        shape = (*rows, given["feature_dim"])
-        inputs["alignment_features"] = keras.Input(shape, name="alignment_features")
-    if given["residue_index"]:
-        inputs["residue_index"] = keras.Input((length,), dtype="int32", name="residue_index")
-    if given["num_extra_layers"]:
-        inputs["extra_tokens"] = keras.Input(extra, dtype="int32", name="extra_tokens")
-    if given["extra_feature_dim"]:
-        shape = (*extra, given["extra_feature_dim"])
-        inputs["extra_features"] = keras.Input(shape, name="extra_features")
-    return inputs
-
-
-def _table(given: Mapping[str, Any], name: str, dim: int) -> TokenEmbedding:
-    return TokenEmbedding(
-        given["vocabulary_size"],
-        dim,
-        embeddings_initializer=normal(),
-        dtype=given["dtype"],
-        name=name,
-    )
-
-
-def _embedding(
-    given: Mapping[str, Any], name: str, dim: int, tokens: Tensor, features: Tensor | None
-) -> Tensor:
-    """Tokens and the numbers that come with them: (B, S, N) -> (B, S, N, D)."""
-    x = _table(given, name, dim)(tokens)
-    if features is None:
-        return x
-    dense = keras.layers.Dense(
-        dim, kernel_initializer=normal(), dtype=given["dtype"], name=f"{name}_features"
-    )
-    return x + dense(features)
-
-
-def _block(given: Mapping[str, Any], i: int, extra: bool = False) -> tuple[MSABlock, PairBlock]:
-    """Both halves of one block."""
-    kind = "extra" if extra else "block"
-    shared = {
-        "transition_factor": given["transition_factor"],
-        "epsilon": given["layer_norm_epsilon"],
-        "dtype": given["dtype"],
-    }
-    return (
-        MSABlock(
-            given["num_extra_heads" if extra else "num_heads"],
-            global_attention=extra,
-            dropout=given["dropout"],
-            name=f"{kind}_{i}_alignment",
-            **shared,
-        ),
-        PairBlock(
-            given["num_pair_heads"],
-            outer_dim=given["outer_dim"],
-            hidden_dim=given["hidden_dim"],
-            dropout=given["pair_dropout"],
-            name=f"{kind}_{i}_pairs",
-            **shared,
-        ),
-    )
+def _check_heads(argument: str, num_heads: int, width: str, dim: int) -> None:
+    check_integer(argument, num_heads)
+    if dim % num_heads:
+        raise ValueError(f"{argument} ({num_heads}) must divide {width} ({dim})")
 
 
 def _restart(tokens: Tensor, run: int, dtype: Any) -> Tensor:

@@ -12,7 +12,8 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     quick_gelu,
 )
-from keras_tfm.models.decoders.causal_decoder import causal_decoder, initializer
+from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
+from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 3.3 of the paper: iGPT-S, iGPT-M and iGPT-L. Use: image_gpt(512, **SIZES["small"]).
@@ -23,6 +24,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def image_gpt(
     vocabulary_size: int = 512,
     dim: int = 512,
@@ -80,10 +82,9 @@ def image_gpt(
     >>> generate(model, [[11]], max_length=7).tokens.shape  # the start token and 6 pixels
     (1, 7)
     """
-    given = dict(locals())
     check_integer("vocabulary_size", vocabulary_size)
 
-    def block(i: int, _: Any) -> TransformerDecoderBlock:
+    def block(i: int, _: int | None) -> TransformerDecoderBlock:
         scale = None if scale_scores else 1.0
         if scale_scores_by_layer:
             scale = ((dim // num_heads) ** -0.5 if scale is None else scale) / (i + 1)
@@ -119,13 +120,8 @@ def image_gpt(
     rate = dropout if embedding_dropout is None else embedding_dropout
     positions = PositionEmbedding(max_length, dropout=rate, dtype=dtype, name="positions")
     norm = RMSNormalization(epsilon=rms_norm_epsilon, dtype=dtype, name="decoder_norm")
-    return causal_decoder(
-        "image_gpt",
-        given,
-        block,
-        positions,
-        norm,
-        tie_output=False,
-        vocabulary_size=vocabulary_size + 1,
-        output_size=vocabulary_size,
-    )
+    parts = CausalDecoder(
+        vocabulary_size=vocabulary_size + 1, output_size=vocabulary_size, tie_output=False, dim=dim,
+        num_layers=num_layers, name=name, dtype=dtype,
+    )  # fmt: skip
+    return parts.build(block, positions, norm)

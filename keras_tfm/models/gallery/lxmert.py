@@ -1,6 +1,5 @@
 """LXMERT: "Learning Cross-Modality Encoder Representations from Transformers" (1908.07490)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -8,14 +7,8 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import MultiHeadCrossAttention, RegionEmbedding, TransformerDecoderBlock
-from keras_tfm.models.encoders.bidirectional_encoder import (
-    embed_tokens,
-    encoder_block,
-    initializer,
-    normalize_embeddings,
-)
-from keras_tfm.models.heads.head_base import token
-from keras_tfm.models.identity import FeaturesMarker, PooledMarker, VisualMarker
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -29,6 +22,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def lxmert(
     vocabulary_size: int,
     dim: int = 768,
@@ -99,12 +93,17 @@ def lxmert(
     >>> {key: x.shape for key, x in model.output.items()}["visual_features"]
     (None, 5, 8)
     """
-    given = dict(locals())
     check_integer("num_visual_layers", num_visual_layers, minimum=0)
     check_integer("num_cross_layers", num_cross_layers)
-    inputs, x = embed_tokens(given, segments=segments)
-    x = normalize_embeddings(x, given)
-    regions, seen = region_inputs(given)
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        num_segments=num_segments, segments=segments, dtype=dtype,
+    )  # fmt: skip
+    inputs, x = parts.embed()
+    x = parts.normalize(x)
+    regions, seen = region_inputs(region_dim, num_regions, region_mask)
     inputs |= regions
     y = RegionEmbedding(
         dim,
@@ -117,58 +116,48 @@ def lxmert(
     )(regions["region_features"], regions["region_boxes"])
     blocks = []
     for i in range(num_layers):
-        blocks.append(encoder_block(given, f"encoder_{i}"))
+        blocks.append(parts.block(f"encoder_{i}"))
         x = blocks[-1](x)
     for i in range(num_visual_layers):
-        blocks.append(encoder_block(given, f"visual_encoder_{i}"))
+        blocks.append(parts.block(f"visual_encoder_{i}"))
         y = blocks[-1](y, mask=seen)
     for i in range(num_cross_layers):
-        cross = _cross_attention(given, f"cross_{i}")
-        of_text = encoder_block(given, f"cross_text_{i}")
-        of_regions = encoder_block(given, f"cross_visual_{i}")
+        cross = _cross_attention(parts, f"cross_{i}")
+        of_text = parts.block(f"cross_text_{i}")
+        of_regions = parts.block(f"cross_visual_{i}")
         blocks += [cross, of_text, of_regions]
         x, y = cross(x, y, context_mask=seen), cross(y, x)
         x, y = of_text(x), of_regions(y, mask=seen)
     names = [block.name for block in blocks]
-    x = FeaturesMarker(
-        "lxmert", given, embedding="embedding", blocks=names, dtype=dtype, name="features_marker"
-    )(x)
-    y = VisualMarker(dtype=dtype, name="visual_marker")(y)
-    dense = keras.layers.Dense(
-        dim, activation="tanh", kernel_initializer=initializer(), dtype=dtype, name="pooler"
-    )
-    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(token(x, 0)))
-    outputs = {"features": x, "visual_features": y, "pooled": pooled}
+    x = Marker("features", embedding="embedding", blocks=names, dtype=dtype)(x)
+    y = Marker("visual", dtype=dtype)(y)
+    outputs = {"features": x, "visual_features": y, "pooled": parts.pool(x)}
     return Model(inputs, outputs, name=name)
 
 
-def region_inputs(given: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The inputs of regions by name, and the boolean mask (B, N), or None.
-
-    Args:
-        given: the builder's arguments `region_dim`, `num_regions` and `region_mask`.
-    """
-    check_integer("region_dim", given["region_dim"])
-    check_integer("num_regions", given["num_regions"], optional=True)
-    count = given["num_regions"]
+def region_inputs(
+    region_dim: int, num_regions: int | None, region_mask: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The inputs of regions by name, and the boolean mask (B, N), or None."""
+    check_integer("region_dim", region_dim)
+    check_integer("num_regions", num_regions, optional=True)
     inputs = {
-        "region_features": keras.Input((count, given["region_dim"]), name="region_features"),
-        "region_boxes": keras.Input((count, 4), name="region_boxes"),
+        "region_features": keras.Input((num_regions, region_dim), name="region_features"),
+        "region_boxes": keras.Input((num_regions, 4), name="region_boxes"),
     }
-    if not given["region_mask"]:
+    if not region_mask:
         return inputs, None
-    inputs["region_mask"] = keras.Input((count,), dtype="int32", name="region_mask")
+    inputs["region_mask"] = keras.Input((num_regions,), dtype="int32", name="region_mask")
     return inputs, ops.not_equal(inputs["region_mask"], 0)
 
 
-def _cross_attention(given: Mapping[str, Any], name: str) -> TransformerDecoderBlock:
+def _cross_attention(parts: BidirectionalEncoder, name: str) -> TransformerDecoderBlock:
     """Cross-attention in its residual connection, without the other sublayers."""
-    rate, dtype = given["attention_dropout"], given["dtype"]
     attention = MultiHeadCrossAttention(
-        given["num_heads"],
-        dropout=given["dropout"] if rate is None else rate,
+        parts.num_heads,
+        dropout=parts.attention_rate,
         kernel_initializer=initializer(),
-        dtype=dtype,
+        dtype=parts.dtype,
         name="cross_attention",
     )
     return TransformerDecoderBlock(
@@ -176,8 +165,8 @@ def _cross_attention(given: Mapping[str, Any], name: str) -> TransformerDecoderB
         cross_attention=attention,
         feed_forward=False,
         causal=False,
-        dropout=given["dropout"],
-        layer_norm_epsilon=given["layer_norm_epsilon"],
-        dtype=dtype,
+        dropout=parts.dropout,
+        layer_norm_epsilon=parts.layer_norm_epsilon,
+        dtype=parts.dtype,
         name=name,
     )

@@ -1,6 +1,7 @@
 """ViLBERT: "Pretraining Task-Agnostic Visiolinguistic Representations" (arXiv:1908.02265)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,15 +14,10 @@ from keras_tfm.layers import (
     RegionEmbedding,
     TransformerDecoderBlock,
 )
-from keras_tfm.models.encoders.bidirectional_encoder import (
-    embed_tokens,
-    encoder_block,
-    initializer,
-    normalize_embeddings,
-)
+from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
 from keras_tfm.models.gallery.lxmert import region_inputs
 from keras_tfm.models.heads.head_base import token
-from keras_tfm.models.identity import FeaturesMarker, PooledMarker, VisualMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -39,6 +35,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def vilbert(
     vocabulary_size: int,
     dim: int = 768,
@@ -131,9 +128,10 @@ def vilbert(
     >>> [model.output[x].shape for x in ("features", "visual_features", "pooled")]
     [(None, None, 8), (None, 5, 6), (None, 4)]
     """
-    given = dict(locals())
-    for argument in ("visual_dim", "num_visual_layers", "num_visual_heads", "co_attention_dim"):
-        check_integer(argument, given[argument])
+    check_integer("visual_dim", visual_dim)
+    check_integer("num_visual_layers", num_visual_layers)
+    check_integer("num_visual_heads", num_visual_heads)
+    check_integer("co_attention_dim", co_attention_dim)
     check_integer("num_co_attention_heads", num_co_attention_heads)
     if co_attention_dim % num_co_attention_heads:
         raise ValueError(
@@ -149,14 +147,16 @@ def vilbert(
             "text_schedule and visual_schedule must have an entry for each co-attention block, "
             f"got {len(text_schedule)} and {len(visual_schedule)}"
         )
-    visual = {
-        **given,
-        "num_heads": num_visual_heads,
-        "intermediate_dim": visual_intermediate_dim,
-    }
-    inputs, x = embed_tokens(given, segments=segments)
-    x = normalize_embeddings(x, given)
-    regions, seen = region_inputs(given)
+    parts = BidirectionalEncoder(
+        vocabulary_size=vocabulary_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        intermediate_dim=intermediate_dim, dropout=dropout, attention_dropout=attention_dropout,
+        activation=activation, layer_norm_epsilon=layer_norm_epsilon, max_length=max_length,
+        num_segments=num_segments, segments=segments, dtype=dtype,
+    )  # fmt: skip
+    visual = replace(parts, num_heads=num_visual_heads, intermediate_dim=visual_intermediate_dim)
+    inputs, x = parts.embed()
+    x = parts.normalize(x)
+    regions, seen = region_inputs(region_dim, num_regions, region_mask)
     inputs |= regions
     y = RegionEmbedding(
         visual_dim,
@@ -168,27 +168,26 @@ def vilbert(
     )(regions["region_features"], regions["region_boxes"])
     names: list[str] = []
 
-    def block(made: keras.layers.Layer) -> keras.layers.Layer:
-        names.append(made.name)
-        return made
+    def block(layer: keras.layers.Layer) -> keras.layers.Layer:
+        names.append(layer.name)
+        return layer
 
     done, visual_done = 0, 0
     # Last, the blocks after the last co-attention.
     stops = [*zip(text_schedule, visual_schedule, strict=True), (num_layers, num_visual_layers)]
     for i, (stop, visual_stop) in enumerate(stops):
         for j in range(done, stop):
-            x = block(encoder_block(given, f"encoder_{j}"))(x)
+            x = block(parts.block(f"encoder_{j}"))(x)
         for j in range(visual_done, visual_stop):
-            y = block(encoder_block(visual, f"visual_encoder_{j}"))(y, mask=seen)
+            y = block(visual.block(f"visual_encoder_{j}"))(y, mask=seen)
         done, visual_done = stop, visual_stop
         if i < len(text_schedule):
-            of_text = block(_co_attention(given, f"co_text_{i}"))
-            of_regions = block(_co_attention(visual, f"co_visual_{i}"))
+            sizes = (co_attention_dim, num_co_attention_heads)
+            of_text = block(_co_attention(parts, f"co_text_{i}", *sizes))
+            of_regions = block(_co_attention(visual, f"co_visual_{i}", *sizes))
             x, y = of_text(x, y, context_mask=seen), of_regions(y, x)
-    x = FeaturesMarker(
-        "vilbert", given, embedding="embedding", blocks=names, dtype=dtype, name="features_marker"
-    )(x)
-    y = VisualMarker(dtype=dtype, name="visual_marker")(y)
+    x = Marker("features", embedding="embedding", blocks=names, dtype=dtype)(x)
+    y = Marker("visual", dtype=dtype)(y)
     pooled = {}
     for stream, features in (("text", x), ("visual", y)):
         dense = keras.layers.Dense(
@@ -198,11 +197,11 @@ def vilbert(
             dtype=dtype,
             name=f"{stream}_pooler",
         )
-        marker = PooledMarker(dtype=dtype, name=f"{stream}_pooled_marker")
+        marker = Marker("pooled", dtype=dtype, name=f"{stream}_pooled_marker")
         pooled[f"{stream}_pooled"] = marker(dense(token(features, 0)))
     fused = FUSIONS[fusion](*pooled.values())
     fused = Dropout(dropout, dtype=dtype, name="pooled_dropout")(fused)
-    fused = PooledMarker(dtype=dtype, name="pooled_marker")(fused)
+    fused = Marker("pooled", dtype=dtype)(fused)
     outputs = {"features": x, "visual_features": y, "pooled": fused, **pooled}
     return Model(inputs, outputs, name=name)
 
@@ -219,26 +218,27 @@ def check_schedule(name: str, schedule: Sequence[int], num_layers: int) -> None:
         raise ValueError(f"{name} must be in ascending order, got {list(schedule)}")
 
 
-def _co_attention(given: Mapping[str, Any], name: str) -> TransformerDecoderBlock:
+def _co_attention(
+    parts: BidirectionalEncoder, name: str, dim: int, num_heads: int
+) -> TransformerDecoderBlock:
     """One stream's half of a co-attention block: cross-attention and a feed-forward network."""
-    rate, dtype, heads = given["attention_dropout"], given["dtype"], given["num_co_attention_heads"]
     attention = MultiHeadCrossAttention(
-        heads,
-        head_dim=given["co_attention_dim"] // heads,
-        dropout=given["dropout"] if rate is None else rate,
+        num_heads,
+        head_dim=dim // num_heads,
+        dropout=parts.attention_rate,
         kernel_initializer=initializer(),
-        dtype=dtype,
+        dtype=parts.dtype,
         name="cross_attention",
     )
     return TransformerDecoderBlock(
-        given["intermediate_dim"],
+        parts.intermediate_dim,
         self_attention=False,
         cross_attention=attention,
         causal=False,
-        dropout=given["dropout"],
-        activation=given["activation"],
-        layer_norm_epsilon=given["layer_norm_epsilon"],
+        dropout=parts.dropout,
+        activation=parts.activation,
+        layer_norm_epsilon=parts.layer_norm_epsilon,
         kernel_initializer=initializer(),
-        dtype=dtype,
+        dtype=parts.dtype,
         name=name,
     )

@@ -7,12 +7,13 @@ import keras
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
-from keras_tfm.models import identity
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels
-from keras_tfm.models.heads.text_heads import masked_token_logits, transformed
+from keras_tfm.models.heads.text_heads import masked_token_logits, transform
+from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
 
 
+@head
 def visual_question_answering(
     model: keras.Model,
     num_answers: int,
@@ -51,7 +52,7 @@ def visual_question_answering(
     check_integer("num_answers", num_answers)
     labels = checked_labels(labels, num_answers)
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("visual_question_answering", locals(), base.pooled())
+    x = base.mark(base.pooled(), labels=labels)
     logits = _answers(base, x, num_answers, layer_norm_epsilon)
     return Model(model.input, logits, name=model.name)
 
@@ -66,6 +67,7 @@ def _answers(
     return base.dense(num_answers, "answer")(x)
 
 
+@head
 def image_text_pretraining(
     model: keras.Model,
     num_region_classes: int,
@@ -107,18 +109,17 @@ def image_text_pretraining(
     >>> [heads.output[x].shape for x in ("tokens", "regions", "matching")]
     [(None, None, 11), (None, 5, 7), (None, 2)]
     """
-    arguments = dict(locals())
     check_integer("num_region_classes", num_region_classes)
     check_integer("num_region_attributes", num_region_attributes, optional=True)
     check_integer("num_answers", num_answers, optional=True)
     base = HeadBase(model, None, kernel_initializer, dtype)
-    regions = identity.visual_of(model)
-    if regions is None:
+    regions = tensors_of(model, "visual")
+    if not regions:
         raise ValueError(
             f"expected a model of texts and regions, such as models.vilbert, got {model.name!r}"
         )
-    x = base.mark("image_text_pretraining", arguments, base.features)
-    y = transformed(base, regions, regions.shape[-1], "region_transform")
+    x = base.mark(base.features)
+    y = transform(base, regions[-1], regions[-1].shape[-1], "region_transform")
     outputs = {
         "tokens": masked_token_logits(base, x),
         "regions": base.dense(num_region_classes, "region_classes")(y),

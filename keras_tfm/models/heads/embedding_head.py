@@ -7,9 +7,11 @@ import keras
 
 from keras_tfm.layers import SequencePooling
 from keras_tfm.models.heads.head_base import HeadBase
+from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
 
 
+@head
 def sentence_embedding(
     model: keras.Model,
     pooling: str = "mean",
@@ -60,7 +62,7 @@ def sentence_embedding(
     if activation is not None and projection_dim is None:
         raise ValueError(f"activation is for projection_dim=, got {activation!r} without it")
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("sentence_embedding", locals(), base.features)
+    x = base.mark(base.features, prompts=prompts)
     x = SequencePooling(pooling, dtype=base.dtype, name="pooling")(x)
     if projection_dim is not None:
         x = base.dense(projection_dim, "projection", activation)(x)

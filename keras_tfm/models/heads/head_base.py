@@ -1,6 +1,6 @@
 """The base of task heads: a model's features, and the defaults of a head's layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -8,10 +8,9 @@ import keras
 from keras_tfm.layers import Dropout, SequencePooling, TokenEmbedding
 from keras_tfm.models import identity
 from keras_tfm.models.encoder_decoders.shifted_source import end_token_features
+from keras_tfm.models.identity import Marker, tensors_of
 
 Tensor = Any
-# Arguments of heads that are not recorded in the model's identity.
-_NOT_RECORDED = ("model", "features", "embedding", "dtype")
 
 
 class HeadBase:
@@ -43,9 +42,7 @@ class HeadBase:
             marker = identity.features_marker(model)
             assert marker is not None
         else:
-            marker = identity.FeaturesMarker(
-                dtype=dtype, name=unused_name(model, "features_marker")
-            )
+            marker = Marker("features", dtype=dtype, name=unused_name(model, "features_marker"))
             self.features, self._pooled = marker(_given_features(model, features)), None
         self._arguments = marker.identity.arguments
         self._embedding = marker.identity.embedding
@@ -98,10 +95,8 @@ class HeadBase:
             if rate:
                 x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
             x = dense(x)
-            marker = identity.PooledMarker(
-                dtype=self.dtype, name=unused_name(self.model, "pooled_marker")
-            )
-            self._pooled = marker(x)
+            name = unused_name(self.model, "pooled_marker")
+            self._pooled = Marker("pooled", dtype=self.dtype, name=name)(x)
         return self._pooled
 
     def pooled_tokens(self, mode: str) -> Tensor:
@@ -121,27 +116,26 @@ class HeadBase:
         x = Dropout(rate, dtype=self.dtype, name=f"{name}_dropout")(x)
         return self.dense(num_classes, name, use_bias=use_bias)(x)
 
-    def mark(self, kind: str, arguments: Mapping[str, Any], x: Tensor) -> Tensor:
-        """Marks the head's input with the head's kind and arguments."""
-        kept = {
-            key: value
-            for key, value in arguments.items()
-            if key not in _NOT_RECORDED and not isinstance(value, HeadBase)
-        }
+    def mark(self, x: Tensor, **arguments: Any) -> Tensor:
+        """Marks the head's input.
+
+        Args:
+            arguments: the head's arguments that are recorded with another value than given.
+        """
         name = unused_name(self.model, "head_marker")
-        return identity.HeadMarker(kind, kept, dtype=self.dtype, name=name)(x)
+        return Marker("head", arguments=arguments, dtype=self.dtype, name=name)(x)
 
 
 def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
     """The model's features and pooled vector."""
-    x, pooled = identity.features_of(model), identity.pooled_of(model)
+    x, pooled = identity.features_of(model), tensors_of(model, "pooled")
     if x is None:
         raise ValueError(
             "expected a model of keras_tfm.models, or features=, a tensor (B, T, D) of the model "
             f"or a layer's name: {model.name!r} has no features of its own"
         )
-    known = [x, *identity.all_pooled_of(model), identity.visual_of(model)]
-    known += [identity.alignment_of(model), identity.pairs_of(model)]
+    known = [x, *pooled]
+    known += [y for role in ("visual", "alignment", "pairs") for y in tensors_of(model, role)]
     if identity.head_of(model) is None and any(
         all(output is not one for one in known) for output in model.outputs
     ):
@@ -149,7 +143,7 @@ def _own_features(model: keras.Model) -> tuple[Tensor, Tensor | None]:
             "expected features=, a tensor (B, T, D) of the model or a layer's name: "
             f"{model.name!r} has layers after its own features, which would be dropped"
         )
-    return x, pooled
+    return x, pooled[-1] if pooled else None
 
 
 def _given_features(model: keras.Model, features: Any) -> Tensor:

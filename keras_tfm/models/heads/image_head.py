@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, token
+from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -15,6 +16,7 @@ Tensor = Any
 POOLINGS = ("first", "mean", "first_and_mean", "distilled")
 
 
+@head
 def image_classifier(
     model: keras.Model,
     num_classes: int,
@@ -57,7 +59,6 @@ def image_classifier(
     (None, 3)
     """
     labels = checked_labels(labels, num_classes)
-    arguments = locals()
     base = HeadBase(model, features, kernel_initializer, dtype)
     is_map = len(base.features.shape) == 4
     if pooling is None:
@@ -68,7 +69,6 @@ def image_classifier(
             f"pooling must be one of {list(known)} for features of {len(base.features.shape)} "
             f"axes, got {pooling!r}"
         )
-    arguments["pooling"] = pooling
     check_integer("prefix", prefix, minimum=0, optional=True)
     has_distillation = base.argument("distillation_token", None, False)
     if prefix is None:
@@ -78,7 +78,7 @@ def image_classifier(
             f"pooling='distilled' needs a model with a distillation token, got {model.name!r} "
             "without one"
         )
-    x = base.mark("image_classifier", arguments, base.features)
+    x = base.mark(base.features, labels=labels, pooling=pooling)
     if pooling == "distilled":
         first = base.classify(token(x, 0), num_classes, dropout)
         second = base.classify(token(x, 1), num_classes, dropout, name="distillation_classifier")

@@ -21,9 +21,9 @@ import keras
 from keras import ops
 
 from keras_tfm.layers import LayerNormalization, OutputBias, TokenEmbedding
-from keras_tfm.models import identity
 from keras_tfm.models.encoder_decoders.shifted_source import with_shifted_source
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, unused_name
+from keras_tfm.models.identity import Marker, head, tensors_of
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -47,6 +47,7 @@ def backbone(model: keras.Model, features: Any = None) -> Model:
     return Model(model.input, x, name=model.name)
 
 
+@head
 def encoder(model: keras.Model) -> Model:
     """Returns the encoder of an encoder-decoder model: from its input to features (B, S, D).
 
@@ -63,8 +64,8 @@ def encoder(model: keras.Model) -> Model:
     >>> encoder(model).output.shape
     (None, None, 8)
     """
-    x = identity.encoded_of(model)
-    if x is None:
+    encoded = tensors_of(model, "encoded")
+    if len(encoded) != 1:
         raise ValueError(
             f"expected an encoder-decoder model of keras_tfm.models, got {model.name!r} without "
             "an encoder"
@@ -72,10 +73,11 @@ def encoder(model: keras.Model) -> Model:
     inputs = model.input
     if isinstance(inputs, dict):
         (inputs,) = (x for name, x in inputs.items() if name != "target")
-    marker = identity.HeadMarker("encoder", name=unused_name(model, "head_marker"))
-    return Model(inputs, marker(x), name=model.name)
+    marker = Marker("head", name=unused_name(model, "head_marker"))
+    return Model(inputs, marker(encoded[0]), name=model.name)
 
 
+@head
 def masked_language_model(
     model: keras.Model,
     next_sentence: bool = False,
@@ -119,7 +121,7 @@ def masked_language_model(
     (None, None, 11)
     """
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("masked_language_model", locals(), base.features)
+    x = base.mark(base.features)
     inputs = model.input
     if positions:
         chosen = keras.Input((None,), dtype="int32", name="mask_positions")
@@ -142,11 +144,11 @@ def masked_token_logits(
 ) -> Tensor:
     """Logits (B, T, V) of features (B, T, D), as in `masked_language_model`."""
     table = base.embedding(embedding)
-    x = transformed(base, x, table.dim, "transform", activation, layer_norm_epsilon)
+    x = transform(base, x, table.dim, "transform", activation, layer_norm_epsilon)
     return OutputBias(dtype=base.dtype, name="output_bias")(table(x, reverse=True))
 
 
-def transformed(
+def transform(
     base: HeadBase,
     x: Tensor,
     dim: int,
@@ -160,6 +162,7 @@ def transformed(
     return LayerNormalization(epsilon=epsilon, dtype=base.dtype, name=f"{name}_norm")(x)
 
 
+@head
 def next_sentence(
     model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
 ) -> Model:
@@ -179,10 +182,11 @@ def next_sentence(
     (None, 2)
     """
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("next_sentence", locals(), base.pooled())
+    x = base.mark(base.pooled())
     return Model(model.input, base.dense(2, "next_sentence")(x), name=model.name)
 
 
+@head
 def sequence_classifier(
     model: keras.Model,
     num_classes: int,
@@ -227,15 +231,13 @@ def sequence_classifier(
     pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
     if pooling not in ("first", "last", "mean"):
         raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
-    x = base.mark(
-        "sequence_classifier",
-        locals(),
-        base.pooled() if pooling == "first" else base.pooled_tokens(pooling),
-    )
+    x = base.pooled() if pooling == "first" else base.pooled_tokens(pooling)
+    x = base.mark(x, labels=labels, pooling=pooling)
     logits = base.classify(x, num_classes, dropout, use_bias=pooling == "first")
     return Model(model.input, logits, name=model.name)
 
 
+@head
 def token_classifier(
     model: keras.Model,
     num_classes: int,
@@ -263,10 +265,11 @@ def token_classifier(
     """
     labels = checked_labels(labels, num_classes)
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("token_classifier", locals(), base.features)
+    x = base.mark(base.features, labels=labels)
     return Model(model.input, base.classify(x, num_classes, dropout), name=model.name)
 
 
+@head
 def question_answering(
     model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
 ) -> Model:
@@ -289,6 +292,6 @@ def question_answering(
     """
     model = with_shifted_source(model) if features is None else model
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark("question_answering", locals(), base.features)
+    x = base.mark(base.features)
     start, end = ops.unstack(base.dense(2, "span")(x), 2, axis=-1)
     return Model(model.input, {"start": start, "end": end}, name=model.name)

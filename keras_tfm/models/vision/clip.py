@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,17 +11,9 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.models.heads.head_base import token
-from keras_tfm.models.identity import HeadMarker, PairMarker, outputs_in
+from keras_tfm.models.identity import Marker, builder, outputs_in
 from keras_tfm.models.model import Model
-from keras_tfm.models.vision.clip_encoders import (
-    HEAD,
-    MEAN,
-    STD,
-    clip_image,
-    clip_text,
-    image_tower,
-    text_tower,
-)
+from keras_tfm.models.vision.clip_encoders import HEAD, MEAN, STD, clip_image, clip_text
 
 Tensor = Any
 
@@ -44,6 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def clip(
     image_size: int | Sequence[int] = 224,
     patch_size: int | Sequence[int] = 32,
@@ -102,7 +95,6 @@ def clip(
     >>> {key: x.shape for key, x in model.output.items()}
     {'image_embedding': (None, 5), 'text_embedding': (None, 5), 'scale': (None, 1)}
     """
-    given = locals()
     check_integer("projection_dim", projection_dim)
     check_number("logit_scale", logit_scale)
     shared = {"projection_dim": projection_dim, "dtype": dtype}
@@ -119,16 +111,14 @@ def clip(
         "end_id": end_id,
         **shared,
     }
-    pixels_arguments = _arguments("image", clip_image, of_image, image)
-    tokens_arguments = _arguments("text", clip_text, of_text, text)
-    pixels, images = image_tower(pixels_arguments)
-    tokens, texts = text_tower(tokens_arguments)
-    depths = (("image", pixels_arguments["num_layers"]), ("text", tokens_arguments["num_layers"]))
-    blocks = [f"{tower}_encoder_{i}" for tower, depth in depths for i in range(depth)]
-    images = PairMarker("clip", given, blocks=blocks, dtype="float32", name="pair_marker")(images)
-    scale = LogitScale(logit_scale, name="logit_scale")(images)
-    outputs = {"image_embedding": images, "text_embedding": texts, "scale": scale}
-    return Model({"pixels": pixels, "tokens": tokens}, outputs, name=name)
+    of_image = _arguments("image", clip_image, of_image, image)
+    of_text = _arguments("text", clip_text, of_text, text)
+    images, texts = clip_image(**of_image), clip_text(**of_text)
+    blocks = [x.name for x in (*images.blocks, *texts.blocks)]
+    embedding = Marker("towers", blocks=blocks, dtype="float32")(images.output)
+    scale = LogitScale(logit_scale, name="logit_scale")(embedding)
+    outputs = {"image_embedding": embedding, "text_embedding": texts.output, "scale": scale}
+    return Model({"pixels": images.input, "tokens": texts.input}, outputs, name=name)
 
 
 def clip_towers(model: keras.Model) -> dict[str, Model]:
@@ -164,10 +154,9 @@ def clip_towers(model: keras.Model) -> dict[str, Model]:
     for name, source in (("image", "pixels"), ("text", "tokens")):
         inputs = model.input[source]
         x = outputs_in(model, layers[f"clip_{name}_marker"])[-1]
-        head = layers[f"{name}_head_marker"].head
-        arguments = {**head.arguments, "scale": scale}
-        marker = HeadMarker(HEAD, arguments, dtype=layers[f"{name}_head_marker"].dtype_policy)
-        x = marker(x)
+        head = layers[f"{name}_head_marker"]
+        arguments = {**head.origin.arguments, "scale": scale}
+        x = Marker("head", HEAD, arguments, dtype=head.dtype_policy)(x)
         if name == "image":
             x = layers["image_final_norm"](token(x, 0))
         else:
@@ -178,16 +167,19 @@ def clip_towers(model: keras.Model) -> dict[str, Model]:
 
 
 def _arguments(
-    tower: str, builder: Any, own: Mapping[str, Any], more: Mapping[str, Any] | None
+    tower: str,
+    tower_builder: Callable[..., Model],
+    own: Mapping[str, Any],
+    more: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """All arguments of a tower's builder."""
+    """The arguments of a tower's builder."""
     more = dict(more or {})
-    known = {name: x.default for name, x in inspect.signature(builder).parameters.items()}
+    known = list(inspect.signature(tower_builder).parameters)
     wrong = [name for name in more if name in own or name not in known or name == "name"]
     if wrong:
         free = [name for name in known if name not in own and name != "name"]
         raise ValueError(f"{tower}= must have arguments among {free}, got {wrong[0]!r}")
-    return {**known, **more, **own}
+    return {**more, **own}
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

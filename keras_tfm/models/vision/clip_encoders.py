@@ -1,6 +1,6 @@
 """The two encoders of CLIP (arXiv:2103.00020): of images and of texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,9 +16,9 @@ from keras_tfm.layers import (
     quick_gelu,
 )
 from keras_tfm.models.heads.head_base import token
-from keras_tfm.models.identity import FeaturesMarker, HeadMarker, PooledMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
-from keras_tfm.models.vision.vit import encoded_pixels
+from keras_tfm.models.vision.vit import PixelEncoder
 
 Tensor = Any
 
@@ -27,18 +27,9 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 # The kind of the head that makes embeddings.
 HEAD = "embedding"
-# The arguments of `vit` that CLIP's image encoder does not have.
-_PLAIN_VIT = {
-    "drop_path": 0.0,
-    "gated": False,
-    "layer_scale": None,
-    "attention_bias": True,
-    "distillation_token": False,
-    "num_registers": 0,
-    "antialias": False,
-}
 
 
+@builder
 def clip_image(
     image_size: int | Sequence[int] = 224,
     patch_size: int | Sequence[int] = 32,
@@ -97,10 +88,23 @@ def clip_image(
     >>> clip_image(16, 8, 12, 1, 3, 16, projection_dim=5).output.shape
     (None, 5)
     """
-    pixels, output = image_tower(locals())
+    check_integer("num_layers", num_layers)
+    check_integer("projection_dim", projection_dim, optional=True)
+    parts = PixelEncoder(
+        image_size=image_size, patch_size=patch_size, dim=dim, num_layers=num_layers,
+        num_heads=num_heads, intermediate_dim=intermediate_dim, dropout=dropout,
+        attention_dropout=attention_dropout, activation=activation,
+        layer_norm_epsilon=layer_norm_epsilon, position_size=position_size, image_mean=image_mean,
+        image_std=image_std, dtype=dtype, prefix="image_", patch_bias=False, embedding_norm=True,
+    )  # fmt: skip
+    pixels, x, blocks = parts.encode()
+    x = Marker("features", blocks=blocks, dtype=dtype, name="clip_image_marker")(x)
+    norm = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="image_final_norm")
+    output = _output("image", x, lambda x: norm(token(x, 0)), projection_dim, dtype)
     return Model(pixels, output, name=name)
 
 
+@builder
 def clip_text(
     vocabulary_size: int = 49408,
     dim: int = 512,
@@ -154,110 +158,84 @@ def clip_text(
     >>> clip_text(11, 12, 1, 3, 16, projection_dim=5, max_length=7, end_id=2).output.shape
     (None, 5)
     """
-    tokens, output = text_tower(locals())
-    return Model(tokens, output, name=name)
-
-
-def image_tower(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
-    """The symbolic pixels, and the output of `clip_image`, from its arguments."""
-    check_integer("num_layers", given["num_layers"])
-    check_integer("projection_dim", given["projection_dim"], optional=True)
-    pixels, x, blocks = encoded_pixels(
-        {**_PLAIN_VIT, **given}, "image_", patch_bias=False, embedding_norm=True
-    )
-    x = _marked("clip_image", given, x, blocks=blocks)
-    return pixels, _output(given, "image", x, lambda x: _norm(given, "image")(token(x, 0)))
-
-
-def text_tower(given: Mapping[str, Any]) -> tuple[Tensor, Any]:
-    """The symbolic ids, and the output of `clip_text`, from its arguments."""
-    for argument in ("vocabulary_size", "num_layers", "max_length"):
-        check_integer(argument, given[argument])
-    check_integer("projection_dim", given["projection_dim"], optional=True)
-    end_id, dtype = given["end_id"], given["dtype"]
-    if end_id is not None and end_id >= given["vocabulary_size"]:
+    check_integer("vocabulary_size", vocabulary_size)
+    check_integer("num_layers", num_layers)
+    check_integer("max_length", max_length)
+    check_integer("projection_dim", projection_dim, optional=True)
+    if end_id is not None and end_id >= vocabulary_size:
         raise ValueError(
-            f"end_id must be in the vocabulary, 0..{given['vocabulary_size'] - 1}, got {end_id}"
+            f"end_id must be in the vocabulary, 0..{vocabulary_size - 1}, got {end_id}"
         )
     tokens = keras.Input((None,), dtype="int32", name="tokens")
     x = TokenEmbedding(
-        given["vocabulary_size"],
-        given["dim"],
+        vocabulary_size,
+        dim,
         embeddings_initializer=_initializer(),
         dtype=dtype,
         name="text_embedding",
     )(tokens)
     positions = PositionEmbedding(
-        given["max_length"],
-        _initializer(0.01),
-        given["dropout"],
-        dtype=dtype,
-        name="text_positions",
+        max_length, _initializer(0.01), dropout, dtype=dtype, name="text_positions"
     )
     x = positions(x)
-    blocks = [f"text_encoder_{i}" for i in range(given["num_layers"])]
+    blocks = [f"text_encoder_{i}" for i in range(num_layers)]
     for block in blocks:
-        x = _text_block(given, block)(x)
-    x = _norm(given, "text")(x)
-    x = _marked("clip_text", given, x, embedding="text_embedding", blocks=blocks)
+        attention = MultiHeadSelfAttention(
+            num_heads,
+            causal=True,
+            dropout=dropout if attention_dropout is None else attention_dropout,
+            kernel_initializer=_initializer(),
+            dtype=dtype,
+            name="self_attention",
+        )
+        x = TransformerEncoderBlock(
+            intermediate_dim,
+            self_attention=attention,
+            causal=True,
+            dropout=dropout,
+            activation=activation,
+            layer_norm_epsilon=layer_norm_epsilon,
+            normalize_first=True,
+            kernel_initializer=_initializer(),
+            dtype=dtype,
+            name=block,
+        )(x)
+    x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="text_final_norm")(x)
+    x = Marker(
+        "features",
+        embedding="text_embedding",
+        blocks=blocks,
+        dtype=dtype,
+        name="clip_text_marker",
+    )(x)
     pooling = EndTokenPooling(end_id, dtype=dtype, name="text_pooling")
-    return tokens, _output(given, "text", x, lambda x: pooling(x, tokens))
+    output = _output("text", x, lambda x: pooling(x, tokens), projection_dim, dtype)
+    return Model(tokens, output, name=name)
 
 
-def _output(given: Mapping[str, Any], tower: str, features: Tensor, pool: Any) -> Any:
+def _output(
+    tower: str,
+    features: Tensor,
+    pool: Callable[[Tensor], Tensor],
+    projection_dim: int | None,
+    dtype: Any,
+) -> Any:
     """The embedding, or the features and the pooled vector without a projection."""
-    dtype, dim = given["dtype"], given["projection_dim"]
-    if dim is None:
-        marker = PooledMarker(dtype=dtype, name=f"{tower}_pooled_marker")
+    if projection_dim is None:
+        marker = Marker("pooled", dtype=dtype, name=f"{tower}_pooled_marker")
         return {"features": features, "pooled": marker(pool(features))}
-    kept = {"projection_dim": dim}
-    marker = HeadMarker(HEAD, kept, dtype=dtype, name=f"{tower}_head_marker")
+    kept = {"projection_dim": projection_dim}
+    marker = Marker("head", HEAD, kept, dtype=dtype, name=f"{tower}_head_marker")
     projection = keras.layers.Dense(
-        dim,
+        projection_dim,
         use_bias=False,
-        kernel_initializer=_initializer(given["dim"] ** -0.5),
+        kernel_initializer=_initializer(features.shape[-1] ** -0.5),
         dtype=dtype,
         name=f"{tower}_projection",
     )
     # float32: products of bfloat16 vectors would be off by up to 0.01, times the scale.
     normalize = keras.layers.UnitNormalization(dtype="float32", name=f"{tower}_normalize")
     return normalize(projection(pool(marker(features))))
-
-
-def _marked(family: str, given: Mapping[str, Any], x: Tensor, **parts: Any) -> Tensor:
-    marker = FeaturesMarker(family, given, **parts, dtype=given["dtype"], name=f"{family}_marker")
-    return marker(x)
-
-
-def _norm(given: Mapping[str, Any], tower: str) -> LayerNormalization:
-    return LayerNormalization(
-        epsilon=given["layer_norm_epsilon"], dtype=given["dtype"], name=f"{tower}_final_norm"
-    )
-
-
-def _text_block(given: Mapping[str, Any], name: str) -> TransformerEncoderBlock:
-    """One pre-norm block with causal attention."""
-    rate, dtype = given["attention_dropout"], given["dtype"]
-    attention = MultiHeadSelfAttention(
-        given["num_heads"],
-        causal=True,
-        dropout=given["dropout"] if rate is None else rate,
-        kernel_initializer=_initializer(),
-        dtype=dtype,
-        name="self_attention",
-    )
-    return TransformerEncoderBlock(
-        given["intermediate_dim"],
-        self_attention=attention,
-        causal=True,
-        dropout=given["dropout"],
-        activation=given["activation"],
-        layer_norm_epsilon=given["layer_norm_epsilon"],
-        normalize_first=True,
-        kernel_initializer=_initializer(),
-        dtype=dtype,
-        name=name,
-    )
 
 
 def _initializer(stddev: float = 0.02) -> keras.initializers.Initializer:

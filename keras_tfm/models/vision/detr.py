@@ -7,21 +7,13 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers import (
-    FeedForward,
-    ImageNormalization,
-    LayerNormalization,
-    MultiHeadCrossAttention,
-    MultiHeadSelfAttention,
-    PositionalEncoding2D,
-    TransformerDecoderBlock,
-    TransformerEncoderBlock,
-)
+from keras_tfm.layers import ImageNormalization, LayerNormalization, PositionalEncoding2D
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.heads.head_base import checked_labels
-from keras_tfm.models.identity import FeaturesMarker, HeadMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 from keras_tfm.models.vision.resnet import IMAGENET_MEAN, IMAGENET_STD, feature_map
 from keras_tfm.models.vision.resnet import SIZES as RESNET_SIZES
@@ -35,6 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@builder
 def detr(
     image_size: int | Sequence[int] = 800,
     num_classes: int = 91,
@@ -120,9 +113,9 @@ def detr(
     >>> {name: x.shape for name, x in model.output.items()}
     {'logits': (None, 5, 4), 'boxes': (None, 5, 4)}
     """
-    given = locals()
-    for argument in ("num_classes", "num_queries", "num_layers"):
-        check_integer(argument, given[argument])
+    check_integer("num_classes", num_classes)
+    check_integer("num_queries", num_queries)
+    check_integer("num_layers", num_layers)
     check_integer("num_decoder_layers", num_decoder_layers, optional=True)
     labels = checked_labels(labels, num_classes)
     height, width = as_pair("image_size", image_size)
@@ -138,28 +131,29 @@ def detr(
     cells = keras.layers.Reshape((-1, dim), dtype=dtype, name="cells")
     positions = PositionalEncoding2D(dtype=dtype, name="positions")(x)
     x, positions = cells(x), cells(positions)
-    encoders = [f"encoder_{i}" for i in range(num_layers)]
-    for block in encoders:
-        x = TransformerEncoderBlock(**_parts(given, decoder=False), name=block)(
-            x, position_encoding=positions
-        )
+    stacks = Blocks(
+        num_layers=num_layers, num_heads=num_heads, intermediate_dim=intermediate_dim,
+        num_decoder_layers=num_decoder_layers, num_decoder_heads=num_decoder_heads,
+        decoder_intermediate_dim=decoder_intermediate_dim, dropout=dropout,
+        attention_dropout=dropout if attention_dropout is None else attention_dropout,
+        activation_dropout=activation_dropout, activation=activation, causal=False, dtype=dtype,
+    )  # fmt: skip
+    for block in stacks.encoders:
+        x = stacks.encoder_block(block)(x, position_encoding=positions)
     normal = keras.initializers.RandomNormal(stddev=1.0)
     queries = ObjectQueries(num_queries, dim, normal, dtype=dtype, name="queries")
     y, query_positions = queries(x)
     norm = LayerNormalization(epsilon=1e-5, dtype=dtype, name="final_norm")
     steps = []
-    decoders = [f"decoder_{i}" for i in range(num_decoder_layers or num_layers)]
-    for block in decoders:
-        y = TransformerDecoderBlock(**_parts(given, decoder=True), name=block)(
+    for block in stacks.decoders:
+        y = stacks.decoder_block(block)(
             y, x, position_encoding=query_positions, context_position_encoding=positions
         )
         steps.append(y)
-    blocks = [*blocks, *encoders, *decoders]
-    features = FeaturesMarker("detr", given, blocks=blocks, dtype=dtype, name="features_marker")(
-        norm(y)
-    )
+    blocks = [*blocks, *stacks.encoders, *stacks.decoders]
+    features = Marker("features", blocks=blocks, dtype=dtype)(norm(y))
     kept = {"num_classes": num_classes, "labels": labels}
-    features = HeadMarker("object_detector", kept, dtype=dtype, name="head_marker")(features)
+    features = Marker("head", "object_detector", kept, dtype=dtype)(features)
     head = _Head(dim, num_classes, dtype)
     outputs = {"logits": head.logits(features), "boxes": head.boxes(features)}
     if auxiliary_outputs and len(steps) > 1:
@@ -282,31 +276,3 @@ class ObjectQueries(RematerializedLayer):
             "dim": self.dim,
             "initializer": keras.initializers.serialize(self.initializer),
         }
-
-
-def _parts(given: Mapping[str, Any], decoder: bool) -> dict[str, Any]:
-    """The arguments of a block: post-norm, without causality."""
-    heads, width = given["num_heads"], given["intermediate_dim"]
-    if decoder:
-        heads = given["num_decoder_heads"] or heads
-        width = given["decoder_intermediate_dim"] or width
-    dtype, rate = given["dtype"], given["attention_dropout"]
-    attention = {"dropout": given["dropout"] if rate is None else rate, "dtype": dtype}
-    parts: dict[str, Any] = {
-        "self_attention": MultiHeadSelfAttention(heads, name="self_attention", **attention),
-        "feed_forward": FeedForward(
-            width,
-            activation=given["activation"],
-            dropout=given["activation_dropout"],
-            dtype=dtype,
-            name="feed_forward",
-        ),
-        "dropout": given["dropout"],
-        "dtype": dtype,
-    }
-    if decoder:
-        parts["causal"] = False
-        parts["cross_attention"] = MultiHeadCrossAttention(
-            heads, name="cross_attention", **attention
-        )
-    return parts

@@ -10,7 +10,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import ImageNormalization
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.models.identity import FeaturesMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 Tensor = Any
@@ -28,6 +28,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+@builder
 def resnet(
     image_size: int | Sequence[int] | None = 224,
     stem_dim: int = 64,
@@ -79,12 +80,11 @@ def resnet(
     >>> image_classifier(model, num_classes=5).output.shape
     (None, 5)
     """
-    given = locals()
     size = (None, None) if image_size is None else as_pair("image_size", image_size)
     pixels = keras.Input((*size, len(image_mean)), name="pixels")
     x = ImageNormalization(image_mean, image_std, name="normalization")(pixels)
     x, blocks = feature_map(x, stem_dim, dims, depths, bottleneck, frozen_batch_norm, dtype)
-    x = FeaturesMarker("resnet", given, blocks=blocks, dtype=dtype, name="features_marker")(x)
+    x = Marker("features", blocks=blocks, dtype=dtype)(x)
     return Model(pixels, x, name=name)
 
 

@@ -1,6 +1,7 @@
 """Vision Transformers: ViT (arXiv:2010.11929), DeiT (2012.12877), DINO (2104.14294), DINOv2."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -18,9 +19,12 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
-from keras_tfm.models.identity import FeaturesMarker, PooledMarker
+from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
+
+Tensor = Any
 
 # "base", "large", "huge": table 1 of the ViT paper; "tiny" and "small": table 1 of DeiT, table 1 of
 # DINO; "giant": table 17 of DINOv2 (arXiv:2304.07193). Use: vit(224, 16, **SIZES["small"]).
@@ -37,6 +41,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@builder
 def vit(
     image_size: int | Sequence[int] | None = 224,
     patch_size: int | Sequence[int] = 16,
@@ -121,130 +126,151 @@ def vit(
     >>> image_classifier(model, num_classes=5).output.shape
     (None, 5)
     """
-    given = locals()
     check_integer("num_layers", num_layers)
     check_integer("num_registers", num_registers, minimum=0)
     check_rate("drop_path", drop_path)
-    pixels, x, names = encoded_pixels(given)
+    parts = PixelEncoder(
+        image_size=image_size, patch_size=patch_size, dim=dim, num_layers=num_layers,
+        num_heads=num_heads, intermediate_dim=intermediate_dim, dropout=dropout,
+        attention_dropout=attention_dropout, drop_path=drop_path, activation=activation,
+        gated=gated, layer_norm_epsilon=layer_norm_epsilon, layer_scale=layer_scale,
+        attention_bias=attention_bias, distillation_token=distillation_token,
+        num_registers=num_registers, position_size=position_size, antialias=antialias,
+        image_mean=image_mean, image_std=image_std, dtype=dtype,
+    )  # fmt: skip
+    pixels, x, names = parts.encode()
     x = LayerNormalization(epsilon=layer_norm_epsilon, dtype=dtype, name="final_norm")(x)
-    x = FeaturesMarker("vit", given, blocks=names, dtype=dtype, name="features_marker")(x)
+    x = Marker("features", blocks=names, dtype=dtype)(x)
     if not pooler:
         return Model(pixels, x, name=name)
     dense = keras.layers.Dense(
         dim, activation="tanh", kernel_initializer=_initializer(), dtype=dtype, name="pooler"
     )
-    pooled = PooledMarker(dtype=dtype, name="pooled_marker")(dense(token(x, 0)))
+    pooled = Marker("pooled", dtype=dtype)(dense(token(x, 0)))
     return Model(pixels, {"features": x, "pooled": pooled}, name=name)
 
 
-def encoded_pixels(
-    given: Mapping[str, Any],
-    prefix: str = "",
-    patch_bias: bool = True,
-    embedding_norm: bool = False,
-) -> tuple[Any, Any, list[str]]:
-    """From pixels to the features after the last block, before any normalisation.
+@dataclass(frozen=True, kw_only=True)
+class PixelEncoder(EncoderArguments):
+    """The parts of a Vision Transformer, by the arguments of `vit`.
 
-    Args:
-        given: the arguments of `vit` by name.
+    Attributes:
         prefix: str, put before the names of all layers.
         patch_bias: bool, whether the patches' projection has a bias.
         embedding_norm: bool, whether a normalisation follows the embeddings.
-
-    Returns:
-        The symbolic input, the symbolic features (B, P + N, D), and the names of the blocks.
     """
-    size, dtype, drop_path = given["image_size"], given["dtype"], given["drop_path"]
-    size = (None, None) if size is None else as_pair("image_size", size)
-    grid, count = _grid(given), 1 + given["distillation_token"]
-    pixels = keras.Input((*size, len(given["image_mean"])), name="pixels")
-    normalization = ImageNormalization(
-        given["image_mean"], given["image_std"], name=f"{prefix}normalization"
-    )
-    patches = PatchEmbedding(
-        given["dim"],
-        given["patch_size"],
-        use_bias=patch_bias,
-        kernel_initializer=_initializer(),
-        dtype=dtype,
-        name=f"{prefix}patches",
-    )(normalization(pixels))
 
-    def tokens(number: int, index: int, name: str) -> PrefixTokens:
+    image_size: int | Sequence[int] | None
+    patch_size: int | Sequence[int]
+    position_size: int | Sequence[int] | None
+    image_mean: Sequence[float]
+    image_std: Sequence[float]
+    drop_path: float = 0.0
+    gated: bool = False
+    layer_scale: float | None = None
+    attention_bias: bool = True
+    distillation_token: bool = False
+    num_registers: int = 0
+    antialias: bool = False
+    prefix: str = ""
+    patch_bias: bool = True
+    embedding_norm: bool = False
+
+    def encode(self) -> tuple[Tensor, Tensor, list[str]]:
+        """From pixels to the features after the last block, before any normalisation.
+
+        Returns:
+            The symbolic input, the symbolic features (B, P + N, D), and the names of the blocks.
+        """
+        size = (None, None) if self.image_size is None else as_pair("image_size", self.image_size)
+        grid, count = self._grid(), 1 + self.distillation_token
+        pixels = keras.Input((*size, len(self.image_mean)), name="pixels")
+        normalization = ImageNormalization(
+            self.image_mean, self.image_std, name=f"{self.prefix}normalization"
+        )
+        patches = PatchEmbedding(
+            self.dim,
+            self.patch_size,
+            use_bias=self.patch_bias,
+            kernel_initializer=_initializer(),
+            dtype=self.dtype,
+            name=f"{self.prefix}patches",
+        )(normalization(pixels))
+        x = self._tokens(count, 0, "prefix")(patches)
+        positions = PositionEmbedding2D(
+            grid,
+            count,
+            _initializer(),
+            self.dropout,
+            self.antialias,
+            dtype=self.dtype,
+            name=f"{self.prefix}positions",
+        )
+        x = positions(x, patches)
+        if self.num_registers:
+            x = self._tokens(self.num_registers, count, "registers")(x)
+        if self.embedding_norm:
+            x = self._norm(f"{self.prefix}embedding_norm")(x)
+        blocks = [f"{self.prefix}encoder_{i}" for i in range(self.num_layers)]
+        for i, block in enumerate(blocks):
+            x = self._block(block, self.drop_path * i / max(1, len(blocks) - 1))(x)
+        return pixels, x, blocks
+
+    def _tokens(self, number: int, index: int, name: str) -> PrefixTokens:
         return PrefixTokens(
-            number, index, initializer=_initializer(), dtype=dtype, name=f"{prefix}{name}"
+            number,
+            index,
+            initializer=_initializer(),
+            dtype=self.dtype,
+            name=f"{self.prefix}{name}",
         )
 
-    x = tokens(count, 0, "prefix")(patches)
-    positions = PositionEmbedding2D(
-        grid,
-        count,
-        _initializer(),
-        given["dropout"],
-        given["antialias"],
-        dtype=dtype,
-        name=f"{prefix}positions",
-    )
-    x = positions(x, patches)
-    if given["num_registers"]:
-        x = tokens(given["num_registers"], count, "registers")(x)
-    if embedding_norm:
-        x = LayerNormalization(
-            epsilon=given["layer_norm_epsilon"], dtype=dtype, name=f"{prefix}embedding_norm"
-        )(x)
-    blocks = [f"{prefix}encoder_{i}" for i in range(given["num_layers"])]
-    for i, block in enumerate(blocks):
-        x = _block(given, block, drop_path * i / max(1, len(blocks) - 1))(x)
-    return pixels, x, blocks
+    def _norm(self, name: str) -> LayerNormalization:
+        return LayerNormalization(epsilon=self.layer_norm_epsilon, dtype=self.dtype, name=name)
 
+    def _grid(self) -> tuple[int, int]:
+        """The rows and columns of the position table."""
+        size = self.image_size if self.position_size is None else self.position_size
+        if size is None:
+            raise ValueError(
+                "image_size=None needs position_size, the image size of the position table"
+            )
+        sizes = as_pair("position_size", size)
+        patch = as_pair("patch_size", self.patch_size)
+        if any(a < b for a, b in zip(sizes, patch, strict=True)):
+            raise ValueError(f"position_size must be at least a patch, {patch}, got {sizes}")
+        return sizes[0] // patch[0], sizes[1] // patch[1]
 
-def _initializer() -> Any:
-    return keras.initializers.TruncatedNormal(stddev=0.02)
-
-
-def _grid(given: Mapping[str, Any]) -> tuple[int, int]:
-    """The rows and columns of the position table."""
-    size = given["image_size"] if given["position_size"] is None else given["position_size"]
-    if size is None:
-        raise ValueError(
-            "image_size=None needs position_size, the image size of the position table"
-        )
-    sizes = as_pair("position_size", size)
-    patch = as_pair("patch_size", given["patch_size"])
-    if any(a < b for a, b in zip(sizes, patch, strict=True)):
-        raise ValueError(f"position_size must be at least a patch, {patch}, got {sizes}")
-    return sizes[0] // patch[0], sizes[1] // patch[1]
-
-
-def _block(given: Mapping[str, Any], name: str, drop_path: float) -> TransformerEncoderBlock:
-    """One pre-norm block."""
-    rate, dtype = given["attention_dropout"], given["dtype"]
-    return TransformerEncoderBlock(
-        self_attention=MultiHeadSelfAttention(
-            given["num_heads"],
-            dropout=given["dropout"] if rate is None else rate,
-            use_bias=True if given["attention_bias"] else ["output"],
-            kernel_initializer=_initializer(),
-            dtype=dtype,
-            name="self_attention",
-        ),
-        feed_forward=FeedForward(
-            given["intermediate_dim"],
-            activation=given["activation"],
-            gated=given["gated"],
-            kernel_initializer=_initializer(),
-            dtype=dtype,
-            name="feed_forward",
-        ),
-        residual=Residual(
-            input_norm=LayerNormalization(
-                epsilon=given["layer_norm_epsilon"], dtype=dtype, name="norm"
+    def _block(self, name: str, drop_path: float) -> TransformerEncoderBlock:
+        """One pre-norm block."""
+        return TransformerEncoderBlock(
+            self_attention=MultiHeadSelfAttention(
+                self.num_heads,
+                dropout=self.attention_rate,
+                use_bias=True if self.attention_bias else ["output"],
+                kernel_initializer=_initializer(),
+                dtype=self.dtype,
+                name="self_attention",
             ),
-            dropout=given["dropout"],
-            drop_path=drop_path,
-            layer_scale=given["layer_scale"],
-            dtype=dtype,
-        ),
-        dtype=dtype,
-        name=name,
-    )
+            feed_forward=FeedForward(
+                self.intermediate_dim,
+                activation=self.activation,
+                gated=self.gated,
+                kernel_initializer=_initializer(),
+                dtype=self.dtype,
+                name="feed_forward",
+            ),
+            residual=Residual(
+                input_norm=self._norm("norm"),
+                dropout=self.dropout,
+                drop_path=drop_path,
+                layer_scale=self.layer_scale,
+                dtype=self.dtype,
+            ),
+            dtype=self.dtype,
+            name=name,
+        )
+
+
+def _initializer() -> keras.initializers.Initializer:
+    return keras.initializers.TruncatedNormal(stddev=0.02)
