@@ -17,7 +17,6 @@ Example:
 True
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Tensor = Any
@@ -45,7 +44,9 @@ def nodes_in_order(model: Any) -> list[Node]:
     """The calls of a functional model, without its input layers, in the order Keras runs them.
 
     A layer that is called twice has two nodes. Each node has `operation`, `arguments`,
-    `input_tensors` and `output_tensors` (lists of symbolic tensors).
+    `input_tensors` and `output_tensors` (lists of symbolic tensors). `arguments.fill_in(values)`
+    returns the positional and keyword arguments of the call, with values by the `id` of symbolic
+    tensors in their places.
     """
     by_depth = model._nodes_by_depth
     nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
@@ -63,16 +64,6 @@ def producer(tensor: Any) -> Producer:
     return Producer(operation, node_index, tensor_index)
 
 
-def fill_in(node: Node, values: dict[int, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments of a call, with values in place of symbolic tensors.
-
-    Args:
-        node: a call.
-        values: the value of each symbolic tensor, by its `id`.
-    """
-    return node.arguments.fill_in(values)
-
-
 def is_functional(operation: Any) -> bool:
     """Whether an operation is a functional model that runs its graph and nothing else."""
     from keras.src.models.functional import Functional
@@ -80,32 +71,9 @@ def is_functional(operation: Any) -> bool:
     return isinstance(operation, Functional) and type(operation).call is Functional.call
 
 
-def run_node(
-    node: Node,
-    values: dict[int, Tensor],
-    training: bool | None = None,
-    call: Callable[..., Any] | None = None,
-) -> None:
-    """Runs one call of a functional model, as Keras does when the model is called.
-
-    Args:
-        node: a call.
-        values: the value of each symbolic tensor, by its `id`. The outputs are added.
-        training: passed on to operations that take it, unless it is None.
-        call: function from an operation, its positional arguments and its keyword arguments to its
-            outputs; default: calls the operation.
-    """
-    import keras
-
-    args, kwargs = fill_in(node, values)
-    if training is not None and "training" in getattr(node.operation, "_call_context_args", {}):
-        kwargs = {**kwargs, "training": training}
-    if call is None:
-        outputs = node.operation(*args, **kwargs)
-    else:
-        outputs = call(node.operation, args, kwargs)
-    outputs = keras.tree.flatten(outputs)
-    values.update((id(x), y) for x, y in zip(node.output_tensors, outputs, strict=True))
+def takes_training(operation: Any) -> bool:
+    """Whether Keras passes `training` on to an operation when a model is called."""
+    return "training" in getattr(operation, "_call_context_args", {})
 
 
 # Layers and tensors.

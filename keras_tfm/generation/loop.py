@@ -90,7 +90,7 @@ class GenerationLoop:
         self._int8 = int8_caches
         # In LiteRT, products of several tokens with their own keys take longer than it saves to
         # read the cache before it is written; see benchmarks/NOTES.md.
-        self._write_first = self.strategy.consecutive > 1 and current_target().is_edge
+        self._write_first = self.strategy.consecutive > 1 and current_target.get().is_edge
         self.task = Task(
             batch,
             length,

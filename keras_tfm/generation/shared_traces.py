@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tfm.keras_internals import get_mask, set_mask, sublayers
-from keras_tfm.layers import AttentionProbe, DecodingScope
+from keras_tfm.layers.decoding.scope import DecodingScope, current_scope
+from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.transformer_block import TransformerBlock
 
@@ -47,7 +48,7 @@ class SharedTraces:
 
     def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """`layer(*args, **kwargs)`, with the function of an equal block if there is one."""
-        scope = DecodingScope.current()
+        scope = current_scope.get()
         if scope is None or not _may_share(layer, args):
             return layer(*args, **kwargs)
         count = _attentions(layer)
@@ -102,13 +103,11 @@ def _attentions(layer: Any) -> int:
 
 
 def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
-    if keras.backend.backend() != "tensorflow":
-        return False
-    if current_target().is_edge or AttentionProbe.current() is not None:
+    if current_target.get().is_edge or current_probe.get() is not None:
         return False
     import tensorflow as tf
 
-    return _is_known(layer) and not tf.executing_eagerly() and bool(tf.is_symbolic_tensor(args[0]))
+    return _is_known(layer) and bool(tf.is_symbolic_tensor(args[0]))
 
 
 def _is_known(layer: Any) -> bool:
@@ -163,7 +162,7 @@ def _trace(
             set_mask(x, mask)
         with (
             keras.StatelessScope(zip(variables, weights, strict=True)),
-            scope.substituted(taken) as notes,
+            scope.substitute(taken) as notes,
         ):
             y = layer(x, *others, **kwargs)
         seen["grows"] = [grows for _, _, grows in notes]

@@ -9,10 +9,20 @@ from keras import ops
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.logits import check_logits
 from keras_tfm.generation.shared_traces import SharedTraces
-from keras_tfm.keras_internals import get_mask, is_functional, nodes_in_order, run_node, set_mask
+from keras_tfm.keras_internals import (
+    Node,
+    get_mask,
+    is_functional,
+    nodes_in_order,
+    set_mask,
+    takes_training,
+)
 from keras_tfm.models.checked_inputs import check_keys
+from keras_tfm.models.identity import Marker
 
 Tensor = Any
+# Function of a layer, its positional arguments and its keyword arguments that calls the layer.
+LayerCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Call(NamedTuple):
@@ -22,11 +32,13 @@ class Call(NamedTuple):
         node: Keras's record of the call.
         reads: dict from the `id` of a symbolic input to the number of the value that it reads.
         makes: list of the numbers of the values that it returns.
+        context: dict, the keyword arguments that Keras would pass on: `training`, if it is taken.
     """
 
-    node: Any
+    node: Node
     reads: dict[int, int]
     makes: list[int]
+    context: dict[str, bool]
 
 
 class SteppedModel:
@@ -75,7 +87,7 @@ class SteppedModel:
         for call in self._calls:
             if not set(self._outputs).isdisjoint(call.makes):
                 check_logits(call.node.operation)
-        self.encoding, self.stepping = self._divided()
+        self.encoding, self.stepping = self._divide()
 
     def _number(self) -> int:
         self._count += 1
@@ -90,13 +102,16 @@ class SteppedModel:
             if is_functional(inner) and _is_plain_call(node):
                 given = zip(inner.inputs, inputs, strict=True)
                 makes = self._expand(inner, {id(x): numbers[id(y)] for x, y in given})
+            elif isinstance(inner, Marker):
+                makes = list(reads.values())
             else:
                 makes = [self._number() for _ in outputs]
-                self._calls.append(Call(node, reads, makes))
+                context = {"training": False} if takes_training(inner) else {}
+                self._calls.append(Call(node, reads, makes, context))
             numbers.update((id(x), number) for x, number in zip(outputs, makes, strict=True))
         return [numbers[id(x)] for x in model.outputs]
 
-    def _divided(self) -> tuple[list[Call], list[Call]]:
+    def _divide(self) -> tuple[list[Call], list[Call]]:
         """The calls of `encode` and those of `step`."""
         after = {self._inputs[self.target]}
         stepping = []
@@ -130,7 +145,7 @@ class SteppedModel:
         """
         check_keys(self.model.name, list(self._specs), list({**inputs, self.target: None}))
         values = {
-            self._inputs[name]: self._converted(name, x)
+            self._inputs[name]: self._convert(name, x)
             for name, x in inputs.items()
             if name in self._inputs and name != self.target
         }
@@ -157,7 +172,7 @@ class SteppedModel:
         encoded: dict[str, Tensor],
         tokens: Tensor,
         every: bool = False,
-        call: Callable[..., Any] | None = None,
+        call: LayerCall | None = None,
     ) -> Any:
         """The model's outputs for n tokens. Call it inside a `DecodingScope`.
 
@@ -166,10 +181,10 @@ class SteppedModel:
             tokens: (B, n), int32, values of the stepped input.
             every: bool, whether to return the outputs of all calls, in the order of `stepping`.
             call: function of a layer, its positional and its keyword arguments, that calls the
-                layer. Default: equal blocks share a trace.
+                layer. Default: calls it; in a TensorFlow graph equal blocks share a trace.
         """
         values = self._step_values(encoded, tokens)
-        self._run(self.stepping, values, call or SharedTraces().call)
+        self._run(self.stepping, values, call or _sharing_call())
         if every:
             return [values[number] for call in self.stepping for number in call.makes]
         flat = [values[number] for number in self._outputs]
@@ -198,7 +213,7 @@ class SteppedModel:
             else:
                 needed.update(call.reads.values())
                 before.append(call)
-        self._run(before[::-1], values, SharedTraces().call)
+        self._run(before[::-1], values, _sharing_call())
 
         def rest(index: Tensor) -> list[Tensor]:
             made = {number for call in before for number in call.makes}
@@ -215,7 +230,7 @@ class SteppedModel:
 
     def _step_values(self, encoded: dict[str, Tensor], tokens: Tensor) -> dict[int, Tensor]:
         """The values that a step begins with, by number."""
-        values = {self._inputs[self.target]: self._converted(self.target, tokens)}
+        values = {self._inputs[self.target]: self._convert(self.target, tokens)}
         for number in self._encoded:
             values[number] = x = encoded[str(number)]
             mask = encoded.get(f"{number}_mask")
@@ -223,16 +238,29 @@ class SteppedModel:
                 set_mask(x, mask)
         return values
 
-    def _converted(self, name: str, x: Tensor) -> Tensor:
+    def _convert(self, name: str, x: Tensor) -> Tensor:
         return ops.convert_to_tensor(x, dtype=self._specs[name].dtype)
 
     @staticmethod
-    def _run(calls: list[Call], values: dict[int, Tensor], run: Any = None) -> None:
+    def _run(
+        calls: list[Call], values: dict[int, Tensor], call_layer: LayerCall | None = None
+    ) -> None:
         for call in calls:
+            layer = call.node.operation
             here = {x: values[number] for x, number in call.reads.items()}
-            run_node(call.node, here, training=False, call=run)
-            for x, number in zip(call.node.output_tensors, call.makes, strict=True):
-                values[number] = here[id(x)]
+            args, kwargs = call.node.arguments.fill_in(here)
+            kwargs = {**kwargs, **call.context}
+            y = call_layer(layer, args, kwargs) if call_layer else layer(*args, **kwargs)
+            values.update(zip(call.makes, keras.tree.flatten(y), strict=True))
+
+
+def _sharing_call() -> LayerCall | None:
+    """How a step calls layers in a TensorFlow graph, where equal blocks share a trace."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow as tf
+
+    return None if tf.executing_eagerly() else SharedTraces().call
 
 
 def _is_plain_call(node: Any) -> bool:

@@ -67,8 +67,7 @@ from keras_tfm.layers.positions.rotary_scaling import (
 )
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.rms_normalization import RMSNormalization
-from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock
-from keras_tfm.layers.transformer_encoder_block import TransformerEncoderBlock
+from keras_tfm.layers.transformer_block import TransformerDecoderBlock, TransformerEncoderBlock
 
 __all__ = [
     "ALiBi",

@@ -86,7 +86,7 @@ class FeedForward(RematerializedLayer):
     def call(self, x: Tensor, training: bool | None = None) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
         is_float = getattr(self.inner, "quantization_mode", None) is None
-        if self.gated and is_float and current_target().is_edge:
+        if self.gated and is_float and current_target.get().is_edge:
             # Two products with constant kernels: XNNPACK would copy both halves of one product.
             gate = self.inner.columns(x, 0, self.intermediate_dim)
             y = self.activation(gate) * self.inner.columns(x, self.intermediate_dim, None)
@@ -95,7 +95,9 @@ class FeedForward(RematerializedLayer):
             y = self.activation(gate) * y
         else:
             y = self.activation(self.inner(x))
-        return self.outer(self.dropout_layer(y, training=training))
+        if self.dropout:
+            y = self.dropout_layer(y, training=training)
+        return self.outer(y)
 
     def compute_output_shape(self, x_shape: Any) -> Any:
         """The shape of the input."""

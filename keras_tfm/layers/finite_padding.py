@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.scope import DecodingScope, current_scope
 from keras_tfm.layers.decoding.visibility import real_tokens
 from keras_tfm.layers.target import current_target
 
@@ -32,8 +32,8 @@ def finite_padding(x: Tensor, mask: Tensor | None, causal: bool = False) -> Tens
     >>> np.array(finite_padding(x, np.array([[True, True, False, False]]))).ravel().tolist()
     [1.0, nan, 0.0, 3.0]
     """
-    scope = DecodingScope.current()
-    if current_target().is_edge or (scope is not None and _generates(scope, x)):
+    scope = current_scope.get()
+    if current_target.get().is_edge or (scope is not None and _generates(scope, x)):
         return x
     if causal and scope is not None and scope.padding is not None:
         length = x.shape[-2] if isinstance(x.shape[-2], int) else ops.shape(x)[-2]

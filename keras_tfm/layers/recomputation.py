@@ -6,8 +6,8 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import remat_mode, set_remat_mode, sublayers
-from keras_tfm.layers.decoding.scope import DecodingScope
-from keras_tfm.layers.multi_head_attention.attention_probe import AttentionProbe
+from keras_tfm.layers.decoding.scope import current_scope
+from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 
 Tensor = Any
 
@@ -46,7 +46,7 @@ class Recomputation(keras.layers.Layer):
             set_remat_mode(layer, None)
         if picked is layer_call:
             return layer_call
-        if DecodingScope.current() is not None or AttentionProbe.current() is not None:
+        if current_scope.get() is not None or current_probe.get() is not None:
             return layer_call  # tensors that a scope collects would not leave the recomputed part
 
         def recomputed(*args: Any, **kwargs: Any) -> Tensor:

@@ -125,10 +125,12 @@ class Residual(RematerializedLayer):
         y = sublayer(x if self.input_norm is None else self.input_norm(x))
         if self.output_norm is not None:
             y = self.output_norm(y)
-        y = self.dropout_layer(y, training=training)
+        if self.dropout:
+            y = self.dropout_layer(y, training=training)
         if self.layer_scale is not None:
             y = y * self.scale
-        y = self.drop_path_layer(y, training=training)
+        if self.drop_path:
+            y = self.drop_path_layer(y, training=training)
         y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
         return y if self.sum_norm is None else self.sum_norm(y)
 

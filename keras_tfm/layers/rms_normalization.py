@@ -37,7 +37,7 @@ class RMSNormalization(Recomputation, keras.layers.RMSNormalization):
 
     def call(self, x: Tensor) -> Tensor:
         """Normalized `x`, of the same shape and dtype."""
-        if not current_target().is_edge:
+        if not current_target.get().is_edge:
             return super().call(x)
         # LiteRT's converter would multiply a last factor gamma into the kernel of the projection
         # that follows: a tied table is then stored twice, and 8-bit activations have the outliers

@@ -16,28 +16,22 @@ class Target(NamedTuple):
     Attributes:
         name: str, one of `TARGETS`.
         masked_score: float, added to the scores of masked keys.
+        is_edge: bool, whether the graph runs on-device, where some operators are slow or
+            unsupported.
     """
 
     name: str
     masked_score: float
-
-    @property
-    def is_edge(self) -> bool:
-        """Whether the graph runs on-device, where some operators are slow or unsupported."""
-        return self.name != "keras"
+    is_edge: bool = True
 
 
 # Far below any score, but finite, so that a fully masked row stays finite.
-_KERAS = Target("keras", -1e30)
+_KERAS = Target("keras", -1e30, is_edge=False)
 # Within the range of float16 (65,504), for delegates that compute in half precision.
 _EDGE_MASKED = -3e4
 
-_current: ContextVar[Target] = ContextVar("target", default=_KERAS)
-
-
-def current_target() -> Target:
-    """The target of the graph that is being traced; "keras" outside an `export_target`."""
-    return _current.get()
+# The target of the graph that is being traced; "keras" outside an `export_target`.
+current_target: ContextVar[Target] = ContextVar("target", default=_KERAS)
 
 
 @contextmanager
@@ -50,19 +44,19 @@ def export_target(name: str = "cpu-edge") -> Iterator[Target]:
 
     >>> from keras_tfm.layers.target import current_target, export_target
     >>> with export_target("cpu-edge"):
-    ...     current_target().is_edge
+    ...     current_target.get().is_edge
     True
     """
     if name not in TARGETS:
         raise ValueError(f"target must be one of {list(TARGETS)}, got {name!r}")
-    outer = _current.get()
+    outer = current_target.get()
     score = outer.masked_score if outer.is_edge else _EDGE_MASKED
     target = _KERAS if name == "keras" else Target(name, score)
-    token = _current.set(target)
+    token = current_target.set(target)
     try:
         yield target
     finally:
-        _current.reset(token)
+        current_target.reset(token)
 
 
 @contextmanager
@@ -75,11 +69,11 @@ def bounded_masks(score: float) -> Iterator[None]:
 
     >>> from keras_tfm.layers.target import bounded_masks, current_target
     >>> with bounded_masks(-30.0):
-    ...     current_target().masked_score
+    ...     current_target.get().masked_score
     -30.0
     """
-    token = _current.set(Target("cpu-edge", score))
+    token = current_target.set(Target("cpu-edge", score))
     try:
         yield
     finally:
-        _current.reset(token)
+        current_target.reset(token)

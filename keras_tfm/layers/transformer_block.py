@@ -1,4 +1,4 @@
-"""The base of encoder and decoder blocks: their arguments and the construction of sublayers."""
+"""The encoder and the decoder block of a Transformer, and what they share."""
 
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,7 +14,9 @@ from keras_tfm.layers.arguments import (
     serialize_part,
 )
 from keras_tfm.layers.feed_forward import FeedForward
+from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
+from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.attention_position import refuse_separation
@@ -246,16 +248,24 @@ class TransformerBlock(RematerializedLayer):
                     f"{x_shape[-1]}, got {after[-1]}"
                 )
 
-    def _attend(self, x: Tensor, position_encoding: Tensor | None, **given: Any) -> Tensor:
+    def _attend(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        position_encoding: Tensor | None,
+        training: bool | None,
+        **arguments: Tensor | None,
+    ) -> Tensor:
         """Self-attention, if any, in its residual connection: (..., T, D) -> (..., T, D)."""
+        if mask is not None:
+            x = finite_padding(x, masks.key_mask("mask", mask, x))
         if self.self_attention is None:
             return x
-        training = given.pop("training")
 
         def attend(y: Tensor) -> Tensor:
             moved = None if position_encoding is None else y + position_encoding
-            arguments = {"query": moved, "key": moved, **given}
-            return self.self_attention(y, training=training, **present(arguments))
+            given = _present({"mask": mask, "query": moved, "key": moved, **arguments})
+            return self.self_attention(y, training=training, **given)
 
         return self.self_attention_residual(x, sublayer=attend, training=training)
 
@@ -300,6 +310,191 @@ class TransformerBlock(RematerializedLayer):
         }
 
 
-def present(arguments: dict[str, Any]) -> dict[str, Any]:
+@keras.saving.register_keras_serializable("keras_tfm")
+class TransformerEncoderBlock(TransformerBlock):
+    """Self-attention, then a feed-forward network, each in a residual connection.
+
+    "Attention Is All You Need" (arXiv:1706.03762), figure 1, left. Post-norm as in the paper, or
+    pre-norm (arXiv:2002.04745) with `normalize_first`.
+
+    The arguments are those of `TransformerBlock`: `intermediate_dim`, `num_heads`, `dropout` and so
+    on, or the parts `self_attention`, `feed_forward` and `residual`.
+
+    Call arguments:
+        x: float tensor (..., T, D).
+        mask: (..., T), boolean, True = token, False = padding. Default: the mask that `x` carries.
+        attention_mask: (..., T, T), boolean, True = the query sees the key. Combined with `mask`.
+        attention_bias: float tensor, broadcastable to (..., H, T, T), added to the scaled scores.
+        positions: int32, (T,), (..., T) or (..., T, C), positions of the tokens for the position
+            part of the self-attention.
+        position_encoding: (..., T, D), added to the inputs of the query and key projections, but
+            not to values (DETR, arXiv:2005.12872).
+
+    Returns:
+        Float tensor (..., T, D).
+
+    Example:
+
+    >>> import keras
+    >>> from keras_tfm.layers import TransformerEncoderBlock
+    >>> x = keras.Input((None, 12))
+    >>> y = TransformerEncoderBlock(intermediate_dim=16, num_heads=3, dropout=0.1)(x)
+    >>> y.shape
+    (None, None, 12)
+
+    A block made of parts, with rotary positions, RMS pre-norm and SwiGLU:
+
+    >>> from keras_tfm.layers import FeedForward, MultiHeadSelfAttention
+    >>> from keras_tfm.layers import Residual, RMSNormalization, RotaryEmbedding
+    >>> block = TransformerEncoderBlock(
+    ...     self_attention=MultiHeadSelfAttention(3, position=RotaryEmbedding()),
+    ...     feed_forward=FeedForward(16, activation="silu", gated=True),
+    ...     residual=Residual(input_norm=RMSNormalization()),
+    ... )
+    >>> block(x).shape
+    (None, None, 12)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.cross_attention is not None:
+            raise ValueError(
+                f"{self.name}: an encoder block has no cross_attention, use TransformerDecoderBlock"
+            )
+
+    def build(self, x_shape: Any) -> None:
+        """Creates the weights for inputs of width D."""
+        self._build(x_shape)
+
+    def call(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        position_encoding: Tensor | None = None,
+        x_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """(..., T, D) -> (..., T, D)."""
+        x = self._attend(
+            x,
+            x_mask if mask is None else mask,
+            position_encoding,
+            training,
+            attention_mask=attention_mask,
+            attention_bias=attention_bias,
+            positions=positions,
+        )
+        return self._feed_forward(x, training)
+
+
+@keras.saving.register_keras_serializable("keras_tfm")
+class TransformerDecoderBlock(TransformerBlock):
+    """Causal self-attention, cross-attention to a context, then a feed-forward network.
+
+    "Attention Is All You Need" (arXiv:1706.03762), figure 1, right. With `cross_attention=False` it
+    is the block of a decoder-only model.
+
+    The arguments are those of `TransformerBlock`: `intermediate_dim`, `num_heads`, `dropout` and so
+    on, or the parts `self_attention`, `cross_attention`, `feed_forward` and `residual`. `causal`
+    and `cross_attention` are True by default.
+
+    Call arguments:
+        x: float tensor (..., T, D). A position sees only itself and earlier positions.
+        context: float tensor (..., S, C), the sequence that cross-attention attends to. Required
+            with `cross_attention`.
+        mask: (..., T), boolean, True = token, False = padding. Default: the mask that `x` carries.
+        context_mask: (..., S), boolean, likewise. Default: the mask that `context` carries.
+        attention_mask: (..., T, T), boolean, True = the query sees the key. Combined with `mask`
+            and causality.
+        attention_bias: float tensor, broadcastable to (..., H, T, T), added to the scores of the
+            self-attention.
+        positions: int32, (T,), (..., T) or (..., T, C), positions of `x` for the position parts.
+        position_encoding: (..., T, D), added to the inputs of the query projections of both
+            attentions and of the key projection of the self-attention, but not to values (DETR,
+            arXiv:2005.12872).
+        context_position_encoding: (..., S, C), added to the input of the key projection of the
+            cross-attention.
+
+    Returns:
+        Float tensor (..., T, D).
+
+    Example:
+
+    >>> import keras
+    >>> from keras_tfm.layers import TransformerDecoderBlock
+    >>> x, context = keras.Input((None, 12)), keras.Input((None, 10))
+    >>> TransformerDecoderBlock(intermediate_dim=16, num_heads=3)(x, context).shape
+    (None, None, 12)
+    """
+
+    def __init__(
+        self,
+        intermediate_dim: int | None = None,
+        num_heads: int | None = None,
+        cross_attention: Part = True,
+        causal: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            intermediate_dim, num_heads, cross_attention=cross_attention, causal=causal, **kwargs
+        )
+
+    def build(self, x_shape: Any, context_shape: Any = None) -> None:
+        """Creates the weights for inputs of width D and a context of width C."""
+        self._check_context(context_shape)
+        self._build(x_shape, context_shape)
+
+    def call(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        attention_bias: Tensor | None = None,
+        positions: Tensor | None = None,
+        position_encoding: Tensor | None = None,
+        context_position_encoding: Tensor | None = None,
+        x_mask: Tensor | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        """(..., T, D), (..., S, C) -> (..., T, D)."""
+        self._check_context(context)
+        x = self._attend(
+            x,
+            x_mask if mask is None else mask,
+            position_encoding,
+            training,
+            attention_mask=attention_mask,
+            attention_bias=attention_bias,
+            positions=positions,
+        )
+        if self.cross_attention is not None:
+            keys = (
+                None if context_position_encoding is None else context + context_position_encoding
+            )
+            given = {"context_mask": context_mask, "key": keys, "positions": positions}
+
+            def attend_to_context(y: Tensor) -> Tensor:
+                y = y if position_encoding is None else y + position_encoding
+                return self.cross_attention(y, context, training=training, **_present(given))
+
+            x = self.cross_attention_residual(x, sublayer=attend_to_context, training=training)
+        return self._feed_forward(x, training)
+
+    def _check_context(self, context: Any) -> None:
+        if self.cross_attention is not None and context is None:
+            raise ValueError(
+                f"{self.name}: cross_attention=True needs a context, got none; "
+                "call block(x, context), or create the block with cross_attention=False"
+            )
+        if self.cross_attention is None and context is not None:
+            raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
+
+
+def _present(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that are not None: each one costs Keras time in a call."""
     return {name: value for name, value in arguments.items() if value is not None}

@@ -13,7 +13,7 @@ from small_models import randomize
 from keras_tfm import layers
 from keras_tfm.generation import Beam, Generator, generate, shared_traces
 from keras_tfm.layers import TransformerDecoderBlock
-from keras_tfm.layers.transformer_decoder_block import TransformerDecoderBlock as Block
+from keras_tfm.layers.transformer_block import TransformerDecoderBlock as Block
 
 pytestmark = tensorflow_only
 

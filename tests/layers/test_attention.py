@@ -126,12 +126,12 @@ def test_activations_of_1e3_are_finite_and_right(rng, dtype):
 
 def test_the_mask_constant_fits_float16_on_a_device():
     with export_target("gpu-edge"):
-        masked = current_target().masked_score
+        masked = current_target.get().masked_score
     assert np.isfinite(np.float16(masked))
     assert np.isfinite(np.float16(masked) - np.float16(3e4))  # with a score of 3e4 added
     assert np.exp(np.float32(masked)) == 0.0
     # Elsewhere scores are float32: beyond any of them, and finite.
-    here = current_target().masked_score
+    here = current_target.get().masked_score
     assert here < -1e20
     assert np.isfinite(np.float32(here))
 

@@ -122,7 +122,7 @@ class DraftModel(Draft):
                 position=column,
                 length=task.length,
                 padding=task.padding,
-                write_first=current_target().is_edge,
+                write_first=current_target.get().is_edge,
             ) as scope:
                 logits = self._stepped.step(encoded, inputs)
             if not i:

@@ -15,10 +15,10 @@ float32; see `products` and `weighted_values`.
 Example:
 
 >>> import numpy as np
->>> from keras_tfm.layers.decoding.cache import empty, make_entry, written
+>>> from keras_tfm.layers.decoding.cache import empty, make_entry, write
 >>> new = make_entry(*np.ones((2, 1, 1, 1, 1), "float32"), transposed=False)
 >>> entry = {part: empty(part, x, capacity=4) for part, x in new.items()}
->>> written(entry, new, column=2)["key"].numpy().ravel().tolist()
+>>> write(entry, new, column=2)["key"].numpy().ravel().tolist()
 [0.0, 0.0, 1.0, 0.0]
 """
 
@@ -27,8 +27,6 @@ from typing import Any
 
 import keras
 from keras import ops
-
-from keras_tfm.layers.multi_head_attention.heads import swap
 
 Tensor = Any
 Entry = dict[str, Tensor]
@@ -59,20 +57,20 @@ def make_entry(
 ) -> Entry:
     """A cache entry of keys and values, either of them transposed, or in int8."""
     if int8:
-        (key, key_scale), (value, value_scale) = _rounded(key), _rounded(value)
+        (key, key_scale), (value, value_scale) = _round_to_int8(key), _round_to_int8(value)
         return {
-            "transposed_key": swap(key, -1, -2),
-            "key_scale": swap(key_scale, -1, -2),
+            "transposed_key": _transpose(key),
+            "key_scale": _transpose(key_scale),
             "value": value,
-            "value_scale": swap(value_scale, -1, -2),
+            "value_scale": _transpose(value_scale),
         }
-    keys = {"transposed_key": swap(key, -1, -2)} if transposed else {"key": key}
+    keys = {"transposed_key": _transpose(key)} if transposed else {"key": key}
     if transposed_values:
-        return {**keys, "transposed_value": swap(value, -1, -2)}
+        return {**keys, "transposed_value": _transpose(value)}
     return {**keys, "value": value}
 
 
-def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+def _round_to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """(B, G, S, K) in int8, and the scales (B, G, S, 1)."""
     x = ops.cast(x, "float32")
     largest = ops.max(ops.abs(x), axis=-1, keepdims=True)
@@ -88,14 +86,14 @@ def is_int8(entry: Entry) -> bool:
 
 def key_of(entry: Entry) -> Tensor:
     """The keys of an entry, (B, G, S, K), in float."""
-    return entry["key"] if "key" in entry else swap(transposed_key_of(entry), -1, -2)
+    return entry["key"] if "key" in entry else _transpose(transposed_key_of(entry))
 
 
 def transposed_key_of(entry: Entry) -> Tensor:
     """The keys of an entry, transposed: (B, G, K, S), in float."""
     if is_int8(entry):
         return ops.cast(entry["transposed_key"], "float32") * entry["key_scale"]
-    return entry["transposed_key"] if "transposed_key" in entry else swap(entry["key"], -1, -2)
+    return entry["transposed_key"] if "transposed_key" in entry else _transpose(entry["key"])
 
 
 def products(query: Tensor, entry: Entry) -> Tensor:
@@ -119,8 +117,8 @@ def weighted_values(weights: Tensor, entry: Entry) -> Tensor:
 def value_of(entry: Entry) -> Tensor:
     """The values of an entry, (B, G, S, V), in float."""
     if is_int8(entry):
-        return ops.cast(entry["value"], "float32") * swap(entry["value_scale"], -1, -2)
-    return entry["value"] if "value" in entry else swap(entry["transposed_value"], -1, -2)
+        return ops.cast(entry["value"], "float32") * _transpose(entry["value_scale"])
+    return entry["value"] if "value" in entry else _transpose(entry["transposed_value"])
 
 
 def heads_and_columns(entry: Entry) -> tuple[int, Any]:
@@ -137,7 +135,7 @@ def empty(part: str, x: Tensor, capacity: int) -> Tensor:
     return ops.zeros(shape, dtype=x.dtype)
 
 
-def written(entry: Entry, new: Entry, column: Any) -> Entry:
+def write(entry: Entry, new: Entry, column: Any) -> Entry:
     """The entry after writing the parts of `new`, starting at `column`."""
     return {
         part: ops.slice_update(entry[part], _start(part, column, x), x) for part, x in new.items()
@@ -200,6 +198,12 @@ def owns_mask(name: str, entry: Entry, mask: Tensor | None, known: Container[int
             + ("had one, this step has none" if "mask" in entry else "had none, this step has")
         )
     return owns
+
+
+def _transpose(x: Tensor) -> Tensor:
+    """(..., M, N) -> (..., N, M)."""
+    rank = len(x.shape)
+    return ops.transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
 def _start(part: str, column: Any, x: Tensor) -> list[Any]:

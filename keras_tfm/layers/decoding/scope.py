@@ -1,5 +1,6 @@
 """The scope of a decoding step: a few new tokens against a KV cache."""
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -16,9 +17,8 @@ from keras_tfm.layers.decoding.cache import (
     is_int8,
     make_entry,
     owns_mask,
-    written,
+    write,
 )
-from keras_tfm.layers.decoding.prefix import PrefixScope
 from keras_tfm.layers.decoding.visibility import (
     Branches,
     Extended,
@@ -26,15 +26,16 @@ from keras_tfm.layers.decoding.visibility import (
     real_tokens,
     visible,
 )
-from keras_tfm.layers.positions.coordinates import Span, known_integer
+from keras_tfm.layers.positions.coordinates import Span, check_positions
 from keras_tfm.layers.target import current_target
 
 Tensor = Any
 
-_current: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
+# The innermost open scope, or None.
+current_scope: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
 
 
-class DecodingScope(PrefixScope):
+class DecodingScope:
     """Turns every model call inside it into one decoding step.
 
     Causal self-attention attends to the KV cache and to the new tokens, and writes their keys and
@@ -96,8 +97,7 @@ class DecodingScope(PrefixScope):
         write_first: bool = False,
         int8: bool = False,
     ):
-        super().__init__(is_first=cache is None)
-        position = known_integer(position)
+        position = _known_integer(position)
         if cache is None and not (isinstance(position, int) and position == 0):
             raise ValueError(f"without a cache, position must be 0, got {position}")
         if isinstance(position, int) and position < 0:
@@ -113,10 +113,12 @@ class DecodingScope(PrefixScope):
         self.padding = padding
         self.branches = branches
         self.xla = xla
-        self._transposed = xla or current_target().name == "gpu-edge"
+        self._transposed = xla or current_target.get().name == "gpu-edge"
         self._int8 = int8
-        self._masked_score = current_target().masked_score
+        self._masked_score = current_target.get().masked_score
         self._given = cache
+        self._prefix = 0  # columns before the first token, at the present place of the model
+        self._prefixes: dict[str, int] = {}  # by cache entry
         self._before: Cache = {}
         self._new: Cache = {}
         self._after: Cache = {}  # with `write_first`
@@ -132,17 +134,17 @@ class DecodingScope(PrefixScope):
     @staticmethod
     def current() -> "DecodingScope | None":
         """The innermost open scope, or None."""
-        return _current.get()
+        return current_scope.get()
 
     def __enter__(self) -> "DecodingScope":
         """Opens the scope."""
-        self._token = _current.set(self)
+        self._token = current_scope.set(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Closes the scope."""
         assert self._token is not None
-        _current.reset(self._token)
+        current_scope.reset(self._token)
 
     @property
     def cache(self) -> Cache:
@@ -173,8 +175,35 @@ class DecodingScope(PrefixScope):
                 cache[name] = self._after[name]
             else:
                 column = columns[self._prefixes[name]]
-                cache[name] = written(cache[name], self._new[name], column)
+                cache[name] = write(cache[name], self._new[name], column)
         return cache
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first step, which gets no cache."""
+        return self._given is None
+
+    @property
+    def prefixes(self) -> dict[str, int]:
+        """The number of columns before the first token, by name of the entries that have some."""
+        return {name: prefix for name, prefix in self._prefixes.items() if prefix}
+
+    def begin_prefix(self, count: int) -> None:
+        """Layers called from here on have `count` positions more before the first token.
+
+        The first step computes these positions, such as the features of an image, along with those
+        of the tokens, and the cache entries have `count` more columns.
+        """
+        self._prefix += count
+
+    def end_prefix(self, count: int) -> None:
+        """Layers called from here on have `count` positions less before the first token."""
+        if count > self._prefix:
+            raise ValueError(
+                f"a prefix of {count} positions cannot be removed: the sequence has one of "
+                f"{self._prefix}"
+            )
+        self._prefix -= count
 
     @property
     def growing(self) -> list[str]:
@@ -192,7 +221,7 @@ class DecodingScope(PrefixScope):
         cache = dict(self._before)
         for name, prefix in self.prefixes.items() if self._given is None else ():
             new = columns_of_entry(self._new[name], 0, prefix)
-            cache[name] = written(cache[name], new, 0)
+            cache[name] = write(cache[name], new, 0)
         return cache
 
     @property
@@ -245,7 +274,7 @@ class DecodingScope(PrefixScope):
         self._growing.append(stored)
         self._prefixes[stored] = self._prefix
         if self._write_first:
-            self._after[stored] = entry = written(entry, added, self._column(self._prefix))
+            self._after[stored] = entry = write(entry, added, self._column(self._prefix))
         if owner:
             self._masks[id(mask)] = (mask, entry["mask"])
         at_start = isinstance(self.position, int) and self.position == 0
@@ -269,7 +298,7 @@ class DecodingScope(PrefixScope):
         """The first column that this step writes in caches with a prefix."""
         if self._given is None:
             return self.position
-        column = self.position if self.branches is None else known_integer(self.branches.column)
+        column = self.position if self.branches is None else _known_integer(self.branches.column)
         return column + prefix
 
     def _see(self, length: Any, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
@@ -351,7 +380,7 @@ class DecodingScope(PrefixScope):
         return list((self._given or {}).values())[len(self._before) :][:count]
 
     @contextmanager
-    def substituted(self, entries: list[Entry]) -> Iterator[list[Any]]:
+    def substitute(self, entries: list[Entry]) -> Iterator[list[Any]]:
         """Calls inside read these entries instead and leave the scope unchanged.
 
         Yields a list that afterwards holds one tuple per call: its entry before the step, what it
@@ -398,3 +427,39 @@ class DecodingScope(PrefixScope):
 
     def _entry_name(self, name: str) -> str:
         return f"{len(self._before):03d}_{name}"
+
+
+def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
+    """Positions of the tokens of `x` (..., T, D): those given, else the scope's, else 0 to T - 1.
+
+    Returns:
+        A `Span`, or int32 (..., T).
+    """
+    return _where(x, positions, DecodingScope.positions, coordinates=False)
+
+
+def columns_of(x: Tensor, positions: Tensor | None = None) -> Any:
+    """As `positions_of`, but counting left padding: for distances, which it does not change."""
+    return _where(x, positions, DecodingScope.columns, coordinates=True)
+
+
+def _where(
+    x: Tensor,
+    positions: Tensor | None,
+    of_scope: Callable[[DecodingScope, Any], Span],
+    coordinates: bool,
+) -> Any:
+    length = x.shape[-2]
+    if positions is not None:
+        return check_positions("positions", positions, length, tuple(x.shape[:-2]), coordinates)
+    length = length if isinstance(length, int) else ops.shape(x)[-2]
+    scope = current_scope.get()
+    return Span(0, length) if scope is None else of_scope(scope, length)
+
+
+def _known_integer(position: Any) -> Any:
+    """`position` as a Python integer if its value is known (NumPy, an eager tensor)."""
+    try:
+        return operator.index(position)
+    except TypeError:
+        return position

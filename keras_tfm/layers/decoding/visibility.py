@@ -69,9 +69,9 @@ class Visible(NamedTuple):
         if attention_mask is None:
             return self
         here = ops.take(attention_mask, as_tensor(self.positions.key), axis=-1)
-        return self._replace(mask=ops.logical_and(self.mask, here)).made(sees_itself=False)
+        return self._replace(mask=ops.logical_and(self.mask, here)).with_penalty(sees_itself=False)
 
-    def made(self, sees_itself: bool) -> "Visible":
+    def with_penalty(self, sees_itself: bool) -> "Visible":
         """A copy with `penalty` and `some` computed from the mask."""
         seen = ops.cast(ops.expand_dims(self.mask, 1), "float32")
         some = None if sees_itself else ops.max(seen, axis=-1, keepdims=True)
@@ -125,7 +125,7 @@ def visible(
     else:
         columns = ops.convert_to_tensor(branches.positions)
     if write_first:
-        return _written(tokens, columns, window, cached_mask, padding, masked_score)
+        return _visible_in_written(tokens, columns, window, cached_mask, padding, masked_score)
     # With `own` all tokens share one position.
     start = ops.cast(tokens.start, "int32")
     here = ops.reshape(start, (1,)) if own else tokens.tensor()
@@ -162,7 +162,7 @@ def visible(
     # With several tokens always keep `some`: without it the TFLite converter hoists a transpose of
     # the heads out of a loop and fails ("operand does not dominate this use").
     always = mask is None and padding is None and tokens.length == 1
-    return result.made(sees_itself=isinstance(always, bool) and always)
+    return result.with_penalty(sees_itself=isinstance(always, bool) and always)
 
 
 def visible_context(mask: Tensor | None, positions: Positions, masked_score: float) -> Visible:
@@ -174,10 +174,10 @@ def visible_context(mask: Tensor | None, positions: Positions, masked_score: flo
         masked_score: float, added to the scores of masked keys.
     """
     seen = Visible(False, True, mask, None, None, positions, masked_score)
-    return seen if mask is None else seen.made(sees_itself=False)
+    return seen if mask is None else seen.with_penalty(sees_itself=False)
 
 
-def _written(
+def _visible_in_written(
     tokens: Span,
     columns: Tensor,
     window: int | None,
@@ -191,7 +191,7 @@ def _written(
     real = _real(mask, columns, padding)
     if real is not None:
         sight = ops.logical_and(sight, ops.expand_dims(real, 1))
-    return Visible(False, True, sight, sight, None, positions, masked_score).made(
+    return Visible(False, True, sight, sight, None, positions, masked_score).with_penalty(
         sees_itself=real is None
     )
 

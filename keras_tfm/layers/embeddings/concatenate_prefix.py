@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -58,7 +58,7 @@ class ConcatenatePrefix(RematerializedLayer):
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """(B, P, D), (B, T, D) -> (B, P + T, D)."""
         prefix, x = inputs
-        scope = DecodingScope.current()
+        scope = current_scope.get()
         if scope is not None:
             scope.begin_prefix(known_length(self.name, prefix))
             if not scope.is_first:
@@ -101,7 +101,7 @@ class JoinedMasks(keras.Operation):
             ops.ones_like(y[..., 0], dtype="bool") if known is None else ops.cast(known, "bool")
             for y, known in ((prefix, prefix_mask), (x, mask))
         )
-        scope = DecodingScope.current()
+        scope = current_scope.get()
         return real if scope is not None and not scope.is_first else _joined(real_prefix, real)
 
     def compute_output_spec(self, prefix: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
@@ -137,7 +137,7 @@ def known_length(name: str, prefix: Tensor) -> int:
 def _joined(prefix: Tensor, x: Tensor) -> Tensor:
     """(B, P, ...), (B, T, ...) -> (B, P + T, ...), with the rows' left padding in front."""
     joined = ops.concatenate([prefix, x], axis=1)
-    scope = DecodingScope.current()
+    scope = current_scope.get()
     if scope is None or scope.padding is None:
         return joined
     # A row [p_1, ..., p_P, padding, tokens] becomes [padding, p_1, ..., p_P, tokens].

@@ -25,9 +25,17 @@ def lookup(table: Tensor, ids: Tensor) -> Tensor:
     """Looks up rows of `table` (V, D) by integer `ids` of any shape: (*ids.shape, D)."""
     if keras.backend.backend() != "tensorflow":
         return ops.take(table, ids, axis=0)
-    from keras_tfm.layers.tensorflow.gather import gather, named_gather
+    if current_target.get().is_edge:
+        from keras_tfm.layers.tensorflow.embedding_lookup import embedding_lookup
 
-    return named_gather(table, ids) if current_target().is_edge else gather(table, ids)
+        return embedding_lookup(table, ids)
+    import tensorflow as tf
+
+    # Not `ops.take`, which would count negative ids from the end: three more operations per lookup,
+    # and a wrong vector where an error is due.
+    if ids.dtype not in (tf.int32, tf.int64):  # the only dtypes with a kernel on all devices
+        ids = tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
+    return tf.gather(table, ids)
 
 
 def as_integers(x: Tensor, name: str, floats: bool = False) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.concatenate_prefix import check_pair, known_length
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -55,7 +55,7 @@ class RemovePrefix(RematerializedLayer):
     def call(self, inputs: Sequence[Tensor]) -> Tensor:
         """(B, P, D), (B, P + T, D) -> (B, T, D)."""
         prefix, x = inputs
-        scope = DecodingScope.current()
+        scope = current_scope.get()
         if scope is not None:
             scope.end_prefix(known_length(self.name, prefix))
         return _after(prefix, x)
@@ -90,7 +90,7 @@ class TokensMask(keras.Operation):
 
 def _after(prefix: Tensor, x: Tensor) -> Tensor:
     """(B, P, ...), (B, P + T, ...) -> (B, T, ...); in later steps there is no prefix."""
-    scope = DecodingScope.current()
+    scope = current_scope.get()
     if scope is not None and not scope.is_first:
         return x
     count = prefix.shape[1]

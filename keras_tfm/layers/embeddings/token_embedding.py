@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
-from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.lookup import as_integers, is_integer, is_traced, lookup
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, PADDINGS, TokenMask, current_mask
 from keras_tfm.layers.multi_head_attention.heads import leading
@@ -134,7 +134,7 @@ class TokenEmbedding(RematerializedLayer):
         return x
 
     def _transposed(self, table: Tensor) -> Tensor:
-        scope = DecodingScope.current()
+        scope = current_scope.get()
         # With few rows of features XLA is slow at a product with a transposed table.
         if scope is None or not scope.xla or self.vocabulary_size * self.dim > LARGE:
             return ops.transpose(table)
@@ -152,7 +152,7 @@ class TokenEmbedding(RematerializedLayer):
 
     def _in_vocabulary(self, ids: Tensor) -> Tensor:
         """Ids that the table has."""
-        if self.mask_id is None or (DecodingScope.current() is not None and self.mask_id >= 0):
+        if self.mask_id is None or (current_scope.get() is not None and self.mask_id >= 0):
             return ids
         if self.mask_id == NO_TOKEN:
             return ops.maximum(ids, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers.decoding.scope import DecodingScope
+from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
@@ -61,10 +61,10 @@ def current_mask(ids: Tensor, mask: Tensor | None, pad_id: int, padding: str) ->
     if mask is not None:
         return as_boolean(mask, "mask")
     if padding != "anywhere":
-        if DecodingScope.current() is not None:
+        if current_scope.get() is not None:
             # A step has no ends. The scope knows the padding of its rows.
             return ops.ones_like(ids, dtype="bool")
-        if current_target().is_edge:
+        if current_target.get().is_edge:
             padding = "anywhere"  # the runtime passes a token `pad_id` as `REAL_PAD`
     return token_mask(ids, pad_id, padding)
 

@@ -67,7 +67,7 @@ class GridMask(AttentionPosition):
     def terms(self, inputs: AttentionInputs) -> PositionTerms:
         """The mask as a bias: (T, S), or (..., 1, T, S) if positions differ by row."""
         query, key = inputs.positions
-        score = current_target().masked_score
+        score = current_target.get().masked_score
         if all(isinstance(x, Span) and x.is_static for x in (query, key)):
             bias = self._bias(query.array()[:, np.newaxis], key.array(), score, np)
             return PositionTerms(bias=ops.convert_to_tensor(bias))

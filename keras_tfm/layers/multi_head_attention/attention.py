@@ -153,7 +153,7 @@ def grouped_sums(weights: Tensor, value: Tensor) -> Tensor:
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     """Scores (..., H, T, S), float32, masked so that hidden keys get zero weight."""
-    target = current_target()
+    target = current_target.get()
     if target.is_edge:  # XNNPACK does not delegate a select: it would split the graph
         return scores + masks.penalty(mask, target.masked_score)
     return ops.where(mask, scores, target.masked_score)

@@ -110,6 +110,7 @@ class MultiHeadAttention(RematerializedLayer):
         self.head_dim = head_dim
         self.value_dim = value_dim
         self.num_key_value_heads = num_key_value_heads
+        self._groups = num_key_value_heads or num_heads
         self.dropout = dropout
         self.use_bias = use_bias
         self._biased = _biased(use_bias)
@@ -121,6 +122,13 @@ class MultiHeadAttention(RematerializedLayer):
         self.scale = scale
         self.gate = gate
         self.position = as_position(position)
+        # Whether the part rotates queries and keys; whether it adds scores, a bias or values.
+        base = AttentionPosition
+        part = base if self.position is None else type(self.position)
+        self._rotates, self._adds_terms = (
+            part.rotate is not base.rotate,
+            part.terms is not base.terms,
+        )
         self.kernel_initializer = as_initializer("kernel_initializer", kernel_initializer)
         self.bias_initializer = as_initializer("bias_initializer", bias_initializer)
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
@@ -153,28 +161,11 @@ class MultiHeadAttention(RematerializedLayer):
         self._scale = head_dim**-0.5 if self.scale is None else self.scale
         return self.num_heads * head_dim, self._groups * head_dim, self._groups * value_dim
 
-    @property
-    def _groups(self) -> int:
-        return self.num_key_value_heads or self.num_heads
-
     def _projection(self, kind: str, units: int, input_shape: Any, name: str | None = None) -> Any:
         """Makes and builds the projection `kind`, one of `PROJECTIONS`."""
         layer = self._dense(name or kind, units, use_bias=kind in self._biased)
         layer.build(input_shape)
         return layer
-
-    def _normalized_query(self, query: Tensor) -> Tensor:
-        return _apply_norm(self.query_norm, query)
-
-    def _normalized_key(self, key: Tensor) -> Tensor:
-        return _apply_norm(self.key_norm, key)
-
-    def _output(self, y: Tensor, x: Tensor) -> Tensor:
-        """Merges the heads, applies the gate and projects: (..., H, T, V) -> (..., T, D)."""
-        y = merge_heads(y)
-        if self.gate:
-            y = y * ops.sigmoid(self.gate_projection(x))
-        return self.output_projection(y)
 
     def _attend(
         self,
@@ -250,7 +241,7 @@ class MultiHeadAttention(RematerializedLayer):
         training: bool | None,
     ) -> bool:
         """Whether a full pass at once needs no more memory than one in blocks."""
-        if attention_bias is not None or _adds_terms(self.position):
+        if attention_bias is not None or self._adds_terms:
             return False
         dropout = DrawnDropout(self.dropout_layer, None) if self.dropout and training else None
         if not is_fused(query, key, value, self.soft_cap, dropout, None):
@@ -386,15 +377,8 @@ def _biased(use_bias: bool | Collection[str]) -> frozenset[str]:
     return frozenset(use_bias)
 
 
-def _adds_terms(position: AttentionPosition | None) -> bool:
-    """Whether a position part may add scores, a bias or values, not just rotate."""
-    return position is not None and type(position).terms is not AttentionPosition.terms
-
-
-def _apply_norm(norm: keras.layers.Layer | None, x: Tensor) -> Tensor:
+def normalize_heads(norm: keras.layers.Layer, x: Tensor) -> Tensor:
     """Normalises heads (..., H, T, K); the norm is made for (..., T, H, K)."""
-    if norm is None:
-        return x
     if single_axis(getattr(norm, "axis", None)) == -1:
         return norm(x)  # of each head: in any order of the other axes
     *_, heads, _, width = tuple(x.shape)

@@ -33,7 +33,7 @@ def is_fused(
     attention weights. In float16 the CPU kernels multiply in float16, where scores of activations
     near 1e3 overflow.
     """
-    if keras.backend.backend() not in ("jax", "torch") or current_target().is_edge:
+    if keras.backend.backend() not in ("jax", "torch") or current_target.get().is_edge:
         return False
     if soft_cap is not None or extra_values is not None or len(query.shape) != 4:
         return False

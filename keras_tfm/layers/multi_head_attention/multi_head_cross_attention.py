@@ -7,15 +7,14 @@ from keras import ops
 
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, is_int8, key_of, value_of
-from keras_tfm.layers.decoding.scope import DecodingScope
-from keras_tfm.layers.decoding.token_positions import columns_of
+from keras_tfm.layers.decoding.scope import columns_of, current_scope
 from keras_tfm.layers.decoding.visibility import visible_context
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import joined_bias
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
-from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
-from keras_tfm.layers.multi_head_attention.heads import split_heads
+from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention, normalize_heads
+from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
 from keras_tfm.layers.target import current_target
@@ -96,7 +95,8 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         if position is not None:
             where = Positions(columns_of(x, positions), _of_context(context, context_positions))
         q = split_heads(self.query(x), self.num_heads)
-        q = self._normalized_query(q)
+        if self.query_norm is not None:
+            q = normalize_heads(self.query_norm, q)
         if position is not None:
             q = position.rotate(q, where.query)
 
@@ -104,23 +104,28 @@ class MultiHeadCrossAttention(MultiHeadAttention):
             values = finite_padding(context, mask)
             keys = values if key is None else finite_padding(key, mask)
             k = split_heads(self.key(keys), self._groups)
-            k = self._normalized_key(k)
+            if self.key_norm is not None:
+                k = normalize_heads(self.key_norm, k)
             k = k if position is None else position.rotate(k, where.key)
             return k, split_heads(self.value(values), self._groups)
 
-        scope = DecodingScope.current()
-        if scope is None:
-            k, v = project()
-        else:
+        scope = current_scope.get()
+        entry = None
+        if scope is not None:
             entry, mask = scope.recall(self.name, mask, project)
-            if is_int8(entry):
-                columns = heads_and_columns(entry)[1]
-                pairs = self._check_pairs(attention_mask, attention_bias, x, columns)
-                where = where or Positions(columns_of(x, positions), Span(0, columns))
-                return self._output(self._step(q, entry, mask, *pairs, where, training), x)
-            k, v = key_of(entry), value_of(entry)
-        pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
-        return self._output(self._attend(q, k, v, mask, *pairs, where, training), x)
+        if entry is not None and is_int8(entry):
+            columns = heads_and_columns(entry)[1]
+            pairs = self._check_pairs(attention_mask, attention_bias, x, columns)
+            where = where or Positions(columns_of(x, positions), Span(0, columns))
+            y = self._step(q, entry, mask, *pairs, where, training)
+        else:
+            k, v = project() if entry is None else (key_of(entry), value_of(entry))
+            pairs = self._check_pairs(attention_mask, attention_bias, x, k.shape[-2])
+            y = self._attend(q, k, v, mask, *pairs, where, training)
+        y = merge_heads(y)
+        if self.gate:
+            y = y * ops.sigmoid(self.gate_projection(x))
+        return self.output_projection(y)
 
     def _step(
         self,
@@ -134,7 +139,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     ) -> Tensor:
         """Attention to a cache entry in int8: (B, H, T, K) -> (B, H, T, V)."""
         seen = masks.combine(None if mask is None else ops.expand_dims(mask, 1), attention_mask)
-        visible = visible_context(seen, positions, current_target().masked_score)
+        visible = visible_context(seen, positions, current_target.get().masked_score)
         scaled, scale, terms = self._terms(
             query, positions, lambda: key_of(entry), self._position_seed(training)
         )

@@ -1,5 +1,6 @@
 """Multi-head self-attention."""
 
+import functools
 from typing import Any
 
 import keras
@@ -9,17 +10,16 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import layout_of
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.decoding.cache import heads_and_columns, key_of
-from keras_tfm.layers.decoding.scope import DecodingScope
-from keras_tfm.layers.decoding.token_positions import columns_of, positions_of
+from keras_tfm.layers.decoding.scope import columns_of, current_scope, positions_of
 from keras_tfm.layers.decoding.visibility import Extended, Visible
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import joined_bias
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
-from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention
-from keras_tfm.layers.multi_head_attention.heads import split_heads, split_last
+from keras_tfm.layers.multi_head_attention.base import MultiHeadAttention, normalize_heads
+from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads, split_last
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
-from keras_tfm.layers.positions.attention_position import AttentionPosition
+from keras_tfm.layers.positions.attention_position import AttentionPosition, PositionTerms
 from keras_tfm.layers.positions.coordinates import Positions, as_tensor
 from keras_tfm.layers.target import current_target
 
@@ -119,7 +119,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     ) -> Tensor:
         """(..., T, D) -> (..., T, D)."""
         mask = x_mask if mask is None else mask
-        scope = DecodingScope.current()
+        scope = current_scope.get()
         if mask is not None:
             mask = masks.key_mask("mask", mask, x)
         if mask is not None or (self.causal and scope is not None and scope.padding is not None):
@@ -141,7 +141,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         else:
             pairs = self._check_pairs(attention_mask, attention_bias, x, x.shape[-2])
             y = self._attend(q, k, v, mask, *pairs, where, training)
-        return self._output(y, x)
+        y = merge_heads(y)
+        if self.gate:
+            y = y * ops.sigmoid(self.gate_projection(x))
+        return self.output_projection(y)
 
     def _step(
         self,
@@ -164,18 +167,19 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             visible, attention_bias = self._over_cache(
                 step, attention_mask, attention_bias, query.shape
             )
-        if positions is not None:
-            positions = Positions(positions.query, self._key_positions(positions.query, visible))
-        query, scale, terms = self._terms(
-            query,
-            positions,
-            lambda: (
-                key_of(entry)
-                if visible.write_first
-                else ops.concatenate([key_of(entry), key], axis=-2)
-            ),
-            self._position_seed(training),
-        )
+        scale, terms = self._scale, PositionTerms()
+        if self._adds_terms:
+            assert positions is not None
+            query, scale, terms = self._terms(
+                query,
+                Positions(positions.query, self._key_positions(positions.query, visible)),
+                lambda: (
+                    key_of(entry)
+                    if visible.write_first
+                    else ops.concatenate([key_of(entry), key], axis=-2)
+                ),
+                self._position_seed(training),
+            )
         if attention_bias is not None:
             terms = terms._replace(bias=joined_bias(attention_bias, terms.bias))
         return stepped_attention(
@@ -218,22 +222,25 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         self, x: Tensor, query: Tensor | None, key: Tensor | None, positions: Positions | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What attention gets: (..., H, T, K), (..., G, T, K) and (..., G, T, V)."""
-        if positions is None or self.position is None:
-            q, k, v = self._heads(x, query, key)
-            return self._normalized_query(q), self._normalized_key(k), v
-        rotate = self.position.rotate
-        rotates = type(self.position).rotate is not AttentionPosition.rotate
+        rotate = None
+        if self.position is not None and positions is not None and self._rotates:
+            rotate = functools.partial(self.position.rotate, positions=positions.query)
         has_norm = self.query_norm is not None or self.key_norm is not None
         fused = self._is_fused and query is None and key is None and not has_norm
-        if rotates and fused and self._is_sliced(x):
+        if rotate is not None and fused and self._is_sliced(x):
             # Queries and keys lie side by side: one rotation takes half the operators of two.
             x, count = self.query_key_value(x), self.num_heads + self._groups
-            both = rotate(split_heads(x[..., : self._cuts[1]], count), positions.query)
+            both = rotate(split_heads(x[..., : self._cuts[1]], count))
             value = split_heads(x[..., self._cuts[1] :], self._groups)
             return both[..., : self.num_heads, :, :], both[..., self.num_heads :, :, :], value
         q, k, v = self._heads(x, query, key)
-        q, k = self._normalized_query(q), self._normalized_key(k)
-        return rotate(q, positions.query), rotate(k, positions.query), v
+        if self.query_norm is not None:
+            q = normalize_heads(self.query_norm, q)
+        if self.key_norm is not None:
+            k = normalize_heads(self.key_norm, k)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        return q, k, v
 
     def _heads(
         self, x: Tensor, query: Tensor | None, key: Tensor | None
@@ -272,7 +279,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
 
         XNNPACK supports them but no split. For one token they need no transpose.
         """
-        return x.shape[-2] == 1 or current_target().is_edge
+        return x.shape[-2] == 1 or current_target.get().is_edge
 
     @property
     def _is_divided(self) -> bool:

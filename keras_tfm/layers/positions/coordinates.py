@@ -7,7 +7,6 @@ Example:
 [3, 4]
 """
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,14 +96,6 @@ class Positions(NamedTuple):
             return ops.convert_to_tensor(key.array() - query.array()[:, np.newaxis])
         query, key = as_tensor(query), as_tensor(key)
         return ops.expand_dims(key, -2) - ops.expand_dims(query, -1)
-
-
-def known_integer(position: Any) -> Any:
-    """`position` as a Python integer if its value is known (NumPy, an eager tensor)."""
-    try:
-        return operator.index(position)
-    except TypeError:
-        return position
 
 
 def _part(positions: Any, chosen: slice) -> Any:

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
-from keras_tfm.layers.decoding.token_positions import positions_of
+from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.embeddings.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
@@ -131,7 +131,7 @@ def position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | None
             return table[start : start + count]
         fits = limit is not None and limit <= max_length and positions.padding is None
         one = isinstance(count, int) and count == 1
-        if fits and one and current_target().name == "gpu-edge":
+        if fits and one and current_target.get().name == "gpu-edge":
             return lookup(table, ops.reshape(start, (1,)))  # slices of constants are refused
         if fits and one:
             return ops.slice(table, (start, 0), (1, table.shape[1]))

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers.arguments import check_sequence
-from keras_tfm.layers.decoding.token_positions import positions_of
+from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention.heads import merge_last
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids

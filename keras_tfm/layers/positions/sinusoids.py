@@ -51,7 +51,7 @@ def sinusoids(positions: Any, frequencies: np.ndarray) -> Tensor:
 
 
 def _of_span(span: Span, frequencies: np.ndarray) -> Tensor:
-    count, start = span.count, span.start
+    count, start = 1 if span.together else span.length, span.start
     if span.padding is not None:
         return _from_two_tables(span.tensor(), frequencies)
     if not isinstance(count, int):
@@ -62,7 +62,7 @@ def _of_span(span: Span, frequencies: np.ndarray) -> Tensor:
         return _from_two_tables(ops.arange(count, dtype="int32") + start, frequencies)
     # A slice must not end behind the table: its start would be moved.
     table = _constant(np.arange(span.limit + count - 1), frequencies)
-    if current_target().name == "gpu-edge":  # a slice of a constant is not supported
+    if current_target.get().name == "gpu-edge":  # a slice of a constant is not supported
         rows = lookup(ops.reshape(table, (table.shape[0], -1)), ops.arange(count) + start)
         return ops.reshape(rows, (count, len(frequencies), 2))
     return ops.slice(table, (start, 0, 0), (count, len(frequencies), 2))

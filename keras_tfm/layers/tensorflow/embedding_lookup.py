@@ -1,4 +1,4 @@
-"""Embedding lookups on TensorFlow: one with few operations, one for the TFLite converter."""
+"""Embedding lookup on TensorFlow for the TFLite converter."""
 
 from typing import Any
 
@@ -7,19 +7,8 @@ import tensorflow as tf
 Tensor = Any
 
 
-def gather(table: Tensor, ids: Tensor) -> Tensor:
-    """Looks up rows of `table` (V, D) by integer `ids` of any shape: (*ids.shape, D).
-
-    `ops.take` would count negative ids from the end: three more operations per lookup, and a wrong
-    vector where an error is due.
-    """
-    if ids.dtype not in (tf.int32, tf.int64):  # the only dtypes with a kernel on all devices
-        ids = tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    return tf.gather(table, ids)
-
-
-def named_gather(table: Tensor, ids: Tensor) -> Tensor:
-    """`gather` as a function that the TFLite converter turns into EMBEDDING_LOOKUP.
+def embedding_lookup(table: Tensor, ids: Tensor) -> Tensor:
+    """Looks up rows in a function that the TFLite converter turns into EMBEDDING_LOOKUP.
 
     EMBEDDING_LOOKUP shares the table with a tied output, in int8 too; a GATHER would get its own
     copy. Not for training: the gradient through a function is dense.
