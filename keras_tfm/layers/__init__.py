@@ -15,9 +15,7 @@ from keras_tfm.layers.embeddings.sequence_pooling import SequencePooling
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.gallery.codebook_embedding import CodebookEmbedding
-from keras_tfm.layers.gallery.column_mask import ColumnMask
-from keras_tfm.layers.gallery.convolution_mask import ConvolutionMask
-from keras_tfm.layers.gallery.grid_mask import GridMask
+from keras_tfm.layers.gallery.grid_masks import ColumnMask, ConvolutionMask, GridMask, RowMask
 from keras_tfm.layers.gallery.grid_position_embedding import GridPositionEmbedding
 from keras_tfm.layers.gallery.gumbel_softmax import GumbelSoftmax
 from keras_tfm.layers.gallery.image_denormalization import ImageDenormalization
@@ -29,7 +27,6 @@ from keras_tfm.layers.gallery.outer_product_mean import OuterProductMean
 from keras_tfm.layers.gallery.pair_block import PairBlock
 from keras_tfm.layers.gallery.pair_embedding import PairEmbedding
 from keras_tfm.layers.gallery.region_embedding import RegionEmbedding
-from keras_tfm.layers.gallery.row_mask import RowMask
 from keras_tfm.layers.gallery.triangle_attention import TriangleAttention
 from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplication
 from keras_tfm.layers.images.image_normalization import ImageNormalization

@@ -1,12 +1,13 @@
-"""Dropout: Keras's layer, with a fast twin of its random numbers on each backend."""
+"""Dropout: Keras's layer, with a fast form of its random numbers on each backend."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_tfm.arguments import check_rate
-from keras_tfm.layers.drawn_seed import DrawnSeed, drawn, replica
+from keras_tfm.keras_internals import set_initial_seed
 from keras_tfm.layers.recomputation import Recomputation
 
 Tensor = Any
@@ -47,10 +48,10 @@ class Dropout(Recomputation, keras.layers.Dropout):
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Any shape -> the same."""
         if training and 0 < self.rate < 1 and self.noise_shape is None and _is_hashed(inputs):
-            return _hashed(inputs, self.rate, self.draw())
+            return _apply_hashed_dropout(inputs, self.rate, self.draw())
         is_seeded = self.seed is not None and self.noise_shape is None
         if training and self.rate and is_seeded and _is_torch():
-            return _seeded(inputs, self.rate, self.draw())
+            return _apply_seeded_dropout(inputs, self.rate, self.draw())
         if training and self.rate and not _is_first(replica()):
             # Keras's generators have one state: all replicas would drop the same values.
             seed = DrawnSeed(self.draw())
@@ -59,14 +60,14 @@ class Dropout(Recomputation, keras.layers.Dropout):
 
     def draw(self) -> Tensor:
         """Draws a seed, integers (2,), different for each call and each replica."""
-        return drawn(self.seed_generator)
+        return draw_seed(self.seed_generator)
 
     def with_seed(self, inputs: Tensor, seed: Tensor) -> Tensor:
         """Dropout with a given seed, integers (2,): drops the same values each time."""
         if 0 < self.rate < 1 and _is_hashed(inputs):
-            return _hashed(inputs, self.rate, seed)
+            return _apply_hashed_dropout(inputs, self.rate, seed)
         if _is_torch():
-            return _seeded(inputs, self.rate, seed)
+            return _apply_seeded_dropout(inputs, self.rate, seed)
         return keras.random.dropout(inputs, self.rate, seed=DrawnSeed(seed))
 
 
@@ -118,7 +119,7 @@ def _is_hashed(x: Tensor) -> bool:
     return tf.inside_function() and has_xla()
 
 
-def _hashed(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+def _apply_hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     if keras.backend.backend() == "jax":
         from keras_tfm.layers.jax import hashed_dropout as on_jax
 
@@ -132,7 +133,43 @@ def _is_torch() -> bool:
     return bool(keras.backend.backend() == "torch")
 
 
-def _seeded(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+def _apply_seeded_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     from keras_tfm.layers.torch.random_state import seeded_dropout
 
     return seeded_dropout(x, rate, seed)
+
+
+class DrawnSeed(keras.random.SeedGenerator):
+    """A seed of two integers as a `SeedGenerator` that always returns it, for `keras.random`."""
+
+    def __init__(self, seed: Tensor):  # no super().__init__: it would create a variable
+        if keras.backend.backend() == "jax":
+            seed = ops.cast(seed, "uint32")  # the only dtype of JAX keys
+        self._seed = seed
+        set_initial_seed(self, seed)  # read by dropout on PyTorch, where None means unseeded
+
+    def next(self, ordered: bool = True) -> Tensor:
+        """The seed."""
+        return self._seed
+
+
+def replica() -> Any:
+    """The number of the `tf.distribute` replica that is being traced; 0 without replicas."""
+    if keras.backend.backend() != "tensorflow":
+        return 0
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return 0
+    return context.replica_id_in_sync_group
+
+
+def draw_seed(generator: keras.random.SeedGenerator) -> Tensor:
+    """Draws a seed, integers (2,), different for each call and each replica."""
+    seed, number = generator.next(), replica()
+    if isinstance(number, int) and number == 0:
+        return seed
+    # Keras's generators have one state: all replicas would draw the same numbers.
+    step = ops.convert_to_tensor([1_000_000_007, 0], seed.dtype)
+    return seed + step * ops.cast(number, seed.dtype)

@@ -42,9 +42,9 @@ class LayerNormalization(Recomputation, keras.layers.LayerNormalization):
         # Nine operators; Keras's formula takes eleven.
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         if training and backend == "tensorflow":
-            from keras_tfm.layers.tensorflow.standardized import standardized
+            from keras_tfm.layers.tensorflow.explicit_gradients import standardize
 
-            y = standardized(x, self.epsilon)
+            y = standardize(x, self.epsilon)
         else:
             x = x - ops.mean(x, axis=-1, keepdims=True)
             y = x * ops.rsqrt(ops.mean(x * x, axis=-1, keepdims=True) + self.epsilon)

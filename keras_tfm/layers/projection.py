@@ -113,7 +113,7 @@ def _is_matrix_product(inputs: Tensor, kernel: Any) -> bool:
 def _project(inputs: Tensor, kernel: Any, bias: Any, training: bool | None) -> Tensor:
     x = ops.reshape(inputs, (-1, inputs.shape[-1]))
     if training:
-        from keras_tfm.layers.tensorflow.affine import affine
+        from keras_tfm.layers.tensorflow.explicit_gradients import affine
 
         y = affine(x, *(w for w in (kernel, bias) if w is not None))
     else:

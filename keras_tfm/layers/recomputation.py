@@ -49,7 +49,7 @@ class Recomputation(keras.layers.Layer):
         if current_scope.get() is not None or current_probe.get() is not None:
             return layer_call  # tensors that a scope collects would not leave the recomputed part
 
-        def recomputed(*args: Any, **kwargs: Any) -> Tensor:
+        def recompute(*args: Any, **kwargs: Any) -> Tensor:
             # `remat` differentiates only its float arguments, so the weights are arguments too.
             # Seeds are drawn first, so that recomputing drops the same values.
             generators = [getattr(layer, "seed_generator", None) for layer in (self, *inside)]
@@ -72,7 +72,7 @@ class Recomputation(keras.layers.Layer):
 
             return keras.remat(run)(*(leaves[place] for place in places))
 
-        return recomputed
+        return recompute
 
 
 def _is_float(leaf: Any) -> bool:

@@ -7,7 +7,7 @@ from compare import assert_close, to_numpy
 from execution import tensorflow_only
 
 from keras_tfm.layers import LogMelSpectrogram
-from keras_tfm.layers.audio.mel_filters import mel_filters
+from keras_tfm.layers.audio.log_mel_spectrogram import mel_filters
 
 # Float32 sums of 400 products, relative to a row's loudest frequency; the quietest that is kept has
 # 1e-4 of its amplitude. Measured: 6e-5, as much as between PyTorch's and NumPy's transforms.

@@ -11,7 +11,7 @@ from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.generation import filters
 from keras_tfm.generation.strategies.context import Context
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
-from keras_tfm.layers.drawn_seed import DrawnSeed
+from keras_tfm.layers.dropout import DrawnSeed
 
 Tensor = Any
 

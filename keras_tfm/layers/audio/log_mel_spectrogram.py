@@ -7,7 +7,6 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.audio.mel_filters import mel_filters
 
 Tensor = Any
 
@@ -82,7 +81,7 @@ class LogMelSpectrogram(keras.layers.Layer):
     def call(self, audio: Tensor) -> Tensor:
         """(B, samples) -> (B, frames, M)."""
         self._check(audio.shape)
-        x = self._padded(ops.cast(audio, "float32"))
+        x = self._pad(ops.cast(audio, "float32"))
         half = self.window // 2
         x = ops.expand_dims(ops.pad(x, [[0, 0], [half, half]], mode="reflect"), -1)
         kernel, filters = (ops.convert_to_tensor(array) for array in self.exact_constants())
@@ -103,7 +102,7 @@ class LogMelSpectrogram(keras.layers.Layer):
         filters = mel_filters(self.num_mels, self.window, self.sample_rate)
         return [_windowed_transform(self.window), filters]
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def _pad(self, x: Tensor) -> Tensor:
         """(B, samples) -> (B, length)."""
         if self.length is None or x.shape[1] == self.length:
             return x
@@ -159,3 +158,40 @@ def _windowed_transform(window: int) -> np.ndarray:
     parts = [np.cos(2 * np.pi * turns), np.sin(2 * np.pi * turns)]
     kernel = np.concatenate(parts, axis=1) * hann[:, np.newaxis]
     return kernel[:, np.newaxis].astype("float32")
+
+
+# Slaney's mel scale ("Auditory Toolbox", 1998): linear up to 1 kHz, logarithmic above.
+_LINEAR = 200 / 3  # Hz per mel
+_CORNER = 1000.0  # Hz
+_STEP = np.log(6.4) / 27  # of the logarithm of a frequency, per mel
+
+
+def mel_filters(num_mels: int, window: int, sample_rate: int) -> np.ndarray:
+    """The weight of each frequency in each mel band: (window // 2 + 1, num_mels), float32.
+
+    Neighbouring triangles overlap by half, from 0 to sample_rate / 2 Hz, and each one's area over
+    the frequency in Hz is 1, so that white noise has the same level in all bands.
+
+    Args:
+        num_mels: int, number of bands.
+        window: int, number of samples of the Fourier transform.
+        sample_rate: int, in Hz.
+    """
+    frequencies = np.arange(window // 2 + 1) * (sample_rate / window)
+    edges = _hertz(np.linspace(0.0, _mel(sample_rate / 2), num_mels + 2))
+    low, centre, high = edges[:-2], edges[1:-1], edges[2:]
+    f = frequencies[:, np.newaxis]
+    rising, falling = (f - low) / (centre - low), (high - f) / (high - centre)
+    triangles = np.maximum(0.0, np.minimum(rising, falling))
+    return (triangles * (2.0 / (high - low))).astype("float32")
+
+
+def _mel(hertz: float) -> float:
+    if hertz < _CORNER:
+        return hertz / _LINEAR
+    return float(_CORNER / _LINEAR + np.log(hertz / _CORNER) / _STEP)
+
+
+def _hertz(mels: np.ndarray) -> np.ndarray:
+    corner = _CORNER / _LINEAR
+    return np.where(mels < corner, mels * _LINEAR, _CORNER * np.exp(_STEP * (mels - corner)))

@@ -63,7 +63,7 @@ class ConcatenatePrefix(RematerializedLayer):
             scope.begin_prefix(known_length(self.name, prefix))
             if not scope.is_first:
                 return x
-        return _joined(prefix, x)
+        return _join_masks(prefix, x)
 
     def compute_mask(
         self, inputs: Sequence[Tensor], previous_mask: Sequence[Tensor | None] | None = None
@@ -102,7 +102,7 @@ class JoinedMasks(keras.Operation):
             for y, known in ((prefix, prefix_mask), (x, mask))
         )
         scope = current_scope.get()
-        return real if scope is not None and not scope.is_first else _joined(real_prefix, real)
+        return real if scope is not None and not scope.is_first else _join_masks(real_prefix, real)
 
     def compute_output_spec(self, prefix: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
         """(B, P + T), boolean."""
@@ -134,7 +134,7 @@ def known_length(name: str, prefix: Tensor) -> int:
     return shape[1]
 
 
-def _joined(prefix: Tensor, x: Tensor) -> Tensor:
+def _join_masks(prefix: Tensor, x: Tensor) -> Tensor:
     """(B, P, ...), (B, T, ...) -> (B, P + T, ...), with the rows' left padding in front."""
     joined = ops.concatenate([prefix, x], axis=1)
     scope = current_scope.get()

@@ -125,7 +125,7 @@ class TokenEmbedding(RematerializedLayer):
         if reverse:
             self._check_features(inputs)
             table = ops.cast(self.embeddings, self.compute_dtype)
-            return _logits(inputs, self._transposed(table))
+            return _logits(inputs, self._transpose(table))
         inputs = _integers(inputs)
         self._check_ids(inputs)
         x = ops.cast(lookup(self.embeddings, self._in_vocabulary(inputs)), self.compute_dtype)
@@ -133,7 +133,7 @@ class TokenEmbedding(RematerializedLayer):
             x = x * ops.cast(self.dim**0.5, x.dtype)
         return x
 
-    def _transposed(self, table: Tensor) -> Tensor:
+    def _transpose(self, table: Tensor) -> Tensor:
         scope = current_scope.get()
         # With few rows of features XLA is slow at a product with a transposed table.
         if scope is None or not scope.xla or self.vocabulary_size * self.dim > LARGE:

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.layers.drawn_seed import DrawnSeed, drawn
+from keras_tfm.layers.dropout import DrawnSeed, draw_seed
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
@@ -82,7 +82,7 @@ class GumbelSoftmax(RematerializedLayer):
         wide = ops.cast(logits, "float32")
         if not training:
             return self._one_hot(wide)
-        seed = DrawnSeed(drawn(self.seed_generator))
+        seed = DrawnSeed(draw_seed(self.seed_generator))
         uniform = keras.random.uniform(ops.shape(wide), _LEAST, 1.0, dtype="float32", seed=seed)
         noisy = wide - ops.log(-ops.log(uniform))
         soft = ops.softmax(noisy / ops.convert_to_tensor(self.temperature), axis=-1)

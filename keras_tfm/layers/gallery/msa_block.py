@@ -11,7 +11,7 @@ from keras_tfm.layers.gallery.msa_column_attention import MSAColumnAttention
 from keras_tfm.layers.gallery.msa_global_attention import MSAGlobalAttention
 from keras_tfm.layers.gallery.msa_row_attention import MSARowAttention
 from keras_tfm.layers.gallery.pair_block import pair_mask
-from keras_tfm.layers.gallery.pair_shapes import check_alignment, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -106,7 +106,7 @@ class MSABlock(RematerializedLayer):
     ) -> Tensor:
         """(B, S, N, D), (B, N, N, E) -> (B, S, N, D)."""
         if mask is not None:
-            mask = checked_mask(self.name, mask, x)
+            mask = check_mask(self.name, mask, x)
             x, pairs = finite_padding(x, mask), finite_padding(pairs, pair_mask(mask))
         y = self.row_attention(x, pairs, mask=mask, training=training)
         x = x + self.row_dropout(y, training=training)

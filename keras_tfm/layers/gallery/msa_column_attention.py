@@ -7,7 +7,7 @@ import keras
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import GatedAttention
-from keras_tfm.layers.gallery.pair_shapes import check_alignment, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
@@ -73,7 +73,7 @@ class MSAColumnAttention(RematerializedLayer):
 
     def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, S, N, D)."""
-        mask = checked_mask(self.name, mask, x)
+        mask = check_mask(self.name, mask, x)
         x = finite_padding(x, mask)
         mask = None if mask is None else swap(mask, 1, 2)
         x = swap(self.norm(x, training=training), 1, 2)

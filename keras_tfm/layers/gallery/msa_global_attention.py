@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.finite_padding import finite_padding
-from keras_tfm.layers.gallery.pair_shapes import check_alignment, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.attention import attention
 from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads, swap
@@ -90,7 +90,7 @@ class MSAGlobalAttention(RematerializedLayer):
 
     def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, S, N, D)."""
-        mask = checked_mask(self.name, mask, x)
+        mask = check_mask(self.name, mask, x)
         x = self.norm(finite_padding(x, mask), training=training)
         query = split_heads(self.query(_mean_of_columns(x, mask)), self.num_heads)
         columns = ops.expand_dims(swap(self.key_value(x), 1, 2), 2)  # (B, N, 1, S, 2 K)

@@ -8,7 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import GatedAttention, normal
-from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_pairs, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
 
@@ -89,7 +89,7 @@ class MSARowAttention(RematerializedLayer):
     ) -> Tensor:
         """(B, S, N, D), (B, N, N, E) -> (B, S, N, D)."""
         check_pairs(self.name, pairs.shape, x.shape[2])
-        mask = checked_mask(self.name, mask, x)
+        mask = check_mask(self.name, mask, x)
         x = self.norm(finite_padding(x, mask), training=training)
         bias = self.pair_bias(self.pair_norm(pairs, training=training), training=training)
         bias = ops.expand_dims(ops.transpose(bias, (0, 3, 1, 2)), 1)  # (B, 1, H, N, N)

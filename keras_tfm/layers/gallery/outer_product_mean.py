@@ -8,7 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import normal
-from keras_tfm.layers.gallery.pair_shapes import check_alignment, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.blockwise import cut
 from keras_tfm.layers.multi_head_attention.heads import swap
@@ -82,7 +82,7 @@ class OuterProductMean(RematerializedLayer):
 
     def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
         """(B, S, N, D) -> (B, N, N, E)."""
-        mask = checked_mask(self.name, mask, x)
+        mask = check_mask(self.name, mask, x)
         x = finite_padding(x, mask)
         both = self.projections(self.norm(x, training=training), training=training)
         count: Any = x.shape[1] if isinstance(x.shape[1], int) else ops.shape(x)[1]
@@ -91,11 +91,11 @@ class OuterProductMean(RematerializedLayer):
             count = ops.expand_dims(ops.matmul(swap(seen, 1, 2), seen), -1)  # (B, N, N, 1)
             both = both * ops.cast(ops.expand_dims(mask, -1), both.dtype)
         first, second = ops.split(both, 2, axis=-1)  # (B, S, N, C)
-        total = self._projected(swap(first, 1, 2), second, training)
+        total = self._project(swap(first, 1, 2), second, training)
         inverse = 1.0 / (ops.cast(count, "float32") + 1e-3)
         return ops.cast(ops.cast(total, "float32") * inverse, self.compute_dtype)
 
-    def _projected(self, first: Tensor, second: Tensor, training: bool | None) -> Tensor:
+    def _project(self, first: Tensor, second: Tensor, training: bool | None) -> Tensor:
         """(B, N, S, C), (B, S, N, C) -> (B, N, N, E), in blocks of residues where it is large."""
         residues = second.shape[2]
         each = residues * self.hidden_dim**2 if isinstance(residues, int) else None

@@ -9,7 +9,7 @@ from keras_tfm.arguments import check_integer, check_rate
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import Transition, shared_dropout
 from keras_tfm.layers.gallery.outer_product_mean import OuterProductMean
-from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_pairs, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask, check_pairs
 from keras_tfm.layers.gallery.triangle_attention import TriangleAttention
 from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplication
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -128,7 +128,7 @@ class PairBlock(RematerializedLayer):
         training: bool | None = None,
     ) -> Tensor:
         """(B, N, N, E), (B, S, N, D) -> (B, N, N, E)."""
-        mask = checked_mask(self.name, mask, x)
+        mask = check_mask(self.name, mask, x)
         seen = None if mask is None else pair_mask(mask)
         z = finite_padding(pairs, seen) + self.outer_product(x, mask=mask, training=training)
         for layer, dropout in (

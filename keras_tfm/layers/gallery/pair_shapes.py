@@ -33,7 +33,7 @@ def check_pairs(name: str, shape: Any, length: Any = None) -> None:
         )
 
 
-def checked_mask(name: str, mask: Tensor | None, x: Tensor) -> Tensor | None:
+def check_mask(name: str, mask: Tensor | None, x: Tensor) -> Tensor | None:
     """A mask of the first three axes of `x`, (B, R, C), boolean; None stays None."""
     if mask is None:
         return None

@@ -8,7 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import normal
-from keras_tfm.layers.gallery.pair_shapes import check_pairs, checked_mask
+from keras_tfm.layers.gallery.pair_shapes import check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
@@ -87,7 +87,7 @@ class TriangleMultiplication(RematerializedLayer):
     ) -> Tensor:
         """(B, N, N, E) -> (B, N, N, E)."""
         check_pairs(self.name, pairs.shape)
-        mask = checked_mask(self.name, mask, pairs)
+        mask = check_mask(self.name, mask, pairs)
         z = self.norm(finite_padding(pairs, mask), training=training)
         edges = ops.sigmoid(self.edge_gates(z, training=training)) * self.edges(
             z, training=training

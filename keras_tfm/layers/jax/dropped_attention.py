@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from keras_tfm.layers.jax.hashed_dropout import kept_values, row_numbers
 from keras_tfm.layers.multi_head_attention.blockwise import Block, spans
-from keras_tfm.layers.multi_head_attention.heads import scaled
-from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.heads import scale_query
+from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 
 Tensor = Any
 
@@ -52,7 +52,7 @@ def dropped_attention(
         (B, H, T, V) in the dtype of `value`.
     """
     batch, heads, length, width = query.shape
-    query = scaled(query, terms.scale)
+    query = scale_query(query, terms.scale)
     groups = key.shape[1]
     grouped = batch, groups, heads // groups
     mask, bias = (None if x is None else _in_groups(x, grouped) for x in terms[1:3])

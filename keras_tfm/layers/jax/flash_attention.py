@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 
 Tensor = Any
 
@@ -107,10 +107,10 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, terms: ScoreTerms
 
     # Without `checkpoint` both forms would store all that either needs, the mask included.
     @jax.checkpoint
-    def padded(*inputs: Tensor) -> Tensor:
+    def attend(*inputs: Tensor) -> Tensor:
         return jax.lax.cond(is_right, by_length, by_mask, *inputs)
 
-    return jnp.swapaxes(padded(*inputs), 1, 2)
+    return jnp.swapaxes(attend(*inputs), 1, 2)
 
 
 def _attend(

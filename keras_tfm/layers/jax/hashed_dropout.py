@@ -20,24 +20,24 @@ def hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
         rate: float, dropout rate, 0 < rate < 1.
         seed: two integers.
     """
-    return _dropped(rate, x, jnp.asarray(seed).astype("uint32"))
+    return _drop(rate, x, jnp.asarray(seed).astype("uint32"))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _dropped(rate: float, x: Tensor, seed: Tensor) -> Tensor:
+def _drop(rate: float, x: Tensor, seed: Tensor) -> Tensor:
     if x.ndim == 0:
-        return _dropped(rate, x[None], seed)[0]
+        return _drop(rate, x[None], seed)[0]
     kept = kept_values(rate, seed, row_numbers(x.shape[:-1]), jnp.arange(x.shape[-1]))
     return jnp.where(kept, x * jnp.asarray(1 / (1 - rate), x.dtype), jnp.zeros((), x.dtype))
 
 
-@_dropped.defjvp
+@_drop.defjvp
 def _dropped_tangent(rate: float, primals: Any, tangents: Any) -> tuple[Tensor, Tensor]:
     x, seed = primals
     # Recomputed in the backward pass: the seed is all that is stored. The barrier keeps XLA from
     # finding out that it has these bits already.
-    drop = jax.checkpoint(functools.partial(_dropped, rate), prevent_cse=False)
-    return _dropped(rate, x, seed), drop(tangents[0], jax.lax.optimization_barrier(seed))
+    drop = jax.checkpoint(functools.partial(_drop, rate), prevent_cse=False)
+    return _drop(rate, x, seed), drop(tangents[0], jax.lax.optimization_barrier(seed))
 
 
 def row_numbers(shape: tuple[int, ...]) -> Tensor:

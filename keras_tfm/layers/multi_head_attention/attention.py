@@ -8,8 +8,13 @@ from keras import ops
 from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.fused_attention import fused_attention, is_fused
-from keras_tfm.layers.multi_head_attention.heads import grouped, regrouped, scaled, swap
-from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.heads import (
+    group_heads,
+    scale_query,
+    swap,
+    ungroup_heads,
+)
+from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.target import current_target
 
 Tensor = Any
@@ -85,7 +90,7 @@ def attention(
         terms = ScoreTerms(scale, own, joined_bias(extra_scores, bias), causal, window)
         return fused_attention(query, key, value, terms, cast(DrawnDropout, dropout))
     mask = masks.combine(masks.visible(ops.shape(query)[-2], causal, window), own)
-    query = scaled(query, scale)
+    query = scale_query(query, scale)
     scores = grouped_products(query, key)
     if extra_scores is not None:
         scores = scores + ops.cast(extra_scores, "float32")
@@ -94,12 +99,12 @@ def attention(
     if bias is not None:
         scores = scores + ops.cast(bias, "float32")
     if mask is not None:
-        scores = _masked(scores, mask)
+        scores = _mask_scores(scores, mask)
 
     if extra_values is None and isinstance(dropout, DrawnDropout) and dropout.is_joined(scores):
         groups = key.shape[-3]
-        output = regrouped(
-            dropout.weighted_sum(grouped(scores, groups), value), query.shape[-3], query
+        output = ungroup_heads(
+            dropout.weighted_sum(group_heads(scores, groups), value), query.shape[-3], query
         )
     else:
         weights = softmax(scores, value.dtype)
@@ -141,17 +146,17 @@ def joined_bias(*parts: Tensor | None) -> Tensor | None:
 def grouped_products(query: Tensor, key: Tensor) -> Tensor:
     """(..., H, T, K), (..., G, S, K) -> q k^T (..., H, T, S), float32."""
     key = ops.cast(key, query.dtype)
-    products = ops.matmul(grouped(query, key.shape[-3]), swap(key, -1, -2))
-    return regrouped(ops.cast(products, "float32"), query.shape[-3], query)
+    products = ops.matmul(group_heads(query, key.shape[-3]), swap(key, -1, -2))
+    return ungroup_heads(ops.cast(products, "float32"), query.shape[-3], query)
 
 
 def grouped_sums(weights: Tensor, value: Tensor) -> Tensor:
     """(..., H, T, S), (..., G, S, V) -> (..., H, T, V)."""
-    sums = ops.matmul(grouped(weights, value.shape[-3]), value)
-    return regrouped(sums, weights.shape[-3], weights)
+    sums = ops.matmul(group_heads(weights, value.shape[-3]), value)
+    return ungroup_heads(sums, weights.shape[-3], weights)
 
 
-def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+def _mask_scores(scores: Tensor, mask: Tensor) -> Tensor:
     """Scores (..., H, T, S), float32, masked so that hidden keys get zero weight."""
     target = current_target.get()
     if target.is_edge:  # XNNPACK does not delegate a select: it would split the graph

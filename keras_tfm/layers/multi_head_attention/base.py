@@ -13,16 +13,22 @@ from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import attention, joined_bias
 from keras_tfm.layers.multi_head_attention.attention_probe import AttentionProbe, current_probe
-from keras_tfm.layers.multi_head_attention.blockwise import WHOLE, Block, attend_in_blocks, blocks
+from keras_tfm.layers.multi_head_attention.blockwise import (
+    WHOLE,
+    Block,
+    attend_in_blocks,
+    attend_to_rows,
+    blocks,
+    row_blocks,
+)
 from keras_tfm.layers.multi_head_attention.fused_attention import is_fused, stores_no_scores
 from keras_tfm.layers.multi_head_attention.heads import (
     merge_heads,
     merge_last,
-    scaled,
+    scale_query,
     split_heads,
     split_last,
 )
-from keras_tfm.layers.multi_head_attention.row_blocks import attend_to_rows, row_blocks
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
     AttentionPosition,
@@ -113,7 +119,7 @@ class MultiHeadAttention(RematerializedLayer):
         self._groups = num_key_value_heads or num_heads
         self.dropout = dropout
         self.use_bias = use_bias
-        self._biased = _biased(use_bias)
+        self._biased = _biased_projections(use_bias)
         self.query_norm = as_norm("query_norm", query_norm)
         self.key_norm = as_norm("key_norm", key_norm)
         if query_norm is not None and self.query_norm is self.key_norm:
@@ -263,7 +269,7 @@ class MultiHeadAttention(RematerializedLayer):
             return query, self._scale, PositionTerms()
         assert positions is not None
         dtype = query.dtype
-        query = scaled(query, self._scale)
+        query = scale_query(query, self._scale)
         inputs = AttentionInputs(
             query,
             positions,
@@ -325,11 +331,11 @@ class MultiHeadAttention(RematerializedLayer):
                 drop = DrawnDropout(self.dropout_layer, seed + number * 1_000_003)
             if probe is None:
                 return drop
-            return functools.partial(self._recorded, probe, mask, drop)
+            return functools.partial(self._record, probe, mask, drop)
 
         return weights
 
-    def _recorded(self, probe: AttentionProbe, mask: Any, drop: Any, weights: Tensor) -> Tensor:
+    def _record(self, probe: AttentionProbe, mask: Any, drop: Any, weights: Tensor) -> Tensor:
         seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
         probe.record(self.name, weights * ops.cast(seen, weights.dtype))
         return weights if drop is None else drop(weights)
@@ -365,7 +371,7 @@ class MultiHeadAttention(RematerializedLayer):
         }
 
 
-def _biased(use_bias: bool | Collection[str]) -> frozenset[str]:
+def _biased_projections(use_bias: bool | Collection[str]) -> frozenset[str]:
     """The names of the projections that add a bias."""
     if isinstance(use_bias, bool):
         return frozenset(PROJECTIONS if use_bias else ())

@@ -9,7 +9,7 @@ from keras import ops
 from keras_tfm.layers.dropout import DrawnDropout
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.target import current_target
 
 Tensor = Any

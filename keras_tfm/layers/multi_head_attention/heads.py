@@ -69,7 +69,7 @@ def swap(x: Tensor, first: int, second: int) -> Tensor:
     return ops.transpose(x, axes)
 
 
-def grouped(x: Tensor, groups: int) -> Tensor:
+def group_heads(x: Tensor, groups: int) -> Tensor:
     """(..., H, T, K) -> (..., G, H/G T, K): the queries of each group, one head after another."""
     *_, heads, length, width = tuple(x.shape)
     if heads == groups:
@@ -80,8 +80,8 @@ def grouped(x: Tensor, groups: int) -> Tensor:
     return ops.reshape(x, (*leading(x, len(x.shape) - 3), groups, rows, width))
 
 
-def regrouped(x: Tensor, heads: int, like: Tensor) -> Tensor:
-    """The inverse of `grouped`; `like` is a tensor (..., T, K) to take T from."""
+def ungroup_heads(x: Tensor, heads: int, like: Tensor) -> Tensor:
+    """The inverse of `group_heads`; `like` is a tensor (..., T, K) to take T from."""
     groups = x.shape[-3]
     if heads == groups:
         return x
@@ -91,7 +91,7 @@ def regrouped(x: Tensor, heads: int, like: Tensor) -> Tensor:
     return ops.reshape(x, (*leading(x, len(x.shape) - 3), heads, length, width))
 
 
-def scaled(query: Tensor, scale: float) -> Tensor:
+def scale_query(query: Tensor, scale: float) -> Tensor:
     """`query` times `scale`; float16 queries are cast to float32.
 
     Activations near 1e3 give scores above 65,504, the largest float16.

@@ -3,13 +3,14 @@
 All masks broadcast to the attention scores (..., H, T, S).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_tfm.keras_internals import in_symbolic_scope
+from keras_tfm.layers.multi_head_attention import masks
 
 Tensor = Any
 
@@ -169,3 +170,25 @@ def segment_mask(segments: Tensor) -> Tensor:
     """
     queries, keys = ops.expand_dims(segments, 2), ops.expand_dims(segments, 1)
     return ops.logical_and(ops.equal(queries, keys), ops.greater(queries, 0))
+
+
+class ScoreTerms(NamedTuple):
+    """The factor of the products, the bias that is added, and which scores are hidden.
+
+    Attributes:
+        scale: float, factor of the products.
+        mask: boolean, broadcastable to (B, H, T, S), True = attend; optional.
+        bias: float, broadcastable to (B, H, T, S); optional.
+        causal: bool, whether query t sees only keys 0 to t. Requires T = S.
+        window: int, query t sees only keys less than `window` away. Requires T = S; optional.
+    """
+
+    scale: float
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+
+    def whole_mask(self, length: Any) -> Tensor | None:
+        """The mask with causality and window among T positions, or None if nothing is hidden."""
+        return masks.combine(masks.visible(length, self.causal, self.window), self.mask)

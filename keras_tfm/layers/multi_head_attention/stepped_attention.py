@@ -7,7 +7,12 @@ from keras import ops
 
 from keras_tfm.layers.decoding.cache import Entry, heads_and_columns, products, weighted_values
 from keras_tfm.layers.decoding.visibility import Visible
-from keras_tfm.layers.multi_head_attention.heads import grouped, regrouped, scaled, swap
+from keras_tfm.layers.multi_head_attention.heads import (
+    group_heads,
+    scale_query,
+    swap,
+    ungroup_heads,
+)
 from keras_tfm.layers.positions.attention_position import PositionTerms
 
 Tensor = Any
@@ -48,9 +53,9 @@ def stepped_attention(
     own, terms = visible.own, terms or PositionTerms()
     dtype, heads = query.dtype if value is None else value.dtype, query.shape[1]
     groups, columns = heads_and_columns(entry)
-    query = scaled(query, query.shape[-1] ** -0.5 if scale is None else scale)
+    query = scale_query(query, query.shape[-1] ** -0.5 if scale is None else scale)
     # The rows of a group: all queries of its first head, then all of the second, and so on.
-    rows = grouped(query, groups)
+    rows = group_heads(query, groups)
     if own and query.shape[2] != 1 and heads != groups:
         key, value = (ops.tile(x, (1, 1, heads // groups, 1)) for x in (key, value))
     scores = products(rows, entry)
@@ -66,7 +71,7 @@ def stepped_attention(
     by_head = any(x is not None for x in (weights, *terms))
     penalty = visible.penalty
     if by_head:
-        scores = regrouped(scores, heads, query)
+        scores = ungroup_heads(scores, heads, query)
     elif penalty is not None and penalty.shape[2] != 1 and heads != groups:
         # The same operator in all layers.
         penalty = ops.tile(penalty, (1, 1, heads // groups, 1))
@@ -82,7 +87,7 @@ def stepped_attention(
         chosen = weights(chosen)
     extra = None if terms.values is None else terms.values(chosen)
     if by_head:
-        chosen = grouped(chosen, groups)
+        chosen = group_heads(chosen, groups)
 
     if visible.write_first:
         output = weighted_values(chosen, entry)
@@ -90,7 +95,7 @@ def stepped_attention(
         output = weighted_values(chosen[..., :columns], entry)
         last = chosen[..., columns:]
         output = output + (last * value if own else ops.matmul(last, value))
-    output = regrouped(output, heads, query)
+    output = ungroup_heads(output, heads, query)
     if extra is not None:
         output = output + extra
     return output if visible.some is None else output * ops.cast(visible.some, dtype)

@@ -124,7 +124,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
         def projected_keys(vectors: Tensor) -> Tensor:
             if self.own_projections:
                 return split_heads(self.position_key(vectors), heads)
-            return _repeated(inputs.project_key(vectors), heads)
+            return _repeat(inputs.project_key(vectors), heads)
 
         def projected_queries(vectors: Tensor) -> Tensor:
             if self.own_projections:
@@ -136,7 +136,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
         if self.content_to_position:
             scores.append(self._scores(query, projected_keys, inputs, 1))
         if self.position_to_content:
-            keys = ops.cast(_repeated(inputs.keys(), heads), query.dtype)
+            keys = ops.cast(_repeat(inputs.keys(), heads), query.dtype)
             scores.append(swap(self._scores(keys, projected_queries, inputs, -1), -1, -2))
         return PositionTerms(scores=scores[0] if len(scores) == 1 else scores[0] + scores[1])
 
@@ -168,7 +168,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
                 distances = sign * (first - np.arange(width))
             else:
                 distances = sign * (first - ops.arange(width, dtype="int32"))
-            return skewed(products(self.table.rows_of(distances)), there.length)
+            return skew(products(self.table.rows_of(distances)), there.length)
         distances = -sign * Positions(here, there).distances()
         rows = self.table.rows_of(distances)
         every = products(np.arange(2 * self.table.reach, dtype="int32"))
@@ -188,7 +188,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
         }
 
 
-def skewed(x: Tensor, length: Any) -> Tensor:
+def skew(x: Tensor, length: Any) -> Tensor:
     """y[i, j] = x[i, M - 1 - i + j]: (..., M, M + N) -> (..., M, N), without a gather.
 
     "Music Transformer" (arXiv:1809.04281), section 3.4.1. In the flattened matrix the rows of y
@@ -205,7 +205,7 @@ def skewed(x: Tensor, length: Any) -> Tensor:
     return ops.reshape(flat, (*before, rows, width - 1))[..., :length]
 
 
-def _repeated(x: Tensor, heads: int) -> Tensor:
+def _repeat(x: Tensor, heads: int) -> Tensor:
     """(..., G, N, K) -> (..., H, N, K): each key head for all query heads that share it."""
     groups = x.shape[-3]
     return x if groups == heads else ops.repeat(x, heads // groups, axis=-3)

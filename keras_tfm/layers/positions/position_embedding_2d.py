@@ -105,10 +105,10 @@ class PositionEmbedding2D(RematerializedLayer):
                     f"{self.name}: expected {self.prefix} tokens and {height} * {width} cells, "
                     f"{expected} in all, got {length}"
                 )
-        rows = ops.cast(self._resampled(height, width), x.dtype)
+        rows = ops.cast(self._resample(height, width), x.dtype)
         return self.dropout_layer(x + rows, training=training)
 
-    def _resampled(self, height: Any, width: Any) -> Tensor:
+    def _resample(self, height: Any, width: Any) -> Tensor:
         """The table for a grid of another size: (prefix + H' W', D)."""
         is_known = isinstance(height, int) and isinstance(width, int)
         if is_known and (height, width) == self.grid:

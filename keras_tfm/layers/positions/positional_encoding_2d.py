@@ -86,16 +86,16 @@ class PositionalEncoding2D(RematerializedLayer):
             ends = np.arange(1.0, height + 1)[:, np.newaxis], np.arange(1.0, width + 1)
             shape = (1, height, width, 1)
             axes = [np.broadcast_to(a[np.newaxis, ..., np.newaxis], shape) for a in ends]
-            encoding = self._encoded(axes, frequencies, np)
+            encoding = self._encode(axes, frequencies, np)
             return ops.convert_to_tensor(encoding.astype(self.compute_dtype))
         if mask is None:
             mask = ops.ones((1, *ops.shape(x)[1:3]), "bool")
         seen = ops.cast(mask, "float32")
         axes = [ops.expand_dims(ops.cumsum(seen, axis=i), -1) for i in (1, 2)]
-        encoding = self._encoded(axes, ops.convert_to_tensor(frequencies, "float32"), ops)
+        encoding = self._encode(axes, ops.convert_to_tensor(frequencies, "float32"), ops)
         return ops.cast(encoding, self.compute_dtype)
 
-    def _encoded(self, axes: Any, frequencies: Any, backend: Any) -> Any:
+    def _encode(self, axes: Any, frequencies: Any, backend: Any) -> Any:
         """Counts of rows and columns, both (B, H', W', 1) -> (B, H', W', D)."""
         halves = []
         for axis, count in enumerate(axes, start=1):

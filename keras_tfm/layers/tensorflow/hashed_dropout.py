@@ -33,31 +33,31 @@ def hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
 
     @tf.custom_gradient
     def drop(x: Tensor) -> tuple[Tensor, Any]:
-        return _compiled(rate)(x, seed), lambda gradient: _compiled(rate)(gradient, seed)
+        return _compile(rate)(x, seed), lambda gradient: _compile(rate)(gradient, seed)
 
     return drop(x)
 
 
 @functools.cache
-def _compiled(rate: float) -> Any:
-    def unsigned(value: int) -> Tensor:
+def _compile(rate: float) -> Any:
+    def as_unsigned(value: int) -> Tensor:
         return tf.constant(value, tf.uint32)
 
     def mix(x: Tensor) -> Tensor:
         """A permutation of 32 bits in which each bit depends on all: C. Wellons's lowbias32."""
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-            x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, unsigned(shift)))
-            x = x * unsigned(factor)
-        return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, unsigned(16)))
+            x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, as_unsigned(shift)))
+            x = x * as_unsigned(factor)
+        return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, as_unsigned(16)))
 
     def drop(x: Tensor, seed: Tensor) -> Tensor:
         words = tf.cast(seed, tf.uint32)
         first = mix(mix(words[0]) + words[1])
-        second = mix(first + unsigned(0x9E3779B9))
+        second = mix(first + as_unsigned(0x9E3779B9))
         index = tf.bitcast(tf.range(tf.size(x), dtype=tf.int32), tf.uint32)
         bits = mix(mix(index + first) ^ second)
         # Compared as 31 bits: there is no vector instruction for an unsigned comparison.
-        bits = tf.bitcast(tf.bitwise.right_shift(bits, unsigned(1)), tf.int32)
+        bits = tf.bitcast(tf.bitwise.right_shift(bits, as_unsigned(1)), tf.int32)
         keep = tf.reshape(bits >= round(rate * 2**31), tf.shape(x))
         return tf.where(keep, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros((), x.dtype))
 
@@ -68,7 +68,7 @@ def _compiled(rate: float) -> Any:
 def _softmax_gradient(rate: float) -> Any:
     def gradient(upstream: Tensor, weights: Tensor, total: Tensor, seed: Tensor) -> Tensor:
         """The scores' gradient from that of the dropped-out weights; see `dropped_softmax_sum`."""
-        return weights * (tf.cast(_compiled(rate)(upstream, seed), weights.dtype) - total)
+        return weights * (tf.cast(_compile(rate)(upstream, seed), weights.dtype) - total)
 
     return tf.function(gradient, jit_compile=True, autograph=False)
 

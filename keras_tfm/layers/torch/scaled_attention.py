@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from keras_tfm.layers.multi_head_attention.score_terms import ScoreTerms
+from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.torch.random_state import temporary_seed
 
 Tensor = Any
