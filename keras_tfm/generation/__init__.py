@@ -1,8 +1,7 @@
 """Generation: greedy search, beam search, sampling and contrastive search with KV caches."""
 
 from keras_tfm.generation import processors as processors
-from keras_tfm.generation.generator import Generated, Generator
-from keras_tfm.generation.kept_generators import generate
+from keras_tfm.generation.generator import Generated, Generator, generate
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import (

@@ -121,7 +121,7 @@ class Generator:
         self._texts = None
         if tokenizer is not None:
             self._texts = Texts(model, self.target, tokenizer, start_id, self.end_ids)
-        self._prepare = Preparation(model, self.target, max_length, max_new_tokens, start_id)
+        self._preparation = Preparation(model, self.target, max_length, max_new_tokens, start_id)
         self._compiled: dict[Any, Callable[..., Any]] = {}
         self._variables: tuple[Any, ...] = ()
 
@@ -143,7 +143,7 @@ class Generator:
                 token.
             TypeError: an input has the wrong dtype.
         """
-        prepared = self._prepared(inputs)
+        prepared = self._prepare(inputs)
         if not len(prepared.prompt):
             hypotheses = self.strategy.hypotheses
             shape = (0,) if hypotheses == 1 else (0, hypotheses)
@@ -185,7 +185,7 @@ class Generator:
                 f"{type(self.strategy).__name__} cannot be streamed: "
                 "its first tokens may change later"
             )
-        prepared = self._prepared(inputs)
+        prepared = self._prepare(inputs)
         if not len(prepared.prompt):
             return
         state = self._function("start", prepared)(*prepared.tensors)
@@ -256,8 +256,8 @@ class Generator:
             raise ValueError("texts need a tokenizer: give the generator tokenizer=")
         return self._texts
 
-    def _prepared(self, inputs: Any) -> Prepared:
-        prepared = self._prepare(inputs, self._seed()).repeated(self.strategy.copies)
+    def _prepare(self, inputs: Any) -> Prepared:
+        prepared = self._preparation(inputs, self._seed()).repeat_rows(self.strategy.copies)
         self.strategy.check_length(prepared.shortest)
         return prepared
 
@@ -280,7 +280,7 @@ class Generator:
                     limit=limit,
                     seed=seed,
                     xla=self.jit_compile or keras.backend.backend() == "jax",
-                    pad_id=self._prepare.pad_id,
+                    pad_id=self._preparation.pad_id,
                 )
 
             def start(*tensors: Any) -> Any:
@@ -294,7 +294,7 @@ class Generator:
                 after = this.step(state)
                 # Only the entries that change: a compiled function copies everything it returns.
                 changes = {**after, "cache": this.growing_entries(after["cache"])}
-                return changes, this.unfinished({**state, **after})
+                return changes, this.is_unfinished({**state, **after})
 
             functions: dict[str, Callable[..., Any]] = {
                 "run": lambda *tensors: loop(*tensors).run(),
@@ -334,7 +334,7 @@ class Generator:
             return
         token = failed - prepared.prompt.shape[1]
         padding = 0 if prepared.padding is None else int(prepared.padding.min())
-        table_length = self._prepare.table_length
+        table_length = self._preparation.table_length
         if table_length is not None and failed - 1 - padding >= table_length:
             ahead = 1 - self.strategy.lookahead
             raise ValueError(
@@ -370,3 +370,66 @@ def _compile(
 
     compiled = jax.jit(stateless)
     return lambda *arguments: compiled([x.value for x in variables], *arguments)
+
+
+# The maximum number of generators that a model keeps for `generate`.
+MAX_KEPT = 8
+
+
+def generate(
+    model: keras.Model,
+    inputs: Any,
+    max_length: int | None = None,
+    start_id: int | None = None,
+    end_id: int | Sequence[int] | None = None,
+    strategy: Strategy | None = None,
+    target: str | None = None,
+    max_new_tokens: int | None = None,
+) -> Generated:
+    """Generates tokens with a trained model.
+
+    The model keeps the generators of the last calls with their compiled loops, so a second call
+    with the same arguments compiles nothing.
+
+    Args:
+        model: see `Generator`.
+        inputs: see `Generator.__call__`.
+        max_length, start_id, end_id, strategy, target, max_new_tokens: see `Generator`.
+
+    Returns:
+        A `Generated` of tokens and scores.
+
+    Raises:
+        ValueError: the model cannot be stepped, or an argument or input is out of range.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_tfm.generation import generate
+    >>> from keras_tfm.models import transformer
+    >>> model = transformer(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+    >>> int(generate(model, np.array([[3, 4, 5]]), max_length=4, start_id=1).tokens[0, 0])
+    1
+    """
+    arguments = (max_length, start_id, _hashable(end_id), strategy, target, max_new_tokens)
+    return _kept_generator(model, arguments)(inputs)
+
+
+def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator:
+    """The generator of an earlier call with the same arguments, or a new one."""
+    # In `vars`, because Keras would track an attribute.
+    kept = vars(model).setdefault("_keras_tfm_generators", {})
+    try:
+        generator = kept.pop(arguments, None)
+    except TypeError:  # a custom strategy that cannot be hashed
+        return Generator(model, *arguments)
+    if generator is None:
+        generator = Generator(model, *arguments)
+    kept[arguments] = generator  # the most recently used is last
+    while len(kept) > MAX_KEPT:
+        kept.pop(next(iter(kept)))
+    return generator
+
+
+def _hashable(end_id: Any) -> Any:
+    return end_id if end_id is None or np.ndim(end_id) == 0 else tuple(end_id)

@@ -8,11 +8,11 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.generation.gather import gather, gather_columns
+from keras_tfm.generation.guidance import GuidedBatch
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.strategies import Greedy, Strategy, Task
 from keras_tfm.generation.tree import Tree
-from keras_tfm.generation.twin import Twin
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache, longer
 from keras_tfm.layers.decoding.visibility import Branches
@@ -83,7 +83,7 @@ class GenerationLoop:
         self.encoded: dict[str, Tensor] = {}
         self.prompt = ops.cast(prompt, "int32")
         self.strategy = strategy or Greedy()
-        self._twin = Twin.of(self.strategy)
+        self._guided = GuidedBatch.of(self.strategy)
         batch, prompt_length = ops.shape(self.prompt)
         self._first_capacity = capacity
         self._xla = xla
@@ -128,19 +128,21 @@ class GenerationLoop:
         return state
 
     def _prefill(self) -> tuple[Any, Tensor | None]:
-        task, prompt, twin = self.task, self.prompt, self._twin
-        self.encoded = self._stepped.encode({key: twin.rows(x) for key, x in self.inputs.items()})
+        task, prompt, guided = self.task, self.prompt, self._guided
+        self.encoded = self._stepped.encode(
+            {key: guided.double(x) for key, x in self.inputs.items()}
+        )
         # A prompt of one token is processed in the loop's first step. Stepping it here only gives
         # the shapes of the caches and projects the context.
         alone = task.first == 0
-        ids = twin.prompts(prompt, task.padding)
+        ids = guided.prompts(prompt, task.padding)
         ids = ids if alone else ids[:, : task.first]
-        padding = twin.rows(task.padding)
+        padding = guided.double(task.padding)
         with DecodingScope(
             length=self._length, padding=padding, xla=self._xla, int8=self._int8
         ) as scope:
             features = self._call(ids)[1]
-        features = None if self.strategy.reads_drafts else twin.first(features)
+        features = None if self.strategy.reads_drafts else guided.conditional(features)
         self._growing = scope.growing
         if alone:
             return scope.initial_cache, None if features is None else features[:, :0]
@@ -157,7 +159,7 @@ class GenerationLoop:
         outputs = keras.tree.flatten(self._stepped.step(self.encoded, ids))
         return outputs[0], outputs[1] if self.strategy.reads_features else None
 
-    def unfinished(self, state: State) -> Tensor:
+    def is_unfinished(self, state: State) -> Tensor:
         """Whether the loop continues."""
         more = ops.less(state["strategy"].position, self.task.length - 1 + self.strategy.lookahead)
         going = self.strategy.going(self.task, state["strategy"])
@@ -169,43 +171,43 @@ class GenerationLoop:
 
     def step(self, state: State) -> State:
         """Steps the model with the next tokens, and chooses those after them."""
-        task, twin = self.task, self._twin
+        task, guided = self.task, self._guided
         before = state["strategy"]
         position = self.strategy.column(before)
         tree = state.get("tree")
         branches = None
         if tree is not None:
-            ancestors = twin.rows(ops.greater(tree.ancestors, 0.5))
+            ancestors = guided.double(ops.greater(tree.ancestors, 0.5))
             branches = Branches(ancestors, tree.positions, tree.filled)
         with DecodingScope(
             state["cache"],
             position=position,
             length=self._length,
-            padding=twin.rows(task.padding),
+            padding=guided.double(task.padding),
             branches=branches,
             xla=self._xla,
             write_first=self._write_first,
         ) as scope:
-            logits, features = self._call(twin.tokens(before.token, task, position))
+            logits, features = self._call(guided.tokens(before.token, task, position))
         self._growing = scope.growing
         if self.strategy.consecutive == 1:
             logits = ops.reshape(logits, (-1, logits.shape[-1]))
-        logits, unconditional = twin.divided(logits)
+        logits, unconditional = guided.split_logits(logits)
         if features is not None and not self.strategy.reads_drafts:
-            features = ops.reshape(twin.first(features), (-1, features.shape[-1]))
+            features = ops.reshape(guided.conditional(features), (-1, features.shape[-1]))
         task = task._replace(unconditional=unconditional)
         chosen, parents = self.strategy.advance(task, before, logits, features)
         after: State = {"strategy": chosen, "cache": scope.cache_after(chosen.token)}
         if tree is not None:
-            after["tree"] = tree.grown(position, parents)
+            after["tree"] = tree.grow(position, parents)
         if "failed" in state:
-            broken = self._broken(before, chosen, ops.cast(logits, "float32"))
+            broken = self._find_broken(before, chosen, ops.cast(logits, "float32"))
             columns = position + 1 + ops.arange(self.strategy.consecutive, dtype="int32")
             first = ops.min(ops.where(ops.any(broken, axis=0), columns, task.length))
             after["failed"] = ops.where(ops.any(broken), first, state["failed"])
         return after
 
-    def _broken(self, before: Any, chosen: Any, logits: Tensor) -> Tensor:
+    def _find_broken(self, before: Any, chosen: Any, logits: Tensor) -> Tensor:
         """Where the softmax of the logits has no value, in rows that go on: (B, consecutive)."""
         task, width = self.task, self.strategy.width
         if width > 1:
@@ -245,7 +247,7 @@ class GenerationLoop:
         self._capacity = capacities[0]
         state = self.start()
         for capacity in capacities:
-            state = self._grown(state, capacity)
+            state = self._grow(state, capacity)
             prunes = width > 1 and capacity < self._largest_capacity and capacity <= LONGEST_PRUNED
             state = self._pruning(state) if prunes else self._stepping(state)
         return self.result(state)
@@ -253,7 +255,7 @@ class GenerationLoop:
     def _stepping(self, state: State) -> State:
         """Steps to the end, or until the caches are full."""
         steps = self.strategy.consecutive
-        return _while_loop(lambda state: self._unfinished_within(state, steps), self.step, state)
+        return _while_loop(lambda state: self._is_unfinished_within(state, steps), self.step, state)
 
     def _pruning(self, state: State) -> State:
         """Steps, and prunes full caches, until pruning frees too few columns.
@@ -263,13 +265,13 @@ class GenerationLoop:
         # Pruning once costs a third to a half of a step.
         enough = max(1, self._capacity // (8 * self.strategy.width))
         return _while_loop(
-            lambda state: self._unfinished_within(state, enough),
-            lambda state: self._pruned(self._stepping(state)),
+            lambda state: self._is_unfinished_within(state, enough),
+            lambda state: self._prune(self._stepping(state)),
             state,
         )
 
-    def _unfinished_within(self, state: State, steps: int) -> Tensor:
-        more = self.unfinished(state)
+    def _is_unfinished_within(self, state: State, steps: int) -> Tensor:
+        more = self.is_unfinished(state)
         if self._capacity == self._largest_capacity:
             return more
         left = (
@@ -279,11 +281,11 @@ class GenerationLoop:
         )
         return ops.logical_and(more, left >= steps)
 
-    def _pruned(self, state: State) -> State:
-        tree, columns = state["tree"].pruned()
-        columns = self._twin.rows(columns)
+    def _prune(self, state: State) -> State:
+        tree, columns = state["tree"].prune()
+        columns = self._guided.double(columns)
 
-        def chosen(part: str, x: Tensor) -> Tensor:
+        def choose(part: str, x: Tensor) -> Tensor:
             here = _after(x.shape[COLUMN_AXES[part]] - self._capacity, columns)
             if part == "mask":
                 return gather(x, here)
@@ -292,9 +294,9 @@ class GenerationLoop:
             x = gather_columns(ops.transpose(x, (0, 1, 3, 2)), here)
             return ops.transpose(x, (0, 1, 3, 2))
 
-        return {**state, "cache": self._changed(state["cache"], chosen), "tree": tree}
+        return {**state, "cache": self._change_growing(state["cache"], choose), "tree": tree}
 
-    def _grown(self, state: State, capacity: int) -> State:
+    def _grow(self, state: State, capacity: int) -> State:
         """The same state with caches of `capacity` columns."""
         more, self._capacity = capacity - self._capacity, capacity
         if not more:
@@ -306,13 +308,13 @@ class GenerationLoop:
 
     def _longer(self, cache: Cache, more: int) -> Cache:
         """The cache with `more` additional columns."""
-        return self._changed(cache, lambda part, x: longer(part, x, more)) if more else cache
+        return self._change_growing(cache, lambda part, x: longer(part, x, more)) if more else cache
 
     def growing_entries(self, cache: Cache) -> Cache:
         """The entries of self-attention, which grow with each step."""
         return {name: cache[name] for name in self._growing}
 
-    def _changed(self, cache: Cache, change: Callable[[str, Tensor], Tensor]) -> Cache:
+    def _change_growing(self, cache: Cache, change: Callable[[str, Tensor], Tensor]) -> Cache:
         """The cache with `change` applied to each part of the growing entries."""
         growing = {
             name: {part: change(part, x) for part, x in parts.items()}

@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
     length: int
     longest: int
 
-    def repeated(self, n: int) -> "Prepared":
+    def repeat_rows(self, n: int) -> "Prepared":
         """The same inputs with each row n times."""
         if n == 1:
             return self
@@ -116,7 +116,7 @@ class Preparation:
 
     def __call__(self, inputs: Any, seed: int | None = None) -> Prepared:
         """Checks the inputs, and pads the prompts on the left to one length."""
-        arrays, rows = self._named(inputs)
+        arrays, rows = self._by_name(inputs)
         if rows is None:
             if self.start_id is None:
                 raise ValueError(f"give a start_id, or prompts as the input {self.target!r}")
@@ -173,7 +173,7 @@ class Preparation:
         width = 1 << (longest - 1).bit_length()
         return width if self.table_length is None else min(width, self.table_length)
 
-    def _named(self, inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
+    def _by_name(self, inputs: Any) -> tuple[dict[str, np.ndarray], Any]:
         """The inputs by name, and the rows of the prompt, or None."""
         others = [name for name in self._inputs if name != self.target]
         if not isinstance(inputs, dict):

@@ -84,7 +84,7 @@ class SharedTraces:
             for entry in taken
         )
         key = (
-            id(scope), type(layer), _described(layer), tuple(kwargs), shared, weights, entries,
+            id(scope), type(layer), _description(layer), tuple(kwargs), shared, weights, entries,
             tuple(x.shape), x.dtype,
         )  # fmt: skip
         return key, (scope, others)
@@ -115,7 +115,7 @@ def _is_known(layer: Any) -> bool:
     if not isinstance(layer, TransformerBlock):
         return False
     packages = {type(x).__module__.split(".")[0] for x in (layer, *sublayers(layer))}
-    return packages <= {"keras", "keras_tfm"} and _described(layer) is not None
+    return packages <= {"keras", "keras_tfm"} and _description(layer) is not None
 
 
 class FirstOfEqual:
@@ -135,7 +135,7 @@ class FirstOfEqual:
         x, *others = args
         others = [*others, *kwargs.values()]
         shapes = tuple((tuple(w.shape), w.dtype) for w in layer.variables)
-        key = type(layer), _described(layer), shapes, tuple(kwargs), tuple(map(id, others))
+        key = type(layer), _description(layer), shapes, tuple(kwargs), tuple(map(id, others))
         made = self._made.get(id(x))
         y = x if made is not None and made[0] == key else layer(*args, **kwargs)
         self._made[id(y)] = key, y, others  # kept, so that their ids are not reused
@@ -174,7 +174,7 @@ def _trace(
     return _Traced(concrete, seen["grows"], seen["keeps_mask"])
 
 
-def _described(layer: Any) -> str | None:
+def _description(layer: Any) -> str | None:
     """A layer's configuration without names, or None if it contains a lambda."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about serialising a lambda

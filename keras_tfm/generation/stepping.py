@@ -249,7 +249,7 @@ class _ComparedCalls:
         self.differ.append(False)
         allowed = [self._tolerance] * len(flat)
         if self._rounding > _EXACT:
-            args, kwargs = keras.tree.map_structure(self._disturbed, (args, kwargs))
+            args, kwargs = keras.tree.map_structure(self._disturb, (args, kwargs))
             again = keras.tree.flatten(layer(*args, **kwargs))
             noises = (self._noise(x, y) for x, y in zip(flat, again, strict=True))
             allowed = [max(self._tolerance, _NOISE * max(x, self._rounding)) for x in noises]
@@ -290,7 +290,7 @@ class _ComparedCalls:
         x = _array(x)
         return float(_root_mean_squares(_differences(x, _array(again), _size(x))).max())
 
-    def _disturbed(self, x: Any) -> Any:
+    def _disturb(self, x: Any) -> Any:
         """A float tensor whose numbers are rounded up or down, at random."""
         if not hasattr(x, "dtype") or "float" not in keras.backend.standardize_dtype(x.dtype):
             return x

@@ -49,7 +49,7 @@ class Tree(NamedTuple):
             positions=ops.pad(self.positions, [(0, more)]),
         )
 
-    def grown(self, position: Tensor, parents: Tensor) -> "Tree":
+    def grow(self, position: Tensor, parents: Tensor) -> "Tree":
         """The tree after a step: one token per hypothesis is added, then the parents are selected.
 
         Args:
@@ -66,7 +66,7 @@ class Tree(NamedTuple):
             self.filled + n,
         )
 
-    def pruned(self) -> tuple["Tree", Tensor]:
+    def prune(self) -> tuple["Tree", Tensor]:
         """The same hypotheses, without the columns that belong to none of them.
 
         Rows of a batch may need different numbers of columns for a position. All rows keep the
@@ -78,8 +78,8 @@ class Tree(NamedTuple):
         >>> from keras import ops
         >>> from keras_tfm.generation.tree import Tree
         >>> tree = Tree.of_prompt(batch=1, width=2, columns=6, length=0)
-        >>> tree = tree.grown(0, ops.array([[1, 1]])).grown(1, ops.array([[0, 1]]))
-        >>> tree, columns = tree.pruned()  # position 0 keeps its second token, position 1 both
+        >>> tree = tree.grow(0, ops.array([[1, 1]])).grow(1, ops.array([[0, 1]]))
+        >>> tree, columns = tree.prune()  # position 0 keeps its second token, position 1 both
         >>> columns.numpy()[0, :3].tolist(), tree.positions.numpy().tolist()
         ([1, 2, 3], [0, 1, 1, 0, 0, 0])
         """

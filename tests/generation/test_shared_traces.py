@@ -179,8 +179,8 @@ def test_generate_compiles_once_and_again_after_lora(traced):
 
 def test_generate_keeps_a_few_generators():
     model = model_of(lambda i: TransformerDecoderBlock(17, 3, cross_attention=False))
-    from keras_tfm.generation import kept_generators
+    from keras_tfm.generation import generator
 
-    for length in range(5, 5 + kept_generators.MAX_KEPT + 3):
+    for length in range(5, 5 + generator.MAX_KEPT + 3):
         generate(model, inputs_of(model), max_length=length)
-    assert len(vars(model)["_keras_tfm_generators"]) == kept_generators.MAX_KEPT
+    assert len(vars(model)["_keras_tfm_generators"]) == generator.MAX_KEPT

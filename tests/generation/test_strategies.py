@@ -167,7 +167,7 @@ def test_the_search_stops_when_no_open_hypothesis_can_win(translator):
 
 def states(generator, inputs):
     """The states of a generator's loop, step by step."""
-    prepared = generator._prepare(inputs)
+    prepared = generator._preparation(inputs)
     state = generator._function("start", prepared)(*prepared.tensors)
     more = True
     while more:

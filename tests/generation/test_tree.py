@@ -35,7 +35,7 @@ def step(tree, cache, paths, rng, ties):
     paths = np.concatenate([paths, new[:, :, np.newaxis]], axis=2)
     parents = rng.integers(0, N, (B, N)) if ties else np.tile(np.arange(N), (B, 1))
     paths = np.take_along_axis(paths, parents[:, :, np.newaxis], axis=1)
-    return tree.grown(position, parents.astype("int32")), paths
+    return tree.grow(position, parents.astype("int32")), paths
 
 
 def assert_paths(tree, cache, paths):
@@ -65,7 +65,7 @@ def test_a_pruned_tree_has_the_same_paths(seed):
     pruned = 0
     for _ in range(60):
         if int(tree.steps_left) < 1:
-            tree, source = tree.pruned()
+            tree, source = tree.prune()
             cache = np.take_along_axis(cache, to_numpy(source), axis=1)
             different = [
                 max(len(set(paths[row, :, position])) for row in range(B))
@@ -89,7 +89,7 @@ def test_nothing_is_pruned_if_every_hypothesis_is_continued():
     tree, cache, paths = started(rng)
     while int(tree.steps_left):
         tree, paths = step(tree, cache, paths, rng, ties=False)
-    after, source = tree.pruned()
+    after, source = tree.prune()
     np.testing.assert_array_equal(to_numpy(source)[:, : int(tree.filled)], [np.arange(38)] * B)
     for x, y in zip(after, tree, strict=True):
         np.testing.assert_array_equal(to_numpy(x), to_numpy(y))
@@ -111,8 +111,8 @@ def test_compiled_it_is_the_same(mode):
     tree, cache, paths = started(rng)
     for _ in range(5):
         tree, paths = step(tree, cache, paths, rng, ties=True)
-    expected, source = tree.pruned()
-    actual, found = execute(mode, lambda *parts: Tree(*parts).pruned(), *tree)
+    expected, source = tree.prune()
+    actual, found = execute(mode, lambda *parts: Tree(*parts).prune(), *tree)
     np.testing.assert_array_equal(to_numpy(found), to_numpy(source))
     for x, y in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(to_numpy(x), to_numpy(y))

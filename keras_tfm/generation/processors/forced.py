@@ -52,7 +52,7 @@ class ForcedBOS(Processor):
 
     def __call__(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V) -> logits (B, V): 0 for the token, -inf for all others."""
-        return _forced(logits, [self.id], ops.equal(context.length, 1))
+        return _force(logits, [self.id], ops.equal(context.length, 1))
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class ForcedEOS(Processor):
 
     def __call__(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V) -> logits (B, V): 0 for the end tokens, -inf for all others."""
-        return _forced(logits, as_ids("ids", self.ids), ops.equal(context.remaining, 1))
+        return _force(logits, as_ids("ids", self.ids), ops.equal(context.remaining, 1))
 
 
-def _forced(logits: Tensor, ids: Sequence[int], when: Tensor) -> Tensor:
+def _force(logits: Tensor, ids: Sequence[int], when: Tensor) -> Tensor:
     row = np.where(is_among(logits, ids), 0.0, NEVER).astype("float32")
     return ops.where(when, row, logits)

@@ -46,7 +46,7 @@ class PrefixConstrained(Processor):
         """Logits (B, V) -> logits (B, V), -inf for tokens that are not allowed."""
         size = logits.shape[-1]
 
-        def allowed(tokens: Any, written: Any, new_length: Any) -> np.ndarray:
+        def find_allowed(tokens: Any, written: Any, new_length: Any) -> np.ndarray:
             tokens, written = np.asarray(tokens), np.asarray(written)
             written = np.broadcast_to(written, tokens.shape)
             result = np.zeros((len(tokens), size), bool)
@@ -65,7 +65,7 @@ class PrefixConstrained(Processor):
             return result
 
         length = ops.convert_to_tensor(context.new_length, dtype="int32")
-        mask = _in_python(allowed, logits, context.tokens, context.written, length)
+        mask = _in_python(find_allowed, logits, context.tokens, context.written, length)
         return ops.where(mask, logits, NEVER)
 
 

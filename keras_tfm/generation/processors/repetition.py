@@ -6,8 +6,7 @@ from typing import Any
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
-from keras_tfm.generation.processors.processor import NEVER, Processor
-from keras_tfm.generation.processors.scattered import scattered
+from keras_tfm.generation.processors.processor import NEVER, Processor, scatter
 from keras_tfm.generation.strategies.context import Context
 
 Tensor = Any
@@ -86,4 +85,4 @@ class NoRepeatNGram(Processor):
 def _occurring(tokens: Tensor, counted: Tensor, vocabulary_size: int) -> Tensor:
     """Which tokens occur in the counted columns: (B, V), boolean."""
     ids = ops.where(counted, tokens, vocabulary_size)
-    return scattered(ids, ops.ones_like(ids, dtype="float32"), vocabulary_size) > 0.5
+    return scatter(ids, ops.ones_like(ids, dtype="float32"), vocabulary_size) > 0.5

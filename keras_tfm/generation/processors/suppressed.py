@@ -14,8 +14,8 @@ from keras_tfm.generation.processors.processor import (
     as_ids,
     check_in_vocabulary,
     forbidden,
+    scatter,
 )
-from keras_tfm.generation.processors.scattered import scattered
 from keras_tfm.generation.strategies.context import Context
 
 Tensor = Any
@@ -107,7 +107,7 @@ class SequenceBias(Processor):
 
     def __call__(self, logits: Tensor, context: Context) -> Tensor:
         """Logits (B, V) -> logits (B, V), with the biases added."""
-        return _biased(logits, context, self._pairs())
+        return _add_biases(logits, context, self._pairs())
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class NoBadWords(Processor):
         """Logits (B, V) -> logits (B, V), -inf for tokens that complete a sequence."""
         ends = {(one,) for one in context.end_ids}
         pairs = [(tuple(ids), NEVER) for ids in self.sequences if tuple(ids) not in ends]
-        return _biased(logits, context, pairs)
+        return _add_biases(logits, context, pairs)
 
 
-def _biased(logits: Tensor, context: Context, pairs: list[tuple[Ids, float]]) -> Tensor:
+def _add_biases(logits: Tensor, context: Context, pairs: list[tuple[Ids, float]]) -> Tensor:
     """The logits with the biases of sequences that the next token can complete."""
     vocabulary = logits.shape[-1]
     always = np.zeros((1, vocabulary), "float32")
@@ -161,5 +161,5 @@ def _biased(logits: Tensor, context: Context, pairs: list[tuple[Ids, float]]) ->
         suffix = ops.slice(context.tokens, (0, start), (batch, length))
         same = ops.all(ops.equal(ops.expand_dims(suffix, 1), before), axis=-1)  # (B, N)
         same = ops.logical_and(same, context.length >= length)
-        logits = logits + scattered(last, ops.where(same, biases, 0.0), vocabulary)
+        logits = logits + scatter(last, ops.where(same, biases, 0.0), vocabulary)
     return logits

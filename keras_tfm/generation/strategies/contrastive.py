@@ -98,7 +98,7 @@ class Contrastive(Strategy):
         batch, k = task.batch, self.top_k
         known = ops.zeros((batch, task.length, features.shape[-1]), dtype="float32")
         if task.first:
-            known = ops.slice_update(known, (0, 0, 0), _normalized(features))
+            known = ops.slice_update(known, (0, 0, 0), _normalize(features))
         return ContrastiveState(
             position=ops.convert_to_tensor(task.first, dtype="int32"),
             tokens=tokens,
@@ -115,9 +115,9 @@ class Contrastive(Strategy):
     ) -> tuple[ContrastiveState, Tensor]:
         """Writes the best candidate at `position`, and finds the candidates of the next one."""
         batch, k, position = task.batch, self.top_k, state.position
-        new = ops.reshape(_normalized(features), (batch, k, features.shape[-1]))
+        new = ops.reshape(_normalize(features), (batch, k, features.shape[-1]))
         similarity = ops.matmul(new, ops.transpose(state.features, (0, 2, 1)))
-        before = ops.expand_dims(task.written(position - 1), 1)
+        before = ops.expand_dims(task.is_written(position - 1), 1)
         similarity = ops.max(ops.where(before, similarity, -1.0), axis=-1)  # (B, k)
         merit = (1.0 - self.alpha) * state.probabilities - self.alpha * similarity
         # A candidate of probability 0 is one that a processor forbids.
@@ -125,7 +125,7 @@ class Contrastive(Strategy):
         best = ops.cast(ops.top_k(merit, k=1)[1], "int32")  # (B, 1)
 
         is_prompt = ops.equal(position, task.first)  # its last token is not chosen
-        token = task.padded(gather(state.token, best), state.running)
+        token = task.pad_ended(gather(state.token, best), state.running)
         gained = gather(state.log_probabilities, best)
         going = ops.logical_and(ops.greater(state.running, 0), ops.logical_not(is_prompt))
         gained = ops.where(going, gained, 0.0)
@@ -161,7 +161,7 @@ class Contrastive(Strategy):
         return {"tokens": state.tokens, "scores": state.scores}
 
 
-def _normalized(x: Tensor) -> Tensor:
+def _normalize(x: Tensor) -> Tensor:
     """Vectors scaled to length 1, float32."""
     x = ops.cast(x, "float32")
     return x / ops.maximum(ops.norm(x, axis=-1, keepdims=True), 1e-8)

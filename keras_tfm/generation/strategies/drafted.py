@@ -199,13 +199,13 @@ class Drafted(Strategy):
                 second output there, for a draft that reads it; otherwise None.
         """
         steps, start = self.consecutive, state.start
-        chosen, processed = self._chosen(task, state, logits)
+        chosen, processed = self._choose_tokens(task, state, logits)
         # Columns start + 1 .. start + n: certain up to `position`, chosen after it.
         known = ops.slice(state.tokens, (0, start + 1), (task.batch, steps))
         columns = ops.add(start, np.arange(steps, dtype="int32")[np.newaxis])
         new = ops.greater_equal(columns, state.position)
         tokens = ops.where(new, chosen, known)
-        tokens, count, going, counted = self._kept(task, state, tokens, known, new, columns)
+        tokens, count, going, counted = self._count_kept(task, state, tokens, known, new, columns)
         last = start + count
         scores = followed = passes = None
         if state.scores is not None:
@@ -213,7 +213,7 @@ class Drafted(Strategy):
             if counted is not None:
                 followed = ops.logical_and(followed, ops.greater(counted, 0))
             followed = ops.broadcast_to(followed, (task.batch, steps))
-            scores = state.scores + self._gained(logits, processed, tokens, followed)
+            scores = state.scores + self._gains(logits, processed, tokens, followed)
             passes = ops.add(state.passes, 1)
         running = None if going is None else ops.slice(going, (0, count - 1), (task.batch, 1))
         heads = None
@@ -228,7 +228,7 @@ class Drafted(Strategy):
             last, result, token, next_start, running, scores, followed, passes, draft
         ), None
 
-    def _kept(
+    def _count_kept(
         self,
         task: Task,
         state: DraftedState,
@@ -261,7 +261,7 @@ class Drafted(Strategy):
                 ended = ops.cumsum(1 - going, axis=1)
                 going = state.running * ops.cast(ops.equal(ended, 0), "int32")
                 counted = ops.concatenate([state.running, going[:, :-1]], axis=1)
-                tokens = ops.where(new, task.padded(tokens, counted), tokens)
+                tokens = ops.where(new, task.pad_ended(tokens, counted), tokens)
                 # A draft is wrong if it differs in a row that has not ended.
                 wrong = ops.cast(ops.not_equal(tokens, known), "int32") * going
         if task.batch != 1:
@@ -271,7 +271,9 @@ class Drafted(Strategy):
         first = ops.argmax(ops.maximum(wrong, end), axis=1)
         return tokens, 1 + ops.squeeze(ops.cast(first, "int32"), 0), going, counted
 
-    def _chosen(self, task: Task, state: DraftedState, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _choose_tokens(
+        self, task: Task, state: DraftedState, logits: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The strategy's tokens (B, n) after each of the step's tokens, and its logits."""
         steps = self.consecutive
         if self._is_greedy:
@@ -296,9 +298,7 @@ class Drafted(Strategy):
         processed = self.strategy.process(logits, context)
         return self.strategy.choose(processed, context), processed
 
-    def _gained(
-        self, logits: Tensor, processed: Tensor, tokens: Tensor, followed: Tensor
-    ) -> Tensor:
+    def _gains(self, logits: Tensor, processed: Tensor, tokens: Tensor, followed: Tensor) -> Tensor:
         """The log-probabilities (B,) of the step's new tokens."""
         logits = ops.cast(logits, "float32")
         size = logits.shape[-1]

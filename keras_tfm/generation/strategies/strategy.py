@@ -187,7 +187,7 @@ class Strategy:
         token = ops.expand_dims(self.choose(processed, context), 1)
         running, scores = before.running, before.scores
         if running is not None:
-            token = task.padded(token, running)
+            token = task.pad_ended(token, running)
         if scores is not None:
             gained = _log_probabilities(logits, token)
             if self.processors:  # NaN tells the generator that they left no token

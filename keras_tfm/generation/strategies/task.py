@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
     >>> from keras_tfm.generation.strategies import Task
     >>> task = Task(1, 4, 0, (7,), None, None, False, None)
-    >>> task.is_end([[7, 3]]).numpy().tolist(), task.written(1).numpy().tolist()
+    >>> task.is_end([[7, 3]]).numpy().tolist(), task.is_written(1).numpy().tolist()
     ([[True, False]], [[True, True, False, False]])
     """
 
@@ -59,7 +59,7 @@ class Task(NamedTuple):
         tokens = ops.full((self.batch, self.length), self.pad_id, dtype="int32")
         return ops.slice_update(tokens, (0, 0), prompt)
 
-    def written(self, position: Tensor) -> Tensor:
+    def is_written(self, position: Tensor) -> Tensor:
         """The columns that hold a token when `position` is the last: (1 | B, T), boolean."""
         columns = ops.expand_dims(ops.arange(self.length, dtype="int32"), 0)
         written = ops.less_equal(columns, position)
@@ -77,7 +77,7 @@ class Task(NamedTuple):
             position: () int32, the column of the last token.
             seed: (2,), int32, the seed of the step, or None.
         """
-        written, remaining = self.written(position), self.limits - 1 - position
+        written, remaining = self.is_written(position), self.limits - 1 - position
         copies = self.copies
         if len(tokens.shape) == 3:
             n = tokens.shape[1]
@@ -136,7 +136,7 @@ class Task(NamedTuple):
             running = running * (1 - ops.cast(full, "int32"))
         return running
 
-    def padded(self, token: Tensor, running: Tensor) -> Tensor:
+    def pad_ended(self, token: Tensor, running: Tensor) -> Tensor:
         """`token` where a row is running (1), the padding token where it has ended (0)."""
         token = token * running
         return token + self.pad_id * (1 - running) if self.pad_id else token

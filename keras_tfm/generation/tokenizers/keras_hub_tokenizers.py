@@ -41,7 +41,7 @@ _IDEOGRAPHS = (
 )
 
 
-def converted(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
+def convert(tokenizer: Any) -> tuple[str, bytes, dict[str, bool]]:
     """The suffix of the name of a tokenizer's entry, its bytes, and its options.
 
     Raises:

@@ -96,7 +96,7 @@ class Texts:
             if name == self._target:
                 inputs[name] = prompts = TokenRows([self._prompt(text) for text in rows])
             else:
-                inputs[name] = self._padded(name, rows)
+                inputs[name] = self._pad(name, rows)
         if prompts is None:
             count = len(next(iter(inputs.values())))
             start = [[] if self._start_id is None else [self._start_id]] * count
@@ -126,7 +126,7 @@ class Texts:
     def _prompt(self, text: str) -> list[int]:
         return prompt_ids(self.target, text, self._start_id, self._end_ids, self._target)
 
-    def _padded(self, name: str, texts: list[str]) -> np.ndarray:
+    def _pad(self, name: str, texts: list[str]) -> np.ndarray:
         """The ids of texts, padded on the right: (B, S), int32."""
         rows = [self._tokenizers[name].encode(text) for text in texts]
         lengths, known = {len(row) for row in rows}, interface_of(self._model).inputs[name]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.tokenizers.keras_hub_tokenizers import converted
+from keras_tfm.generation.tokenizers.keras_hub_tokenizers import convert
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, read
 
 
@@ -105,7 +105,7 @@ def form_of(name: str, tokenizer: Any) -> Form:
 
 def _of_keras_hub(name: str, tokenizer: Any) -> Form:
     try:
-        ending, content, options = converted(tokenizer)
+        ending, content, options = convert(tokenizer)
     except ValueError as error:
         raise ValueError(
             f"the tokenizer of input {name!r}, {type(tokenizer).__name__}, cannot be stored: "

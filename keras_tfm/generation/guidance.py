@@ -3,8 +3,8 @@
 Example:
 
 >>> import numpy as np
->>> from keras_tfm.generation.twin import Twin
->>> np.asarray(Twin((7, 8)).prompts(np.array([[3, 4, 5]]), None)).tolist()
+>>> from keras_tfm.generation.guidance import GuidedBatch
+>>> np.asarray(GuidedBatch((7, 8)).prompts(np.array([[3, 4, 5]]), None)).tolist()
 [[3, 4, 5], [7, 8, 5]]
 """
 
@@ -18,7 +18,7 @@ from keras_tfm.generation.strategies import Strategy, Task
 Tensor = Any
 
 
-class Twin:
+class GuidedBatch:
     """Doubles the rows of what the model reads, and divides what it returns.
 
     The second half of the rows follows the empty prompt. Without one, all methods return their
@@ -32,8 +32,8 @@ class Twin:
         self.prompt = prompt
 
     @classmethod
-    def of(cls, strategy: Strategy) -> "Twin":
-        """The twin that the processors of a strategy ask for.
+    def of(cls, strategy: Strategy) -> "GuidedBatch":
+        """The batch that the processors of a strategy ask for.
 
         Raises:
             ValueError: different empty prompts, or a strategy that steps several tokens at once.
@@ -51,7 +51,7 @@ class Twin:
             )
         return cls(prompts.pop())
 
-    def rows(self, x: Tensor | None) -> Tensor | None:
+    def double(self, x: Tensor | None) -> Tensor | None:
         """(B, ...) -> (2 B, ...), the same rows twice."""
         return x if x is None or not self.prompt else ops.concatenate([x, x], axis=0)
 
@@ -65,17 +65,17 @@ class Twin:
         if not self.prompt:
             return prompt
         columns = ops.arange(prompt.shape[1], dtype="int32")
-        return ops.concatenate([prompt, self._replaced(prompt, columns, padding)], axis=0)
+        return ops.concatenate([prompt, self._replace_prompt(prompt, columns, padding)], axis=0)
 
     def tokens(self, token: Tensor, task: Task, position: Tensor) -> Tensor:
         """(B, width) -> (2 B, width): the tokens of a step, which may be the last of the prompt."""
         if not self.prompt:
             return token
         columns = ops.reshape(ops.cast(position, "int32"), (1,))
-        replaced = self._replaced(token, columns, task.padding)
+        replaced = self._replace_prompt(token, columns, task.padding)
         return ops.concatenate([token, replaced], axis=0)
 
-    def _replaced(self, tokens: Tensor, columns: Tensor, padding: Tensor | None) -> Tensor:
+    def _replace_prompt(self, tokens: Tensor, columns: Tensor, padding: Tensor | None) -> Tensor:
         """Tokens (B, T) at columns (T,), with those of the empty prompt at its positions."""
         positions = ops.expand_dims(columns, 0)
         if padding is not None:
@@ -86,11 +86,11 @@ class Twin:
         empty = ops.take(table, ops.clip(positions, 0, count - 1), axis=0)
         return ops.where(inside, empty, tokens)
 
-    def first(self, x: Tensor | None) -> Tensor | None:
+    def conditional(self, x: Tensor | None) -> Tensor | None:
         """(2 B, ...) -> (B, ...), the rows after the given prompts."""
         return x if x is None or not self.prompt else ops.split(x, 2, axis=0)[0]
 
-    def divided(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    def split_logits(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits (2 N, V) -> those after the prompts and after the empty prompt, (N, V) each."""
         if not self.prompt:
             return logits, None
