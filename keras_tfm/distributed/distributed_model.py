@@ -103,7 +103,7 @@ class DistributedModel(keras.Model):
         if self.gradient_accumulation_steps == 1:
             loss, gradients = self._gradients(batch)
         else:
-            loss, gradients = self._accumulated(batch)
+            loss, gradients = self._accumulate(batch)
         self._end(loss, rows)
         gradients = sum_over_replicas(gradients)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
@@ -181,7 +181,7 @@ class DistributedModel(keras.Model):
         self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         return loss, gradients
 
-    def _accumulated(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
+    def _accumulate(self, batch: tuple[Any, Any, Any]) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients of a batch, which is processed in parts, one by one.
 
         They are sums over the parts, each weighted by its share of the rows: a mean over rows is

@@ -26,12 +26,12 @@ def leave_sums_to_the_model(optimizer: Any) -> None:
     replica's gradients by that replica's norm, and after a `LossScaleOptimizer` has checked on each
     replica separately whether they are finite.
     """
-    optimizer_internals.set_gradient_sum(innermost(optimizer), _unchanged)
+    optimizer_internals.set_gradient_sum(innermost(optimizer), _leave_unchanged)
 
 
 def sums_are_left_to_the_model(optimizer: Any) -> bool:
     """Whether `leave_sums_to_the_model` was called for the optimizer."""
-    return optimizer_internals.gradient_sum(innermost(optimizer)) is _unchanged
+    return optimizer_internals.gradient_sum(innermost(optimizer)) is _leave_unchanged
 
 
 def innermost(optimizer: Any) -> Any:
@@ -39,5 +39,5 @@ def innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _unchanged(pairs: Any) -> Any:
+def _leave_unchanged(pairs: Any) -> Any:
     return pairs

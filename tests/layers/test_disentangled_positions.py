@@ -16,7 +16,7 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.multi_head_attention import blockwise
-from keras_tfm.layers.positions.disentangled_position_embedding import skewed
+from keras_tfm.layers.positions.disentangled_position_embedding import skew
 from keras_tfm.layers.positions.relative_position_table import log_buckets
 
 # Float32 rounds at 6e-8; 60 terms a sum, and weights that follow scores of size 3.
@@ -116,7 +116,7 @@ def test_skewed_rows_by_hand(rows, length):
     for i in range(rows):
         for j in range(length):
             expected[:, i, j] = x[:, i, rows - 1 - i + j]
-    np.testing.assert_array_equal(to_numpy(skewed(ops.convert_to_tensor(x), length)), expected)
+    np.testing.assert_array_equal(to_numpy(skew(ops.convert_to_tensor(x), length)), expected)
 
 
 @pytest.mark.parametrize("terms", ["both", "content_to_position", "position_to_content"])

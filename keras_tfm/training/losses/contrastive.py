@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
-from keras_tfm.distributed.gathered_rows import gathered
+from keras_tfm.distributed.gather_rows import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
 
 Tensor = Any
@@ -91,12 +91,12 @@ class ContrastiveLoss(keras.losses.Loss):
             weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1,))
             counts = ops.not_equal(weight, 0.0)
             images, texts = finite_padding(images, counts), finite_padding(texts, counts)
-        (all_images, before), (all_texts, _) = gathered(images), gathered(texts)
+        (all_images, before), (all_texts, _) = gather_rows(images), gather_rows(texts)
         if y_true is None:
             targets = ops.one_hot(ops.arange(rows) + before, ops.shape(all_images)[0])
         else:
             own = ops.reshape(ops.cast(y_true, "int32"), (-1,))
-            others, _ = gathered(own)
+            others, _ = gather_rows(own)
             same = ops.equal(ops.expand_dims(own, 1), ops.expand_dims(others, 0))
             targets = ops.cast(same, "float32")
             targets = targets / ops.maximum(ops.sum(targets, axis=1, keepdims=True), 1.0)

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive, check_rate
-from keras_tfm.distributed.gathered_rows import gathered
+from keras_tfm.distributed.gather_rows import gather_rows
 from keras_tfm.models import Model
 
 Tensor = Any
@@ -298,7 +298,7 @@ def _sinkhorn_knopp(logits: Tensor, iterations: int = 3) -> Tensor:
 
     The rows of all replicas count as one batch. In logarithms: exp(1 / temperature) may overflow.
     """
-    x, before = gathered(logits)
+    x, before = gather_rows(logits)
     for _ in range(iterations):
         x = x - ops.logsumexp(x, axis=0, keepdims=True)
         x = x - ops.logsumexp(x, axis=1, keepdims=True)

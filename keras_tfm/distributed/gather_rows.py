@@ -7,7 +7,7 @@ import keras
 Tensor = Any
 
 
-def gathered(rows: Tensor) -> tuple[Tensor, Any]:
+def gather_rows(rows: Tensor) -> tuple[Tensor, Any]:
     """The rows of all replicas in their order, and the number of rows before this replica's.
 
     Gradients flow back to the replica that each row came from. With one replica, on JAX and on
@@ -17,8 +17,8 @@ def gathered(rows: Tensor) -> tuple[Tensor, Any]:
         rows: tensor (B, ...). Replicas may have different numbers of rows.
 
     >>> import numpy as np
-    >>> from keras_tfm.distributed.gathered_rows import gathered
-    >>> rows, before = gathered(np.zeros((3, 2), "float32"))
+    >>> from keras_tfm.distributed.gather_rows import gather_rows
+    >>> rows, before = gather_rows(np.zeros((3, 2), "float32"))
     >>> rows.shape, before
     ((3, 2), 0)
     """
