@@ -167,14 +167,14 @@ class Counting(GenerationLoop):
     pruned = 0
     sufficed = 0
 
-    def _grown(self, state, capacity):
+    def _grow(self, state, capacity):
         if capacity > self._capacity:
             self.sufficed = int(state["strategy"].position)
-        return super()._grown(state, capacity)
+        return super()._grow(state, capacity)
 
-    def _pruned(self, state):
+    def _prune(self, state):
         self.pruned += 1
-        return super()._pruned(state)
+        return super()._prune(state)
 
 
 def log_probability(model, row, first):
