@@ -11,8 +11,8 @@ import generation
 import numpy as np
 
 from keras_tfm import runtime
-from keras_tfm.runtime.manifest.fields import by_length, of_kind
-from keras_tfm.runtime.manifest.storage import import_litert
+from keras_tfm.runtime.manifest.manifest import Decode, of_role
+from keras_tfm.runtime.manifest.storage import import_litert, read
 
 CACHES = ("float32", "int8")
 
@@ -88,10 +88,9 @@ def memory(files: dict, beam: int) -> list[str]:
 
 def cache_bytes(path: Path) -> int:
     """The bytes of the largest caches that "decode" takes."""
-    signatures = runtime.load(path).signatures
-    decode = signatures[by_length(signatures, "decode")[-1]]
-    specs = [decode["inputs"][name] for name in of_kind(decode, "cache")]
-    return sum(int(np.prod(x["shape"])) * np.dtype(x["dtype"]).itemsize for x in specs)
+    *_, decode = of_role(read(path).signatures, Decode).values()
+    caches = [decode.inputs[name] for name in decode.of_kind("cache")]
+    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in caches)
 
 
 def print_peak(path: str) -> None:

@@ -327,7 +327,7 @@ def run_file(path: str) -> None:
     except RuntimeError as error:
         refusal = str(error).splitlines()[0]
     for name, tensors in {} if refusal else model.get_signature_list().items():
-        given = random_inputs(file.signatures[name])
+        given = random_inputs(file.file.signatures[name].inputs)
         inputs = {x: model.create_input_buffer_by_name(name, x) for x in tensors["inputs"]}
         outputs = {x: model.create_output_buffer_by_name(name, x) for x in tensors["outputs"]}
         for x, buffer in inputs.items():

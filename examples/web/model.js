@@ -37,7 +37,7 @@ import { Tokenizer } from "@huggingface/tokenizers";
 import { checkTokenizer } from "./tokenizer_check.js";
 
 const METADATA_NAME = "keras_tfm"; // keras_tfm/runtime/manifest/storage.py
-const FORMAT = 2; // keras_tfm/runtime/manifest/fields.py
+const FORMAT = 2; // keras_tfm/runtime/manifest/manifest.py
 // The dtypes that LiteRT.js supports for inputs and outputs.
 const ARRAYS = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
 const TOKENIZER_MODELS = ["WordLevel", "WordPiece", "BPE", "Unigram"];
@@ -1868,7 +1868,7 @@ async function readManifest(bytes, metadata) {
   return manifest;
 }
 
-// Of keras_tfm/runtime/manifest/fields.py what this module reads: the fields, and what they hold.
+// Of keras_tfm/runtime/manifest/manifest.py what this module reads: the fields, and what they hold.
 
 const isObject = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
 const isCount = (x) => Number.isInteger(x) && x >= 0;

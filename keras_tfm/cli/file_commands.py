@@ -20,8 +20,7 @@ from keras_tfm.cli.console import (
     work,
 )
 from keras_tfm.cli.pictures import as_json_line
-from keras_tfm.runtime.checked_inputs import is_pixels
-from keras_tfm.runtime.signature_runner import MAX_THREADS
+from keras_tfm.runtime.loaded_file import MAX_THREADS
 
 Threads = Annotated[
     int, typer.Option(help="Number of threads.", min=1, max=MAX_THREADS, show_default=True)
@@ -153,7 +152,7 @@ def load(
 
 def check_roles(model: runtime.Model, roles: tuple[str, ...]) -> None:
     """Raises unless the file has a signature of one of `roles`."""
-    if not any(x["role"] in roles for x in model.signatures.values()):
+    if not any(x.role in roles for x in model.file.signatures.values()):
         raise ValueError(
             f"{model.path} has no signature {' or '.join(map(repr, roles))}, it has "
             f"{list(model.signatures)}"
@@ -173,8 +172,8 @@ def check_tokenizers(model: runtime.Model, otherwise: str) -> None:
     """Raises, if the file has no tokenizer, what its export lacked."""
     if model.tokenizers:
         return
-    inputs = [x for signature in model.signatures.values() for x in signature["inputs"].values()]
-    if any(map(is_pixels, inputs)):
+    signatures = model.file.signatures.values()
+    if any(x.is_pixels for signature in signatures for x in signature.inputs.values()):
         raise ValueError(
             f"{model.path} has no image processor: export it with --images, {otherwise}"
         )

@@ -11,7 +11,8 @@ from keras_tfm import runtime
 from keras_tfm.cli.console import refuse
 from keras_tfm.cli.drawing import draw_detections, draw_labels
 from keras_tfm.cli.output_paths import OutputPaths
-from keras_tfm.runtime.tasks.detection import softmax
+from keras_tfm.runtime.manifest.manifest import Predict, Stepped
+from keras_tfm.runtime.tasks.pictures import softmax
 
 THRESHOLD = 0.5
 
@@ -26,13 +27,13 @@ class Options(NamedTuple):
 
 def is_detector(model: runtime.Model) -> bool:
     """Whether the file's outputs are those that `Model.detect` reads."""
-    (signature, *_) = (x for x in model.signatures.values() if x["role"] == "predict")
-    return {"logits", "boxes"} <= signature["outputs"].keys()
+    (signature, *_) = (x for x in model.file.signatures.values() if isinstance(x, Predict))
+    return {"logits", "boxes"} <= signature.outputs.keys()
 
 
 def writes_text(model: runtime.Model) -> bool:
     """Whether the file has signatures that generate, as one that captions or transcribes has."""
-    return any(x["role"] in ("generate", "decode") for x in model.signatures.values())
+    return any(isinstance(x, Stepped) for x in model.file.signatures.values())
 
 
 def answerer(

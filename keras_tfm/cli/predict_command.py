@@ -11,7 +11,7 @@ from keras_tfm.cli.console import Adapter, AsJson, FilePath, app, numbers, refus
 from keras_tfm.cli.file_commands import Threads, check_roles, check_tokenizers, load
 from keras_tfm.cli.image_options import labels_of
 from keras_tfm.cli.pictures import as_json_line, of_classes
-from keras_tfm.runtime.checked_inputs import is_pixels
+from keras_tfm.runtime.manifest.manifest import Predict
 from keras_tfm.runtime.tasks.embedding import embeds_sentences
 from keras_tfm.runtime.tasks.text_rows import is_pairs
 
@@ -155,8 +155,7 @@ def predict(
     names = labels_of(labels)
     if names is not None:
         _check_labels(model, names)
-        _ = model.tokenizers  # read before, as they compare the manifest with the file's
-        model.manifest = {**model.manifest, "labels": names}
+        model.labels = names
     if pairs and not model.tokenizers:
         refuse({"pairs": pairs}, "it is for files with a tokenizer")
     if model.image_processors and not model.tokenizers and not from_json:
@@ -169,7 +168,7 @@ def predict(
     if not from_json:
         check_tokenizers(model, "or pass arrays with --from-json")
 
-    embeds = embeds_sentences(model)
+    embeds = embeds_sentences(model.file)
 
     def predicted(text: str) -> str:
         row = _from_json(text, model) if from_json else _pair(text) if pairs else text
@@ -177,7 +176,7 @@ def predict(
         is_of_text = any(isinstance(x, str) or is_pairs(x) for x in values)
         run = model.predict_text if is_of_text else model.predict
         if embeds and isinstance(row, str):
-            (name,) = _full_pass(model)["outputs"]
+            (name,) = _full_pass(model).outputs
             outputs = {name: model.embed(row)}  # with the file's prompt before the text
         else:
             outputs = {name: x[0] for name, x in run(row).items()}
@@ -209,8 +208,8 @@ def _writer(
     as_json: bool,
 ) -> Callable[[str], str] | None:
     """How a file that captions or transcribes answers; None for another file."""
-    inputs = [x for signature in model.signatures.values() for x in signature["inputs"].values()]
-    reads_pictures = any(map(is_pixels, inputs))
+    signatures = model.file.signatures.values()
+    reads_pictures = any(x.is_pixels for signature in signatures for x in signature.inputs.values())
     reads_audio = bool(model.sample_rates and model.tokenizers)
     if not pictures.writes_text(model) or not (reads_pictures or reads_audio):
         return None
@@ -227,16 +226,16 @@ def _writer(
 
 def _first_text(model: runtime.Model) -> str:
     """The input that reads a text given without a name."""
-    return next(name for name in _full_pass(model)["inputs"] if name in model.tokenizers)
+    return next(name for name in _full_pass(model).inputs if name in model.tokenizers)
 
 
-def _full_pass(model: runtime.Model) -> dict[str, Any]:
+def _full_pass(model: runtime.Model) -> Predict:
     """The first signature of a full pass."""
-    return next(x for x in model.signatures.values() if x["role"] == "predict")
+    return next(x for x in model.file.signatures.values() if isinstance(x, Predict))
 
 
 def _check_labels(model: runtime.Model, labels: list[str]) -> None:
-    sizes = {name: x["shape"][-1] for name, x in _full_pass(model)["outputs"].items()}
+    sizes = {name: x.shape[-1] for name, x in _full_pass(model).outputs.items()}
     if pictures.is_detector(model):
         sizes = {"logits": sizes["logits"] - 1}  # the last class is "no object"
     if len(labels) not in sizes.values():

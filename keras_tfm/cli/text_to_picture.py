@@ -31,7 +31,7 @@ class Options(NamedTuple):
 
 def draws(model: runtime.Model) -> bool:
     """Whether the file holds the models that `Model.draw` needs."""
-    return holds(model, PAINTER, DECODER)
+    return holds(model.file, PAINTER, DECODER)
 
 
 def answerer(
@@ -52,7 +52,7 @@ def answerer(
             "the file draws: give a .png file, or a folder for several pictures",
             param_hint="'--output'",
         )
-    is_judged = options.judge is not None or holds(model, *JUDGES)
+    is_judged = options.judge is not None or holds(model.file, *JUDGES)
     output = OutputPaths(
         "--output",
         options.output,

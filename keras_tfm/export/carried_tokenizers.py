@@ -13,11 +13,13 @@ class Carried:
 
     Attributes:
         entries: the bytes of each tokenizer, by the name of its metadata entry.
-        manifest: "tokenizers", the entry's name by input, and "tokenizer_options" by entry.
+        names: the entry's name, by input.
+        options: the options of its tokenizer, by entry.
     """
 
     entries: dict[str, bytes] = field(default_factory=dict)
-    manifest: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def carry(request: Request, tokenizer: Any, detokenizer: Any) -> Carried:
@@ -49,13 +51,11 @@ def carry(request: Request, tokenizer: Any, detokenizer: Any) -> Carried:
         steps = request.roles != ["predict"] and name == request.target
         start_id, end_ids = (request.start_id, request.end_ids) if steps else (None, ())
         check_tokenizer(request.model, name, form.read(entries[form]), start_id, end_ids)
-    result = Carried({entry: form.content for form, entry in entries.items()})
-    if forms:
-        result.manifest["tokenizers"] = {name: entries[form] for name, form in forms.items()}
-    options = {entry: dict(form.options) for form, entry in entries.items() if form.options}
-    if options:
-        result.manifest["tokenizer_options"] = options
-    return result
+    return Carried(
+        {entry: form.content for form, entry in entries.items()},
+        {name: entries[form] for name, form in forms.items()},
+        {entry: dict(form.options) for form, entry in entries.items() if form.options},
+    )
 
 
 def _by_input(request: Request, tokenizer: Any, detokenizer: Any) -> dict[str, Any]:

@@ -6,13 +6,11 @@ Example:
 >>> from keras_tfm.models import vit
 >>> from keras_tfm.runtime import ImageProcessor
 >>> model = vit(16, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
->>> image_entries(model, ImageProcessor((16, 16)))["images"]["pixels"]["resample"]
+>>> image_entries(model, ImageProcessor((16, 16)))["pixels"].resample
 'bilinear'
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import keras
 
@@ -25,8 +23,8 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 def image_entries(
     model: keras.Model, images: ImageProcessor | Mapping[str, ImageProcessor] | None
-) -> dict[str, Any]:
-    """The entry "images": the processor of each input of pixels. Empty without processors.
+) -> dict[str, ImageProcessor]:
+    """The processor of each input of pixels. Empty without processors.
 
     Raises:
         TypeError: something that is not an `ImageProcessor`.
@@ -57,11 +55,11 @@ def image_entries(
                 f"images for {name!r} must have the shape {tuple(expected)} of the model's input, "
                 f"got {found}"
             )
-    return {"images": {name: asdict(processor) for name, processor in images.items()}}
+    return dict(images)
 
 
-def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, Any]:
-    """The entry "labels": the given names of classes, or those of the head. Empty without any.
+def label_entry(model: keras.Model, labels: Sequence[str] | None) -> list[str] | None:
+    """The given names of classes, or those of the head; None without any.
 
     Raises:
         ValueError: the labels are not texts, two that were given are equal, or no output has as
@@ -72,9 +70,9 @@ def label_entry(model: keras.Model, labels: Sequence[str] | None) -> dict[str, A
         given = {} if head is None else head.arguments
         labels = given.get("labels") or identity_of(model).arguments.get("labels")
         if labels is None:
-            return {}
+            return None
     else:  # released models have equal ones: ImageNet has two cranes
         check_labels(labels)
     outputs = interface_of(model).name_outputs(model.output)
     check_label_count("labels", len(labels), {name: x.shape for name, x in outputs.items()})
-    return {"labels": list(labels)}
+    return list(labels)

@@ -20,7 +20,13 @@ import keras
 
 from keras_tfm.export import files
 from keras_tfm.export.carried_tokenizers import Carried, carry
-from keras_tfm.export.graph.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.graph.conversion import (
+    convert,
+    exportable,
+    identity_record,
+    manifest_of,
+    own_names,
+)
 from keras_tfm.export.graph.gpu_graph import for_gpu
 from keras_tfm.export.graph.int8_caches import with_int8_operators
 from keras_tfm.export.graph.model_group import ModelGroup
@@ -35,9 +41,9 @@ from keras_tfm.export.verification.verify import Verification
 from keras_tfm.export.verification.verify import verify as verify_file
 from keras_tfm.export.written_file import written
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.manifest import Member as MemberRecord
 
 # What a file of several models cannot have, because it belongs to a single model.
 _SINGLE = ("detokenizer", "chat_template", "separate_adapters")
@@ -57,14 +63,14 @@ class Member:
         request: the checked arguments.
         signatures: its signatures, named after the model.
         carried: its tokenizers.
-        manifest: its entry in the manifest's "models", without tokenizers.
+        record: its entry in the manifest's "models", without tokenizers.
     """
 
     model: keras.Model
     request: Request
     signatures: list[Signature]
     carried: Carried
-    manifest: dict[str, Any]
+    record: MemberRecord
 
 
 def export_models(
@@ -109,8 +115,12 @@ def export_models(
     cache = arguments.get("cache", "float32")
     if cache == "int8":
         content = with_int8_operators(content)
-    described, tokenizers = manifest_entries(found)
-    manifest = {**manifest_of(group, content, made, quantization, cache), **described}
+    described, tokenizers, tokenizer_options = manifest_entries(found)
+    manifest = replace(
+        manifest_of(group, content, made, quantization, cache),
+        models=described,
+        tokenizer_options=tokenizer_options,
+    )
     content = flatbuffer.add_manifest(content, manifest, tokenizers, own_names(made))
 
     def verified(new: Path, folder: Path) -> Verification:
@@ -238,11 +248,11 @@ def members(
                 request,
                 made,
                 carry(request, own["tokenizer"], None),
-                {
-                    "model": describe(model),
-                    **image_entries(model, own["images"]),
-                    **label_entry(model, own["labels"]),
-                },
+                MemberRecord(
+                    model=identity_record(model),
+                    images=image_entries(model, own["images"]),
+                    labels=label_entry(model, own["labels"]),
+                ),
             )
         except (TypeError, ValueError, FileNotFoundError) as error:
             raise type(error)(f"model {name!r}: {error}") from error
@@ -264,19 +274,18 @@ def _name_of(model: str, signature: Signature) -> str:
     )
 
 
-def manifest_entries(found: Mapping[str, Member]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The manifest's entries of the models and their tokenizers, and the tokenizers' bytes.
+def manifest_entries(
+    found: Mapping[str, Member],
+) -> tuple[dict[str, MemberRecord], dict[str, bytes], dict[str, dict[str, Any]]]:
+    """The manifest's entries of the models; the tokenizers' bytes and options by metadata entry.
 
     A tokenizer that several models have is stored once.
     """
     contents: dict[str, bytes] = {}
-    options: dict[str, Any] = {}
+    options: dict[str, dict[str, Any]] = {}
     models = {}
     for name, member in found.items():
-        models[name] = dict(member.manifest)
-        carried = member.carried.manifest
-        given = carried.get("tokenizer_options", {})
-        renamed = {}
+        given, renamed = member.carried.options, {}
         for entry, content in member.carried.entries.items():
             known = [
                 key
@@ -288,11 +297,9 @@ def manifest_entries(found: Mapping[str, Member]) -> tuple[dict[str, Any], dict[
             contents[new] = content
             if entry in given:
                 options[new] = given[entry]
-        if renamed:
-            tokenizers = carried["tokenizers"]
-            models[name]["tokenizers"] = {key: renamed[x] for key, x in tokenizers.items()}
-    entries = {"models": models, "model": None}
-    return entries | ({"tokenizer_options": options} if options else {}), contents
+        tokenizers = {key: renamed[x] for key, x in member.carried.names.items()}
+        models[name] = replace(member.record, tokenizers=tokenizers)
+    return models, contents, options
 
 
 def _reads_ids(model: keras.Model) -> bool:

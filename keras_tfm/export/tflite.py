@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -228,14 +229,15 @@ def export_tflite(
         content = for_gpu(content)
     if request.cache == "int8":
         content = with_int8_operators(content)
-    manifest = {
-        **manifest_of(model, content, made, quantization, request.cache),
-        **carried.manifest,
-        **pictures,
-        **names_of_classes,
-        **({} if chat_template is None else {"chat_template": chat_template._asdict()}),
-        **({} if placeholders is None else {"adapters": placeholders.described(content)}),
-    }
+    manifest = replace(
+        manifest_of(model, content, made, quantization, request.cache),
+        tokenizers=carried.names,
+        tokenizer_options=carried.options,
+        images=pictures,
+        labels=names_of_classes,
+        chat_template=chat_template,
+        adapters=None if placeholders is None else placeholders.find(content),
+    )
     content = flatbuffer.add_manifest(
         content, manifest, carried.entries, own_names(with_text), separate_adapters
     )

@@ -1,9 +1,8 @@
 """Writes the bytes of a .tflite file with its manifest, after the file was verified."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
@@ -12,6 +11,7 @@ from keras_tfm.export.verification.in_float16 import check_in_float16, warn_of
 from keras_tfm.export.verification.on_gpu import check_on_gpu
 from keras_tfm.export.verification.verify import Verification, VerificationError
 from keras_tfm.runtime.inspection.inspection import inspected
+from keras_tfm.runtime.manifest.manifest import Manifest
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 def written(
     path: Path,
     content: bytes,
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     overwrite: bool,
     custom_operators: bool,
     verified: Callable[[Path, Path], Verification] | None,
@@ -40,7 +40,7 @@ def written(
             float16 on the CPU, too.
     """
     _log.info("counting operators")
-    report = Report(**inspected(path, content, dict(manifest)))
+    report = Report(**inspected(path, content, manifest))
     with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         new = folder / "new"
         atomic_files.write(new, content)

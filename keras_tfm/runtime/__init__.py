@@ -1,12 +1,12 @@
 """Runs an exported file with only NumPy and LiteRT; imports neither Keras nor TensorFlow."""
 
 from keras_tfm.runtime.decoding.drafts import PromptLookup
-from keras_tfm.runtime.decoding.generate_signature import Generated
+from keras_tfm.runtime.decoding.generate import Generated
 from keras_tfm.runtime.decoding.sampling import Sampler
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.model import Model, load
-from keras_tfm.runtime.tasks.detection import Detection
 from keras_tfm.runtime.tasks.drawing import Drawing
+from keras_tfm.runtime.tasks.pictures import Detection
 from keras_tfm.runtime.tasks.session import Reply, Session
 from keras_tfm.runtime.tasks.text import Hypothesis
 from keras_tfm.runtime.tasks.zero_shot import Classification, ZeroShotClassifier

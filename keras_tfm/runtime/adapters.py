@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from keras_tfm.atomic_files import replacement
+from keras_tfm.runtime.manifest.manifest import AdaptedLayer, Adapters
+from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.npz_file import NpzError, NpzFile
 
 _VERSION = 1
@@ -84,14 +86,14 @@ def write(path: str | Path, base: str, layers: Mapping[str, LowRank]) -> None:
         np.savez(file, allow_pickle=False, **arrays)
 
 
-def read(path: str | Path, file: Path | None = None, manifest: Any = None) -> Adapter:
+def read(path: str | Path, file: Path | None = None, places: Adapters | None = None) -> Adapter:
     """The content of an adapter file.
 
     Args:
         path: the adapter file.
         file: Path of the base file that it is for. Its shapes are then compared with those of
-            `manifest` before the matrices are read.
-        manifest: dict, that of the base file.
+            `places` before the matrices are read.
+        places: `Adapters`, of the manifest of the base file; None if it takes none.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -112,7 +114,7 @@ def read(path: str | Path, file: Path | None = None, manifest: Any = None) -> Ad
         for name, layer in headers.items():
             _check_matrices(path, name, layer)
         if file is not None:
-            _check(file, manifest, Adapter(path, base, headers, ""))
+            _check(file, places, Adapter(path, base, headers, ""))
         layers = {
             name: LowRank(opened.read(name + _A), opened.read(name + _B), x.alpha)
             for name, x in headers.items()
@@ -162,40 +164,34 @@ def _refuse_matrices(path: Path, name: str, layer: LowRank) -> NoReturn:
     )
 
 
-def buffers(manifest: Mapping[str, Any]) -> list[int]:
-    """The indices of the buffers that hold A and B in a file with this manifest."""
-    layers = manifest.get("adapters", {}).get("layers", {})
-    return [number for x in layers.values() for number in (*x["a"], *x["b"])]
-
-
-def patched(content: bytes, manifest: Mapping[str, Any], adapter: Adapter) -> bytes:
+def patched(content: bytes, places: Adapters, adapter: Adapter) -> bytes:
     """The bytes of a base file with an adapter, read for it, as its constants.
 
     Layers that the adapter lacks stay without one. A rank below the file's is padded with zeros.
 
     Args:
         content: the bytes of the base file.
-        manifest: its manifest, whose checksum was verified.
+        places: those of its manifest, whose checksum was verified.
         adapter: the adapter.
     """
-    layers, result = manifest["adapters"]["layers"], bytearray(content)
-    write_constants(result, {name: layers[name] for name in adapter.layers}, adapter)
+    result = bytearray(content)
+    write_constants(result, {name: places.layers[name] for name in adapter.layers}, adapter)
     return bytes(result)
 
 
-def write_constants(content: bytearray, layers: Mapping[str, Any], adapter: Adapter | None) -> None:
+def write_constants(
+    content: bytearray, layers: Mapping[str, AdaptedLayer], adapter: Adapter | None
+) -> None:
     """Overwrites A and B of `layers`, the manifest's, in a file; with zeros without an adapter."""
-    from keras_tfm.runtime.manifest.storage import import_litert
-
     schema = import_litert("schema_py_generated")
     model = schema.Model.GetRootAsModel(content, 0)
     for name, where in layers.items():
         # Matrix products store their weights transposed.
-        depth, width, rank = where["depth"], where["width"], where["rank"]
         layer = None if adapter is None else adapter.layers[name]
-        for key, shape in (("a", (rank, depth)), ("b", (width, rank))):
+        a, b = (where.a, (where.rank, where.depth)), (where.b, (where.width, where.rank))
+        for key, (numbers, shape) in (("a", a), ("b", b)):
             # First: the sizes of the manifest are those of buffers, or nothing is allocated.
-            views = [_constant(content, model, number, shape, name) for number in where[key]]
+            views = [_constant(content, model, number, shape, name) for number in numbers]
             if not views:
                 continue
             values = np.zeros(shape, "float32")
@@ -231,33 +227,32 @@ def _view(content: bytearray, model: Any, number: int) -> np.ndarray:
     return data if isinstance(data, np.ndarray) else np.zeros(0, np.uint8)
 
 
-def _check(path: Path, manifest: Mapping[str, Any], adapter: Adapter) -> None:
+def _check(path: Path, places: Adapters | None, adapter: Adapter) -> None:
     """Raises ValueError unless the file has separate adapters, and an adapter fits it."""
-    described = manifest.get("adapters")
-    if described is None:
+    if places is None:
         raise ValueError(
             f"{path} takes no adapter: export it with export_tflite(..., separate_adapters=True)"
         )
-    if adapter.base != described["base"]:
+    if adapter.base != places.base:
         raise ValueError(
             f"{adapter.path} is an adapter of another base than {path}: expected the fingerprint "
-            f"{described['base']}, got {adapter.base[:64]}"
+            f"{places.base}, got {adapter.base[:64]}"
         )
     for name, layer in adapter.layers.items():
-        where = described["layers"].get(name)
+        where = places.layers.get(name)
         if where is None:
-            known = ", ".join(described["layers"])
+            known = ", ".join(places.layers)
             raise ValueError(
                 f"{path} has no adapter in {name!r}, which {adapter.path} adapts; it has {known}"
             )
         (depth, rank), width = layer.a.shape, layer.b.shape[1]
-        if (depth, width) != (where["depth"], where["width"]):
+        if (depth, width) != (where.depth, where.width):
             raise ValueError(
-                f"{adapter.path}: {name!r} must adapt a kernel {(where['depth'], where['width'])}, "
+                f"{adapter.path}: {name!r} must adapt a kernel {(where.depth, where.width)}, "
                 f"got {(depth, width)}"
             )
-        if rank > where["rank"]:
+        if rank > where.rank:
             raise ValueError(
-                f"{path} was exported for adapters of rank {where['rank']} at most in {name!r}, "
+                f"{path} was exported for adapters of rank {where.rank} at most in {name!r}, "
                 f"{adapter.path} has rank {rank}"
             )

@@ -1,19 +1,19 @@
 """Checks a caller's inputs and converts them to the shape and dtype of a signature.
 
-An input whose manifest entry has a "pad_id" takes rows of ids (B, S). Shorter rows are padded with
-that id; with "padding", the same id as a token is passed as `REAL_PAD`. An entry with "needs_token"
-is an input for which a row of padding alone gives NaN; one with "end_id" is an input whose rows
-must contain that id; one with "sample_rate" takes audio; one with "mask_of" is a mask.
+Rows of ids (B, S) that are shorter than the exported length are padded; a padding id that is a
+token is passed as `REAL_PAD`. What an input takes is in its `Input` of the manifest.
 
 Example:
 
 >>> from keras_tfm.runtime.checked_inputs import fit
->>> spec = {"shape": [1, 4], "dtype": "int32", "pad_id": 0, "padded": True}
->>> fit("ids", [[3, 4]], spec).tolist()
+>>> from keras_tfm.runtime.manifest.manifest import Input
+>>> ids = Input(shape=[1, 4], dtype="int32", kind="input", padded=True, pad_id=0)
+>>> fit("ids", [[3, 4]], ids).tolist()
 [[3, 4, 0, 0]]
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,18 +24,18 @@ from keras_tfm.runtime.decoding.trailing_padding import (
     unpadded_prompts,
     with_real_pads,
 )
+from keras_tfm.runtime.manifest.manifest import Decode, Input
 
-Spec = dict[str, Any]
 # The largest sample of audio that is read as a float. Resampling and mixing exceed 1 by a little.
 LOUDEST = 8.0
 
 
-def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
+def fit(name: str, values: Any, expected: Input) -> np.ndarray:
     """`values` as an array (N, ...) of the shape and dtype that the file expects."""
-    shape, dtype = tuple(expected["shape"]), np.dtype(expected["dtype"])
-    if is_audio(expected):
+    shape, dtype = tuple(expected.shape), np.dtype(expected.dtype)
+    if expected.is_audio:
         return _audio(name, values, expected)
-    if "mask_of" in expected and not is_ids(expected):
+    if expected.mask_of is not None and not expected.is_ids:
         values = _padded_masks(values, shape[1])
     if dtype.kind in "iu":
         array = _integers(name, values, expected)
@@ -54,39 +54,39 @@ def fit(name: str, values: Any, expected: Spec) -> np.ndarray:
     return array.astype(dtype)
 
 
-def _integers(name: str, values: Any, expected: Spec) -> np.ndarray:
+def _integers(name: str, values: Any, expected: Input) -> np.ndarray:
     """Integers in range; rows of ids shorter than the exported length are padded on the right."""
-    arrays, shape = integer_rows(name, values, expected), expected["shape"]
-    if not is_ids(expected):
+    arrays, pad_id = integer_rows(name, values, expected), expected.pad_id
+    if pad_id is None:
         return np.stack(arrays)
-    if "padding" in expected:
-        rule = expected["pad_id"], expected["padding"]
-        arrays = [with_real_pads(array, *rule) for array in arrays]
-    if expected.get("needs_token"):
+    length = expected.shape[1]
+    if expected.padding is not None:
+        arrays = [with_real_pads(array, pad_id, expected.padding) for array in arrays]
+    if expected.needs_token:
         for i, array in enumerate(arrays):
-            if not (array != expected["pad_id"]).any():
+            if not (array != pad_id).any():
                 raise ValueError(
-                    f"{name}: row {i} is empty or only padding (id {expected['pad_id']}): "
-                    "the model would return NaN"
+                    f"{name}: row {i} is empty or only padding (id {pad_id}): the model would "
+                    "return NaN"
                 )
-    if "end_id" in expected:
+    if expected.end_id is not None:
         for i, array in enumerate(arrays):
-            if not (array == expected["end_id"]).any():
+            if not (array == expected.end_id).any():
                 raise ValueError(
-                    f"{name}: row {i} has no end token (id {expected['end_id']}), whose features "
+                    f"{name}: row {i} has no end token (id {expected.end_id}), whose features "
                     "the model returns"
                 )
     lengths = {len(array) for array in arrays}
-    if max(lengths) > shape[1]:
+    if max(lengths) > length:
         raise ValueError(
-            f"{name} has {max(lengths)} ids, but the file was exported for at most {shape[1]}"
+            f"{name} has {max(lengths)} ids, but the file was exported for at most {length}"
         )
-    if lengths - {shape[1]} and not expected["padded"]:
+    if lengths - {length} and not expected.padded:
         raise ValueError(
-            f"{name} must have shape (B, {shape[1]}), got rows of {sorted(lengths)} ids; "
+            f"{name} must have shape (B, {length}), got rows of {sorted(lengths)} ids; "
             "the model does not mask padding (no mask_zero or mask_id)"
         )
-    result = np.full((len(arrays), shape[1]), expected["pad_id"], expected["dtype"])
+    result = np.full((len(arrays), length), pad_id, expected.dtype)
     for i, array in enumerate(arrays):
         result[i, : len(array)] = array
     return result
@@ -100,10 +100,10 @@ def _padded_masks(values: Any, length: int) -> Any:
     return [[*row, *[0] * (length - len(row))] for row in rows]
 
 
-def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
+def integer_rows(name: str, values: Any, expected: Input) -> list[np.ndarray]:
     """Rows of integers in the range that the input takes; rows of ids may have any length."""
-    shape = expected["shape"]
-    if is_pixels(expected):
+    shape = expected.shape
+    if expected.is_pixels:
         return _pictures(name, values, tuple(shape[1:]))
     if not _is_sequence(values):
         raise TypeError(f"{name} must be rows of ids, got {type(values).__name__}")
@@ -114,17 +114,16 @@ def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
         rows = [values]
     arrays = [_array(name, row) for row in rows]
     # An id for padding that is no token, or the padding id as a token.
-    own = {expected.get("pad_id"), REAL_PAD if "padding" in expected else None}
+    own = {expected.pad_id, None if expected.padding is None else REAL_PAD}
     for array in arrays:
         if array.size and not np.issubdtype(array.dtype, np.integer):
             raise TypeError(f"{name} must be integer ids, got {array.dtype}")
-        wrong = array.ndim != 1 if is_ids(expected) else array.shape != tuple(shape[1:])
+        wrong = array.ndim != 1 if expected.is_ids else array.shape != tuple(shape[1:])
         if wrong:
             raise ValueError(f"{name} must have shape {_shape(shape)}, got a row of {array.shape}")
     # Before the cast: 2**32 + 3 would become 3 in 32 bits.
-    limits = np.iinfo(expected["dtype"])
-    size = expected.get("vocabulary_size", int(limits.max) + 1)
-    low = 0 if "vocabulary_size" in expected else int(limits.min)
+    limits, size = np.iinfo(expected.dtype), expected.vocabulary_size
+    low, size = (int(limits.min), int(limits.max) + 1) if size is None else (0, size)
     known = [array[~np.isin(array, [x for x in own if x is not None])] for array in arrays]
     found = [bound for x in known if x.size for bound in (int(x.min()), int(x.max()))]
     if found and (min(found) < low or max(found) >= size):
@@ -134,21 +133,21 @@ def integer_rows(name: str, values: Any, expected: Spec) -> list[np.ndarray]:
     return arrays
 
 
-def separate_rows(name: str, values: Any, expected: Spec | None) -> list[Any]:
+def separate_rows(name: str, values: Any, expected: Input | None) -> list[np.ndarray]:
     """The rows of an input as a list; a single row may come without its batch axis."""
-    if expected is not None and is_ids(expected):
-        return list(integer_rows(name, values, expected))
-    if expected is not None and is_audio(expected):
+    if expected is not None and expected.is_ids:
+        return integer_rows(name, values, expected)
+    if expected is not None and expected.is_audio:
         return list(fit(name, values, expected))
     array = _array(name, values)
-    alone = expected is not None and array.ndim == len(expected["shape"]) - 1
+    alone = expected is not None and array.ndim == len(expected.shape) - 1
     return [array] if alone or not array.ndim else list(array)
 
 
-def prompt_spec(decode: dict[str, Any]) -> Spec:
-    """The spec of a whole prompt for `decode`, whose own input is a single token."""
-    spec = dict(decode["inputs"][decode["target"]])
-    return {**spec, "shape": [spec["shape"][0], decode["max_length"] - 1]}
+def prompt_input(decode: Decode) -> Input:
+    """The input of a whole prompt for `decode`, whose own input is a single token."""
+    token = decode.inputs[decode.target]
+    return replace(token, shape=[token.shape[0], decode.max_length - 1])
 
 
 def check_prompt_length(count: int, max_length: int) -> None:
@@ -160,26 +159,24 @@ def check_prompt_length(count: int, max_length: int) -> None:
         )
 
 
-def prompt_rows(name: str, values: Any, expected: Spec, start_id: int | None) -> list[np.ndarray]:
+def prompt_rows(name: str, values: Any, expected: Input, start_id: int | None) -> list[np.ndarray]:
     """Prompts, each (P,), without trailing padding ids; see `unpadded_prompts`."""
-    rows = integer_rows(name, values, expected)
-    is_array = not isinstance(values, list | tuple)
     return unpadded_prompts(
         name,
-        rows,
-        expected["pad_id"],
+        integer_rows(name, values, expected),
+        pad_id_of(expected),
         start_id,
-        expected["padded"],
-        is_array,
+        expected.padded,
+        not isinstance(values, list | tuple),
         isinstance(values, TokenRows),
     )
 
 
 def left_padded(
-    name: str, values: Any, expected: Spec, start_id: int | None
+    name: str, values: Any, expected: Input, start_id: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prompts (B, N), padded on the left, and the number of padding ids per row (B,), int32."""
-    rows, length = prompt_rows(name, values, expected, start_id), expected["shape"][1]
+    rows, length = prompt_rows(name, values, expected, start_id), expected.shape[1]
     if min(map(len, rows)) < 1 or max(map(len, rows)) > length:
         raise ValueError(
             f"{name}: a prompt must have 1 to {length} tokens, as the file was exported, "
@@ -187,19 +184,20 @@ def left_padded(
         )
     padding = np.array([length - len(row) for row in rows], "int32")
     pairs = zip(rows, padding, strict=True)
-    value = expected["pad_id"]
+    value = pad_id_of(expected)
     return np.stack([np.pad(row, (n, 0), constant_values=value) for row, n in pairs]), padding
+
+
+def pad_id_of(expected: Input) -> int:
+    """The padding id of an input of ids."""
+    assert expected.pad_id is not None
+    return expected.pad_id
 
 
 def filled_batch(array: np.ndarray, batch: int) -> np.ndarray:
     """A smaller last chunk, padded to `batch` rows by repeating its last row."""
     missing = batch - len(array)
     return array if missing == 0 else np.concatenate([array, np.repeat(array[-1:], missing, 0)])
-
-
-def is_pixels(expected: Spec) -> bool:
-    """Whether an input takes the pixels of pictures, (B, H, W, C), uint8."""
-    return expected["dtype"] == "uint8" and len(expected["shape"]) == 4
 
 
 def _pictures(name: str, values: Any, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -221,11 +219,6 @@ def _pictures(name: str, values: Any, shape: tuple[int, ...]) -> list[np.ndarray
     if low < 0 or high > 255:
         raise ValueError(f"{name}: pixels must be in 0..255, got {low}..{high}")
     return list(array)
-
-
-def is_audio(expected: Spec) -> bool:
-    """Whether an input takes audio, (B, samples)."""
-    return "sample_rate" in expected
 
 
 def samples_of(name: str, values: Any) -> np.ndarray:
@@ -264,15 +257,16 @@ def samples_of(name: str, values: Any) -> np.ndarray:
     return array.astype("float32")
 
 
-def _audio(name: str, values: Any, expected: Spec) -> np.ndarray:
+def _audio(name: str, values: Any, expected: Input) -> np.ndarray:
     """Waveforms (B, samples), padded with silence if the model pads, too."""
-    length, rate = expected["shape"][1], expected["sample_rate"]
+    length, rate = expected.shape[1], expected.sample_rate
+    assert rate is not None
     rows = values if _is_sequence(values) and len(values) and np.ndim(values[0]) else [values]
     arrays = [samples_of(name, row) for row in rows]
-    result = np.zeros((len(arrays), length), expected["dtype"])
+    result = np.zeros((len(arrays), length), expected.dtype)
     for row, array in zip(result, arrays, strict=True):
         check_duration(name, len(array), length, rate)
-        if len(array) < length and not expected["padded"]:
+        if len(array) < length and not expected.padded:
             raise ValueError(f"{name} must have {length} samples, got {len(array)}")
         row[: len(array)] = array
     return result
@@ -285,11 +279,6 @@ def check_duration(name: str, count: int, length: int, rate: int) -> None:
             f"{name} has {count} samples, {count / rate:.2f} seconds, but the file takes at most "
             f"{length}, {length / rate:.2f} seconds: cut it, best at a pause"
         )
-
-
-def is_ids(expected: Spec) -> bool:
-    """Whether an input takes rows of ids (B, S), which may be padded."""
-    return "pad_id" in expected
 
 
 def longest_row(values: Any) -> int:

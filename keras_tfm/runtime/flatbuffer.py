@@ -4,12 +4,14 @@ import hashlib
 import json
 import struct
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_tfm.runtime import adapters
 from keras_tfm.runtime.litert_internals import field_position
+from keras_tfm.runtime.manifest.manifest import Manifest
 from keras_tfm.runtime.manifest.storage import IDENTIFIER, METADATA_NAME, NO_CHECKSUM, import_litert
 
 # Vectors of more bytes are not deduplicated.
@@ -140,7 +142,7 @@ def _packed(model: Any, separate: Collection[int] = ()) -> bytes:
 
 def add_manifest(
     content: bytes,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     entries: Mapping[str, bytes] | None = None,
     arguments: Mapping[str, Mapping[str, str]] | None = None,
     without_adapters: bool = False,
@@ -149,13 +151,13 @@ def add_manifest(
 
     Args:
         content: the bytes of the file.
-        manifest: the manifest, without a checksum. The buffers of separate adapters in it share
+        manifest: the manifest; its checksum is computed. The buffers of its separate adapters share
             their bytes with no other.
         entries: further metadata by name; the checksum covers them, too.
         arguments: new names of the arguments of signatures, by signature and current name.
         without_adapters: bool, whether the constants of separate adapters become zeros.
     """
-    raw = json.dumps({**manifest, "sha256": NO_CHECKSUM}, ensure_ascii=True).encode()
+    raw = json.dumps(replace(manifest, sha256=NO_CHECKSUM).to_json(), ensure_ascii=True).encode()
     model = read(content)
     for signature in model.signatureDefs or []:
         names = (arguments or {}).get(signature.signatureKey.decode(), {})
@@ -163,10 +165,11 @@ def add_manifest(
             argument.name = names.get(argument.name.decode(), argument.name)
     for name, data in {**(entries or {}), METADATA_NAME.decode(): raw}.items():
         model.metadata.append(_entry(model, name, data))
-    unsigned = write(model, adapters.buffers(manifest))
+    layers = {} if manifest.adapters is None else manifest.adapters.layers
+    unsigned = write(model, [number for x in layers.values() for number in (*x.a, *x.b)])
     if without_adapters:
         constants = bytearray(unsigned)
-        adapters.write_constants(constants, manifest["adapters"]["layers"], None)
+        adapters.write_constants(constants, layers, None)
         unsigned = bytes(constants)
     digest = hashlib.sha256(unsigned).hexdigest()
     start = unsigned.index(raw)

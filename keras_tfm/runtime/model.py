@@ -1,31 +1,28 @@
-"""A loaded file: `Model`, and `load`, which creates one."""
+"""A loaded file with all its tasks: `Model`, and `load`, which creates one."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from keras_tfm.runtime.decoding import stepped
-from keras_tfm.runtime.decoding.generate_signature import Generated, run_generate
-from keras_tfm.runtime.manifest.fields import by_length
+from keras_tfm.runtime.decoding import host_loop
+from keras_tfm.runtime.decoding.drafts import Draft
+from keras_tfm.runtime.decoding.generate import Generated, generate, generate_by
+from keras_tfm.runtime.decoding.sampling import Choose, Sampler
+from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.storage import File
 from keras_tfm.runtime.media.image_processor import ImageProcessor
-from keras_tfm.runtime.signature_runner import SignatureRunner
-from keras_tfm.runtime.tasks import text
-from keras_tfm.runtime.tasks.captions import Captions
-from keras_tfm.runtime.tasks.detection import Detection, as_pixels, detect
-from keras_tfm.runtime.tasks.drawing import Drawings
-from keras_tfm.runtime.tasks.embedding import Embeddings
+from keras_tfm.runtime.tasks import drawing, embedding, pictures, speech, text
+from keras_tfm.runtime.tasks.pictures import Detection
 from keras_tfm.runtime.tasks.session import Session
-from keras_tfm.runtime.tasks.speech import Speech
-from keras_tfm.runtime.tasks.streams import Streams
+from keras_tfm.runtime.tasks.zero_shot import ZeroShotClassifier
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
 
 
-class Model(Captions, Drawings, Embeddings, Speech, Streams):
+class Model:
     """A file that `keras_tfm.export.export_tflite` wrote, ready to run; returned by `load`.
 
     LiteRT's memory is released by `close`, at the end of a `with` block, or with the object. A
@@ -37,23 +34,15 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         manifest: dict, the manifest of the file: signatures, quantization, versions.
         signatures: dict by name: the inputs and outputs with their shapes and dtypes; the `pad_id`
             of an input is the id that shorter rows are padded with.
+        labels: list of str, the names of the classes, in order; None if the file has none.
+        file: `LoadedFile`, what runs the signatures; it has the manifest as dataclasses.
     """
 
-    def __init__(
-        self,
-        path: File,
-        threads: int = 1,
-        weight_cache: str | Path | None = None,
-        adapter: str | Path | None = None,
-    ):
-        # A pickle is read where another folder may be the current one.
-        paths = [x and Path(x).absolute() for x in (weight_cache, adapter)]
-        self._loaded_with = (threads, *paths)
-        self._runner = SignatureRunner(path, threads, weight_cache, adapter)
-        self.path = self._runner.path
-        self.manifest = self._runner.manifest
-        self.signatures = self._runner.signatures
-        self._whole: tuple[Model, str] | None = None
+    def __init__(self, file: LoadedFile):
+        self.file, self.path = file, file.path
+        self.manifest = file.manifest.to_json()
+        self.signatures: dict[str, Any] = self.manifest["signatures"]
+        self.labels = file.manifest.labels
 
     @functools.cached_property
     def models(self) -> dict[str, "Model"]:
@@ -62,7 +51,7 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         Each works as if it were loaded from a file of its own: `models["text"].predict_text(...)`.
         They share the weights and LiteRT's memory, which `close` of any of them releases.
         """
-        return {name: _model_in(self, name) for name in self.manifest.get("models", {})}
+        return {name: Model(x) for name, x in self.file.models.items()}
 
     def close(self) -> None:
         """Releases LiteRT's memory and the mapped file; a second call does nothing.
@@ -70,7 +59,7 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         A stream that has not ended, or a session, keeps its memory until it is used again, which
         raises a ValueError, as does every later call that runs the model.
         """
-        self._runner.close()
+        self.file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -78,16 +67,27 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickle holds the path, or the bytes, and loads the file again."""
-        _ = self._runner.runners  # raises if the model was closed
-        if self._whole is not None:
-            return _model_in, self._whole
-        return Model, (self._runner.file, *self._loaded_with)
+    def __reduce__(self) -> tuple[type["Model"], tuple[LoadedFile]]:
+        """A pickle holds what the pickle of the file does."""
+        return Model, (self.file,)
 
     def content(self) -> bytes:
         """The bytes of the file, with the constants of its adapter."""
-        return self._runner.content()
+        return self.file.content()
+
+    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of signature `name`, by name; `inputs` as in `predict`."""
+        return self.file.run(name, inputs)
+
+    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of one full pass, by name.
+
+        Args:
+            inputs: array for a model with one input, or a dictionary of arrays. Rows of ids may
+                be shorter than the exported length: they are padded with the `pad_id` of their
+                input. Outputs have the exported length; of several, the shortest that fits.
+        """
+        return self.file.predict(inputs)
 
     def generate(self, inputs: Any) -> Generated:
         """Generates one row of tokens for each row of `inputs`.
@@ -106,65 +106,51 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
                 rows; unknown or missing inputs.
             TypeError: an input is not rows of integers.
         """
-        if not by_length(self.signatures, "generate"):
-            return Generated(stepped.generate(self._runner, inputs))
-        return self.generate_by(*self._runner.choose("generate", inputs))
+        return generate(self.file, inputs)
 
     def generate_by(self, name: str, inputs: dict[str, Any]) -> Generated:
         """`generate` with the signature `name`, even if a shorter one fits."""
-        return run_generate(self._runner, name, inputs)
+        return generate_by(self.file, name, inputs)
 
-    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
-        """The outputs of one full pass, by name.
+    def stream(
+        self,
+        inputs: Any,
+        choose: Choose | Sampler | None = None,
+        draft: Draft | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Yields the tokens (B,), int32, of each step as soon as they are chosen.
+
+        A row that has ended gets the pad id of the stepped input. The file needs a "decode"
+        signature, and "encode" if the model has a source.
 
         Args:
-            inputs: array for a model with one input, or a dictionary of arrays. Rows of ids may
-                be shorter than the exported length: they are padded with the `pad_id` of their
-                input. Outputs have the exported length; of several, the shortest that fits.
-        """
-        return self.run(*self._runner.choose("predict", inputs))
+            inputs: as in `generate`, up to the exported batch size. Prompts must have the same
+                length.
+            choose: `Sampler`, or a function from logits (B, V), float32, to integer tokens (B,),
+                where B is the exported batch size; default: the most probable token. The logits are
+                a copy that it may keep. It may run signatures of this model other than "decode".
+            draft: `PromptLookup()`, or a function of the tokens so far (B, n), a number of tokens,
+                and the inputs by name as lists of rows, that returns guesses of the next tokens
+                (B, number). A step then reads several tokens, those that `choose` would not have
+                chosen are dropped, and the tokens are those without a draft. The file must have
+                been exported with a `draft_length`.
 
-    @functools.cached_property
-    def image_processors(self) -> dict[str, ImageProcessor]:
-        """The image processors in the file, by input; empty if it was exported without `images`."""
-        return {x: ImageProcessor(**one) for x, one in self.manifest.get("images", {}).items()}
+        Raises:
+            ValueError: as in `generate`; or `choose` or `draft` returned a token outside the
+                vocabulary; a draft for a file without a `draft_length`.
+            TypeError: as in `generate`; or `choose` did not return integer tokens (B,), or `draft`
+                not (B, number).
+            RuntimeError: another stream has begun, or "decode" has run, and overwrote the caches.
+        """
+        return host_loop.stream(self.file, inputs, choose, draft=draft)
+
+    def stream_by(
+        self, prefill: str, inputs: Any, choose: Choose | Sampler | None = None
+    ) -> Iterator[np.ndarray]:
+        """`stream` that reads prompts with the signature `prefill`, even if another is faster."""
+        return host_loop.stream(self.file, inputs, choose, prefill)
 
     @property
-    def labels(self) -> list[str] | None:
-        """The names of the classes, in order; None if the file has none."""
-        return self.manifest.get("labels")
-
-    def predict_images(self, images: Any) -> dict[str, np.ndarray]:
-        """The outputs of one full pass over pictures, by name: (B, ...), as from `predict`.
-
-        Args:
-            images: path, bytes of a file, `PIL.Image.Image` or uint8 array, a picture of any size
-                as in `ImageProcessor`; or a list of B; or a dictionary by input, with arrays for
-                the inputs that take no pictures.
-
-        Raises:
-            ValueError: a picture is damaged or of an unknown format; the file was exported without
-                `images`.
-            FileNotFoundError, TypeError, ModuleNotFoundError: as `ImageProcessor`.
-        """
-        return self.predict(as_pixels(self, images))
-
-    def detect(self, image: Any, threshold: float = 0.5) -> list[Detection]:
-        """The objects in a picture, found by a model such as `models.detr`.
-
-        Args:
-            image: as in `predict_images`, one picture.
-            threshold: float, the least probability of a detection.
-
-        Returns:
-            A list of `Detection`, the most probable first, with boxes in pixels of the picture.
-
-        Raises:
-            ValueError: the file has no outputs "logits" and "boxes", or as `predict_images`.
-        """
-        return detect(self, image, threshold)
-
-    @functools.cached_property
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizers in the file, by input; read at the first use.
 
@@ -176,7 +162,7 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
             ModuleNotFoundError: `tokenizers` or `sentencepiece` is missing; the message says how to
                 install it.
         """
-        return text.tokenizers_of(self)
+        return self.file.tokenizers
 
     def generate_text(self, texts: Any) -> Any:
         """Generates a text for each text: `generate` with the tokenizers of the file.
@@ -220,7 +206,27 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         >>> set(text) <= set("abcdefgh")
         True
         """
-        return text.generate_text(self, texts)
+        return text.generate_text(self.file, texts)
+
+    def stream_text(
+        self,
+        texts: Any,
+        choose: Choose | Sampler | None = None,
+        draft: Draft | None = None,
+    ) -> Iterator[str]:
+        """Yields the generated text piece by piece: `stream` with the tokenizers of the file.
+
+        The pieces, joined, are what `generate_text` returns after the prompt. A piece ends at the
+        end of a character: bytes of an incomplete character are held back.
+
+        Args:
+            texts: str; or dict with one text for each input.
+            choose, draft: as in `stream`.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`.
+        """
+        return text.stream_text(self.file, texts, choose, draft)
 
     def predict_text(self, texts: Any) -> dict[str, np.ndarray]:
         """The outputs of one full pass over texts, by name: (B, ...), as `predict` returns them.
@@ -234,7 +240,7 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
             TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has a
                 SentencePiece model, which does not say how two texts are joined.
         """
-        return text.predict_text(self, texts)
+        return text.predict_text(self.file, texts)
 
     def chat_prompt(self, messages: str | Sequence[dict[str, Any]]) -> str:
         """The prompt of a conversation, in the model's chat template, for `stream_text`.
@@ -262,11 +268,7 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The chat template in the file; None if it has none."""
-        stored = self.manifest.get("chat_template")
-        if stored is None:
-            return None
-        system = stored["system"]
-        return ChatTemplate(**{**stored, "system": system and (system[0], system[1])})
+        return self.file.manifest.chat_template
 
     def session(self, inputs: Any = None, *, restore: str | Path | None = None) -> Session:
         """A text that is continued call by call; its tokens and KV caches are kept.
@@ -294,11 +296,216 @@ class Model(Captions, Drawings, Embeddings, Speech, Streams):
         print(*session.stream(max_tokens=100), sep="")
         ```
         """
-        return Session(self, self._runner, inputs, restore)
+        return Session(self.file, inputs, restore)
 
-    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
-        """The outputs of signature `name`, by name; `inputs` as in `predict`."""
-        return self._runner.run(name, inputs)
+    @property
+    def image_processors(self) -> dict[str, ImageProcessor]:
+        """The image processors in the file, by input; empty if it was exported without `images`."""
+        return self.file.manifest.images
+
+    def predict_images(self, images: Any) -> dict[str, np.ndarray]:
+        """The outputs of one full pass over pictures, by name: (B, ...), as from `predict`.
+
+        Args:
+            images: path, bytes of a file, `PIL.Image.Image` or uint8 array, a picture of any size
+                as in `ImageProcessor`; or a list of B; or a dictionary by input, with arrays for
+                the inputs that take no pictures.
+
+        Raises:
+            ValueError: a picture is damaged or of an unknown format; the file was exported without
+                `images`.
+            FileNotFoundError, TypeError, ModuleNotFoundError: as `ImageProcessor`.
+        """
+        return self.predict(pictures.as_pixels(self.file, images))
+
+    def detect(self, image: Any, threshold: float = 0.5) -> list[Detection]:
+        """The objects in a picture, found by a model such as `models.detr`.
+
+        Args:
+            image: as in `predict_images`, one picture.
+            threshold: float, the least probability of a detection.
+
+        Returns:
+            A list of `Detection`, the most probable first, with boxes in pixels of the picture.
+
+        Raises:
+            ValueError: the file has no outputs "logits" and "boxes", or as `predict_images`.
+        """
+        return pictures.detect(self.file, image, threshold, self.labels)
+
+    def caption(self, images: Any, prompt: Sequence[int] | None = None) -> Any:
+        """The text that a model of pictures and text writes for a picture.
+
+        Args:
+            images: path, bytes of a file, `PIL.Image.Image` or uint8 array, a picture of any size
+                as in `predict_images`; or a list of them.
+            prompt: list of int, the first tokens of the text, such as a start token of a language.
+                They are not a part of the text. Default: the `default_prompt` with which the file
+                was exported, or its `start_id`.
+
+        Returns:
+            A text for a picture, a list for a list.
+
+        Raises:
+            ValueError: the file has no signature that generates, no tokenizer, or was exported
+                without `images`; there is no picture; or as `predict_images`.
+            FileNotFoundError, TypeError, ModuleNotFoundError: as `predict_images`.
+        """
+        return pictures.caption(self.file, images, prompt)
+
+    def draw(
+        self,
+        texts: Any,
+        candidates: int = 1,
+        judge: "Model | None" = None,
+        guidance: float = 1.0,
+        sampler: Sampler | None = None,
+    ) -> list[Any]:
+        """Draws pictures of texts, with a file of `models.dalle` and `models.dvae_decoder`.
+
+        Codes are sampled step by step with the signature "decode"; a file with "generate" alone
+        draws the one picture of its strategy. With guidance, each picture takes two rows of
+        "decode": the text's and one without a caption (arXiv:2207.12598).
+
+        Args:
+            texts: str, or list of B.
+            candidates: int, number of pictures per text.
+            judge: `runtime.Model`, a file such as one of `models.clip_towers`, by which the
+                pictures of a text are sorted, the best first (arXiv:2102.12092, section 2.6).
+                Default: this file, if it holds the two models of `models.clip_towers`; otherwise
+                the pictures are not sorted.
+            guidance: float, scale of classifier-free guidance. 1: none. Otherwise the file must
+                have been exported with a `batch_size` of at least 2.
+            sampler: `Sampler`, by which codes are chosen. `Sampler(temperature=0)` takes the most
+                probable one. Default: `Sampler()`.
+
+        Returns:
+            A list of `Drawing` for a text; for a list of texts, a list of such lists.
+
+        Raises:
+            TypeError: a text that is no str, or an argument of the wrong type.
+            ValueError: a text is empty, or has more tokens than the model has positions of text;
+                the file lacks one of the two models, a tokenizer or a large enough batch; the
+                judge's vectors of texts and pictures have different widths.
+            ModuleNotFoundError: Pillow or the tokenizer's package is missing.
+        """
+        other = None if judge is None else judge.file
+        return drawing.draw(self.file, texts, candidates, other, guidance, sampler)
+
+    def embed(self, texts: Any, prompt: str | None = None) -> np.ndarray:
+        """Sentence embeddings (B, D) of texts, float32; (D,) for a single text.
+
+        The model needs the head `keras_tfm.models.sentence_embedding`. Each text runs in the
+        shortest exported length that fits.
+
+        Args:
+            texts: str, or list of B.
+            prompt: str, name of a prompt in the file, "query" for instance, whose text is put
+                before each text; default: the file's default prompt, if it has one.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `generate_text`; or the file has no such
+                head, or no such prompt.
+        """
+        return embedding.embed(self.file, texts, prompt)
+
+    def embed_text(self, texts: Any) -> np.ndarray:
+        """The vectors (B, D) of texts, float32, as the model returns them; (D,) for a single text.
+
+        For a file such as one of `models.clip_towers`: of several models, the one with a tokenizer
+        and a full pass reads the texts. Each text runs in the shortest exported length that fits.
+
+        Args:
+            texts: str, or list of B.
+
+        Raises:
+            TypeError, ModuleNotFoundError: as `generate_text`.
+            ValueError: as `generate_text`; a text is empty; no model, or several models, of the
+                file have a tokenizer and a full pass; or the model returns something other than one
+                vector a text.
+        """
+        return embedding.embed_text(self.file, texts)
+
+    def embed_image(self, images: Any) -> np.ndarray:
+        """The vectors (B, D) of pictures, float32, as the model returns them; (D,) for one.
+
+        Of several models in the file, the one with an image processor reads the pictures.
+
+        Args:
+            images: picture, or list of B, as in `predict_images`.
+
+        Raises:
+            FileNotFoundError, TypeError, ModuleNotFoundError: as `predict_images`.
+            ValueError: as `predict_images`; no model, or several models, of the file have an image
+                processor; or the model returns something other than one vector a picture.
+        """
+        return embedding.embed_image(self.file, images)
+
+    def zero_shot(
+        self,
+        labels: Sequence[str],
+        template: str | Sequence[str] = "a photo of a {}",
+        scale: float | None = None,
+    ) -> ZeroShotClassifier:
+        """A classifier of pictures whose classes are given as words, by a model such as CLIP.
+
+        A picture's class is the one whose text has the most similar vector (arXiv:2103.00020,
+        section 3.1). The texts are embedded once, here.
+
+        Args:
+            labels: list of C str, names of the classes.
+            template: str, the text of a class, in which {} stands for its name; or a list of
+                several, whose vectors are averaged.
+            scale: float, factor of the cosine similarities before the softmax, the inverse of the
+                temperature. Default: the learned one in the file, see `models.clip_towers`, or 100.
+
+        Raises:
+            TypeError, ValueError, ModuleNotFoundError: as `embed_text`; a template without {}; the
+                same label twice; or vectors of texts and pictures of different widths.
+        """
+        return ZeroShotClassifier(self.file, labels, template, scale)
+
+    @property
+    def sample_rates(self) -> dict[str, int]:
+        """The sample rate of each input of audio, in Hz; empty for a file without one."""
+        return speech.sample_rates(self.file)
+
+    def transcribe(
+        self, audio: Any, sample_rate: int | None = None, prompt: Sequence[int] | None = None
+    ) -> str:
+        """The text of speech, as a model such as `models.whisper` hears it.
+
+        Audio at another rate is resampled, several channels are averaged, and audio shorter than
+        the file was exported for is padded with silence. Silence is given to the model like any
+        other sound: what it then writes depends on its training.
+
+        Args:
+            audio: path or bytes of a WAV file, or array (samples,) or (samples, channels): floats
+                from -1 to 1, or int16.
+            sample_rate: int, that of an array, in Hz. Default: that of the file's input.
+            prompt: list of int, the first tokens of the answer: for Whisper the start token, the
+                language and the task. They are not a part of the text. Default: the
+                `default_prompt` with which the file was exported, or its `start_id`.
+
+        Raises:
+            ValueError: there are no samples, or more than the file takes; samples that are NaN, or
+                not from -1 to 1; a sample rate over 10 MHz; a file that is no WAV file; the .tflite
+                file has no input of audio or no tokenizer; or as `generate_text`.
+            TypeError: the samples are not numbers of a known kind.
+            FileNotFoundError: there is no such WAV file.
+        """
+        return speech.transcribe(self.file, audio, sample_rate, prompt)
+
+    def predict_audio(self, audio: Any, sample_rate: int | None = None) -> dict[str, np.ndarray]:
+        """The outputs of one full pass over audio, by name: (1, ...), as from `predict`.
+
+        Args:
+            audio, sample_rate: as in `transcribe`.
+
+        Raises:
+            ValueError, TypeError, FileNotFoundError: as `transcribe`.
+        """
+        return speech.predict_audio(self.file, audio, sample_rate)
 
 
 def load(
@@ -354,16 +561,4 @@ def load(
     ...         loaded.predict([[3.0, 4.0]])["output"].tolist()
     [[7.0]]
     """
-    return Model(path, threads, weight_cache, adapter)
-
-
-def _model_in(whole: Model, name: str) -> Model:
-    """One model of a file of several."""
-    model = object.__new__(Model)
-    model.path, model._loaded_with, model._whole = whole.path, whole._loaded_with, (whole, name)
-    model._runner = whole._runner.part(name)
-    model.signatures = model._runner.signatures
-    own = {**whole.manifest["models"][name], "signatures": model.signatures}
-    model.manifest = {**whole.manifest, **own}
-    del model.manifest["models"]
-    return model
+    return Model(LoadedFile(path, threads, weight_cache, adapter))

@@ -13,7 +13,7 @@ import os
 import platform
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.atomic_files import temporary_folder
+from keras_tfm.runtime.litert_internals import as_value_errors
+from keras_tfm.runtime.manifest.manifest import Signature
 from keras_tfm.runtime.manifest.storage import import_litert
 
+# A signature as a function of its inputs by name.
 Runner = Callable[..., dict[str, np.ndarray]]
 # The dtypes that LiteRT's TensorBuffer supports.
 DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
@@ -30,9 +33,22 @@ DTYPES = ("float32", "float16", "int32", "int8", "uint8", "bool")
 MAX_BYTES = 4 << 30
 
 
+class CopiedBuffers:
+    """The interface of `litert_internals.Buffers` for a runner that copies its arguments."""
+
+    def __init__(self, runner: Runner, signature: Signature):
+        self._runner = runner
+        self.inputs = {name: np.zeros(x.shape, x.dtype) for name, x in signature.inputs.items()}
+
+    def run(self) -> dict[str, np.ndarray]:
+        """The results for the arguments in `inputs`."""
+        with as_value_errors():
+            return self._runner(**self.inputs)
+
+
 def cached_runners(
     source: Path | bytes,
-    signatures: dict[str, Any],
+    signatures: Mapping[str, Signature],
     checksum: str,
     threads: int,
     folder: str | Path,
@@ -64,24 +80,23 @@ def cached_runners(
     if folder.is_file():
         raise NotADirectoryError(f"weight_cache must be a folder, got the file {folder}")
     for name, signature in signatures.items():
-        for kind in ("inputs", "outputs"):
-            for key, spec in signature[kind].items():
-                if spec["dtype"] not in DTYPES:
-                    raise ValueError(
-                        f"with a weight_cache, inputs and outputs must be among {list(DTYPES)}, "
-                        f"got {spec['dtype']} for {key!r} of {name}"
-                    )
+        for key, x in [*signature.inputs.items(), *signature.outputs.items()]:
+            if x.dtype not in DTYPES:
+                raise ValueError(
+                    f"with a weight_cache, inputs and outputs must be among {list(DTYPES)}, "
+                    f"got {x.dtype} for {key!r} of {name}"
+                )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key, cache = _key(checksum), None
     try:
-        cache = _valid(folder, key) or _built(source, folder, key, threads)
+        cache = _find(folder, key) or _build(source, folder, key, threads)
         _limit(folder, keep=cache)
     except OSError as error:
         warnings.warn(
             f"no weight cache can be written to {folder}: weights are packed in memory ({error})",
-            stacklevel=5,  # the caller of `runtime.load`
+            stacklevel=4,  # the caller of `runtime.load`
         )
-    model = _compiled(source, threads, cache)
+    model = _compile(source, threads, cache)
     return {name: _runner(model, name, signature) for name, signature in signatures.items()}
 
 
@@ -96,7 +111,7 @@ def _key(digest: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _valid(folder: Path, key: str) -> Path | None:
+def _find(folder: Path, key: str) -> Path | None:
     """The cache of a file, if it exists and is intact."""
     for found in folder.glob(f"{key}-*.xnnpack"):
         if found.name == _name(key, found):
@@ -107,12 +122,12 @@ def _valid(folder: Path, key: str) -> Path | None:
     return None
 
 
-def _built(source: Path | bytes, folder: Path, key: str, threads: int) -> Path | None:
+def _build(source: Path | bytes, folder: Path, key: str, threads: int) -> Path | None:
     """A new cache; None if XNNPACK packs no weights of the model."""
     # In a temporary folder: another process may be building the same cache.
     with temporary_folder(folder) as inside:
         new = inside / "cache"
-        _compiled(source, threads, new)
+        _compile(source, threads, new)
         if not new.is_file():
             return None
         kept = folder / _name(key, new)
@@ -153,7 +168,7 @@ def _environment() -> Any:
     return import_litert("environment").Environment.create()
 
 
-def _compiled(source: Path | bytes, threads: int, cache: Path | None) -> Any:
+def _compile(source: Path | bytes, threads: int, cache: Path | None) -> Any:
     options = import_litert("options")
     cpu = options.CpuOptions(
         num_threads=threads, xnnpack_weight_cache_path="" if cache is None else str(cache)
@@ -165,20 +180,18 @@ def _compiled(source: Path | bytes, threads: int, cache: Path | None) -> Any:
     return kind.from_file(str(source), **given)
 
 
-def _runner(model: Any, name: str, signature: dict[str, Any]) -> Runner:
-    inputs = {key: model.create_input_buffer_by_name(name, key) for key in signature["inputs"]}
-    outputs = {key: model.create_output_buffer_by_name(name, key) for key in signature["outputs"]}
+def _runner(model: Any, name: str, signature: Signature) -> Runner:
+    inputs = {key: model.create_input_buffer_by_name(name, key) for key in signature.inputs}
+    outputs = {key: model.create_output_buffer_by_name(name, key) for key in signature.outputs}
 
     def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:
         for key, array in arrays.items():
             inputs[key].write(array)
         model.run_by_name(name, inputs, outputs)
         results = {}
-        for key, spec in signature["outputs"].items():
-            flat = outputs[key].read(
-                int(np.prod(spec["shape"], dtype=int)), np.dtype(spec["dtype"])
-            )
-            results[key] = flat.reshape(spec["shape"])
+        for key, x in signature.outputs.items():
+            flat = outputs[key].read(int(np.prod(x.shape, dtype=int)), np.dtype(x.dtype))
+            results[key] = flat.reshape(x.shape)
         return results
 
     return run

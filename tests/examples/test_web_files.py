@@ -127,8 +127,8 @@ def test_inputs_of_texts_are_those_of_python(tmp_path):
         path = tmp_path / f"{name}.tflite"
         export_tflite(model, path, source_length=[4, 9], tokenizer=tokenizer, verify=False)
         file, ran = runtime.load(path), []
-        call = file._runner._call
-        file._runner._call = lambda name, x, call=call, ran=ran: ran.append(x) or call(name, x)
+        call = file.file._call
+        file.file._call = lambda name, x, call=call, ran=ran: ran.append(x) or call(name, x)
         for text in texts if name == "bert" else [texts[0], texts[3]]:
             file.predict_text([text] if isinstance(text, str) else [tuple(text)])
             given = {key: x[0].tolist() for key, x in ran[-1].items()}

@@ -112,7 +112,7 @@ def test_every_kind(wide, tmp_path):
     ):
         carried = carry(wide, given, None)
         assert carried.entries == {name: content}
-        assert carried.manifest == {"tokenizers": {"text": name}}
+        assert (carried.names, carried.options) == ({"text": name}, {})
 
 
 def test_what_belongs_to_training_stays_there(wide):
@@ -131,20 +131,18 @@ def test_one_for_both_inputs_stands_once():
     for given in (words(), {"source": words(), "target": words()}, {"source": words()}):
         carried = carry(request, given, None)
         assert list(carried.entries) == ["tokenizer.json"]
-        assert carried.manifest["tokenizers"] == dict.fromkeys(
-            ("source", "target"), "tokenizer.json"
-        )
+        assert carried.names == dict.fromkeys(("source", "target"), "tokenizer.json")
 
 
 def test_a_detokenizer_alone(request_of):
     """As for a model of images: what it takes is no text."""
     carried = carry(request_of, None, words())
-    assert carried.manifest == {"tokenizers": {"target": "tokenizer.json"}}
+    assert carried.names == {"target": "tokenizer.json"}
 
 
 def test_none(request_of):
     carried = carry(request_of, None, None)
-    assert (carried.entries, carried.manifest) == ({}, {})
+    assert (carried.entries, carried.names, carried.options) == ({}, {}, {})
 
 
 def test_the_same_pieces_with_other_options():
@@ -155,7 +153,7 @@ def test_the_same_pieces_with_other_options():
     }
     carried = carry(request, given, None)
     assert len(carried.entries) == 2
-    assert carried.manifest["tokenizer_options"] == {"source_tokenizer.model": {"add_eos": True}}
+    assert carried.options == {"source_tokenizer.model": {"add_eos": True}}
 
 
 # Refusals, before anything is converted
@@ -207,7 +205,7 @@ def test_two_for_what_is_stepped(request_of):
     refused(request_of, {"target": words()}, words(), "input 'target' is also the detokenizer")
     request = Request(decoder_only(), ["decode"], batch_size=1, max_length=MAX_LENGTH)
     refused(request, words(), words(), "input 'tokens' is also the detokenizer: .*two different")
-    assert carry(request, words(), None).manifest["tokenizers"] == {"tokens": "tokenizer.json"}
+    assert carry(request, words(), None).names == {"tokens": "tokenizer.json"}
 
 
 def test_a_detokenizer_where_nothing_is_generated(wide):
@@ -282,7 +280,7 @@ def test_pieces_of_keras_hub(hub, wide):
     given = hub.SentencePieceTokenizer(proto=sentence_pieces(), add_eos=True)
     carried = carry(wide, given, None)
     assert carried.entries == {"tokenizer.model": sentence_pieces()}
-    assert carried.manifest["tokenizer_options"] == {"tokenizer.model": {"add_eos": True}}
+    assert carried.options == {"tokenizer.model": {"add_eos": True}}
 
 
 @pytest.mark.parametrize("options", [{}, {"strip_accents": True}, {"split_on_cjk": False}])

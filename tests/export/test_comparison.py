@@ -21,7 +21,7 @@ from keras_tfm.generation import Beam, Drafted, Greedy, PromptLookup
 from keras_tfm.generation.generator import Generated
 from keras_tfm.generation.processors import RepetitionPenalty
 from keras_tfm.runtime import load
-from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.loaded_file import LoadedFile
 
 LENGTHS = {"source_length": SOURCE_LENGTH, "max_length": MAX_LENGTH, "start_id": START}
 # Sums of float32 in another order.
@@ -126,13 +126,13 @@ def test_logits_of_greedy_search_are_those_of_the_file(monkeypatch):
 
 def test_random_prompts_become_shorter_from_call_to_call(monkeypatch):
     lengths = []
-    generate_by = Model.generate_by
+    generate_by = comparison.generate_by
 
-    def spy(self, name, inputs):
+    def spy(file, name, inputs):
         lengths.append(len(inputs["tokens"][0]))
-        return generate_by(self, name, inputs)
+        return generate_by(file, name, inputs)
 
-    monkeypatch.setattr(Model, "generate_by", spy)
+    monkeypatch.setattr(comparison, "generate_by", spy)
     export_tflite(decoder(), new_path(), ["generate"], prompt_length=4, max_length=7)
     calls = lengths[RUNS - 1 :]  # the first one is timed, in several runs
     assert len(calls) >= 4 and calls[0] == 4
@@ -206,13 +206,13 @@ def test_one_number_is_no_choice_among_several(shape, has_classes):
 
 def test_each_prefill_is_run_by_its_own_name(monkeypatch):
     names = []
-    stream_by = Model.stream_by
+    stream = comparison.host_loop.stream
 
-    def spy(self, name, *arguments):
-        names.append(name)
-        return stream_by(self, name, *arguments)
+    def spy(file, inputs, choose, prefill, draft):
+        names.append(prefill)
+        return stream(file, inputs, choose, prefill, draft)
 
-    monkeypatch.setattr(Model, "stream_by", spy)
+    monkeypatch.setattr(comparison.host_loop, "stream", spy)
     options = {"prompt_length": [2, 4], "max_length": 9}
     export_tflite(decoder(), new_path(), ["prefill", "decode"], **options)
     assert set(names) == {"prefill_2", "prefill_4"}
@@ -234,9 +234,9 @@ def test_without_scores_tokens_are_compared_unless_weights_are_rounded():
     for quantization, expected in (("float32", 1.0), ("int8", 0.0)):
         path = new_path()
         export_tflite(wide(), path, ["generate"], quantization, **options)
-        compare = Comparison(ModelOutputs(wide()), load(path), None, penalized)
+        compare = Comparison(ModelOutputs(wide()), LoadedFile(path), None, penalized)
         assert compare.of("generate").relative_error == 0.0
-        compare = Comparison(ModelOutputs(wide()), load(path), None, plain)
+        compare = Comparison(ModelOutputs(wide()), LoadedFile(path), None, plain)
         assert compare.of("generate").max_error == expected
 
 
@@ -249,8 +249,8 @@ def beam_search(quantization):
     options = {"prompt_length": 3, "max_length": 9, "end_id": ends, "batch_size": len(PROMPTS)}
     export_tflite(wide(), path, ["generate"], quantization, strategy=BEAM, verify=False, **options)
     file, inputs = load(path), {"tokens": np.array(PROMPTS, "int32")}
-    compare = Comparison(ModelOutputs(wide()), file, None, BEAM)
-    return compare, file.signatures["generate"], inputs, file.generate(PROMPTS)
+    compare = Comparison(ModelOutputs(wide()), file.file, None, BEAM)
+    return compare, file.file.signatures["generate"], inputs, file.generate(PROMPTS)
 
 
 def test_the_model_scores_hypotheses_as_the_search_does():

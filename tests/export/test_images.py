@@ -135,8 +135,8 @@ def test_equal_names_in_a_released_model_are_kept(tmp_path):
 
     body = models.vit(16, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
     loaded = models.image_classifier(body, 3, labels=["crane", "ant", "crane"])
-    assert label_entry(loaded, None) == {"labels": ["crane", "ant", "crane"]}
-    assert label_entry(loaded, ["N/A", "ant", "N/A"]) == {"labels": ["N/A", "ant", "N/A"]}
+    assert label_entry(loaded, None) == ["crane", "ant", "crane"]
+    assert label_entry(loaded, ["N/A", "ant", "N/A"]) == ["N/A", "ant", "N/A"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from keras_tfm import layers, runtime
 from keras_tfm.export import export_tflite, verify
 from keras_tfm.export.signatures.input_numbers import input_numbers
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
+from keras_tfm.runtime.manifest.manifest import Input
 
 # Sensors: a fraction, degrees, a pressure in Pa, a voltage.
 MEAN = np.array([0.0, 20.0, 101325.0, 0.002, 400.0])
@@ -158,10 +159,14 @@ def test_int8_full_is_verified_on_the_rows_of_its_calibration():
 
 
 def test_random_masks_hide_something_but_no_row():
-    spec = {"shape": [20, 6], "dtype": "bool"}
-    ids = {"shape": [20, 6], "dtype": "int32"}
-    inputs = {"visible": spec, "attention_mask": ids, "pairs": {**spec, "shape": [2, 5, 5]}}
-    made = random_inputs({"inputs": inputs})
+    shapes = {"visible": ([20, 6], "bool"), "attention_mask": ([20, 6], "int32")}
+    shapes["pairs"] = ([2, 5, 5], "bool")
+    made = random_inputs(
+        {
+            name: Input(shape=shape, dtype=dtype, kind="input", padded=False)
+            for name, (shape, dtype) in shapes.items()
+        }
+    )
     for mask in made.values():
         assert set(np.unique(mask)) == {False, True}
         assert mask.any(axis=-1).all() and mask.reshape(len(mask), -1)[:, 0].all()

@@ -242,9 +242,8 @@ def damaged(path, change):
     for graph in model.subgraphs:
         change(graph, model)
     model.metadata = []
-    manifest = {key: x for key, x in file.manifest.items() if key != "sha256"}
     new = new_path()
-    new.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
+    new.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), file.file.manifest))
     return new
 
 

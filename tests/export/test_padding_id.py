@@ -307,13 +307,17 @@ def test_random_inputs_leave_out_the_id():
     (signature,) = make_signatures(request)
     from keras_tfm.runtime.inspection.random_inputs import random_inputs
 
-    made = random_inputs(signature.manifest())
+    made = random_inputs(signature.manifest({}).inputs)
     assert set(made["source"].ravel()) == set(range(SOURCE_SIZE)) - {PADDING}
     assert set(made["target"].ravel()) == set(range(TARGET_SIZE)) - {TARGET_PADDING}
 
 
 def test_random_inputs_have_the_end_token_whose_features_are_returned():
     from keras_tfm.runtime.inspection.random_inputs import random_inputs
+    from keras_tfm.runtime.manifest.manifest import Input
 
-    spec = {"shape": [2, 5], "dtype": "int32", "vocabulary_size": 99, "pad_id": 0, "end_id": 7}
-    assert (random_inputs({"inputs": {"tokens": spec}})["tokens"][:, -1] == 7).all()
+    tokens = Input(
+        shape=[2, 5], dtype="int32", kind="input", padded=True, vocabulary_size=99, pad_id=0,
+        end_id=7,
+    )  # fmt: skip
+    assert (random_inputs({"tokens": tokens})["tokens"][:, -1] == 7).all()

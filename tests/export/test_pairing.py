@@ -5,11 +5,11 @@ import pytest
 from keras import layers
 from small_exports import new_path, small_file
 
-from keras_tfm import runtime
 from keras_tfm.export import export_tflite, verify
 from keras_tfm.export.verification.pairing import check_pair, other_arguments
 from keras_tfm.export.verification.verify import VerificationError
 from keras_tfm.models import bert, gpt, transformer
+from keras_tfm.runtime.loaded_file import LoadedFile
 
 SIZES = {"dim": 8, "num_layers": 1, "num_heads": 2, "intermediate_dim": 16}
 
@@ -57,7 +57,7 @@ def test_arguments_of_the_builder():
         VerificationError, match=r"different arguments: num_layers \(2 in the model, 1 in the file"
     ):
         verify(deeper, path)
-    file = runtime.load(path)
+    file = LoadedFile(path)
     check_pair(model, file)
     assert other_arguments(model, file) == ""
     assert other_arguments(gpt(20, **SIZES), file) == "the model is a gpt, the file a bert"

@@ -140,7 +140,7 @@ def test_the_manifest_is_json(integer):
     """Ids come out of vocabularies as NumPy's, too."""
     numbers = {"source_length": 5, "max_length": 9, "start_id": START, "end_id": 2, "batch_size": 1}
     (generate,) = made(**{name: integer(value) for name, value in numbers.items()})
-    manifest = json.loads(json.dumps(generate.manifest()))
+    manifest = json.loads(json.dumps(generate.manifest({}).to_json()))
     source = {"shape": [1, 5], "dtype": "int32", "vocabulary_size": SOURCE_SIZE}
     assert manifest["inputs"].keys() == {"source"}
     assert manifest["inputs"]["source"].items() >= source.items()

@@ -52,7 +52,7 @@ def test_tokens_of_all_rows_up_to_their_ends():
     model = runtime.load(report.path)
 
     def tokens(seed):
-        inputs = random_inputs(model.signatures["generate"], seed)
+        inputs = random_inputs(model.file.signatures["generate"].inputs, seed)
         return count_tokens(model.run("generate", inputs)["tokens"], 7)
 
     seed = next(seed for seed in range(50) if tokens(seed) < 2 * (MAX_LENGTH - 1))
@@ -79,7 +79,7 @@ def test_a_prompt_is_not_counted(end_id):
     model = runtime.load(path)
 
     def inputs(seed):
-        return random_inputs(model.signatures["generate"], seed)
+        return random_inputs(model.file.signatures["generate"].inputs, seed)
 
     seed = next(i for i in range(99) if 7 in inputs(i)["tokens"] and inputs(i)["padding"].any())
     new = model.generate(inputs(seed)["tokens"]).tokens[0, length:].tolist()

@@ -135,8 +135,8 @@ def test_a_step_of_three_rows_has_one_position():
 
 def test_shorter_sources_take_the_shorter_encoder(monkeypatch):
     model, taken = load(translator()), []
-    run = model._runner.run
-    monkeypatch.setattr(model._runner, "run", lambda name, x: (taken.append(name), run(name, x))[1])
+    run = model.file.run
+    monkeypatch.setattr(model.file, "run", lambda name, x: (taken.append(name), run(name, x))[1])
     for row, tokens in zip(SOURCES, expected(), strict=False):
         np.testing.assert_array_equal(model.generate(unpadded(row)).tokens, [tokens])
     assert taken == ["encode_5", "encode_3", "encode_3", "encode_5"]

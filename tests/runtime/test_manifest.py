@@ -308,8 +308,11 @@ def test_other_metadata_is_kept(foreign):
         model = schema.Model.GetRootAsModel(content, 0)
         return [model.Metadata(i).Name() for i in range(model.MetadataLength())]
 
+    empty = Manifest(
+        keras_tfm="0.1", format=1, quantization="float32", signatures={}, layers={}, model=None
+    )
     assert names(foreign)
-    assert names(flatbuffer.add_manifest(foreign, {})) == [*names(foreign), b"keras_tfm"]
+    assert names(flatbuffer.add_manifest(foreign, empty)) == [*names(foreign), b"keras_tfm"]
 
 
 @pytest.mark.parametrize("module", ["ai_edge_litert.schema_py_generated", "ai_edge_litert"])

@@ -82,8 +82,8 @@ def test_chunks_are_read_by_prefills(monkeypatch):
     """Each token once: as few runs as the lengths allow, except at the last position."""
     model = load(written())
     session, runs = model.session(), []
-    buffers = model._runner.buffers
-    monkeypatch.setattr(model._runner, "buffers", lambda name: Counted(buffers(name), name, runs))
+    buffers = model.file.buffers
+    monkeypatch.setattr(model.file, "buffers", lambda name: Counted(buffers(name), name, runs))
     session = model.session()
     session.append(ids(47))
     assert runs == ["prefill_20_128", "prefill_20_128", "prefill_6_128"]
@@ -563,7 +563,7 @@ def test_an_empty_and_a_full_session():
 def test_an_interrupted_append_adds_nothing(monkeypatch):
     model = load(written())
     session = fresh(model, ids(10))
-    buffers = model._runner.buffers
+    buffers = model.file.buffers
 
     class Interrupted(Counted):
         def run(self):

@@ -72,7 +72,7 @@ def test_the_reason_of_a_failed_load_is_in_the_error():
         import numpy as np
         from keras_tfm import runtime
         model = runtime.load({small_file().path!r})
-        runner = model._runner.runners["generate"]
+        runner = model.file.runners["generate"]
         try:
             runner(source=np.full((1, 5), 10**6, "int32"))
         except RuntimeError as error:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -179,7 +180,8 @@ def test_a_start_that_the_tokenizer_does_not_add(monkeypatch):
     loaded = runtime.load(file.path)
     assert loaded.generate_text("four") == continued([2, 4]).removeprefix("two ")
     assert "".join(loaded.stream_text("")) == continued([2]).removeprefix("two ")
-    monkeypatch.setitem(loaded.signatures["decode"], "start_id", None)
+    signatures = loaded.file.signatures
+    monkeypatch.setitem(signatures, "decode", replace(signatures["decode"], start_id=None))
     assert loaded.generate_text("two four") == continued([2, 4])
     with pytest.raises(ValueError, match="'tokens' is an empty text, and there is no start_id"):
         loaded.generate_text("")

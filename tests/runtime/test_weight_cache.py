@@ -8,6 +8,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -239,9 +240,9 @@ def test_a_folder_that_cannot_be_made(report, tmp_path):
 
 
 def test_dtypes_that_it_cannot_pass(report):
-    signatures = runtime.load(report.path).signatures
-    outputs = signatures["generate"]["outputs"]
-    outputs["tokens"] = {**outputs["tokens"], "dtype": "int64"}
+    generate = runtime.load(report.path).file.signatures["generate"]
+    tokens = replace(generate.outputs["tokens"], dtype="int64")
+    signatures = {"generate": replace(generate, outputs={"tokens": tokens})}
     with pytest.raises(ValueError, match=r"must be among .*, got int64 for 'tokens' of generate"):
         weight_cache.cached_runners(report.path, signatures, "0" * 64, 1, "unused")
 

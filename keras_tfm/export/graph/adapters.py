@@ -15,6 +15,7 @@ from keras_tfm.layers.projection import Projection, separate_adapters
 from keras_tfm.models.with_dtype import ADAPTERS
 from keras_tfm.runtime import adapters as files
 from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.manifest import AdaptedLayer, Adapters
 
 # The size of the random adapter with which a base file is verified if the model's own has no
 # effect: A B is about this times W.
@@ -142,8 +143,8 @@ class Placeholders:
         with _assigned(self._layers, self.kernels), separate_adapters():
             yield
 
-    def described(self, content: bytes) -> dict[str, Any]:
-        """The manifest's entry "adapters" of the converted file `content`."""
+    def find(self, content: bytes) -> Adapters:
+        """Where the converted file `content` has its adapters, for the manifest."""
         model = flatbuffer.read(content)
         found = exact_buffers(flatbuffer.float_weights(model), self.kernels)
         _check_products(model, {number for numbers in found.values() for number in numbers})
@@ -152,14 +153,8 @@ class Placeholders:
             a, b = f"{path}/lora_kernel_a", f"{path}/lora_kernel_b"
             depth, rank = self.kernels[a].shape
             width = self.kernels[b].shape[1]
-            layers[path] = {
-                "depth": depth,
-                "width": width,
-                "rank": rank,
-                "a": found[a],
-                "b": found[b],
-            }
-        return {"base": fingerprint(self._model), "layers": layers}
+            layers[path] = AdaptedLayer(depth=depth, width=width, rank=rank, a=found[a], b=found[b])
+        return Adapters(base=fingerprint(self._model), layers=layers)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
 from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.manifest.checks import read_graphs
-from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS
+from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
 from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -48,20 +48,27 @@ def manifest_of(
     signatures: Sequence[Signature],
     quantization: str,
     cache: str = "float32",
-) -> dict[str, Any]:
+) -> Manifest:
     """The manifest of a converted file, without tokenizers and checksum."""
-    return {
-        "keras_tfm": __version__,
-        "format": SEVERAL_MODELS if isinstance(model, ModelGroup) else ONE_MODEL,
-        "keras": keras.__version__,
-        "tensorflow": tf.__version__,
-        "quantization": quantization,
-        **({} if cache == "float32" else {"cache": cache}),
-        "signatures": _described(content, signatures),
-        "layers": _layer_sizes(content, model),
-        # Family, arguments and head; null for a model that no builder made.
-        "model": describe(model),
-    }
+    schema = manifests.import_litert("schema_py_generated")
+    graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
+    return Manifest(
+        keras_tfm=__version__,
+        format=SEVERAL_MODELS if isinstance(model, ModelGroup) else ONE_MODEL,
+        keras=keras.__version__,
+        tensorflow=tf.__version__,
+        quantization=quantization,
+        cache=cache,
+        signatures={x.name: x.manifest(graphs[x.name].outputs) for x in signatures},
+        layers=_layer_sizes(content, model),
+        model=identity_record(model),
+    )
+
+
+def identity_record(model: keras.Model) -> Identity | None:
+    """Family, arguments and head for the manifest; None for a model that no builder made."""
+    described = describe(model)
+    return None if described is None else Identity.from_json(described)
 
 
 def own_names(signatures: Sequence[Signature]) -> dict[str, dict[str, str]]:
@@ -189,14 +196,3 @@ def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
     layers = [*models] if len(models) > 1 else [layer.name for layer in model.layers]
     order = {name: i for i, name in enumerate(layers)}
     return dict(sorted(sizes.items(), key=lambda x: (order.get(x[0].split("/")[0], len(order)), x)))
-
-
-def _described(content: bytes, signatures: Sequence[Signature]) -> dict[str, Any]:
-    """The signatures for the manifest, with the outputs of the file."""
-    schema = manifests.import_litert("schema_py_generated")
-    graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
-    outputs = {
-        name: {key: x.to_json() for key, x in graph.outputs.items()}
-        for name, graph in graphs.items()
-    }
-    return {x.name: {**x.manifest(), "outputs": outputs[x.name]} for x in signatures}

@@ -1,7 +1,8 @@
 """Exports a decoder-only language model to one .litertlm file, for LiteRT-LM."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -31,6 +32,7 @@ from keras_tfm.generation.tokenizers.keras_hub_models import refuse_keras_hub
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.inspection import inspected
+from keras_tfm.runtime.manifest.manifest import Signature, Stepped
 from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
 
@@ -236,7 +238,7 @@ def export_litertlm(
     made = litertlm_signatures(request)
     content = with_rms_norms(convert(model, made, quantized))
     manifest = manifest_of(model, content, made, quantization)
-    packed = {**manifest, "signatures": _with_tokens(manifest["signatures"], request.target)}
+    packed = replace(manifest, signatures=_with_tokens(manifest.signatures, request.target))
     names = {x.name: {x.parameters[request.target]: _TOKENS} for x in made}
     _log.info("counting operators")
     report = Report(**inspected(path, content, packed))
@@ -277,10 +279,11 @@ def _checked_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence
     return lengths
 
 
-def _with_tokens(signatures: dict[str, Any], target: str) -> dict[str, Any]:
+def _with_tokens(signatures: Mapping[str, Signature], target: str) -> dict[str, Signature]:
     """The signatures of a manifest, with LiteRT-LM's name of the stepped input."""
     result = {}
     for name, x in signatures.items():
-        inputs = {_TOKENS if key == target else key: spec for key, spec in x["inputs"].items()}
-        result[name] = {**x, "inputs": inputs, **({"target": _TOKENS} if "target" in x else {})}
+        inputs = {_TOKENS if key == target else key: y for key, y in x.inputs.items()}
+        x = replace(x, inputs=inputs)
+        result[name] = replace(x, target=_TOKENS) if isinstance(x, Stepped) else x
     return result

@@ -17,7 +17,6 @@ Example:
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -30,6 +29,8 @@ from keras_tfm.export.signatures.signature import Argument, Signature, for_edge
 from keras_tfm.export.verification.float_file import Stored
 from keras_tfm.export.verification.stored_weights import ModelWeights, Unrounded
 from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.manifest.manifest import Predict, of_role
+from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
 from keras_tfm.runtime.manifest.storage import import_litert
 
 
@@ -37,7 +38,7 @@ def find_constants(
     unrounded: dict[int, Unrounded],
     stored: Mapping[int, Stored],
     models: Mapping[str, keras.Model],
-    signatures: Mapping[str, Any],
+    signatures: Mapping[str, FileSignature],
 ) -> None:
     """Replaces what no weight of the model tells by constants of the unrounded graphs.
 
@@ -53,7 +54,7 @@ def find_constants(
 
 
 def float_constants(
-    models: Mapping[str, keras.Model], signatures: Mapping[str, dict[str, Any]]
+    models: Mapping[str, keras.Model], signatures: Mapping[str, FileSignature]
 ) -> list[np.ndarray]:
     """The constants of every full pass of a file; empty if the models cannot be converted.
 
@@ -63,13 +64,10 @@ def float_constants(
     """
     types = import_litert("schema_py_generated").TensorType
     found = []
-    for name, described in signatures.items():
-        if described["role"] != "predict":
-            continue
-        model = models[described.get("model", "")]
+    for name, predict in of_role(signatures, Predict).items():
+        model = models[predict.model or ""]
         inputs = {
-            key: Argument(tf.TensorSpec(x["shape"], x["dtype"]))
-            for key, x in described["inputs"].items()
+            key: Argument(tf.TensorSpec(x.shape, x.dtype)) for key, x in predict.inputs.items()
         }
         signature = Signature(name, "predict", for_edge(full_pass(model)), inputs)
         try:

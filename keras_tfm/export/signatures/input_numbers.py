@@ -88,7 +88,7 @@ def input_numbers(model: keras.Model) -> dict[str, InputNumbers]:
     for name, known in inputs.items():
         x = known.spec
         is_other = known.vocabulary_size is not None or known.is_pixels or known.audio is not None
-        if is_other or x.dtype == "bool" or is_mask(name, {}):
+        if is_other or x.dtype == "bool" or is_mask(name, None):
             continue
         products = _products(model, x)
         if products:

@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from keras_tfm.generation.interface import Input
 from keras_tfm.layers.target import export_target
+from keras_tfm.runtime.manifest.manifest import SIGNATURES, Tensor
+from keras_tfm.runtime.manifest.manifest import Input as FileInput
+from keras_tfm.runtime.manifest.manifest import Signature as FileSignature
 
 Tensors = dict[str, tf.Tensor]
 Function = Callable[[Tensors], Tensors]
@@ -21,7 +24,7 @@ class Argument:
 
     Attributes:
         spec: its shape and dtype.
-        kind: str, one of `manifest.fields.KINDS`.
+        kind: str, one of `manifest.KINDS`.
         input: the model's input that it is; None for caches, positions and the like.
         is_padded: bool, whether its rows may be padded.
         needs_token: bool, whether its rows need at least one token.
@@ -33,33 +36,33 @@ class Argument:
     is_padded: bool = False
     needs_token: bool = False
 
-    def manifest(self, is_stepped: bool) -> dict[str, Any]:
+    def manifest(self, is_stepped: bool) -> FileInput:
         """The argument's entry in the manifest.
 
         Args:
             is_stepped: bool, whether it is the stepped input of a decoding loop, whose prompts have
                 no padding but that on their left, which the loop knows.
         """
-        entry: dict[str, Any] = {
-            "shape": list(self.spec.shape),
-            "dtype": self.spec.dtype.name,
-            "kind": self.kind,
-            "padded": self.is_padded,
-        }
+        entry = FileInput(
+            shape=list(self.spec.shape),
+            dtype=self.spec.dtype.name,
+            kind=self.kind,
+            padded=self.is_padded,
+        )
         known = self.input
         if known is None:
             return entry
-        optional = {
-            "pad_id": known.pad_id,
-            "padding": None if is_stepped else known.padding,
-            "segments_of": known.segments_of,
-            "mask_of": known.mask_of,
-            "needs_token": self.needs_token or None,
-            "end_id": known.end_id,
-            "sample_rate": None if known.audio is None else known.audio.sample_rate,
-            "vocabulary_size": known.vocabulary_size,
-        }
-        return entry | {key: x for key, x in optional.items() if x is not None}
+        return replace(
+            entry,
+            pad_id=known.pad_id,
+            padding=None if is_stepped else known.padding,
+            segments_of=known.segments_of,
+            mask_of=known.mask_of,
+            needs_token=self.needs_token,
+            end_id=known.end_id,
+            sample_rate=None if known.audio is None else known.audio.sample_rate,
+            vocabulary_size=known.vocabulary_size,
+        )
 
 
 def with_padding(arguments: Mapping[str, Argument], names: Collection[str]) -> dict[str, Argument]:
@@ -73,7 +76,7 @@ class Signature:
 
     Attributes:
         name: the signature's name in the file.
-        role: one of `manifest.fields.ROLES`.
+        role: one of `manifest.ROLES`.
         function: from a dictionary of the inputs by name to the outputs by name.
         inputs: dict of `Argument` by name.
         settings: further entries of the manifest.
@@ -119,11 +122,11 @@ class Signature:
             }
         )
 
-    def manifest(self) -> dict[str, Any]:
-        """The signature's entry in the manifest."""
+    def manifest(self, outputs: dict[str, Tensor]) -> FileSignature:
+        """The signature's entry in the manifest, with its outputs in the file."""
         stepped = None if self.role == "predict" else self.settings.get("target")
         inputs = {name: x.manifest(name == stepped) for name, x in self.inputs.items()}
-        return {"role": self.role, "inputs": inputs, **self.settings}
+        return SIGNATURES[self.role](inputs=inputs, outputs=outputs, **self.settings)
 
 
 def for_edge(function: Function, accelerator: str = "cpu") -> Function:

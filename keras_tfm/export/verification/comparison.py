@@ -1,7 +1,6 @@
 """Runs the signatures of a file and the model on the same inputs, and compares the results."""
 
 import functools
-import operator
 import time
 from typing import Any, NamedTuple
 
@@ -21,10 +20,12 @@ from keras_tfm.export.verification.model_outputs import ModelOutputs
 from keras_tfm.export.verification.rows import VerificationRows
 from keras_tfm.generation.generator import Generator
 from keras_tfm.generation.strategies import Beam, Drafted, Greedy, Strategy
-from keras_tfm.runtime.checked_inputs import left_padded
+from keras_tfm.runtime.checked_inputs import left_padded, pad_id_of
+from keras_tfm.runtime.decoding import host_loop
+from keras_tfm.runtime.decoding.generate import generate_by
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
-from keras_tfm.runtime.manifest.fields import by_length, is_rounded, of_kind
-from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Decode, Encode, Generate, Prefill, of_role
 
 
 class Comparison:
@@ -38,7 +39,11 @@ class Comparison:
     """
 
     def __init__(
-        self, outputs: ModelOutputs, file: Model, inputs: dict[str, Any] | None, strategy: Strategy
+        self,
+        outputs: ModelOutputs,
+        file: LoadedFile,
+        inputs: dict[str, Any] | None,
+        strategy: Strategy,
     ):
         self.outputs, self.file = outputs, file
         # Drafts do not change the tokens.
@@ -59,7 +64,7 @@ class Comparison:
             "prefill": self._prefill,
             "decode": self._decode,
         }
-        return checks[self.file.signatures[name]["role"]](name)
+        return checks[self.file.signatures[name].role](name)
 
     def _predict(self, name: str) -> Check:
         """Compares the outputs number by number."""
@@ -80,29 +85,30 @@ class Comparison:
     def _generate(self, name: str) -> Check:
         """Compares the logits of every step with a full pass over the generated tokens."""
         signature = self.file.signatures[name]
+        assert isinstance(signature, Generate)
         errors, wanted, gaps = [], [], []
         first: list[np.ndarray] = []
         seconds: list[float] = []
         loop = None
         greedy = isinstance(self.strategy, Greedy) and not self.strategy.processors
         if greedy:
-            batch = next(iter(signature["inputs"].values()))["shape"][0]
+            batch = next(iter(signature.inputs.values())).shape[0]
             size = batch * self.outputs.model.outputs[0].shape[-1]
             loop = LoopLogits(self.file.content(), name, size)
         rows = 0
         for number in range(self.rows.calls(name)):
             inputs: dict[str, Any] = dict(self.rows.arguments(name, number))
-            for key in of_kind(signature, "padding"):
+            for key in signature.of_kind("padding"):
                 inputs.pop(key, None)
-            prompt = signature.get("prompt")
+            prompt = signature.prompt
             if prompt is not None:
                 given, length = prompt in self.rows.given_inputs(name), inputs[prompt].shape[1]
                 rows_of_prompts = inputs[prompt][:, : length if given else length - number % length]
-                pad_id = signature["inputs"][prompt]["pad_id"]
+                pad_id = pad_id_of(signature.inputs[prompt])
                 inputs[prompt] = [
                     row[: max(1, unpadded_length(row, pad_id))] for row in rows_of_prompts
                 ]
-            run = functools.partial(self.file.generate_by, name, inputs)
+            run = functools.partial(generate_by, self.file, name, inputs)
             found, ms = timed(run) if not number else (run(), seconds[0])
             seconds.append(ms)
             rows += len(found.tokens)
@@ -130,27 +136,26 @@ class Comparison:
     def _steps(
         self,
         loop: LoopLogits,
-        signature: dict[str, Any],
+        signature: Generate,
         inputs: dict[str, Any],
         tokens: np.ndarray,
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each row, the file's and the model's logits (T, V) of its steps; the tokens (T,)."""
-        target, given = signature["target"], dict(inputs)
-        if "prompt" in signature:
+        target, given = signature.target, dict(inputs)
+        if signature.prompt is not None:
             given[target], given["padding"] = left_padded(
-                target, inputs[target], signature["inputs"][target], signature["start_id"]
+                target, inputs[target], signature.inputs[target], signature.start_id
             )
         found = loop.run({key: np.asarray(x) for key, x in given.items()})
         others = {key: x for key, x in inputs.items() if key != target}
         wanted = self._full_pass(others, target, tokens)
-        ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
         result = []
         for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
             last = min(len(ids), first + found.shape[1])
             # After the end, or after a tie that was broken differently, the tokens differ.
             chosen = np.argmax(found[row, : last - first], axis=-1)
-            stops = np.isin(ids[first:last], ends) | (chosen != ids[first:last])
+            stops = np.isin(ids[first:last], signature.end_ids) | (chosen != ids[first:last])
             if np.any(stops):
                 last = first + int(np.argmax(stops)) + 1
             result.append(
@@ -159,17 +164,16 @@ class Comparison:
         return result
 
     def _chosen(
-        self, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+        self, signature: Generate, inputs: dict[str, Any], tokens: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each row, the generated tokens (T,), and the model's logits (T, V) before each."""
-        target = signature["target"]
+        target = signature.target
         others = {key: x for key, x in inputs.items() if key != target}
         logits = self._full_pass(others, target, tokens)
-        ends = np.atleast_1d([] if signature["end_id"] is None else signature["end_id"])
         result = []
         for row, ids in enumerate(tokens):
             first = len(inputs[target][row]) if target in inputs else 1
-            stops = np.flatnonzero(np.isin(ids[first:], ends))
+            stops = np.flatnonzero(np.isin(ids[first:], signature.end_ids))
             last = first + stops[0] + 1 if len(stops) else len(ids)
             result.append((ids[first:last], logits[row, first - 1 : last - 1]))
         return result
@@ -179,21 +183,21 @@ class Comparison:
         return self.outputs.logits({**others, target: tokens.astype("int32")})
 
     def _searched(
-        self, signature: dict[str, Any], inputs: dict[str, Any], found: Any
+        self, signature: Generate, inputs: dict[str, Any], found: Any
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Errors of the scores, the scores, and whether the tokens are equal, row by row."""
         if self._generator is None:
             self._generator = Generator(
                 self.outputs.model,
-                signature["max_length"],
-                signature["start_id"],
-                signature["end_id"],
+                signature.max_length,
+                signature.start_id,
+                signature.end_id,
                 self.strategy,
-                signature["target"],
+                signature.target,
             )
         expected = self._generator(inputs)
         same = (found.tokens == expected.tokens).all(axis=-1).ravel()
-        exact = not is_rounded(self.file.manifest)
+        exact = not self.file.manifest.is_rounded
         if found.scores is None:
             return (~same & exact).astype("float64"), np.ones(len(same)), same
         scores, wanted = np.asarray(found.scores), np.asarray(expected.scores, "float64")
@@ -207,10 +211,10 @@ class Comparison:
         return error, wanted.ravel(), same
 
     def _scores(
-        self, beam: Beam, signature: dict[str, Any], inputs: dict[str, Any], tokens: np.ndarray
+        self, beam: Beam, signature: Generate, inputs: dict[str, Any], tokens: np.ndarray
     ) -> np.ndarray:
         """The model's scores of hypotheses (B, T) or (B, N, T), flat."""
-        rows, target = tokens.reshape(-1, tokens.shape[-1]), signature["target"]
+        rows, target = tokens.reshape(-1, tokens.shape[-1]), signature.target
         each = len(rows) // len(tokens)
         repeated = {
             key: [row for row in x for _ in range(each)] if key == target else np.repeat(x, each, 0)
@@ -233,18 +237,19 @@ class Comparison:
         For a prefill that returns logits, those of steps with right drafts.
         """
         signature = self.file.signatures[name]
-        if "logits" in signature["outputs"]:
-            return self._check_steps(name, self._run_steps(drafted=True))
-        length = signature["inputs"][self._settings["target"]]["shape"][1]
-        most = signature.get("capacity", length) // length * length
+        assert isinstance(signature, Prefill)
+        if signature.verifies:
+            return self._check_steps(name, self._run_steps(with_drafts=True))
+        length = signature.inputs[host_loop.decode_of(self.file).target].shape[1]
+        most = (signature.capacity or length) // length * length
         count = min(2 * length + (length + 1) // 2, most)
         return self._check_steps(name, self._run_steps(prefill=name, before=count, steps=2))
 
     def _decode(self, name: str) -> Check:
         """Compares the logits at the positions where caches of this capacity are used."""
-        decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
-        capacity = self.file.signatures[name]["capacity"]
-        smaller = [x["capacity"] for x in decoders if x["capacity"] < capacity]
+        decodes = of_role(self.file.signatures, Decode)
+        capacity = decodes[name].capacity
+        smaller = [x.capacity for x in decodes.values() if x.capacity < capacity]
         return self._check_steps(name, self._all_steps, slice(max(smaller, default=0), capacity))
 
     def _check_steps(
@@ -256,12 +261,6 @@ class Comparison:
         times = [float(ms) for run in runs for ms in run.ms[steps]]
         return check(name, len(found), errors, [full.ravel()], [top_1_gaps(found, full)], times)
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """The decode signature with the largest caches."""
-        decoders = [x for x in self.file.signatures.values() if x["role"] == "decode"]
-        return max(decoders, key=operator.itemgetter("capacity"))
-
     @functools.cached_property
     def _all_steps(self) -> list["_SteppedLogits"]:
         return self._run_steps()
@@ -272,7 +271,7 @@ class Comparison:
         prefill: str | None = None,
         before: int = 0,
         steps: int | None = None,
-        drafted: bool = False,
+        with_drafts: bool = False,
     ) -> list["_SteppedLogits"]:
         """Runs the same tokens step by step and in one full pass.
 
@@ -281,16 +280,16 @@ class Comparison:
             prefill: the name of the "prefill" signature that reads the prompt.
             before: the number of tokens before the first step.
             steps: the number of steps; default: up to max_length.
-            drafted: whether steps read several tokens, drafts that are right.
+            with_drafts: whether steps read several tokens, drafts that are right.
         """
-        settings, decode = self._settings, by_length(self.file.signatures, "decode")[-1]
-        target, length = settings["target"], settings["max_length"]
-        source = encode or next(reversed(by_length(self.file.signatures, "encode")), None)
+        name, decode = list(of_role(self.file.signatures, Decode).items())[-1]
+        target, length = decode.target, decode.max_length
+        source = encode or next(reversed(of_role(self.file.signatures, Encode)), None)
         first = min(before + 1, length - 1)
         result = []
         for number in range(self.rows.stepped_batches(decode)):
             inputs = self.rows.arguments(source, number) if source else {}
-            for key, x in self.rows.arguments(decode, number).items():
+            for key, x in self.rows.arguments(name, number).items():
                 if key in self.outputs.interface.inputs and key not in inputs:
                     inputs[key] = x
             tokens = self.rows.tokens(decode, number)
@@ -310,12 +309,8 @@ class Comparison:
                 return longer[:, known.shape[1] :][:, :count]
 
             times, begun = [], time.perf_counter()
-            stream = (
-                self.file.stream(inputs, forced, right if drafted else None)
-                if prefill is None
-                else self.file.stream_by(prefill, inputs, forced)
-            )
-            for _ in stream:
+            draft = right if with_drafts else None
+            for _ in host_loop.stream(self.file, inputs, forced, prefill, draft):
                 times.append(1e3 * (time.perf_counter() - begun))
                 if len(times) == steps:
                     break
@@ -340,7 +335,7 @@ class Comparisons:
     def __init__(
         self,
         outputs: dict[str, ModelOutputs],
-        file: Model,
+        file: LoadedFile,
         inputs: dict[str, Any] | None,
         strategy: Strategy,
     ):
@@ -359,7 +354,7 @@ class Comparisons:
 
     def of(self, name: str) -> Check:
         """The check of one signature."""
-        return self._parts[self.file.signatures[name].get("model", "")].of(name)
+        return self._parts[self.file.signatures[name].model or ""].of(name)
 
     @property
     def differences(self) -> dict[str, list[np.ndarray]]:

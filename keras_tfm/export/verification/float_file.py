@@ -1,6 +1,8 @@
 """An exported file whose graph computes in float32, so that its rounded weights can be replaced."""
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -8,6 +10,9 @@ from keras_tfm.export.graph.gpu_weights import LOOKUPS
 from keras_tfm.export.quantization.four_bits import unpacked
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.manifest import Manifest, Signature, Tensor
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
 class Stored(NamedTuple):
@@ -43,17 +48,16 @@ class FloatFile:
         for graph in self._model.subgraphs:
             self._compute_in_float(graph)
 
-    def write(self, manifest: dict[str, Any], values: dict[int, np.ndarray]) -> bytes:
+    def write(self, manifest: Manifest, values: dict[int, np.ndarray]) -> bytes:
         """The bytes of the file with `manifest`, and with `values` as weights, by buffer."""
         for buffer in self.stored:
             raw = np.ascontiguousarray(values[buffer], "float32").tobytes()
             self._model.buffers[buffer].data = np.frombuffer(raw, "uint8")
-        described = {key: x for key, x in manifest.items() if key != "sha256"}
-        if "cache" in manifest:
-            described["signatures"] = _in_float(manifest["signatures"])
+        if manifest.cache == "int8":
+            manifest = replace(manifest, signatures=_in_float(manifest.signatures))
             if self._dither is None:
-                del described["cache"]
-        return flatbuffer.add_manifest(flatbuffer.write(self._model), described)
+                manifest = replace(manifest, cache="float32")
+        return flatbuffer.add_manifest(flatbuffer.write(self._model), manifest)
 
     def _read(self) -> None:
         """Fills `stored`. Tensors that share a buffer but not their scales get separate buffers.
@@ -228,17 +232,17 @@ class FloatFile:
         return len(graph.tensors) - 1
 
 
-def _in_float(signatures: dict[str, Any]) -> dict[str, Any]:
+def _in_float(signatures: Mapping[str, Signature]) -> dict[str, Signature]:
     """The manifest's signatures, with int8 arguments and results in float32."""
 
-    def changed(tensors: dict[str, Any]) -> dict[str, Any]:
+    def in_float(tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
         return {
-            name: {**x, "dtype": "float32" if x["dtype"] == "int8" else x["dtype"]}
+            name: replace(x, dtype="float32") if x.dtype == "int8" else x
             for name, x in tensors.items()
         }
 
     return {
-        name: {**x, "inputs": changed(x["inputs"]), "outputs": changed(x["outputs"])}
+        name: replace(x, inputs=in_float(x.inputs), outputs=in_float(x.outputs))
         for name, x in signatures.items()
     }
 

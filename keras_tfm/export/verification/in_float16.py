@@ -13,8 +13,8 @@ from keras_tfm.export.graph.graph_editor import GraphEditor
 from keras_tfm.export.verification.on_gpu import relative_error
 from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
+from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.storage import import_litert
-from keras_tfm.runtime.model import load
 
 # Of the largest value of an output. Rounding alone reaches 0.03 in 30 layers.
 _LIMIT = 0.1
@@ -111,7 +111,7 @@ def check_in_float16(
     >>> found.overflows
     ['predict: the input x reaches 1e+05 of 65504']
     """
-    file = load(path)
+    file = LoadedFile(path)
     model = flatbuffer.read(file.content())
     indices = {x.signatureKey.decode(): x.subgraphIndex for x in model.signatureDefs}
     rounded = [_Rounding(model, graph) for graph in model.subgraphs]
@@ -124,7 +124,7 @@ def check_in_float16(
     )
     check = Float16Check()
     for name, signature in file.signatures.items():
-        arrays = random_inputs(signature)
+        arrays = random_inputs(signature.inputs)
         arrays.update({x: y for x, y in (inputs or {}).items() if x in arrays})
         expected = file.run(name, arrays)
         found = interpreter.get_signature_runner(name)(**arrays)

@@ -11,8 +11,7 @@ from keras_tfm.atomic_files import temporary_folder
 from keras_tfm.export.verification.checks import EXACT
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
 from keras_tfm.runtime.inspection.subprocesses import run_module
-from keras_tfm.runtime.manifest.fields import is_rounded
-from keras_tfm.runtime.model import load
+from keras_tfm.runtime.loaded_file import LoadedFile
 
 # Where one of the two rounds activations: some layers of random weights reach 0.02.
 _ROUNDED = 0.1
@@ -96,13 +95,13 @@ def check_on_gpu(
     >>> found.failures
     []
     """
-    file = load(path)
+    file = LoadedFile(path)
     if tolerance is None:
-        tolerance = EXACT if float32 and not is_rounded(file.manifest) else _ROUNDED
+        tolerance = EXACT if float32 and not file.manifest.is_rounded else _ROUNDED
     given: dict[str, Any] = {}
     expected: dict[str, np.ndarray] = {}
     for name, signature in file.signatures.items():
-        inputs = random_inputs(signature)
+        inputs = random_inputs(signature.inputs)
         given.update({f"{name}|{x}": y for x, y in inputs.items()})
         results = file.run(name, inputs)
         expected.update({f"{name}|{x}": np.array(y) for x, y in results.items()})

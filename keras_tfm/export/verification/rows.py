@@ -10,9 +10,11 @@ import numpy as np
 
 from keras_tfm.export.signatures.input_numbers import InputNumbers
 from keras_tfm.generation.interface import interface_of
+from keras_tfm.runtime.checked_inputs import pad_id_of
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
 from keras_tfm.runtime.inspection.random_inputs import Numbers, is_mask, random_inputs
-from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Decode, Input, Stepped
 
 # The minimum and maximum number of calls per signature with random inputs. Within these limits they
 # cover the vocabulary. A decoding loop takes as long as many calls of "predict".
@@ -35,7 +37,7 @@ class VerificationRows:
 
     def __init__(
         self,
-        file: Model,
+        file: LoadedFile,
         given: dict[str, Any] | None,
         numbers: Mapping[str, Numbers] = MappingProxyType({}),
     ):
@@ -47,20 +49,20 @@ class VerificationRows:
         Random ids cycle through the vocabulary, so that the calls together cover it. Every second
         call has padding in its last quarter, half, or three quarters.
         """
-        inputs = self.file.signatures[name]["inputs"]
-        arrays = random_inputs(self.file.signatures[name], number, self.numbers)
+        inputs = self.file.signatures[name].inputs
+        arrays = random_inputs(inputs, number, self.numbers)
         for key, x in arrays.items():
-            if inputs[key].get("vocabulary_size", 1) > 1 and x.dtype.kind in "iu":
+            size, pad_id = inputs[key].vocabulary_size, inputs[key].pad_id
+            if size is not None and size > 1 and x.dtype.kind in "iu":
                 # Ids of more than two axes, as of an alignment, have no padding id.
-                padding = inputs[key].get("pad_id", [])
-                ids = np.setdiff1d(np.arange(inputs[key]["vocabulary_size"]), padding)
+                ids = np.setdiff1d(np.arange(size), [] if pad_id is None else pad_id)
                 arrays[key] = x = _in_turn(ids, number, x.shape).astype(x.dtype)
-            if number % 2 and inputs[key]["padded"]:
+            if number % 2 and inputs[key].padded:
                 quarters = (2, 1, 3)[number // 2 % 3]
-                x[:, max(1, x.shape[1] * quarters // 4) :] = inputs[key].get("pad_id", 0)
-            if "end_id" in inputs[key]:
-                length = unpadded_length(x[0], inputs[key]["pad_id"])
-                x[:, max(0, length - 1)] = inputs[key]["end_id"]
+                x[:, max(1, x.shape[1] * quarters // 4) :] = pad_id or 0
+            if pad_id is not None and inputs[key].end_id is not None:
+                length = unpadded_length(x[0], pad_id)
+                x[:, max(0, length - 1)] = inputs[key].end_id
         rows = self._fitting(name)
         if rows:
             for key in self.given_inputs(name):
@@ -70,52 +72,48 @@ class VerificationRows:
     def given_inputs(self, name: str) -> list[str]:
         """The inputs of a signature that the caller provided, except the token of a step."""
         signature = self.file.signatures[name]
-        stepped = signature["target"] if signature["role"] == "decode" else None
-        return [x for x in signature["inputs"] if x in (self.given or {}) and x != stepped]
+        stepped = signature.target if isinstance(signature, Decode) else None
+        return [x for x in signature.inputs if x in (self.given or {}) and x != stepped]
 
     def calls(self, name: str) -> int:
         """The number of calls of a signature: they cover the given rows, or the vocabulary."""
         rows = self._fitting(name)
         signature = self.file.signatures[name]
-        batch = next(iter(signature["inputs"].values()))["shape"][0]
+        batch = next(iter(signature.inputs.values())).shape[0]
         if rows:
             return -(-len(rows) // batch)
         sizes = [
-            -(-x["vocabulary_size"] // int(np.prod(x["shape"])))
-            for x in signature["inputs"].values()
-            if "vocabulary_size" in x
+            -(-x.vocabulary_size // int(np.prod(x.shape)))
+            for x in signature.inputs.values()
+            if x.vocabulary_size is not None
         ]
-        least, most = CALLS[signature["role"]]
-        outputs = signature.get("outputs", {}).values()
-        size = sum(int(np.prod(x["shape"])) for x in outputs)
+        least, most = CALLS[signature.role]
+        size = sum(int(np.prod(x.shape)) for x in signature.outputs.values())
         most = max(least, min(most, OUTPUTS // max(1, size)))
         # On average, padding replaces half of the ids in half of the calls.
         return min(most, max([least, *(-(-4 * size // 3) for size in sizes)]))
 
-    def stepped_batches(self, decode: str) -> int:
+    def stepped_batches(self, decode: Decode) -> int:
         """The number of batches of tokens to decode step by step."""
         if self.given is not None:
             return 1
-        signature = self.file.signatures[decode]
-        count = signature["inputs"][signature["target"]]["shape"][0] * signature["max_length"]
+        count = decode.inputs[decode.target].shape[0] * decode.max_length
         least, most = CALLS["decode"]
-        return min(most, max(least, -(-signature["vocabulary_size"] // count)))
+        return min(most, max(least, -(-decode.vocabulary_size // count)))
 
-    def tokens(self, decode: str, number: int) -> np.ndarray:
+    def tokens(self, decode: Decode, number: int) -> np.ndarray:
         """Tokens (B, T) to decode step by step: the given ones, then random ones."""
-        signature = self.file.signatures[decode]
-        target = signature["target"]
-        spec = signature["inputs"][target]
-        size = spec.get("vocabulary_size", signature["vocabulary_size"])
+        target = decode.target
+        token, pad_id = decode.inputs[target], pad_id_of(decode.inputs[target])
+        size = token.vocabulary_size or decode.vocabulary_size
+        ids = np.arange(size) if size == 1 else np.setdiff1d(np.arange(size), pad_id)
         # No end token, which would stop the steps before the caches are full.
-        ends = [] if signature["end_id"] is None else signature["end_id"]
-        ids = np.arange(size) if size == 1 else np.setdiff1d(np.arange(size), spec["pad_id"])
-        ids = ids if np.isin(ids, ends).all() else np.setdiff1d(ids, ends)
-        shape = (spec["shape"][0], signature["max_length"])
+        ids = ids if np.isin(ids, decode.end_ids).all() else np.setdiff1d(ids, decode.end_ids)
+        shape = (token.shape[0], decode.max_length)
         tokens = _in_turn(ids, number, shape)
         if self.given is not None and target in self.given:
             for row, given in zip(tokens, itertools.cycle(self.given[target]), strict=False):
-                known = given[: unpadded_length(given, spec["pad_id"])][: len(row)]
+                known = given[: unpadded_length(given, pad_id)][: len(row)]
                 row[: len(known)] = known
         return tokens.astype("int32")
 
@@ -124,23 +122,23 @@ class VerificationRows:
         keys = self.given_inputs(name)
         if self.given is None or not keys:
             return []
-        inputs = self.file.signatures[name]["inputs"]
+        inputs = self.file.signatures[name].inputs
         return [
             i
             for i in range(len(self.given[keys[0]]))
             if all(
                 n <= m
                 for key in keys
-                for n, m in zip(np.shape(self.given[key][i]), inputs[key]["shape"][1:], strict=True)
+                for n, m in zip(np.shape(self.given[key][i]), inputs[key].shape[1:], strict=True)
             )
         ]
 
     def _chunk(
-        self, key: str, like: np.ndarray, spec: dict[str, Any], rows: list[int], number: int
+        self, key: str, like: np.ndarray, expected: Input, rows: list[int], number: int
     ) -> np.ndarray:
         """The given rows of call `number`, in the shape of `like`, padded."""
         assert self.given is not None
-        result = np.full_like(like, spec.get("pad_id", 0))
+        result = np.full_like(like, expected.pad_id or 0)
         for i in range(len(like)):
             row = np.asarray(self.given[key][rows[(number * len(like) + i) % len(rows)]])
             result[i][tuple(slice(n) for n in row.shape)] = row
@@ -157,7 +155,7 @@ def _in_turn(ids: np.ndarray, number: int, shape: tuple[int, ...]) -> np.ndarray
 
 
 def inputs_of(
-    file: Model, given: Mapping[str, Any] | None, numbers: Mapping[str, InputNumbers]
+    file: LoadedFile, given: Mapping[str, Any] | None, numbers: Mapping[str, InputNumbers]
 ) -> dict[str, str]:
     """What a verification runs as each input of a file, in words.
 
@@ -168,30 +166,30 @@ def inputs_of(
     """
     result: dict[str, str] = {}
     for signature in file.signatures.values():
-        for name, spec in signature["inputs"].items():
-            if spec["kind"] != "input" or name in result:
+        for name, x in signature.inputs.items():
+            if x.kind != "input" or name in result:
                 continue
             if name in (given or {}):
                 result[name] = f"{len((given or {})[name])} rows given"
-            elif "vocabulary_size" in spec:
-                result[name] = f"random ids below {spec['vocabulary_size']}"
-            elif spec["dtype"] == "bool" or is_mask(name, spec):
+            elif x.vocabulary_size is not None:
+                result[name] = f"random ids below {x.vocabulary_size}"
+            elif x.dtype == "bool" or is_mask(name, x.vocabulary_size):
                 result[name] = "random masks"
-            elif "sample_rate" in spec:
+            elif x.is_audio:
                 result[name] = "noise"
             elif name in numbers:
                 source = numbers[name].source
                 told = f"random numbers of the scale that {source} tell"
                 result[name] = GUESS if source is None else told
             else:
-                result[name] = f"random {spec['dtype']}"
+                result[name] = f"random {x.dtype}"
     return result
 
 
-def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
+def check_given(model: keras.Model, file: LoadedFile, given: dict[str, Any]) -> None:
     """Raises unless every given row fits one of the exported lengths."""
     specs = {name: x.spec for name, x in interface_of(model).inputs.items()}
-    taken = {key for x in file.signatures.values() for key in x["inputs"]}
+    taken = {key for x in file.signatures.values() for key in x.inputs}
     names = [name for name in specs if name in taken]
     if not isinstance(given, dict):
         raise TypeError(f"inputs must be a dictionary of {names}, got {type(given).__name__}")
@@ -204,11 +202,12 @@ def check_given(model: keras.Model, file: Model, given: dict[str, Any]) -> None:
         raise ValueError(f"inputs must have the same number of rows, at least one, got {counts}")
     for name, rows in given.items():
         shapes = [
-            [*x["inputs"][name]["shape"][1:]]
+            x.inputs[name].shape[1:]
             for x in file.signatures.values()
-            if name in x["inputs"] and not (x["role"] == "decode" and x["target"] == name)
+            if name in x.inputs and not (isinstance(x, Decode) and x.target == name)
         ]
-        shapes += [[x["max_length"]] for x in file.signatures.values() if x.get("target") == name]
+        stepped = [x for x in file.signatures.values() if isinstance(x, Stepped)]
+        shapes += [[x.max_length] for x in stepped if x.target == name]
         longest = max(shapes, default=[])
         for row in map(np.asarray, rows):
             if row.size and "int" in specs[name].dtype and row.dtype.kind not in "iu":

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from keras_tfm.generation.strategies import Beam, Greedy, Strategy
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.matmul_precision import full_precision
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.manifest.fields import is_rounded
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Generate, of_role
 from keras_tfm.runtime.manifest.storage import File
-from keras_tfm.runtime.model import Model, load
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def verify(
     ...     verify(model, report.path).checks[0].top_1
     1.0
     """
-    file = load(path, adapter=adapter)
+    file = LoadedFile(path, adapter=adapter)
     pairs = _pairs(model, file, inputs, merge_adapters=adapter is None)
     strategy = strategy or _strategy_of(file)
     comparison = Comparisons(
@@ -185,8 +185,8 @@ def verify(
     for name in file.signatures:
         _log.info("comparing %s with %s", name, own_names)
         checks.append(comparison.of(name))
-    quantization = file.manifest["quantization"]
-    if not is_rounded(file.manifest):
+    quantization = file.manifest.quantization
+    if not file.manifest.is_rounded:
         for check in checks:
             check.tolerance = EXACT if tolerance is None else tolerance
             check.graph_error, check.graph_tolerance = check.worst_error, check.tolerance
@@ -207,8 +207,8 @@ def verify(
 
 
 def _pairs(
-    model: Any, file: Model, inputs: dict[str, Any] | None, merge_adapters: bool
-) -> dict[str, tuple[keras.Model, Model]]:
+    model: Any, file: LoadedFile, inputs: dict[str, Any] | None, merge_adapters: bool
+) -> dict[str, tuple[keras.Model, LoadedFile]]:
     """Each model in float32 with its part of the file, both checked; "" is the only one."""
     several = isinstance(model, Mapping)
     models = dict(model) if isinstance(model, Mapping) else {"": model}
@@ -250,7 +250,7 @@ def _input_sources(found: Comparisons) -> dict[str, str]:
         inputs = inputs_of(file, given, outputs.numbers)
         result |= {prefix + key: x for key, x in inputs.items()}
     guessed = [name for name, x in result.items() if x == GUESS]
-    quantization = found.file.manifest["quantization"]
+    quantization = found.file.manifest.quantization
     if guessed and quantization != "float32":
         warnings.warn(
             f"the rounding of {quantization} was compared with the model on {GUESS}: give real "
@@ -264,8 +264,8 @@ def _input_sources(found: Comparisons) -> dict[str, str]:
 
 def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: float | None) -> None:
     """Sets `graph_error` and the tolerances of the checks of a file with rounded weights."""
-    file, quantization = found.file, found.file.manifest["quantization"]
-    has_int8_caches = file.manifest.get("cache") == "int8"
+    file, quantization = found.file, found.file.manifest.quantization
+    has_int8_caches = file.manifest.cache == "int8"
     weights = ModelWeights(
         [
             array
@@ -288,9 +288,9 @@ def _compare_rounding(found: "Comparisons", checks: list[Check], tolerance: floa
             path = folder / "float.tflite"
             manifest = file.manifest
             if exact:
-                manifest = {**manifest, "quantization": "float32"}
+                manifest = replace(manifest, quantization="float32")
             path.write_bytes((graph if exact else noisy).write(manifest, values))
-            result = Comparisons(of, load(path), found.inputs, found.strategy)
+            result = Comparisons(of, LoadedFile(path), found.inputs, found.strategy)
             result.checks = [result.of(check.signature) for check in checks]
             return result
 
@@ -353,15 +353,16 @@ def _allow_last_bits(comparison: Comparisons, content: bytes, checks: list[Check
         content: the bytes of that file.
     """
     model, generator = flatbuffer.read(content), np.random.default_rng(0)
-    manifest = {key: x for key, x in comparison.file.manifest.items() if key != "sha256"}
     model.metadata = []
     for buffer, values in flatbuffer.float_weights(model).items():
         changed = values * (1 + 2.0**-23 * generator.uniform(-1, 1, values.shape))
         flatbuffer.store_float(model, buffer, changed.astype("float32"))
     with temporary_folder() as folder:
         path = folder / "last-bits.tflite"
-        path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), manifest))
-        other = Comparisons(comparison.outputs, load(path), comparison.inputs, comparison.strategy)
+        path.write_bytes(flatbuffer.add_manifest(flatbuffer.write(model), comparison.file.manifest))
+        other = Comparisons(
+            comparison.outputs, LoadedFile(path), comparison.inputs, comparison.strategy
+        )
         for check in checks:
             scale = other.of(check.signature).scale
             _, worst = _distances(
@@ -378,10 +379,10 @@ def _distances(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float
     return root_mean_square(np.concatenate(rows)) if rows else 0.0, worst
 
 
-def _strategy_of(file: Model) -> Strategy:
+def _strategy_of(file: LoadedFile) -> Strategy:
     """The strategy of an exported file."""
-    for signature in file.signatures.values():
-        settings = dict(signature.get("strategy") or {})
+    for signature in of_role(file.signatures, Generate).values():
+        settings = dict(signature.strategy or {})
         if settings.get("name") == "Drafted":  # its tokens are those of the strategy inside
             settings = dict(settings["strategy"])
         if settings:

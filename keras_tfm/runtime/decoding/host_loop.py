@@ -4,40 +4,121 @@ The KV caches are arguments of `prefill` and `decode`. They stay in LiteRT's mem
 writes only its new entries there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime.decoding.sampling import Choose
+from keras_tfm.runtime.checked_inputs import (
+    check_prompt_length,
+    filled_batch,
+    fit,
+    pad_id_of,
+    prompt_input,
+    prompt_rows,
+    separate_rows,
+)
+from keras_tfm.runtime.decoding.drafts import Draft, checked_drafts
+from keras_tfm.runtime.decoding.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.decoding.steps import Steps
-from keras_tfm.runtime.litert_internals import as_value_errors
-from keras_tfm.runtime.manifest.fields import by_length
+from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import (
+    Decode,
+    Encode,
+    Generate,
+    Input,
+    Prefill,
+    Signature,
+    of_role,
+)
 
 # From the tokens so far (B, n), and a number, to that many guesses of the next tokens (B, number).
 Guess = Callable[[np.ndarray, int], np.ndarray]
 
 
-class CopiedBuffers:
-    """The interface of `litert_internals.Buffers` for a runner that copies its arguments."""
+def decode_of(file: LoadedFile) -> Decode:
+    """The signature "decode" with the largest caches; raises a ValueError if there is none."""
+    *_, largest = file.of_role(Decode).values()
+    return largest
 
-    def __init__(self, runner: Callable[..., dict[str, np.ndarray]], signature: dict[str, Any]):
-        self._runner = runner
-        self.inputs = {
-            name: np.zeros(spec["shape"], spec["dtype"])
-            for name, spec in signature["inputs"].items()
-        }
 
-    def run(self) -> dict[str, np.ndarray]:
-        """The results for the arguments in `inputs`."""
-        with as_value_errors():
-            return self._runner(**self.inputs)
+def stream(
+    file: LoadedFile,
+    inputs: Any,
+    choose: Choose | Sampler | None,
+    prefill: str | None = None,
+    draft: Draft | None = None,
+) -> Iterator[np.ndarray]:
+    """Yields the tokens (B,) of each step; see `Model.stream` and `Model.stream_by`."""
+    decode = decode_of(file)
+    target, named = decode.target, _by_name(file, inputs, decode.target)
+    if target in named:
+        named[target] = prompt_rows(target, named[target], prompt_input(decode), decode.start_id)
+    yield from _stream(file, named, choose, prefill, draft)
+
+
+def _stream(
+    file: LoadedFile,
+    inputs: dict[str, Any],
+    choose: Choose | Sampler | None,
+    prefill: str | None = None,
+    draft: Draft | None = None,
+) -> Iterator[np.ndarray]:
+    """`stream` of inputs by name, with prompts that are checked."""
+    decode = decode_of(file)
+    target, batch = decode.target, decode.inputs[decode.target].shape[0]
+    prompts = inputs.pop(target, None)
+    known = _known(file, decode, inputs)
+    rows = next((len(x) for x in known.values()), batch)
+    if prompts is not None:
+        prompt, rows = prompt_of(prompts, target), len(prompts)
+    elif decode.start_id is None:
+        raise ValueError(f"{file.path} was exported without a start_id: give {target!r}")
+    else:
+        prompt = np.full((rows, 1), decode.start_id, "int32")
+    for x in known.values():
+        if len(x) != rows:
+            raise ValueError(
+                f"all inputs must have the same number of rows, got {len(x)} and {rows}"
+            )
+    if not 0 < rows <= batch:
+        raise ValueError(f"{file.path} decodes at most {batch} rows at once, got {rows}")
+    check_prompt_length(prompt.shape[1], decode.max_length)
+    guess = None if draft is None else _guess(file, draft, inputs, rows, batch)
+    known = {key: filled_batch(x, batch) for key, x in known.items()}
+    prompt = filled_batch(prompt, batch)
+    signatures = {
+        name: x
+        for name, x in file.signatures.items()
+        if prefill is None or not isinstance(x, Prefill) or name == prefill
+    }
+    steps = step(
+        decode,
+        Steps(signatures, file.buffers, known, batch),
+        prompt,
+        chooser(choose, prompt),
+        guess,
+    )
+    with file.lock:
+        number = file.cache_user = file.cache_user + 1
+    while True:
+        with file.lock:
+            _ = file.runners  # raises if the file was closed
+            if number != file.cache_user:
+                raise RuntimeError(
+                    "another stream has begun, or 'decode' has run, and one file has one set "
+                    "of caches: load it twice to run two side by side"
+                )
+            tokens = next(steps, None)
+        if tokens is None:
+            return
+        yield tokens[:rows]
 
 
 def step(
-    signatures: dict[str, dict[str, Any]],
-    buffers: Callable[[str], Any],
-    known: dict[str, np.ndarray],
+    decode: Decode,
+    steps: Steps,
     prompt: np.ndarray,
     choose: Choose,
     guess: Guess | None = None,
@@ -45,24 +126,23 @@ def step(
     """Yields the tokens (B,) of each step; the target's pad id for rows that have ended.
 
     Args:
-        signatures, buffers, known: as in `Steps`.
+        decode: the signature with the largest caches.
+        steps: the caches, of no token yet.
         prompt: (B, P), at least one column.
         choose: logits (B, V) -> tokens (B,).
         guess: a draft; a step reads what it guesses, and each row advances by the tokens that are
             right in all rows.
     """
-    settings = signatures[by_length(signatures, "decode")[-1]]
-    ends = np.array(end_ids_of(settings), "int64")
-    steps = Steps(signatures, buffers, known, len(prompt))
+    ends = np.array(decode.end_ids, "int64")
     steps.read(prompt, prompt.shape[1] - 1)
     ended = np.zeros(len(prompt), bool)
     if guess is not None:
-        yield from _verified(steps, settings, prompt, choose, guess)
+        yield from _verify(steps, decode, prompt, choose, guess)
         return
     token = prompt[:, -1:]
-    while steps.position + 1 < settings["max_length"]:
+    while steps.position + 1 < decode.max_length:
         logits = steps.decode(token)
-        chosen = checked_tokens(choose(logits), ended, logits.shape[-1], settings["pad_id"])
+        chosen = checked_tokens(choose(logits), ended, logits.shape[-1], decode.pad_id)
         yield chosen.astype("int32")
         ended |= (chosen[:, np.newaxis] == ends).any(axis=1)
         if ended.all():
@@ -70,24 +150,22 @@ def step(
         token = chosen[:, np.newaxis]
 
 
-def _verified(
-    steps: Steps, settings: dict[str, Any], prompt: np.ndarray, choose: Choose, guess: Guess
+def _verify(
+    steps: Steps, decode: Decode, prompt: np.ndarray, choose: Choose, guess: Guess
 ) -> Iterator[np.ndarray]:
     """`step` with a draft, after the prompt but its last token has been read."""
-    ends, length = np.array(end_ids_of(settings), "int64"), settings["max_length"]
+    ends, length = np.array(decode.end_ids, "int64"), decode.max_length
     ended = np.zeros(len(prompt), bool)
-    tokens = np.full((len(prompt), length), settings["pad_id"], "int32")
+    tokens = np.full((len(prompt), length), decode.pad_id, "int32")
     last = prompt.shape[1] - 1  # the column of the last certain token
     tokens[:, : last + 1] = prompt
-    count = steps.drafted
+    count = steps.draft_length
     while last + 1 < length:
         guesses = guess(tokens[:, : last + 1], count)[:, : length - 1 - last]
         tokens[:, last + 1 :][:, : guesses.shape[1]] = guesses
         logits = steps.verify(tokens)
         for i in range(min(logits.shape[1], length - 1 - last)):
-            chosen = checked_tokens(
-                choose(logits[:, i]), ended, logits.shape[-1], settings["pad_id"]
-            )
+            chosen = checked_tokens(choose(logits[:, i]), ended, logits.shape[-1], decode.pad_id)
             last += 1
             # After the last of a step's tokens there is no draft.
             wrong = i + 1 == logits.shape[1] or np.any((chosen != tokens[:, last]) & ~ended)
@@ -101,12 +179,107 @@ def _verified(
         steps.rewind(last)
 
 
-def end_ids_of(settings: dict[str, Any]) -> list[int]:
-    """The end tokens of a signature's settings."""
-    ids: list[int] = (
-        [] if settings["end_id"] is None else np.atleast_1d(settings["end_id"]).tolist()
-    )
-    return ids
+def _guess(file: LoadedFile, draft: Draft, inputs: dict[str, Any], rows: int, batch: int) -> Guess:
+    """The draft as a function of the tokens (batch, n) and a number of tokens."""
+    if not any(x.verifies for x in of_role(file.signatures, Prefill).values()):
+        raise ValueError(
+            f"{file.path} has no step that verifies several tokens: export it with a draft_length"
+        )
+    expected = _all_inputs(file)
+    sources = {key: separate_rows(key, x, expected.get(key)) for key, x in inputs.items()}
+    for key, x in expected.items():  # a draft may repeat the ids of a source
+        if x.padding is not None and key in sources:
+            sources[key] = [np.where(row == REAL_PAD, pad_id_of(x), row) for row in sources[key]]
+    size = decode_of(file).vocabulary_size
+
+    def guess(tokens: np.ndarray, count: int) -> np.ndarray:
+        found = checked_drafts(draft(tokens[:rows].copy(), count, sources), (rows, count), size)
+        return filled_batch(found, batch)
+
+    return guess
+
+
+def _all_inputs(file: LoadedFile) -> dict[str, Input]:
+    """The inputs of all signatures."""
+    return {key: x for signature in file.signatures.values() for key, x in signature.inputs.items()}
+
+
+def generate_on_host(file: LoadedFile, inputs: Any) -> np.ndarray:
+    """Greedy tokens (B, T) for any number of rows; the target's pad id after the end of a row."""
+    if not of_role(file.signatures, Decode):
+        raise ValueError(f"{file.path} has no signature 'generate', it has {list(file.signatures)}")
+    decode = decode_of(file)
+    target, length = decode.target, decode.max_length
+    named = _by_name(file, inputs, target)
+    batch = decode.inputs[target].shape[0]
+    expected = {**_all_inputs(file), target: prompt_input(decode)}
+    if target in named:
+        named[target] = prompt_rows(target, named[target], expected[target], decode.start_id)
+    arrays = {key: separate_rows(key, x, expected.get(key)) for key, x in named.items()}
+    counts = {key: len(x) for key, x in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"all inputs must have the same number of rows, got {counts}")
+    rows = next(iter(counts.values()), batch)
+    if rows == 0:
+        raise ValueError("got no rows")
+    result = np.full((rows, length), decode.pad_id, "int32")
+    # Rows that are stepped together must have prompts of the same length.
+    lengths = [len(row) for row in arrays[target]] if target in arrays else [1] * rows
+    for count in lengths:
+        check_prompt_length(count, length)
+    stop = 0
+    while stop < rows:
+        start = stop
+        while stop < min(rows, start + batch) and lengths[stop] == lengths[start]:
+            stop += 1
+        chunk = {key: x[start:stop] for key, x in arrays.items()}
+        part = result[start:stop]
+        column = 1
+        if target in chunk:
+            column = len(chunk[target][0])
+            part[:, :column] = chunk[target]
+        elif decode.start_id is not None:
+            part[:, 0] = decode.start_id
+        with file.lock:  # for the whole chunk: another thread would overwrite the caches
+            for tokens in _stream(file, chunk, None):
+                part[:, column] = tokens
+                column += 1
+    return result
+
+
+def _known(file: LoadedFile, decode: Decode, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The arguments that all steps share: the results of "encode"; without it, inputs."""
+    has_encode = bool(of_role(file.signatures, Encode))
+    contexts = [x for x in decode.of_kind("cache") if x not in decode.outputs]
+    if (contexts or decode.prefix) and not has_encode:
+        raise ValueError(f"{file.path} has no signature 'encode', which its 'decode' needs")
+    if has_encode:
+        return file.run(*file.choose(Encode, inputs))
+    read = [x for x in decode.of_kind("input") if x != decode.target]
+    if set(inputs) != set(read):
+        raise ValueError(
+            f"the steps take the inputs {read} and {decode.target!r}, got {list(inputs)}"
+        )
+    return {key: fit(key, inputs[key], decode.inputs[key]) for key in read}
+
+
+def known_of_row(file: LoadedFile, inputs: Any) -> dict[str, np.ndarray]:
+    """The arguments that all steps of a single row share, for a `Session`."""
+    decode = decode_of(file)
+    known = _known(file, decode, _by_name(file, inputs, decode.target))
+    counts = {len(x) for x in known.values()}
+    if counts - {1}:
+        raise ValueError(f"a session has one row, got {max(counts)}")
+    return known
+
+
+def _by_name(file: LoadedFile, inputs: Any, only: str) -> dict[str, Any]:
+    """`inputs` as a dictionary; a bare array is the model's first input."""
+    if isinstance(inputs, dict):
+        return dict(inputs)
+    found: Mapping[str, Signature] = of_role(file.signatures, Encode)
+    found = found or of_role(file.signatures, Generate)
+    return {next((key for x in found.values() for key in x.inputs), only): inputs}
 
 
 def checked_tokens(chosen: Any, ended: np.ndarray, size: int, pad_id: int) -> np.ndarray:

@@ -1,12 +1,14 @@
 """The KV caches of a loop on the host: reads tokens with the signatures "prefill" and "decode"."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from keras_tfm.runtime.manifest.fields import by_length, column_axes, of_kind
+from keras_tfm.runtime.checked_inputs import pad_id_of
+from keras_tfm.runtime.litert_internals import Buffers
+from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, of_role
+from keras_tfm.runtime.weight_cache import CopiedBuffers
 
 
 class Steps:
@@ -16,8 +18,8 @@ class Steps:
     signatures. A signature's buffers get the entries that they lack before it runs.
 
     Args:
-        signatures: dict, the signatures in the manifest.
-        buffers: from a signature's name to its `litert_internals.Buffers` or `CopiedBuffers`.
+        signatures: those of the manifest.
+        buffers: from a signature's name to its arguments, see `LoadedFile.buffers`.
         known: the results of `encode`; without it, inputs.
         rows: int, number of rows (B): the exported batch size, or 1: one row in all of the batch.
 
@@ -31,46 +33,38 @@ class Steps:
 
     def __init__(
         self,
-        signatures: dict[str, dict[str, Any]],
-        buffers: Callable[[str], Any],
+        signatures: Mapping[str, Signature],
+        buffers: Callable[[str], Buffers | CopiedBuffers],
         known: dict[str, np.ndarray],
         rows: int,
     ):
-        self._signatures, self._buffers = signatures, buffers
-        self._decoders = by_length(signatures, "decode")
-        self._prefills = by_length(signatures, "prefill")
-        settings = signatures[self._decoders[-1]]
-        self._target: str = settings["target"]
-        self._max_length: int = settings["max_length"]
-        self._capacity: int = settings["capacity"]
-        (self._position_name,) = of_kind(settings, "position")
-        self._axes = column_axes(settings)
-        self._capacities = [(signatures[x]["capacity"], x) for x in self._decoders]
-        self._prefix: int = settings.get("prefix", 0)
+        self._buffers = buffers
+        self._decodes = of_role(signatures, Decode)  # smallest first
+        self._prefills = of_role(signatures, Prefill)
+        first, *_ = self._decodes.values()
+        *_, settings = self._decodes.values()
+        self._target, self._max_length = settings.target, settings.max_length
+        self._capacity, self._prefix = settings.capacity, settings.prefix
+        (self._position_name,) = settings.of_kind("position")
+        self._axes = settings.column_axes
         self._decoder = _Loaded("", None, 0)
         self._verifying: dict[str, _Loaded] = {}
         self._shared = False
-        self._columns_kept = self._capacities[0][0]  # of the arrays in `entries`
+        self._columns_kept = first.capacity  # of the arrays in `entries`
         self.position = 0
-        inputs = signatures[self._decoders[0]]["inputs"]
         self.entries: dict[str, np.ndarray] = {
-            key: np.zeros((rows, *inputs[key]["shape"][1:]), inputs[key]["dtype"])
-            for key in settings["outputs"]
-            if key != "logits"
+            key: np.zeros((rows, *first.inputs[key].shape[1:]), first.inputs[key].dtype)
+            for key in settings.caches
         }
         self.known = {key: x for key, x in known.items() if key not in self.entries}
         for key in self.entries.keys() & known.keys():
             self._columns(key, self.entries[key], -self._prefix, 0)[...] = known[key][:rows]
 
     @property
-    def drafted(self) -> int:
+    def draft_length(self) -> int:
         """The number of drafted tokens that `verify` reads."""
-        lengths = (
-            self._signatures[name]["inputs"][self._target]["shape"][1]
-            for name in self._prefills
-            if "logits" in self._signatures[name]["outputs"]
-        )
-        return int(next(lengths)) - 1
+        lengths = (x.inputs[self._target].shape[1] for x in self._prefills.values() if x.verifies)
+        return next(lengths) - 1
 
     def read(self, tokens: np.ndarray, end: int) -> None:
         """Reads the columns `position` to `end` - 1 of tokens (B, T), in chunks where possible."""
@@ -81,14 +75,14 @@ class Steps:
                 self.decode(tokens[:, self.position : self.position + 1])
                 continue
             if name not in loaded:
-                loaded[name] = self._loaded(name)
+                loaded[name] = self._begin(name)
             self._prefill(loaded[name], tokens, start, end)
 
     def decode(self, token: np.ndarray) -> np.ndarray:
         """Reads a token of each row, (B, 1), at `position`: the logits (B, V) of the next one."""
-        name = next(name for capacity, name in self._capacities if capacity > self.position)
+        name = next(name for name, x in self._decodes.items() if x.capacity > self.position)
         if self._decoder.name != name:
-            self._decoder = self._loaded(name)
+            self._decoder = self._begin(name)
         buffers = self._load(self._decoder)
         buffers.inputs[self._target][...] = token
         buffers.inputs[self._position_name][...] = self.position
@@ -106,14 +100,15 @@ class Steps:
         Returns:
             The logits after each of them, (B, n, V).
         """
-        for name in self._prefills:
-            signature = self._signatures[name]
-            length = signature["inputs"][self._target]["shape"][1]
-            start = min(self.position, self._max_length - length)
-            if "logits" in signature["outputs"] and start + length <= signature["capacity"]:
-                break
+        length = self.draft_length + 1
+        start = min(self.position, self._max_length - length)
+        name = next(
+            name
+            for name, x in self._prefills.items()
+            if x.verifies and start + length <= (x.capacity or 0)
+        )
         if name not in self._verifying:
-            self._verifying[name] = self._loaded(name)
+            self._verifying[name] = self._begin(name)
         buffers = self._load(self._verifying[name])
         buffers.inputs[self._target][...] = tokens[:, start : start + length]
         buffers.inputs[self._position_name][...] = start
@@ -134,13 +129,13 @@ class Steps:
         self._verifying = {}
 
     def restore(self, entries: dict[str, np.ndarray]) -> None:
-        """Continues after the columns of entries, the result of `kept`."""
+        """Continues after the columns of entries, the result of `read_entries`."""
         self.entries, self._shared = entries, True  # the next write copies them to a capacity
         columns = [x.shape[self._axes[key]] for key, x in entries.items()]
         self.position = min(columns, default=self._prefix) - self._prefix
         self.release()
 
-    def kept(self) -> dict[str, np.ndarray]:
+    def read_entries(self) -> dict[str, np.ndarray]:
         """The entries of the prefix and of the positions that have been read."""
         return {
             key: self._columns(key, x, -self._prefix, self.position)
@@ -161,15 +156,14 @@ class Steps:
         None: there is no such prefill, and the next token takes a step.
         """
         fitting: dict[int, tuple[str, int]] = {}  # by length; of each the smallest caches
-        for name in self._prefills:
-            signature = self._signatures[name]
-            length = signature["inputs"][self._target]["shape"][1]
-            if "capacity" not in signature:  # of an older file: it has no caches to read
+        for name, signature in self._prefills.items():
+            length = signature.inputs[self._target].shape[1]
+            if signature.capacity is None:  # of an older file: it has no caches to read
                 if self.position == 0:
                     fitting.setdefault(length, (name, 0))
                 continue
             start = min(self.position, self._max_length - length)
-            if start + length <= signature["capacity"]:
+            if start + length <= signature.capacity:
                 fitting.setdefault(length, (name, start))
         if not fitting:
             return None, self.position
@@ -181,21 +175,22 @@ class Steps:
         return fitting[min(padded) if padded else max(full)]
 
     def _prefill(self, loaded: "_Loaded", tokens: np.ndarray, start: int, end: int) -> None:
-        spec = self._signatures[loaded.name]["inputs"][self._target]
-        end = min(end, start + spec["shape"][1])
+        expected = self._prefills[loaded.name].inputs[self._target]
+        end = min(end, start + expected.shape[1])
         buffers = self._load(loaded)
-        buffers.inputs[self._target][...] = spec["pad_id"]
+        buffers.inputs[self._target][...] = pad_id_of(expected)
         buffers.inputs[self._target][:, : end - start] = tokens[:, start:end]
         if self._position_name in buffers.inputs:
             buffers.inputs[self._position_name][...] = start
         self._keep(buffers.run(), start, end)
 
-    def _loaded(self, name: str) -> "_Loaded":
+    def _begin(self, name: str) -> "_Loaded":
         """The buffers of a signature, without entries."""
-        return _Loaded(name, _initialized(self._buffers(name), self.known), -self._prefix)
+        return _Loaded(name, _initialize(self._buffers(name), self.known), -self._prefix)
 
-    def _load(self, loaded: "_Loaded") -> Any:
+    def _load(self, loaded: "_Loaded") -> Buffers | CopiedBuffers:
         """The buffers of a signature, after writing the entries that they lack."""
+        assert loaded.buffers is not None
         if loaded.columns < self.position:
             for key, x in self.entries.items():
                 if key in loaded.buffers.inputs:
@@ -238,10 +233,10 @@ class Steps:
         """Makes the entries this object's own, with at least `end` columns."""
         if not self._shared and end <= self._columns_kept:
             return
-        self._columns_kept, name = next(x for x in self._capacities if x[0] >= end)
-        inputs = self._signatures[name]["inputs"]
+        larger = next(x for x in self._decodes.values() if x.capacity >= end)
+        self._columns_kept = larger.capacity
         for key, x in self.entries.items():
-            shape = (len(x), *inputs[key]["shape"][1:])
+            shape = (len(x), *larger.inputs[key].shape[1:])
             self.entries = {**self.entries, key: np.zeros(shape, x.dtype)}
             old = self._columns(key, x, -self._prefix, self.position)
             self._columns(key, self.entries[key], -self._prefix, self.position)[...] = old
@@ -263,11 +258,13 @@ class _Loaded:
     That number is negative as long as the columns of a prefix are missing.
     """
 
-    def __init__(self, name: str, buffers: Any, columns: int):
+    def __init__(self, name: str, buffers: Buffers | CopiedBuffers | None, columns: int):
         self.name, self.buffers, self.columns = name, buffers, columns
 
 
-def _initialized(buffers: Any, known: dict[str, np.ndarray]) -> Any:
+def _initialize(
+    buffers: Buffers | CopiedBuffers, known: dict[str, np.ndarray]
+) -> Buffers | CopiedBuffers:
     """The buffers, with the known arguments written, and zeros elsewhere."""
     for key, array in buffers.inputs.items():
         # Zeros: stale memory may hold NaN, and NaN times an attention weight of 0 is NaN.

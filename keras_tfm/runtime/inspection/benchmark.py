@@ -15,8 +15,8 @@ from keras_tfm.atomic_files import replacement, temporary_folder
 from keras_tfm.runtime.inspection.inspection import Subgraph, bytes_by_kind, inspect_subgraphs
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
 from keras_tfm.runtime.inspection.subprocesses import run_module
-from keras_tfm.runtime.manifest.fields import of_kind
-from keras_tfm.runtime.model import Model, load
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Generate
 
 LEAST_RUNS = 5
 
@@ -185,8 +185,8 @@ def benchmark(
         raise ValueError(f"seconds must be above 0, got {seconds}")
     latencies = []
     for count in threads:
-        model = load(path, count)
-        latencies += [_latency(model, name, count, seconds, seed) for name in model.signatures]
+        file = LoadedFile(path, count)
+        latencies += [_latency(file, name, count, seconds, seed) for name in file.signatures]
     footprints = [_footprint(path, "packed", count) for count in threads]
     if weight_cache:
         with temporary_folder() as folder:
@@ -196,34 +196,32 @@ def benchmark(
     return Benchmark(
         path=str(path),
         bytes=len(content),
-        quantization=model.manifest["quantization"],
+        quantization=file.manifest.quantization,
         processor=_processor(),
-        latencies=sorted(latencies, key=lambda x: list(model.signatures).index(x.signature)),
+        latencies=sorted(latencies, key=lambda x: list(file.signatures).index(x.signature)),
         footprints=footprints,
         subgraphs=inspect_subgraphs(content),
         bytes_by_kind=bytes_by_kind(content),
     )
 
 
-def _latency(model: Model, name: str, threads: int, seconds: float, seed: int) -> Latency:
-    signature = model.signatures[name]
-    inputs = random_inputs(signature, seed)
-    for key in of_kind(signature, "padding"):
+def _latency(file: LoadedFile, name: str, threads: int, seconds: float, seed: int) -> Latency:
+    signature = file.signatures[name]
+    inputs = random_inputs(signature.inputs, seed)
+    for key in signature.of_kind("padding"):
         inputs[key][:] = 0  # prompts of full length
-    outputs = model.run(name, inputs)
+    outputs = file.run(name, inputs)
     times: list[float] = []
     while len(times) < LEAST_RUNS or sum(times) < seconds:
         start = time.perf_counter()
-        model.run(name, inputs)
+        file.run(name, inputs)
         times.append(time.perf_counter() - start)
     tokens = None
-    if "max_length" in signature and "tokens" in outputs:
+    if isinstance(signature, Generate):
         # Columns from max_length on are used only by rows with padded prompts.
-        prompt = 1
-        if "prompt" in signature:
-            prompt = signature["inputs"][signature["prompt"]]["shape"][1]
-        whole = outputs["tokens"][..., : signature["max_length"]]
-        tokens = count_tokens(whole, signature.get("end_id"), prompt)
+        prompt = 1 if signature.prompt is None else inputs[signature.prompt].shape[1]
+        whole = outputs["tokens"][..., : signature.max_length]
+        tokens = count_tokens(whole, signature.end_id, prompt)
     median, p90 = (1e3 * float(np.quantile(times, q)) for q in (0.5, 0.9))
     return Latency(name, threads, len(times), median, p90, tokens)
 

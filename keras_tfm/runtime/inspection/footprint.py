@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_tfm.runtime.inspection.random_inputs import random_inputs
+from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.manifest.storage import import_litert
-from keras_tfm.runtime.model import load
 
 
 def measure(path: str, threads: int = 1, weight_cache: str | None = None) -> dict[str, Any]:
@@ -28,12 +28,12 @@ def measure(path: str, threads: int = 1, weight_cache: str | None = None) -> dic
     import_litert("schema_py_generated")
     before = _memory()
     start = time.perf_counter()
-    model = load(path, threads, weight_cache=weight_cache)
+    file = LoadedFile(path, threads, weight_cache)
     loaded = time.perf_counter()
-    inputs = {name: random_inputs(spec) for name, spec in model.signatures.items()}
+    inputs = {name: random_inputs(x.inputs) for name, x in file.signatures.items()}
     ready = time.perf_counter()
     for name, arrays in inputs.items():
-        model.run(name, arrays)
+        file.run(name, arrays)
     end, after = time.perf_counter(), _memory()
     peak = private = None
     if before and after:

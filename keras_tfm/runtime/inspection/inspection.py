@@ -2,6 +2,7 @@
 
 import struct
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.runtime import litert_internals
-from keras_tfm.runtime.manifest.fields import of_kind
+from keras_tfm.runtime.manifest.manifest import Decode, Encode, Input, Manifest, Prefill, Tensor
 from keras_tfm.runtime.manifest.storage import File, import_litert, read, read_content, source_of
 
 
@@ -84,13 +85,14 @@ class Inspection:
 
     def lines(self) -> list[str]:
         """Size, signatures and graphs, one per line."""
-        caches = ", int8 caches" if self.manifest.get("cache") == "int8" else ""
-        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {self.quantization}{caches}"]
-        steps = [x for x in self.signatures.values() if x["role"] in ("prefill", "decode")]
-        cached = {name for signature in steps for name in of_kind(signature, "cache")}
-        for name, signature in self.signatures.items():
-            made = cached if signature["role"] in ("encode", "prefill", "decode") else set()
-            inputs, outputs = (_described(signature[key], made) for key in ("inputs", "outputs"))
+        manifest = Manifest.from_json(self.manifest)
+        caches = ", int8 caches" if manifest.cache == "int8" else ""
+        lines = [f"{self.path}: {self.bytes / 1e6:.2f} MB, {manifest.quantization}{caches}"]
+        steps = [x for x in manifest.signatures.values() if isinstance(x, Prefill | Decode)]
+        cached = {name for signature in steps for name in signature.of_kind("cache")}
+        for name, x in manifest.signatures.items():
+            hidden = cached if isinstance(x, Encode | Prefill | Decode) else set()
+            inputs, outputs = (_describe(tensors, hidden) for tensors in (x.inputs, x.outputs))
             lines.append(f"  {name}({inputs}) -> {outputs}")
         lines.append(f"  {'graph':24} {'nodes':>6} {'on XNNPACK':>11} {'partitions':>11}")
         for graph in self.subgraphs:
@@ -126,15 +128,15 @@ class Inspection:
         return "\n".join(lines)
 
 
-def _described(tensors: dict[str, Any], cached: set[str]) -> str:
+def _describe(tensors: Mapping[str, Tensor], cached: set[str]) -> str:
     """Names, shapes, dtypes and nonzero padding ids; all caches as one entry."""
     texts, caches = [], [x for name, x in tensors.items() if name in cached]
     for name, x in tensors.items():
         if name not in cached:
-            padding = f" padded with {x['pad_id']}" if x.get("pad_id") else ""
-            texts.append(f"{name} {tuple(x['shape'])} {x['dtype']}{padding}")
+            padding = f" padded with {x.pad_id}" if isinstance(x, Input) and x.pad_id else ""
+            texts.append(f"{name} {tuple(x.shape)} {x.dtype}{padding}")
     if caches:
-        size = sum(int(np.prod(x["shape"])) * np.dtype(x["dtype"]).itemsize for x in caches)
+        size = sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in caches)
         texts.append(f"{len(caches)} caches of {size / 1e3:.1f} kB")
     return ", ".join(texts)
 
@@ -146,16 +148,16 @@ def inspect_file(path: File) -> Inspection:
         FileNotFoundError, ValueError: as in `runtime.load`.
     """
     source, name = source_of(path)
-    manifest = read(source, name).to_json()
+    manifest = read(source, name)
     return Inspection(**inspected(name, read_content(source), manifest))
 
 
-def inspected(path: str | Path, content: bytes, manifest: dict[str, Any]) -> dict[str, Any]:
+def inspected(path: str | Path, content: bytes, manifest: Manifest) -> dict[str, Any]:
     """The fields of an `Inspection` of a file whose bytes are `content`."""
     return {
         "path": str(path),
         "bytes": len(content),
-        "manifest": manifest,
+        "manifest": manifest.to_json(),
         "subgraphs": inspect_subgraphs(content),
         "bytes_by_kind": bytes_by_kind(content),
         "custom_operators": custom_operators(content),

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_tfm.runtime.manifest.manifest import Input
+
 # The standard deviation of random audio, whose samples are between -1 and 1.
 _LOUDNESS = 0.1
 _IS_MASK = re.compile(r"(^|_)masks?(_|$)")
@@ -28,9 +30,9 @@ class Numbers(NamedTuple):
 
 
 def random_inputs(
-    signature: dict[str, Any], seed: int = 0, numbers: Mapping[str, Numbers] | None = None
+    inputs: Mapping[str, Input], seed: int = 0, numbers: Mapping[str, Numbers] | None = None
 ) -> dict[str, np.ndarray]:
-    """A random array for each input of a signature of the manifest, of the exported shape.
+    """A random array for each input of a signature, of the exported shape.
 
     - Ids come from the vocabulary in the manifest, without the pad id; the last one is the end
       token where the model returns its features.
@@ -41,27 +43,30 @@ def random_inputs(
     - Floats are normally distributed; audio has a standard deviation of 0.1.
 
     Args:
-        signature: a signature of the manifest.
+        inputs: those of a signature of the manifest.
         seed: int, for other values.
         numbers: the distribution of inputs by name, where it is known.
 
+    >>> from functools import partial
     >>> from keras_tfm.runtime.inspection.random_inputs import Numbers, random_inputs
-    >>> source = {"shape": [1, 4], "dtype": "int32", "vocabulary_size": 7, "pad_id": 0}
-    >>> ids = random_inputs({"inputs": {"source": source}})["source"]
+    >>> from keras_tfm.runtime.manifest.manifest import Input
+    >>> row = partial(Input, kind="input", padded=False)
+    >>> source = row(shape=[1, 4], dtype="int32", vocabulary_size=7, pad_id=0)
+    >>> ids = random_inputs({"source": source})["source"]
     >>> ids.shape, bool(ids.min() >= 1), bool(ids.max() < 7)
     ((1, 4), True, True)
-    >>> pressure = {"shape": [1, 400], "dtype": "float32"}
+    >>> pressure = row(shape=[1, 400], dtype="float32")
     >>> known = {"pressure": Numbers(1e5, 800.0)}
-    >>> made = random_inputs({"inputs": {"pressure": pressure}}, numbers=known)["pressure"]
+    >>> made = random_inputs({"pressure": pressure}, numbers=known)["pressure"]
     >>> int(made.mean().round(-3)), int(made.std().round(-2))
     (100000, 800)
     """
     generator = np.random.default_rng(seed)
     arrays = {}
-    for name, spec in signature["inputs"].items():
-        shape, dtype = tuple(spec["shape"]), np.dtype(spec["dtype"])
+    for name, x in inputs.items():
+        shape, dtype = tuple(x.shape), np.dtype(x.dtype)
         known = (numbers or {}).get(name)
-        if dtype.kind == "b" or is_mask(name, spec):
+        if dtype.kind == "b" or is_mask(name, x.vocabulary_size):
             arrays[name] = _mask(generator, shape).astype(dtype)
         elif known is not None:
             values = generator.normal(known.mean, known.deviation, shape)
@@ -71,23 +76,23 @@ def random_inputs(
                 values = np.clip(np.rint(values), limits.min, limits.max)
             arrays[name] = values.astype(dtype)
         elif dtype.kind in "iu":
-            arrays[name] = _integers(generator, spec, shape, dtype).astype(dtype)
-            if "end_id" in spec:
-                arrays[name][:, -1] = spec["end_id"]
+            arrays[name] = _integers(generator, x, shape, dtype).astype(dtype)
+            if x.end_id is not None:
+                arrays[name][:, -1] = x.end_id
         else:
-            deviation = _LOUDNESS if "sample_rate" in spec else 1.0
+            deviation = _LOUDNESS if x.is_audio else 1.0
             arrays[name] = generator.normal(scale=deviation, size=shape).astype(dtype)
     return arrays
 
 
-def is_mask(name: str, spec: dict[str, Any]) -> bool:
+def is_mask(name: str, vocabulary_size: int | None) -> bool:
     """Whether an input without a vocabulary is called a mask, as in `transformers`.
 
     >>> from keras_tfm.runtime.inspection.random_inputs import is_mask
-    >>> is_mask("attention_mask", {}), is_mask("masked_image", {})
+    >>> is_mask("attention_mask", None), is_mask("masked_image", None)
     (True, False)
     """
-    return _IS_MASK.search(name.lower()) is not None and "vocabulary_size" not in spec
+    return _IS_MASK.search(name.lower()) is not None and vocabulary_size is None
 
 
 def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -99,9 +104,9 @@ def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _integers(
-    generator: np.random.Generator, spec: dict[str, Any], shape: tuple[int, ...], dtype: np.dtype
+    generator: np.random.Generator, x: Input, shape: tuple[int, ...], dtype: np.dtype
 ) -> np.ndarray:
-    size, pad_id = spec.get("vocabulary_size"), spec.get("pad_id", 0)
+    size, pad_id = x.vocabulary_size, 0 if x.pad_id is None else x.pad_id
     if size is None:
         whole = dtype.itemsize == 1
         low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max + 1) if whole else (0, 2)

@@ -167,10 +167,13 @@ def _update(digest: Any, file: IO[bytes], count: int) -> None:
         count -= len(block)
 
 
-def read_entries(
-    source: Path | bytes, manifest: Manifest, names: Iterable[str]
-) -> dict[str, bytes]:
+def read_entries(source: Path | bytes, sha256: str, names: Iterable[str]) -> dict[str, bytes]:
     """Further metadata entries of a file whose manifest was read before, by name.
+
+    Args:
+        source: the file.
+        sha256: str, the checksum in its manifest.
+        names: the names of the entries.
 
     Raises:
         ValueError: the file was replaced since then, or an entry is missing.
@@ -180,7 +183,7 @@ def read_entries(
     content, entries = _map_file(source), {}
     try:
         _, raw = _entry(content, schema, METADATA_NAME)
-        same = json.loads(raw or b"{}").get("sha256") == manifest.sha256
+        same = json.loads(raw or b"{}").get("sha256") == sha256
         for name in names if same else ():
             entries[name] = _entry(content, schema, name.encode())[1]
     except Exception as error:

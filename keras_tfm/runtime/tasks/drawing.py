@@ -1,20 +1,19 @@
 """Text in, pictures out: a file of DALL-E and the decoder of its discrete VAE."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from keras_tfm.runtime.decoding import host_loop
+from keras_tfm.runtime.decoding.generate import generate
 from keras_tfm.runtime.decoding.sampling import Sampler
-from keras_tfm.runtime.manifest.fields import by_length
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Decode, of_role
 from keras_tfm.runtime.media.decoded_picture import import_pillow
+from keras_tfm.runtime.tasks.embedding import embed_image, embed_text
 from keras_tfm.runtime.tasks.text import target_of, tokenizer_of
 from keras_tfm.runtime.tokenizers.tokenizer import shown
-
-if TYPE_CHECKING:
-    from keras_tfm.runtime.model import Model
 
 # The families of the two models that draw, and of the two that judge.
 PAINTER, DECODER = "dalle", "dvae_decoder"
@@ -42,111 +41,76 @@ class Drawing(NamedTuple):
     score: float | None = None
 
 
-class Drawings:
-    """The method of `runtime.Model` that draws."""
-
-    def draw(
-        self,
-        texts: Any,
-        candidates: int = 1,
-        judge: Model | None = None,
-        guidance: float = 1.0,
-        sampler: Sampler | None = None,
-    ) -> list[Any]:
-        """Draws pictures of texts, with a file of `models.dalle` and `models.dvae_decoder`.
-
-        Codes are sampled step by step with the signature "decode"; a file with "generate" alone
-        draws the one picture of its strategy. With guidance, each picture takes two rows of
-        "decode": the text's and one without a caption (arXiv:2207.12598).
-
-        Args:
-            texts: str, or list of B.
-            candidates: int, number of pictures per text.
-            judge: `runtime.Model`, a file such as one of `models.clip_towers`, by which the
-                pictures of a text are sorted, the best first (arXiv:2102.12092, section 2.6).
-                Default: this file, if it holds the two models of `models.clip_towers`; otherwise
-                the pictures are not sorted.
-            guidance: float, scale of classifier-free guidance. 1: none. Otherwise the file must
-                have been exported with a `batch_size` of at least 2.
-            sampler: `Sampler`, by which codes are chosen. `Sampler(temperature=0)` takes the most
-                probable one. Default: `Sampler()`.
-
-        Returns:
-            A list of `Drawing` for a text; for a list of texts, a list of such lists.
-
-        Raises:
-            TypeError: a text that is no str, or an argument of the wrong type.
-            ValueError: a text is empty, or has more tokens than the model has positions of text;
-                the file lacks one of the two models, a tokenizer or a large enough batch; the
-                judge's vectors of texts and pictures have different widths.
-            ModuleNotFoundError: Pillow or the tokenizer's package is missing.
-        """
-        model = cast("Model", self)
-        pillow = import_pillow()
-        if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
-            raise ValueError(f"candidates must be an integer of at least 1, got {candidates!r}")
-        painter, decoder = _part(model, PAINTER), _part(model, DECODER)
-        single = isinstance(texts, str)
-        several = [texts] if single else list(texts)
-        prompts = _prompts(painter, several)
-        rows = np.repeat(prompts, candidates, axis=0)
-        codes = _painted(painter, rows, guidance, sampler or Sampler())
-        pixels = next(iter(decoder.predict(codes).values()))
-        if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
-            raise ValueError(
-                f"{model.path}: the model of {DECODER!r} must return pictures (B, H, W, 1 or 3), "
-                f"got {pixels.shape}"
-            )
-        arrays = np.clip(np.rint(pixels), 0, 255).astype("uint8")
-        arrays = arrays[..., 0] if arrays.shape[-1] == 1 else arrays
-        drawn = [
-            Drawing(pillow.Image.fromarray(x), ids) for x, ids in zip(arrays, codes, strict=True)
-        ]
-        groups = [drawn[i : i + candidates] for i in range(0, len(drawn), candidates)]
-        if judge is None and holds(model, *JUDGES):
-            judge = model
-        if judge is not None:
-            groups = _judged(judge, several, groups)
-        return groups[0] if single else groups
+def draw(
+    file: LoadedFile,
+    texts: Any,
+    candidates: int,
+    judge: LoadedFile | None,
+    guidance: float,
+    sampler: Sampler | None,
+) -> list[Any]:
+    """See `Model.draw`."""
+    pillow = import_pillow()
+    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+        raise ValueError(f"candidates must be an integer of at least 1, got {candidates!r}")
+    painter, decoder = _part(file, PAINTER), _part(file, DECODER)
+    single = isinstance(texts, str)
+    several = [texts] if single else list(texts)
+    prompts = _prompts(painter, several)
+    rows = np.repeat(prompts, candidates, axis=0)
+    codes = _paint(painter, rows, guidance, sampler or Sampler())
+    pixels = next(iter(decoder.predict(codes).values()))
+    if pixels.ndim != 4 or pixels.shape[-1] not in (1, 3):
+        raise ValueError(
+            f"{file.path}: the model of {DECODER!r} must return pictures (B, H, W, 1 or 3), "
+            f"got {pixels.shape}"
+        )
+    arrays = np.clip(np.rint(pixels), 0, 255).astype("uint8")
+    arrays = arrays[..., 0] if arrays.shape[-1] == 1 else arrays
+    drawn = [Drawing(pillow.Image.fromarray(x), ids) for x, ids in zip(arrays, codes, strict=True)]
+    groups = [drawn[i : i + candidates] for i in range(0, len(drawn), candidates)]
+    if judge is None and holds(file, *JUDGES):
+        judge = file
+    if judge is not None:
+        groups = _rank(judge, several, groups)
+    return groups[0] if single else groups
 
 
-def holds(model: Model, *families: str) -> bool:
+def holds(file: LoadedFile, *families: str) -> bool:
     """Whether a file holds one model of each of these families."""
-    return all(len(_members(model, family)) == 1 for family in families)
+    return all(len(_members(file, family)) == 1 for family in families)
 
 
-def _members(model: Model, family: str) -> list[Model]:
+def _members(file: LoadedFile, family: str) -> list[LoadedFile]:
     """The models of a family in a file."""
-    return [
-        one
-        for one in model.models.values()
-        if (one.manifest.get("model") or {}).get("family") == family
-    ]
+    parts = [(x, x.manifest.model) for x in file.models.values()]
+    return [part for part, model in parts if model is not None and model.family == family]
 
 
-def _part(model: Model, family: str) -> Model:
+def _part(file: LoadedFile, family: str) -> LoadedFile:
     """The model of a family in a file."""
-    found = _members(model, family)
+    found = _members(file, family)
     if len(found) != 1:
         raise ValueError(
-            f"{model.path} must hold one model of models.{PAINTER} and one of models.{DECODER} to "
+            f"{file.path} must hold one model of models.{PAINTER} and one of models.{DECODER} to "
             f"draw, got {len(found)} of {family!r}: export both together, with "
             f"export_tflite({{'dalle': ..., 'decoder': ...}}, signatures={{'dalle': ['decode']}})"
         )
     return found[0]
 
 
-def _arguments(painter: Model) -> tuple[int, int, int]:
+def _sizes(painter: LoadedFile) -> tuple[int, int, int]:
     """Number of text positions, of the text's ids, and of codes."""
-    given = painter.manifest["model"]["arguments"]
+    assert painter.manifest.model is not None
+    arguments = painter.manifest.model.arguments
     names = ("text_length", "text_vocabulary_size", "image_vocabulary_size")
-    length, text, image = (int(given[name]) for name in names)
+    length, text, image = (int(arguments[name]) for name in names)
     return length, text, image
 
 
-def _prompts(painter: Model, texts: list[Any]) -> np.ndarray:
+def _prompts(painter: LoadedFile, texts: list[Any]) -> np.ndarray:
     """The texts as prompts (B, N), padded with a padding token for each position."""
-    length, size, _ = _arguments(painter)
+    length, size, _ = _sizes(painter)
     if not texts:
         raise ValueError("got no texts")
     tokenizer = tokenizer_of(painter, target_of(painter))
@@ -165,13 +129,14 @@ def _prompts(painter: Model, texts: list[Any]) -> np.ndarray:
     return rows
 
 
-def _painted(painter: Model, prompts: np.ndarray, guidance: float, sampler: Sampler) -> np.ndarray:
+def _paint(
+    painter: LoadedFile, prompts: np.ndarray, guidance: float, sampler: Sampler
+) -> np.ndarray:
     """The codes (B, M) after prompts (B, N)."""
-    length, size, count = _arguments(painter)
+    length, size, count = _sizes(painter)
     first = length + size
-    names = by_length(painter.signatures, "decode")
-    if not names:
-        tokens = painter.generate(prompts).tokens
+    if not of_role(painter.signatures, Decode):
+        tokens = generate(painter, prompts).tokens
         codes = tokens[:, length:] - first
         if codes.min(initial=0) < 0:
             raise ValueError(
@@ -179,8 +144,8 @@ def _painted(painter: Model, prompts: np.ndarray, guidance: float, sampler: Samp
                 f"processors.SuppressTokens(range({first}))"
             )
         return codes.astype("int32")
-    decode = painter.signatures[names[-1]]
-    batch = decode["inputs"][decode["target"]]["shape"][0]
+    decode = host_loop.decode_of(painter)
+    batch = decode.inputs[decode.target].shape[0]
     at_once = batch if guidance == 1 else batch // 2
     if not at_once:
         raise ValueError(
@@ -191,14 +156,14 @@ def _painted(painter: Model, prompts: np.ndarray, guidance: float, sampler: Samp
     parts = []
     for start in range(0, len(prompts), at_once):
         rows = prompts[start : start + at_once]
-        parts.append(np.stack([*_sampled(painter, rows, first, guidance, sampler, generator)], 1))
+        parts.append(np.stack([*_sample(painter, rows, first, guidance, sampler, generator)], 1))
     codes = np.concatenate(parts)
     assert codes.max(initial=0) < count
     return codes.astype("int32")
 
 
-def _sampled(
-    painter: Model,
+def _sample(
+    painter: LoadedFile,
     prompts: np.ndarray,
     first: int,
     guidance: float,
@@ -211,19 +176,19 @@ def _sampled(
     guided = guidance != 1
 
     def choose(logits: np.ndarray) -> np.ndarray:
-        given = _log_softmax(logits[:rows])
+        scores = _log_softmax(logits[:rows])
         if guided:
             without = _log_softmax(logits[rows : 2 * rows])
-            given = without + guidance * (given - without)
-        probabilities = sampler.probabilities(given[:, first:])
+            scores = without + guidance * (scores - without)
+        probabilities = sampler.probabilities(scores[:, first:])
         ends = np.cumsum(probabilities, axis=-1)
         drawn = generator.random((rows, 1)) * ends[:, -1:]
         chosen = first + (ends > drawn).argmax(axis=-1)
         # Both halves continue with the same codes; further rows are not used.
         return np.resize(chosen, len(logits))
 
-    given = np.concatenate([prompts, empty]) if guided else prompts
-    for tokens in painter.stream({target_of(painter): given}, choose):
+    both = np.concatenate([prompts, empty]) if guided else prompts
+    for tokens in host_loop.stream(painter, {target_of(painter): both}, choose):
         yield tokens[:rows] - first
 
 
@@ -233,12 +198,12 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return result
 
 
-def _judged(judge: Model, texts: list[str], groups: list[list[Drawing]]) -> list[list[Drawing]]:
+def _rank(judge: LoadedFile, texts: list[str], groups: list[list[Drawing]]) -> list[list[Drawing]]:
     """The pictures of each text with their scores, the best first."""
-    words = judge.embed_text(texts)
+    words = embed_text(judge, texts)
     result = []
     for vector, group in zip(words, groups, strict=True):
-        found = judge.embed_image([np.asarray(x.picture) for x in group])
+        found = embed_image(judge, [np.asarray(x.picture) for x in group])
         if found.shape[-1] != vector.shape[-1]:
             raise ValueError(
                 "the judge's vectors of pictures and texts must have the same width, "

@@ -1,25 +1,22 @@
 """Sessions as files: tokens, KV caches and the checksum of the .tflite file, in one .npz file."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from keras_tfm.atomic_files import replacement
-from keras_tfm.runtime.manifest.fields import column_axes, of_kind
+from keras_tfm.runtime.decoding.steps import Steps
+from keras_tfm.runtime.manifest.manifest import Decode, Prefill, Signature, Tensor
 from keras_tfm.runtime.npz_file import Header, NpzError, NpzFile
-
-if TYPE_CHECKING:
-    from keras_tfm.runtime.decoding.steps import Steps
 
 _VERSION = 1
 # The prefixes of the arrays' names.
 _ENTRY, _KNOWN = "entry/", "known/"
 
 
-def write(
-    path: str | Path, sha256: str, tokens: list[int], owed: int | None, steps: "Steps"
-) -> None:
+def write(path: str | Path, sha256: str, tokens: list[int], owed: int | None, steps: Steps) -> None:
     """Writes a session; the file is complete or unchanged.
 
     Args:
@@ -34,7 +31,7 @@ def write(
         "sha256": np.array(sha256),
         "tokens": np.array(tokens, "int32"),
         **({} if owed is None else {"owed": np.array(owed)}),
-        **{_ENTRY + key: x for key, x in steps.kept().items()},
+        **{_ENTRY + key: x for key, x in steps.read_entries().items()},
         **{_KNOWN + key: x for key, x in steps.known.items()},
     }
     with replacement(path) as new, new.open("xb") as file:
@@ -42,7 +39,7 @@ def write(
 
 
 def read(
-    path: str | Path, sha256: str, signatures: dict[str, dict[str, Any]], decode: dict[str, Any]
+    path: str | Path, sha256: str, signatures: Mapping[str, Signature], decode: Decode
 ) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The tokens, the characters owed, the known arguments and the cache entries of a file.
 
@@ -52,8 +49,8 @@ def read(
     Args:
         path: the file.
         sha256: str, the checksum of the .tflite file.
-        signatures: dict, its signatures.
-        decode: dict, its decode signature with the smallest caches.
+        signatures: its signatures.
+        decode: its decode signature with the smallest caches.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -74,8 +71,8 @@ def _read(
     path: Path,
     file: NpzFile,
     sha256: str,
-    signatures: dict[str, dict[str, Any]],
-    decode: dict[str, Any],
+    signatures: Mapping[str, Signature],
+    decode: Decode,
 ) -> tuple[list[int], int | None, dict[str, np.ndarray], dict[str, np.ndarray]]:
     headers = file.headers
     scalars = {"version": "i", "sha256": "U"}
@@ -93,12 +90,12 @@ def _read(
         {key.removeprefix(kind): x for key, x in headers.items() if key.startswith(kind)}
         for kind in (_ENTRY, _KNOWN)
     )
-    tokens, owed, axes = headers["tokens"], headers.get("owed"), column_axes(decode)
-    others = {*of_kind(decode, "cache"), *of_kind(decode, "encoded"), *of_kind(decode, "input")}
-    others -= {*axes, decode["target"]}
+    tokens, owed, axes = headers["tokens"], headers.get("owed"), decode.column_axes
+    others = {name for name, x in decode.inputs.items() if x.kind in ("cache", "encoded", "input")}
+    others -= {*axes, decode.target}
     # Also what only a longer file of the caches, or a prompt, reads; "encode" may return more.
-    specs = [x["inputs"] for x in signatures.values() if x["role"] in ("decode", "prefill")]
-    readers = {key: [x[key] for x in specs if key in x] for key in known}
+    steps = [x.inputs for x in signatures.values() if isinstance(x, Decode | Prefill)]
+    readers = {key: [x[key] for x in steps if key in x] for key in known}
     known = {key: x for key, x in known.items() if readers[key]}
     widths = {
         x.shape[axes[key]] for key, x in entries.items() if len(x.shape) > axes.get(key, 1 << 31)
@@ -106,22 +103,22 @@ def _read(
     fits = (
         len(tokens.shape) == 1
         and tokens.dtype == np.int32
-        and tokens.shape[0] <= decode["max_length"]
+        and tokens.shape[0] <= decode.max_length
         and (owed is None or _is_scalar(owed, "i"))
         and entries.keys() == axes.keys()
         and others <= known.keys()
         and len(widths) <= 1
-        and decode.get("prefix", 0) <= min(widths, default=decode.get("prefix", 0))
-        and max(widths, default=0) <= decode.get("prefix", 0) + tokens.shape[0]
-        and all(_fits(x, decode["inputs"][key], axes[key]) for key, x in entries.items())
-        and all(_fits(known[key], decode["inputs"][key]) for key in others)
-        and all(any(_fits(x, spec) for spec in readers[key]) for key, x in known.items())
+        and decode.prefix <= min(widths, default=decode.prefix)
+        and max(widths, default=0) <= decode.prefix + tokens.shape[0]
+        and all(_fits(x, decode.inputs[key], axes[key]) for key, x in entries.items())
+        and all(_fits(known[key], decode.inputs[key]) for key in others)
+        and all(any(_fits(x, y) for y in readers[key]) for key, x in known.items())
     )
     damaged = f"{path} is damaged: its tokens and caches are not those of a session"
     if not fits:
         raise ValueError(damaged)
     ids = file.read("tokens")
-    size = decode["inputs"][decode["target"]].get("vocabulary_size", 1 << 31)
+    size = decode.inputs[decode.target].vocabulary_size or 1 << 31
     if not np.all((ids >= 0) & (ids < size)):
         raise ValueError(damaged)
     caches = {key: file.read(_ENTRY + key) for key in entries}
@@ -145,9 +142,9 @@ def _is_scalar(x: Header, kind: str) -> bool:
     return x.shape == () and x.dtype.kind == kind and x.nbytes <= 1024
 
 
-def _fits(x: Header, spec: dict[str, Any], columns: int | None = None) -> bool:
+def _fits(x: Header, argument: Tensor, columns: int | None = None) -> bool:
     """Whether an array is one row of an argument, with any size of the axis `columns`."""
-    shape = list(spec["shape"])
+    shape = list(argument.shape)
     if columns is not None and len(x.shape) == len(shape):
         shape[columns] = x.shape[columns]
-    return [1, *shape[1:]] == list(x.shape) and x.dtype == np.dtype(spec["dtype"])
+    return [1, *shape[1:]] == list(x.shape) and x.dtype == np.dtype(argument.dtype)

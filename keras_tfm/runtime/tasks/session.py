@@ -8,24 +8,21 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import integer_rows, prompt_spec
-from keras_tfm.runtime.decoding import stepped
-from keras_tfm.runtime.decoding.host_loop import checked_tokens, end_ids_of
+from keras_tfm.runtime.checked_inputs import integer_rows, prompt_input
+from keras_tfm.runtime.decoding.host_loop import checked_tokens, decode_of, known_of_row
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler, chooser
 from keras_tfm.runtime.decoding.steps import Steps
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import Decode
 from keras_tfm.runtime.tasks import saved_session
 from keras_tfm.runtime.tasks.session_text import GivenText, Run, checked_stops
 from keras_tfm.runtime.tasks.text import tokenizer_of
 from keras_tfm.runtime.tokenizers.constraints import Constraint, begin
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, prompt_ids
-
-if TYPE_CHECKING:
-    from keras_tfm.runtime.model import Model
-    from keras_tfm.runtime.signature_runner import SignatureRunner
 
 
 class Reply(NamedTuple):
@@ -81,30 +78,27 @@ class Session:
     (True, True)
     """
 
-    def __init__(
-        self, model: Model, runner: SignatureRunner, inputs: Any = None, restore: Any = None
-    ):
-        self._model, self._runner = model, runner
-        self._settings = runner.signatures[runner.names("decode")[-1]]
+    def __init__(self, file: LoadedFile, inputs: Any = None, restore: str | Path | None = None):
+        self._file, self._decode = file, decode_of(file)
         self._lock = threading.Lock()
-        self._number = -1  # that of `runner.cache_user` while LiteRT's buffers are this session's
+        self._number = -1  # that of `file.cache_user` while LiteRT's buffers are this session's
         self._turn = 0  # a stream ends when another call has changed the session
         self._tokens: list[int] = []
         self._given = GivenText()
         if restore is not None:
             if inputs is not None:
                 raise ValueError("a restored session has its inputs: leave out `inputs`")
-            signature = runner.signatures[runner.names("decode")[0]]
+            smallest = next(iter(file.of_role(Decode).values()))
             self._tokens, owed, known, entries = saved_session.read(
-                restore, runner.checksum, runner.signatures, signature
+                restore, file.checksum, file.signatures, smallest
             )
             if owed is not None:
                 self._given = GivenText(len(self._tokens), owed)
-            self._steps = Steps(runner.signatures, runner.buffers, known, 1)
+            self._steps = Steps(file.signatures, file.buffers, known, 1)
             self._steps.restore(entries)
             return
-        known = stepped.known_of_row(runner, {} if inputs is None else inputs)
-        self._steps = Steps(runner.signatures, runner.buffers, known, 1)
+        known = known_of_row(file, {} if inputs is None else inputs)
+        self._steps = Steps(file.signatures, file.buffers, known, 1)
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -123,7 +117,7 @@ class Session:
     @property
     def remaining(self) -> int:
         """The number of tokens that still fit."""
-        return int(self._settings["max_length"]) - len(self._tokens)
+        return self._decode.max_length - len(self._tokens)
 
     def append(self, text: str | Sequence[int] | np.ndarray) -> None:
         """Reads more tokens, in chunks of the exported prompt lengths.
@@ -141,11 +135,11 @@ class Session:
             ModuleNotFoundError: the package that reads the tokenizer is missing.
         """
         new = self._ids(text)
-        with self._used():
+        with self._use():
             if len(new) > self.remaining:
                 raise ValueError(
                     f"the session has {len(self._tokens)} tokens of at most "
-                    f"{self._settings['max_length']}, got {len(new)} more: rewind it, or begin "
+                    f"{self._decode.max_length}, got {len(new)} more: rewind it, or begin "
                     "another"
                 )
             self._turn += 1
@@ -185,12 +179,12 @@ class Session:
             RuntimeError: another thread uses the session.
         """
         run = Run(max_tokens)
-        with self._used():
+        with self._use():
             if self._has_tokenizer() or stop:
                 text = "".join(self._texts(run, choose, stop, constraint))
             else:
                 text = None
-                for _ in self._generated(run, choose, constraint):
+                for _ in self._generate(run, choose, constraint):
                     pass
             return Reply(text, np.array(self._tokens[run.first :], "int32"), run.ended)
 
@@ -208,7 +202,7 @@ class Session:
         begins with the text that was not yielded, such as a character whose last bytes are missing.
         A stream cannot go on after another call has changed the session: it raises a RuntimeError.
         """
-        return self._shared_out(self._texts(Run(max_tokens), choose, stop, constraint))
+        return self._exclusively(self._texts(Run(max_tokens), choose, stop, constraint))
 
     def stream_tokens(
         self,
@@ -218,7 +212,7 @@ class Session:
         constraint: Constraint | None = None,
     ) -> Iterator[int]:
         """Yields the tokens of `generate`, without the end token; needs no tokenizer."""
-        return self._shared_out(self._generated(Run(max_tokens), choose, constraint))
+        return self._exclusively(self._generate(Run(max_tokens), choose, constraint))
 
     def rewind(self, count: int) -> None:
         """Removes the last `count` tokens. Nothing is read again.
@@ -229,7 +223,7 @@ class Session:
             RuntimeError: another thread uses the session.
         """
         count = operator.index(count)
-        with self._used(run=False):
+        with self._use(run=False):
             if not 0 <= count <= len(self._tokens):
                 raise ValueError(f"count must be in 0..{len(self._tokens)}, got {count}")
             self._turn += 1
@@ -241,7 +235,7 @@ class Session:
 
         The two share the entries of the KV caches until one of them adds to its own.
         """
-        with self._used(run=False):
+        with self._use(run=False):
             result = Session.__new__(Session)
             vars(result).update(vars(self))
             result._lock, result._number = threading.Lock(), -1
@@ -254,12 +248,12 @@ class Session:
 
         The file is written completely or not at all. It belongs to this .tflite file.
         """
-        with self._used(run=False):
+        with self._use(run=False):
             owed = self._given.owed(len(self._tokens))
-            saved_session.write(path, self._runner.checksum, self._tokens, owed, self._steps)
+            saved_session.write(path, self._file.checksum, self._tokens, owed, self._steps)
 
     @contextmanager
-    def _used(self, run: bool = True) -> Iterator[None]:
+    def _use(self, run: bool = True) -> Iterator[None]:
         """For this thread alone and, to run signatures, with LiteRT's buffers."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
@@ -268,7 +262,7 @@ class Session:
             )
         try:
             if run:
-                _ = self._runner.runners  # raises if the model was closed
+                _ = self._file.runners  # raises if the model was closed
             yield
         finally:
             self._lock.release()
@@ -276,11 +270,11 @@ class Session:
     @contextmanager
     def _buffers(self) -> Iterator[Steps]:
         """The steps, while no other thread runs the model."""
-        with self._runner.lock:
-            if self._number != self._runner.cache_user:
+        with self._file.lock:
+            if self._number != self._file.cache_user:
                 self._steps.release()
-                self._number = self._runner.cache_user = self._runner.cache_user + 1
-            _ = self._runner.runners
+                self._number = self._file.cache_user = self._file.cache_user + 1
+            _ = self._file.runners
             yield self._steps
 
     def _read(self, steps: Steps) -> None:
@@ -293,34 +287,34 @@ class Session:
         del self._tokens[length:]
         self._steps.rewind(min(self._steps.position, length))
 
-    def _shared_out(self, values: Generator[Any]) -> Iterator[Any]:
+    def _exclusively(self, values: Generator[Any]) -> Iterator[Any]:
         """The values of a generator, each computed while this thread alone uses the session."""
         while True:
-            with self._used():
+            with self._use():
                 try:
                     value = next(values)
                 except StopIteration:
                     return
             yield value
 
-    def _generated(
+    def _generate(
         self, run: Run, choose: Choose | Sampler | None, constraint: Constraint | None
     ) -> Generator[int]:
         """Yields new tokens, which the session has by then."""
-        if not self._tokens and self._settings["start_id"] is not None:
-            self._tokens.append(self._settings["start_id"])
+        if not self._tokens and self._decode.start_id is not None:
+            self._tokens.append(self._decode.start_id)
         if not self._tokens:
             raise ValueError("the session is empty: append a prompt")
         if self.remaining < 1:
             raise ValueError(
                 f"the session is full: it has {len(self._tokens)} tokens of at most "
-                f"{self._settings['max_length']}; rewind it, or begin another"
+                f"{self._decode.max_length}; rewind it, or begin another"
             )
         self._turn += 1
         turn, run.first = self._turn, len(self._tokens)
         next_token = chooser(choose, np.array([self._tokens]))
-        ends = end_ids_of(self._settings)
-        allowed = begin(constraint, self._tokenizer, self._settings)
+        ends = self._decode.end_ids
+        allowed = begin(constraint, self._tokenizer, self._decode)
         while self.remaining and len(self._tokens) - run.first != run.max_tokens:
             mask = None if allowed is None else allowed.mask()
             if allowed is not None and mask is None:
@@ -347,28 +341,32 @@ class Session:
         run.ended = "max_tokens" if len(self._tokens) - run.first == run.max_tokens else "full"
 
     def _texts(
-        self, run: Run, choose: Choose | Sampler | None, stop: Any, constraint: Constraint | None
+        self,
+        run: Run,
+        choose: Choose | Sampler | None,
+        stop: str | Sequence[str],
+        constraint: Constraint | None,
     ) -> Generator[str]:
         """Yields the text of new tokens up to a stop string."""
         tokenizer, stops = self._tokenizer(), checked_stops(stop)
-        new = self._generated(run, choose, constraint)
+        new = self._generate(run, choose, constraint)
         return self._given.stream(self._tokens, new, tokenizer, run, stops, self._rewind)
 
     def _ids(self, text: Any) -> list[int]:
         """The ids of a text or of ids, checked."""
-        spec, target = prompt_spec(self._settings), self._settings["target"]
+        expected, target = prompt_input(self._decode), self._decode.target
         if not isinstance(text, str):
-            rows = integer_rows(target, text, spec)
+            rows = integer_rows(target, text, expected)
             if len(rows) != 1:
                 raise ValueError(f"a session has one row, got {len(rows)}")
             return [int(i) for i in rows[0]]
         if self._tokens:
             return self._tokenizer().encode_more(text)
-        ends = end_ids_of(self._settings)
-        return prompt_ids(self._tokenizer(), text, self._settings["start_id"], ends, target)
+        ends = self._decode.end_ids
+        return prompt_ids(self._tokenizer(), text, self._decode.start_id, ends, target)
 
     def _has_tokenizer(self) -> bool:
-        return self._settings["target"] in self._runner.manifest.get("tokenizers", {})
+        return self._decode.target in self._file.manifest.tokenizers
 
     def _tokenizer(self) -> Tokenizer:
-        return tokenizer_of(self._model, self._settings["target"])
+        return tokenizer_of(self._file, self._decode.target)

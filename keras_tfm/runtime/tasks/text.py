@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import prompt_spec
+from keras_tfm.runtime.checked_inputs import prompt_input
+from keras_tfm.runtime.decoding import host_loop
 from keras_tfm.runtime.decoding.drafts import Draft
-from keras_tfm.runtime.decoding.host_loop import end_ids_of
+from keras_tfm.runtime.decoding.generate import generate
 from keras_tfm.runtime.decoding.sampling import Choose, Sampler
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows
-from keras_tfm.runtime.manifest import storage as manifests
-from keras_tfm.runtime.manifest.fields import by_length
-from keras_tfm.runtime.signature_runner import check_one
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.manifest.manifest import (
+    Decode,
+    Encode,
+    Generate,
+    Input,
+    Predict,
+    Signature,
+    Stepped,
+    of_role,
+)
 from keras_tfm.runtime.tasks.text_rows import (
     ids_of,
     is_pairs,
@@ -33,13 +42,9 @@ from keras_tfm.runtime.tokenizers.tokenizer import (
     INCOMPLETE,
     Tokenizer,
     prompt_ids,
-    read,
     until_end,
     without_start,
 )
-
-if TYPE_CHECKING:
-    from keras_tfm.runtime.model import Model
 
 
 class Hypothesis(NamedTuple):
@@ -54,32 +59,22 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-def tokenizers_of(model: Model) -> dict[str, Tokenizer]:
-    """The tokenizers in a file, by input."""
-    entries: dict[str, str] = model.manifest.get("tokenizers", {})
-    options: dict[str, Any] = model.manifest.get("tokenizer_options", {})
-    contents = manifests.read_entries(model._runner.file, model._runner.stored, entries.values())
-    made: dict[str, Tokenizer] = {}
-    for entry in contents:
-        made[entry] = read(entry, contents[entry], options.get(entry))
-    return {name: made[entry] for name, entry in entries.items()}
-
-
-def generate_text(model: Model, texts: Any) -> Any:
+def generate_text(file: LoadedFile, texts: Any) -> Any:
     """See `Model.generate_text`."""
-    request = _Generation(model, texts)
-    result = _generated(model, request)
+    request = _Generation(file, texts)
+    result = _generate(file, request)
     return result[0] if request.single else result
 
 
-def generated_texts(model: Model, inputs: dict[str, Any], with_prompt: bool = True) -> list[Any]:
-    """The text of each row, or its hypotheses; `inputs` as for `generate_text`."""
-    return _generated(model, _Generation(model, inputs, with_prompt=with_prompt))
+def answers(file: LoadedFile, inputs: dict[str, Any]) -> list[str]:
+    """The best text for each row, without its prompt; `inputs` as for `generate_text`."""
+    found = _generate(file, _Generation(file, inputs, with_prompt=False))
+    return [x if isinstance(x, str) else x[0].text for x in found]
 
 
-def _generated(model: Model, request: _Generation) -> list[Any]:
-    generated = model.generate(request.inputs)
-    result: list[Any] = []
+def _generate(file: LoadedFile, request: _Generation) -> list[str | list[Hypothesis]]:
+    generated = generate(file, request.inputs)
+    result: list[str | list[Hypothesis]] = []
     for i, rows in enumerate(generated.tokens):
         if rows.ndim == 1:
             result.append(request.text(i, rows))
@@ -90,38 +85,38 @@ def _generated(model: Model, request: _Generation) -> list[Any]:
     return result
 
 
-def predict_text(model: Model, texts: Any) -> dict[str, np.ndarray]:
+def predict_text(file: LoadedFile, texts: Any) -> dict[str, np.ndarray]:
     """See `Model.predict_text`."""
-    specs = _specs(model, "predict")
-    given = _by_name(model, texts, specs, pairs=True)
-    inputs = dict(given)
-    for name, x in given.items():
+    expected = _inputs(file, Predict)
+    values = _by_name(file, texts, expected, pairs=True)
+    inputs = dict(values)
+    for name, x in values.items():
         if is_text(x) or is_pairs(x):
-            made = typed_rows(name, x, tokenizer_of(model, name), specs)
-            inputs |= {key: rows for key, rows in made.items() if key == name or key not in given}
-    return model.predict(inputs)
+            typed = typed_rows(name, x, tokenizer_of(file, name), expected)
+            inputs |= {key: rows for key, rows in typed.items() if key == name or key not in values}
+    return file.predict(inputs)
 
 
-def rows_of_texts(model: Model, role: str, texts: list[str]) -> dict[str, list[Any]]:
-    """The rows of each text for a role that takes text, by input."""
-    specs = _specs(model, role)
-    (name,) = _by_name(model, texts, specs)
-    return typed_rows(name, texts, tokenizer_of(model, name), specs)
+def rows_of_texts(file: LoadedFile, texts: list[str]) -> dict[str, list[list[int]]]:
+    """The rows of each text for a full pass, by input."""
+    expected = _inputs(file, Predict)
+    (name,) = _by_name(file, texts, expected)
+    return typed_rows(name, texts, tokenizer_of(file, name), expected)
 
 
 def stream_text(
-    model: Model,
+    file: LoadedFile,
     text: Any,
     choose: Choose | Sampler | None = None,
     draft: Draft | None = None,
 ) -> Iterator[str]:
     """See `Model.stream_text`."""
-    request = _Generation(model, text, stepped=True)
+    request = _Generation(file, text, on_host=True)
     if request.rows != 1:
         raise ValueError(f"one text is streamed at a time, got {request.rows}")
-    stream = model.stream(request.inputs, choose, draft)
+    stream = host_loop.stream(file, request.inputs, choose, draft=draft)
     tokens = (int(token[0]) for token in stream)
-    return pieces(tokens, request.tokenizer, request.written(0), request.end_ids)
+    return pieces(tokens, request.tokenizer, request.prompt(0), request.end_ids)
 
 
 def pieces(
@@ -212,76 +207,74 @@ def _begun(text: str, stops: Sequence[str]) -> int:
 
 
 class _Generation:
-    """Converts texts to ids for `Model.generate` and `Model.stream`, and tokens back to texts."""
+    """Converts texts to ids for `generate` and `stream`, and tokens back to texts."""
 
-    def __init__(self, model: Model, texts: Any, stepped: bool = False, with_prompt: bool = True):
-        role = "decode" if stepped or not by_length(model.signatures, "generate") else "generate"
-        specs = _specs(model, role)
-        signature = model.signatures[by_length(model.signatures, role)[-1]]
-        target, start_id = signature["target"], signature["start_id"]
-        self.target: str = target
-        self.start_id: int | None = start_id
-        self.default = signature.get("default_prompt") or [start_id]
-        self.with_prompt = with_prompt
-        self.end_ids = end_ids_of(signature)
-        self.tokenizer = tokenizer_of(model, target)
-        given = _by_name(model, texts, specs, target)
-        self.rows = len(next(iter(given.values()), ()))
-        kinds = [isinstance(x, str) for x in given.values() if is_text(x)]
+    def __init__(
+        self, file: LoadedFile, texts: Any, on_host: bool = False, with_prompt: bool = True
+    ):
+        on_host = on_host or not of_role(file.signatures, Generate)
+        role: type[Stepped] = Decode if on_host else Generate
+        expected = _inputs(file, role)
+        *_, signature = file.of_role(role).values()
+        target = self._target = signature.target
+        self._start_id, self.end_ids = signature.start_id, signature.end_ids
+        default = signature.default_prompt if isinstance(signature, Generate) else None
+        self._with_prompt = with_prompt
+        self.tokenizer = tokenizer_of(file, target)
+        values = _by_name(file, texts, expected, target)
+        self.rows = len(next(iter(values.values()), ()))
+        kinds = [isinstance(x, str) for x in values.values() if is_text(x)]
         self.single = bool(kinds) and all(kinds)
-        self.inputs = dict(given)
-        for name in [name for name, x in given.items() if is_text(x)]:
+        self.inputs = dict(values)
+        for name in [name for name, x in values.items() if is_text(x)]:
             if name == target:
-                rows = rows_of(name, given[name], self._prompt, specs.get(name))
+                rows = rows_of(name, values[name], self._encode_prompt, expected.get(name))
                 self.inputs[name] = TokenRows(rows)
             else:
-                encode = tokenizer_of(model, name).encode
-                self.inputs[name] = ids_of(name, given[name], encode, specs.get(name))
+                encode = tokenizer_of(file, name).encode
+                self.inputs[name] = ids_of(name, values[name], encode, expected.get(name))
             self.rows = len(self.inputs[name])
-        if target in specs and target not in given:
-            if self.default == [None]:
-                raise ValueError(f"{model.path} was exported without a start_id: give {target!r}")
-            self.inputs[target] = [self.default] * self.rows
+        if target in expected and target not in values:
+            if default is None and self._start_id is None:
+                raise ValueError(f"{file.path} was exported without a start_id: give {target!r}")
+            self.inputs[target] = [default or [self._start_id]] * self.rows
 
-    def _prompt(self, text: str) -> list[int]:
-        return prompt_ids(self.tokenizer, text, self.start_id, self.end_ids, self.target)
+    def _encode_prompt(self, text: str) -> list[int]:
+        return prompt_ids(self.tokenizer, text, self._start_id, self.end_ids, self._target)
 
-    def written(self, row: int) -> list[int]:
+    def prompt(self, row: int) -> list[int]:
         """The prompt of a row, without the start token."""
-        return without_start(self._given(row), self.start_id)
+        return without_start(self._first_tokens(row), self._start_id)
 
-    def _given(self, row: int) -> list[int]:
-        if self.target not in self.inputs:
-            assert self.start_id is not None
-            return [self.start_id]
-        given = self.inputs[self.target]
-        return [int(i) for i in (given[row] if np.ndim(given[0]) else given)]
+    def _first_tokens(self, row: int) -> list[int]:
+        """The prompt of a row, or the start token."""
+        if self._target not in self.inputs:
+            assert self._start_id is not None
+            return [self._start_id]
+        prompts = self.inputs[self._target]
+        return [int(i) for i in (prompts[row] if np.ndim(prompts[0]) else prompts)]
 
     def text(self, row: int, tokens: np.ndarray) -> str:
         """The text of a row's tokens (T,), prompt included, up to the end."""
-        new = until_end(tokens[len(self._given(row)) :].tolist(), self.end_ids)
-        return self.tokenizer.decode([*(self.written(row) if self.with_prompt else ()), *new])
+        new = until_end(tokens[len(self._first_tokens(row)) :].tolist(), self.end_ids)
+        return self.tokenizer.decode([*(self.prompt(row) if self._with_prompt else ()), *new])
 
 
-def _specs(model: Model, role: str) -> dict[str, dict[str, Any]]:
-    """The inputs of a role's longest signature in the manifest; of "decode", whole prompts."""
-    check_one(model.path, model.signatures)
-    names = by_length(model.signatures, role)
-    if not names:
-        raise ValueError(f"{model.path} has no signature {role!r}, it has {list(model.signatures)}")
-    longest = model.signatures[names[-1]]
-    inputs = dict(longest["inputs"])
-    if role == "decode":
-        for name in by_length(model.signatures, "encode"):
-            inputs.update(model.signatures[name]["inputs"])
-        inputs[longest["target"]] = prompt_spec(longest)
-    return {key: spec for key, spec in inputs.items() if spec["kind"] == "input"}
+def _inputs(file: LoadedFile, role: type[Signature]) -> dict[str, Input]:
+    """The model's inputs of a role's longest signature; of `Decode`, whole prompts."""
+    *_, longest = file.of_role(role).values()
+    inputs = dict(longest.inputs)
+    if isinstance(longest, Decode):
+        for encode in of_role(file.signatures, Encode).values():
+            inputs.update(encode.inputs)
+        inputs[longest.target] = prompt_input(longest)
+    return {key: x for key, x in inputs.items() if x.kind == "input"}
 
 
 def _by_name(
-    model: Model,
+    file: LoadedFile,
     texts: Any,
-    specs: dict[str, dict[str, Any]],
+    expected: dict[str, Input],
     target: str | None = None,
     pairs: bool = False,
 ) -> dict[str, Any]:
@@ -289,31 +282,31 @@ def _by_name(
 
     The stepped input comes last, since a text for it is a prompt.
     """
-    if not isinstance(texts, dict):
-        if not (is_text(texts) or (pairs and is_pairs(texts))):
-            also = " or of pairs of texts" if pairs else ""
-            raise TypeError(f"expected a text (str) or a list of texts{also}, got {kind_of(texts)}")
-        names = [name for name in specs if name in model.tokenizers and name != target]
-        texts = {next(iter(names), target or next(iter(specs))): texts}
-    return texts
+    if isinstance(texts, dict):
+        return texts
+    if not (is_text(texts) or (pairs and is_pairs(texts))):
+        also = " or of pairs of texts" if pairs else ""
+        raise TypeError(f"expected a text (str) or a list of texts{also}, got {kind_of(texts)}")
+    names = [name for name in expected if name in file.tokenizers and name != target]
+    return {next(iter(names), target or next(iter(expected))): texts}
 
 
-def target_of(model: Model) -> str:
+def target_of(file: LoadedFile) -> str:
     """The name of the stepped input; raises a ValueError if no signature writes text."""
-    for signature in model.signatures.values():
-        if "target" in signature:
-            return str(signature["target"])
+    for signature in file.signatures.values():
+        if isinstance(signature, Stepped):
+            return signature.target
     raise ValueError(
-        f"{model.path} writes no text: export it with the signature 'generate', "
-        f"it has {list(model.signatures)}"
+        f"{file.path} writes no text: export it with the signature 'generate', "
+        f"it has {list(file.signatures)}"
     )
 
 
-def tokenizer_of(model: Model, name: str) -> Tokenizer:
+def tokenizer_of(file: LoadedFile, name: str) -> Tokenizer:
     """The tokenizer of an input; raises a ValueError if the file has none."""
-    if name not in model.tokenizers:
+    if name not in file.tokenizers:
         raise ValueError(
-            f"{model.path} has no tokenizer for {name!r}, it has {list(model.tokenizers)}: "
+            f"{file.path} has no tokenizer for {name!r}, it has {list(file.tokenizers)}: "
             "export it with tokenizer="
         )
-    return model.tokenizers[name]
+    return file.tokenizers[name]

@@ -1,6 +1,6 @@
 """Rows of ids made of texts and of pairs of texts, with the inputs that belong to each token.
 
-The manifest says which inputs these are: "segments_of", the token types, and "mask_of", 1 for each
+The manifest says which inputs these are: `segments_of`, the token types, and `mask_of`, 1 for each
 token.
 
 Example:
@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_tfm.runtime.checked_inputs import is_ids
 from keras_tfm.runtime.decoding.trailing_padding import with_real_pads
+from keras_tfm.runtime.manifest.manifest import Input
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, shown
-
-Spec = dict[str, Any]
 
 
 def is_text(x: Any) -> bool:
@@ -52,15 +50,15 @@ def kind_of(x: Any) -> str:
 
 
 def typed_rows(
-    name: str, texts: Any, tokenizer: Tokenizer, specs: dict[str, Spec]
-) -> dict[str, list[Any]]:
+    name: str, texts: Any, tokenizer: Tokenizer, expected: dict[str, Input]
+) -> dict[str, list[list[int]]]:
     """The ids of texts or pairs, their segments, and 1 for each id, for the inputs that take them.
 
     Args:
         name: str, the input of ids.
         texts: str, or a sequence of texts and of pairs of texts.
         tokenizer: that of the input.
-        specs: the inputs of the signature, by name.
+        expected: the inputs of the signature, by name.
     """
     segments: list[list[int]] = []
 
@@ -69,35 +67,35 @@ def typed_rows(
         segments.append(types)
         return ids
 
-    rows = ids_of(name, texts, encode, specs.get(name))
+    rows = ids_of(name, texts, encode, expected.get(name))
     result = {name: rows}
-    for other, spec in specs.items():
-        if spec.get("segments_of") == name:
+    for other, x in expected.items():
+        if x.segments_of == name:
             result[other] = segments
-        elif spec.get("mask_of") == name:
+        elif x.mask_of == name:
             result[other] = [[1] * len(row) for row in rows]
     return result
 
 
 def ids_of(
-    name: str, texts: Any, encode: Callable[[Any], list[int]], spec: Spec | None
+    name: str, texts: Any, encode: Callable[[Any], list[int]], expected: Input | None
 ) -> list[list[int]]:
     """The ids of each text, in which the padding id is a token, too."""
-    rows = rows_of(name, texts, encode, spec)
-    if spec is None or "padding" not in spec:
+    rows = rows_of(name, texts, encode, expected)
+    if expected is None or expected.pad_id is None or expected.padding is None:
         return rows
-    rule = spec["pad_id"], spec["padding"]
+    rule = expected.pad_id, expected.padding
     return [with_real_pads(np.array(row), *rule, is_text=True).tolist() for row in rows]
 
 
 def rows_of(
-    name: str, texts: Any, encode: Callable[[Any], list[int]], spec: Spec | None
+    name: str, texts: Any, encode: Callable[[Any], list[int]], expected: Input | None
 ) -> list[list[int]]:
     """The ids of each text, never truncated."""
     texts = [texts] if isinstance(texts, str) else texts
     if not len(texts):
         raise ValueError(f"got no texts for {name!r}")
-    rows, length = [], spec["shape"][1] if spec is not None and is_ids(spec) else None
+    rows, length = [], expected.shape[1] if expected is not None and expected.is_ids else None
     for text in texts:
         ids = encode(text)
         if length is not None and len(ids) > length:

@@ -1,16 +1,13 @@
 """Classification of pictures by the words for their classes, with a model such as CLIP."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_tfm.runtime.tasks.detection import softmax
-
-if TYPE_CHECKING:
-    from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.loaded_file import LoadedFile
+from keras_tfm.runtime.tasks.embedding import embed_image, embed_text, head_of
+from keras_tfm.runtime.tasks.pictures import softmax
 
 # CLIP's largest scale, which its training reaches.
 SCALE = 100.0
@@ -55,7 +52,7 @@ class ZeroShotClassifier:
 
     def __init__(
         self,
-        model: Model,
+        file: LoadedFile,
         labels: Sequence[str],
         template: str | Sequence[str],
         scale: float | None = None,
@@ -74,12 +71,12 @@ class ZeroShotClassifier:
             raise ValueError(
                 f"a label must have at least one character, but label {empty[0]} has none"
             )
-        self.scale = _scale_of(model) if scale is None else float(scale)
+        self.scale = _scale_of(file) if scale is None else float(scale)
         texts = [x.replace("{}", label) for x in templates for label in self.labels]
-        vectors = _unit(model.embed_text(texts))
+        vectors = _unit(embed_text(file, texts))
         vectors = vectors.reshape(len(templates), len(self.labels), -1)
         self.vectors: np.ndarray = _unit(vectors.mean(0)).astype("float32")
-        self._model = model
+        self._file = file
 
     def __call__(self, images: Any) -> Any:
         """The classes of a picture, the most probable first; or a list of them for each of several.
@@ -95,7 +92,7 @@ class ZeroShotClassifier:
 
     def probabilities(self, images: Any) -> np.ndarray:
         """The probabilities (B, C) in the order of `labels`, float64; (C,) for a single picture."""
-        vectors = self._model.embed_image(images)
+        vectors = embed_image(self._file, images)
         if vectors.shape[-1] != self.vectors.shape[-1]:
             raise ValueError(
                 "the vectors of pictures and texts must have the same width, "
@@ -114,11 +111,11 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
-def _scale_of(model: Model) -> float:
+def _scale_of(file: LoadedFile) -> float:
     """The learned scale in a file, or the default."""
-    for one in [model, *model.models.values()]:
-        head = (one.manifest.get("model") or {}).get("head") or {}
-        scale = head.get("arguments", {}).get("scale")
+    for one in [file, *file.models.values()]:
+        head = head_of(one)
+        scale = None if head is None else head.arguments.get("scale")
         if isinstance(scale, int | float):
             return float(scale)
     return SCALE

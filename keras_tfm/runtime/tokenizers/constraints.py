@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.optional_package import optional_package
-from keras_tfm.runtime.decoding.host_loop import end_ids_of
+from keras_tfm.runtime.manifest.manifest import Decode
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, refusing
 
 # As `json.dumps` writes: the model cannot fill its answer with spaces.
@@ -42,14 +42,14 @@ class Constraint:
 
 
 def begin(
-    constraint: Constraint | None, tokenizer: Callable[[], Tokenizer], settings: dict[str, Any]
+    constraint: Constraint | None, tokenizer: Callable[[], Tokenizer], decode: Decode
 ) -> "Allowed | None":
     """What a constraint allows in the texts of a decode signature; None without a constraint."""
     if constraint is None:
         return None
     if not isinstance(constraint, Constraint):
         raise TypeError(f"constraint must be a JsonSchema or a Regex, got {constraint!r}")
-    return constraint.begin(tokenizer(), end_ids_of(settings), settings["vocabulary_size"])
+    return constraint.begin(tokenizer(), decode.end_ids, decode.vocabulary_size)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,13 @@
-"""Pictures in, boxes out: the outputs of a detector such as DETR as labelled boxes."""
+"""Pictures in, pixels, boxes or captions out."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_tfm.runtime.loaded_file import LoadedFile
 from keras_tfm.runtime.media.image_processor import ImageProcessor
-from keras_tfm.runtime.signature_runner import check_one
-
-if TYPE_CHECKING:
-    from keras_tfm.runtime.model import Model
+from keras_tfm.runtime.tasks.text import answers, target_of
 
 
 class Detection(NamedTuple):
@@ -33,9 +30,9 @@ class Detection(NamedTuple):
     box: tuple[float, float, float, float]
 
 
-def as_pixels(model: Model, images: Any) -> dict[str, Any]:
+def as_pixels(file: LoadedFile, images: Any) -> dict[str, Any]:
     """The inputs with pictures as the pixels of the file's image processors."""
-    processors = _processors(model)
+    processors = _processors(file)
     if not isinstance(images, dict):
         images = {next(iter(processors)): images}
     return {
@@ -44,33 +41,40 @@ def as_pixels(model: Model, images: Any) -> dict[str, Any]:
     }
 
 
-def _processors(model: Model) -> dict[str, ImageProcessor]:
+def _processors(file: LoadedFile) -> dict[str, ImageProcessor]:
     """The image processors of a file of one model, by input; at least one."""
-    check_one(model.path, model.signatures)
-    if not model.image_processors:
-        raise ValueError(f"{model.path} has no image processor: export it with images=")
-    return model.image_processors
+    file.check_single()
+    if not file.manifest.images:
+        raise ValueError(f"{file.path} has no image processor: export it with images=")
+    return file.manifest.images
 
 
-def detect(model: Model, image: Any, threshold: float) -> list[Detection]:
-    """See `Model.detect`."""
+def are_several(images: Any) -> bool:
+    """Whether a caller gave several pictures, and not one."""
+    return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+
+
+def detect(
+    file: LoadedFile, image: Any, threshold: float, labels: Sequence[str] | None
+) -> list[Detection]:
+    """See `Model.detect`. `labels`: the names of the classes."""
     if not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be within 0 and 1, got {threshold}")
     if isinstance(image, dict):
         raise TypeError("expected one picture, got a dictionary of inputs")
-    name, processor = next(iter(_processors(model).items()))
+    name, processor = next(iter(_processors(file).items()))
     pixels, sizes = processor.with_sizes(image)
     if len(sizes) != 1:
         raise ValueError(f"expected one picture, got {len(sizes)}")
-    outputs = model.predict({name: pixels})
+    outputs = file.predict({name: pixels})
     if not {"logits", "boxes"} <= outputs.keys():
         raise ValueError(
-            f"{model.path} is no detector: expected the outputs 'logits' and 'boxes', "
+            f"{file.path} is no detector: expected the outputs 'logits' and 'boxes', "
             f"got {list(outputs)}"
         )
     probabilities = softmax(outputs["logits"][0])[:, :-1]  # the last: no object
     boxes = processor.to_picture(outputs["boxes"][0], sizes[0])
-    best, labels = probabilities.argmax(-1), model.labels
+    best = probabilities.argmax(-1)
     found = [
         Detection(str(k) if labels is None else labels[k], float(row[k]), tuple(box.tolist()))
         for k, row, box in zip(best.tolist(), probabilities, boxes, strict=True)
@@ -79,11 +83,24 @@ def detect(model: Model, image: Any, threshold: float) -> list[Detection]:
     return sorted(found, key=lambda x: -x.probability)
 
 
+def caption(file: LoadedFile, images: Any, prompt: Sequence[int] | None) -> str | list[str]:
+    """See `Model.caption`."""
+    if isinstance(images, dict):
+        raise TypeError("expected a picture or a list of them, got a dictionary")
+    inputs = as_pixels(file, images)
+    target = target_of(file)
+    (pixels,) = inputs.values()
+    if prompt is not None:
+        inputs[target] = [list(prompt)] * len(pixels)
+    texts = answers(file, inputs)
+    return texts if are_several(images) else texts[0]
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     """The probabilities of classes, along the last axis, float64.
 
     >>> import numpy as np
-    >>> from keras_tfm.runtime.tasks.detection import softmax
+    >>> from keras_tfm.runtime.tasks.pictures import softmax
     >>> softmax(np.array([1000.0, 1000.0])).tolist()
     [0.5, 0.5]
     """

@@ -1,0 +1,236 @@
+"""A loaded file: runs its signatures with LiteRT, one call at a time. Tasks are built on it."""
+
+import copy
+import functools
+import hashlib
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_tfm.runtime import adapters
+from keras_tfm.runtime.checked_inputs import filled_batch, fit, longest_row
+from keras_tfm.runtime.litert_internals import Buffers, as_value_errors
+from keras_tfm.runtime.manifest import storage
+from keras_tfm.runtime.manifest.manifest import AnySignature, Predict, Signature, of_role
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer
+from keras_tfm.runtime.tokenizers.tokenizer import read as read_tokenizer
+from keras_tfm.runtime.weight_cache import CopiedBuffers, Runner, cached_runners
+
+# More than the cores of any processor. XNNPACK creates all threads; a million end the process.
+MAX_THREADS = 1024
+
+
+class LoadedFile:
+    """A file in LiteRT's memory; runs signatures on checked inputs, in chunks of the batch size.
+
+    Args:
+        file, threads, weight_cache, adapter: as in `runtime.load`.
+
+    Attributes:
+        source: Path, absolute, or bytes: the file.
+        path: Path, its name in messages.
+        manifest: `Manifest`, of one model if this is a part of a file of several.
+        signatures: dict of `Signature` by name.
+        checksum: str, that of the file and its adapter.
+        lock: held while a signature runs. LiteRT's interpreter is one set of buffers, so two
+            threads would mix their results. Reentrant: a callback that chooses a token may run
+            the same model.
+        cache_user: the number of the stream that may use the caches of "decode". A new stream, or a
+            run of "decode", takes the next number, and earlier streams stop with an error.
+    """
+
+    def __init__(
+        self,
+        file: storage.File,
+        threads: int = 1,
+        weight_cache: str | Path | None = None,
+        adapter: str | Path | None = None,
+    ):
+        if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)):
+            raise TypeError(f"threads must be an integer of at least 1, got {threads!r}")
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"threads must be in 1..{MAX_THREADS}, got {threads}")
+        threads, (self.source, name) = int(threads), storage.source_of(file)
+        # A pickle is read where another folder may be the current one.
+        paths = [x and Path(x).absolute() for x in (weight_cache, adapter)]
+        self._arguments = (self.source, threads, *paths)
+        self.path = self.source if isinstance(self.source, Path) else name
+        self.manifest = storage.read(self.source, name)
+        self.signatures = self.manifest.signatures
+        self.checksum = self.manifest.sha256
+        self._adapter = None
+        if adapter is not None:
+            self._adapter = adapters.read(adapter, self.path, self.manifest.adapters)
+        source = self.source
+        if self._adapter is not None:
+            source = self.content()
+            both = self.checksum + self._adapter.checksum
+            self.checksum = hashlib.sha256(both.encode()).hexdigest()
+        if weight_cache is None:
+            runners = _interpret(source, threads, self.signatures)
+        else:
+            runners = cached_runners(source, self.signatures, self.checksum, threads, weight_cache)
+        self._memory = _Memory(runners, source)
+        self._copies = weight_cache is not None
+        self.lock = threading.RLock()
+        self.cache_user = 0
+        self._part_of: tuple[LoadedFile, str] | None = None
+
+    @functools.cached_property
+    def models(self) -> dict[str, "LoadedFile"]:
+        """The models of a file of several; they share LiteRT's memory and the lock."""
+        return {name: self.part(name) for name in self.manifest.models}
+
+    def part(self, name: str) -> "LoadedFile":
+        """One model of a file of several."""
+        result = copy.copy(self)
+        for key in ("models", "tokenizers"):
+            vars(result).pop(key, None)  # cached, of the whole file
+        result.manifest, result._part_of = self.manifest.part(name), (self, name)
+        result.signatures = result.manifest.signatures
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds the path, or the bytes, and loads the file again."""
+        _ = self.runners  # raises if the file was closed
+        if self._part_of is not None:
+            return LoadedFile.part, self._part_of
+        return LoadedFile, self._arguments
+
+    def content(self) -> bytes:
+        """The bytes of the file, with the adapter."""
+        content = storage.read_content(self.source)
+        if self._adapter is None or self.manifest.adapters is None:
+            return content
+        return adapters.patched(content, self.manifest.adapters, self._adapter)
+
+    def close(self) -> None:
+        """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""
+        with self.lock:
+            self._memory.runners = self._memory.source = None
+
+    @property
+    def runners(self) -> dict[str, Runner]:
+        """The signatures as functions of arrays.
+
+        Raises:
+            ValueError: the file was closed.
+        """
+        if self._memory.runners is None:
+            raise ValueError(f"{self.path}: the model was closed")
+        return self._memory.runners
+
+    @functools.cached_property
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """The tokenizers in the file, by input."""
+        entries, options = self.manifest.tokenizers, self.manifest.tokenizer_options
+        contents = storage.read_entries(self.source, self.manifest.sha256, entries.values())
+        read = {x: read_tokenizer(x, content, options.get(x)) for x, content in contents.items()}
+        return {name: read[entry] for name, entry in entries.items()}
+
+    def run(self, name: str, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of signature `name`, by name, for any number of rows."""
+        if name not in self.signatures:
+            raise ValueError(
+                f"{self.path} has no signature {name!r}, it has {list(self.signatures)}"
+            )
+        signature = self.signatures[name]
+        expected = signature.inputs
+        if not isinstance(inputs, dict):
+            inputs = {next(iter(expected)): inputs}
+        if set(inputs) != set(expected):
+            raise ValueError(f"{name} takes the inputs {list(expected)}, got {list(inputs)}")
+        arrays = {key: fit(key, inputs[key], expected[key]) for key in expected}
+        # All rows of a step share one position.
+        shared = signature.of_kind("position")
+        lengths = {key: len(x) for key, x in arrays.items() if key not in shared}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"all inputs must have the same number of rows, got {lengths}")
+        first, rows = next(iter(lengths.items()))
+        batch = expected[first].shape[0]
+        if rows == 0:
+            raise ValueError("got no rows")
+        results = []
+        for start in range(0, rows, batch):
+            chunk = {key: arrays[key][start : start + batch] for key in lengths}
+            full = {**arrays, **{key: filled_batch(array, batch) for key, array in chunk.items()}}
+            with self.lock:
+                if "logits" in signature.outputs and shared:
+                    self.cache_user += 1  # this run overwrites the caches of a stream
+                results.append(self._call(name, full))
+        return {key: np.concatenate([r[key] for r in results])[:rows] for key in results[0]}
+
+    def predict(self, inputs: Any) -> dict[str, np.ndarray]:
+        """The outputs of one full pass, by name, from the shortest signature that fits."""
+        return self.run(*self.choose(Predict, inputs))
+
+    def _call(self, name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if "self" not in arrays:
+            with as_value_errors():
+                return self.runners[name](**arrays)
+        buffers = self.buffers(name)  # LiteRT's runner cannot take a keyword `self`
+        for key, array in arrays.items():
+            buffers.inputs[key][...] = array
+        return {key: np.array(x) for key, x in buffers.run().items()}
+
+    def check_single(self) -> None:
+        """Raises a ValueError if the file holds several models, of which none was chosen."""
+        models = list(dict.fromkeys(x.model for x in self.signatures.values()))
+        if len(models) > 1:
+            raise ValueError(
+                f"{self.path} holds the models {models}: choose one, such as "
+                f"runtime.load(path).models[{models[0]!r}]"
+            )
+
+    def of_role(self, role: type[AnySignature]) -> dict[str, AnySignature]:
+        """The signatures of a role, such as `Decode`, shortest first; at least one."""
+        self.check_single()
+        found = of_role(self.signatures, role)
+        if not found:
+            raise ValueError(
+                f"{self.path} has no signature {role.role!r}, it has {list(self.signatures)}"
+            )
+        return found
+
+    def choose(self, role: type[Signature], inputs: Any) -> tuple[str, dict[str, Any]]:
+        """The shortest signature of a role that `inputs` fit, and the inputs by name."""
+        found = self.of_role(role)
+        if not isinstance(inputs, dict):
+            inputs = {next(iter(next(iter(found.values())).inputs)): inputs}
+        for name, signature in found.items():
+            expected = signature.inputs
+            if all(
+                longest_row(x) <= expected[key].shape[1]
+                for key, x in inputs.items()
+                if key in expected and expected[key].is_ids
+            ):
+                return name, inputs
+        return list(found)[-1], inputs
+
+    def buffers(self, name: str) -> Buffers | CopiedBuffers:
+        """The arguments of a signature as arrays that keep their values between runs."""
+        runner = self.runners[name]
+        if self._copies:
+            return CopiedBuffers(runner, self.signatures[name])
+        return Buffers(runner)
+
+
+class _Memory:
+    """What `close` releases: the functions of the signatures, and bytes, which LiteRT reads."""
+
+    def __init__(self, runners: dict[str, Runner], source: Path | bytes):
+        self.runners: dict[str, Runner] | None = runners
+        self.source: Path | bytes | None = source
+
+
+def _interpret(
+    source: Path | bytes, threads: int, signatures: Mapping[str, Signature]
+) -> dict[str, Runner]:
+    """The signatures as functions of LiteRT's interpreter."""
+    given = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
+    interpreter = storage.import_litert("interpreter").Interpreter(**given, num_threads=threads)
+    interpreter.allocate_tensors()  # otherwise the first run logs the delegate
+    return {name: interpreter.get_signature_runner(name) for name in signatures}
