@@ -5,6 +5,7 @@ python docs/command_line.py
 """
 
 import inspect
+import re
 import typing
 from enum import Enum
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from keras_tfm import cli
 
+# Instead of the names, which would make this page one more list of them.
+TYPES = "[Model types](models.md#model-types), which `--help` lists."
 PAGE = Path(__file__).parent / "api" / "command_line.md"
 
 
@@ -37,7 +40,10 @@ def page() -> str:
             for x in arguments
             if not x["shown"].startswith("--")
         ]
-        lines += [f"## keras-tfm {name}", "", inspect.getdoc(function), ""]
+        text = re.sub(
+            r"Model types, as in config.json\..*", TYPES, inspect.getdoc(function), flags=re.S
+        )
+        lines += [f"## keras-tfm {name}", "", text, ""]
         lines += ["```bash", " ".join(["keras-tfm", name, *usage, "[OPTIONS]"]), "```"]
         lines += ["", "| argument | meaning | default |", "|---|---|---|"]
         lines += [f"| `{x['shown']}` | {x['help']} | {x['default']} |" for x in arguments]

@@ -45,7 +45,6 @@ CONTENTS = {
         "chat",
         "control-tokens",
         "huggingface",
-        "families",
     ],
     "Migrating": ["from-kerashub", "from-transformers-tf"],
     "Help": [

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/families.md and docs/huggingface.md: every family of checkpoints.
+"""Writes the tables of docs/api/models.md: every family of checkpoints, and its sizes.
 
 pip install -e ".[checkpoints]"
 python docs/families.py        # a minute; models are built without memory for their weights
@@ -7,7 +7,6 @@ python docs/families.py        # a minute; models are built without memory for t
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,48 +15,38 @@ from keras_tfm.checkpoints.huggingface import FAMILIES
 from keras_tfm.model_types import KINDS, MODEL_TYPES
 from keras_tfm.models.without_storage import without_storage
 
-DOCS = Path(__file__).parent
+PAGE = Path(__file__).parent / "api" / "models.md"
 
 
 def main() -> None:
-    write("families.md", {"classes": classes(), "sizes": sizes()})
-    write("huggingface.md", {kind: by_kind(kind) for kind in KINDS[:3]})
+    write({"classes": classes(), "sizes": sizes()})
 
 
-def write(page: str, tables: dict[str, str]) -> None:
-    """Replaces the tables of a page, each between two comments."""
-    path = DOCS / page
-    text = path.read_text()
+def write(tables: dict[str, str]) -> None:
+    """Replaces the tables, each between two comments."""
+    text = PAGE.read_text()
     for name, table in tables.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text, count = re.subn(
             pattern, lambda x, t=table: f"{x[1]}\n{t}\n\n{x[2]}", text, flags=re.S
         )
-        assert count == 1, f"{page} must have one place for {name}, found {count}"
-    path.write_text(text)
-
-
-def by_kind(kind: str) -> str:
-    """The model types of one of `KINDS`, with their classes."""
-    rows = [x for x in MODEL_TYPES if x.kind == kind]
-    padded = any(x.padding for x in rows)
-    heads = ["family", "`model_type`", "builder in `models`", "classes of transformers"]
-    heads += ["padding id"] * padded
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for x in rows:
-        names = ", ".join(f"`{name}`" for name in FAMILIES[x.name].architectures)
-        cells = [x.title, f"`{x.name}`", f"`{x.call}`", names, *[x.padding] * padded]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        assert count == 1, f"{PAGE.name} must have one place for {name}, found {count}"
+    PAGE.write_text(text)
 
 
 def classes() -> str:
-    """The classes of `transformers` that load and save, by family."""
-    lines = ["| `model_type` | builder | classes of `transformers` |", "|---|---|---|"]
-    for family in FAMILIES.values():
-        names = ", ".join(f"`{name}`" for name in family.architectures)
-        lines.append(f"| `{family.model_type}` | `models.{family.builder.__name__}` | {names} |")
-    return "\n".join(lines)
+    """The model types by kind, with the classes of `transformers` that load and save."""
+    parts = []
+    for kind, title in KINDS.items():
+        heads = ["family", "`model_type`", "builder in `models`", "classes", "padding id"]
+        lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        for x in MODEL_TYPES:
+            if x.kind == kind:
+                names = ", ".join(f"`{name}`" for name in FAMILIES[x.name].architectures)
+                cells = [x.title, f"`{x.name}`", f"`{x.call}`", names, x.padding]
+                lines.append(f"| {' | '.join(cells)} |")
+        parts += [f"### {title}", "\n".join(lines)]
+    return "\n\n".join(parts)
 
 
 def sizes() -> str:
@@ -68,7 +57,7 @@ def sizes() -> str:
     ]
     for name in sorted({family.builder.__name__ for family in FAMILIES.values()}):
         builder = getattr(models, name)
-        table: dict[str, dict[str, Any]] = getattr(sys.modules[builder.__module__], "SIZES", {})
+        table: dict[str, dict[str, object]] = getattr(sys.modules[builder.__module__], "SIZES", {})
         for size, arguments in table.items():
             with without_storage():
                 ids = [vocabulary(name, size)] if vocabularies(name) else []
@@ -84,7 +73,7 @@ def sizes() -> str:
 
 def vocabularies(builder: str) -> dict[str, int]:
     """The sizes of vocabularies by the start of a size's name, of all types of a builder."""
-    types = [x for x in MODEL_TYPES if x.call.partition("(")[0] == builder]
+    types = [x for x in MODEL_TYPES if x.builder == builder]
     return {begin: size for x in types for begin, size in x.vocabularies.items()}
 
 

@@ -30,11 +30,8 @@ def outputs_of(model, inputs):
     return {name: x.numpy() for name, x in found.items()}
 
 
-def answer(folder):
-    """What transformers computes from a folder's model and inputs.
-
-    It must find exactly the tensors that it expects.
-    """
+def read(folder):
+    """The model in a folder, which must have exactly the tensors that transformers expects."""
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     # Other attention of version 4 leaves out Gemma 2's cap of scores and GPT-2's scaling by layer.
     model, report = getattr(transformers, architecture).from_pretrained(
@@ -43,8 +40,13 @@ def answer(folder):
     wrong = {key: list(x) for key, x in report.items() if x and key != "error_msgs"}
     if wrong:
         raise ValueError(f"{folder.name}: {wrong}")
+    return model.eval()
+
+
+def answer(folder):
+    """What transformers computes from a folder's model and inputs."""
     inputs = {name: torch.from_numpy(x) for name, x in arrays_in(folder, "in/").items()}
-    return outputs_of(model.eval(), inputs)
+    return outputs_of(read(folder), inputs)
 
 
 def arrays_in(folder, prefix):

@@ -35,7 +35,6 @@ GUIDES = [
     "chat",
     "control-tokens",
     "cookbook",
-    "families",
     "from-kerashub",
     "from-transformers-tf",
     "on-device",

@@ -1,7 +1,7 @@
 """Loads and saves folders of Hugging Face transformers."""
 
 import contextlib
-import importlib
+import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +35,14 @@ from keras_tfm.runtime.media.image_processor import ImageProcessor
 
 def _family(model_type: ModelType) -> Family:
     module, _, name = model_type.table.partition(":")
-    found = importlib.import_module(f"keras_tfm.checkpoints.{module}")
-    family = getattr(found, name, None)
+    path = f"keras_tfm.checkpoints.{module}"
+    family = None
+    if module and importlib.util.find_spec(path):
+        family = getattr(importlib.import_module(path), name, None)
     if not isinstance(family, Family) or family.model_type != model_type.name:
         raise ValueError(
-            f"the model type {model_type.name!r} needs a Family with that model_type, "
-            f"keras_tfm.checkpoints.{module}.{name}, got {family!r:.60}"
+            f"the model type {model_type.name!r} must have a table, \"module:NAME\" of a Family of "
+            f"that type in keras_tfm.checkpoints, got {model_type.table!r}"
         )
     return family
 
@@ -63,7 +65,7 @@ def load_huggingface(
 
     Args:
         folder: str or Path, the folder of a model of one of the types in
-            `keras_tfm.model_types.MODEL_TYPES`; docs/families.md has a table of them.
+            `keras_tfm.model_types.MODEL_TYPES`; docs/api/models.md has a table of them.
         architecture: str, the class in `transformers`, such as "BertForMaskedLM"; the table has
             those of each model type. Default: the one in `config.json`, or the one that matches
             the tensors. Embeddings of CLIP's classes "WithProjection" have length 1 here.

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-import family_builders
+import families
 import keras
 import numpy as np
 import pytest
@@ -106,15 +106,11 @@ def test_each_sublayer_adds_up_once_and_gathers_nothing():
 WIDE = {"dim": 256, "num_layers": 2, "num_heads": 4, "intermediate_dim": 1024, "dropout": 0.0}
 
 
-@pytest.fixture(scope="module")
-def wide():
-    """The builders of all families, of real widths."""
-    patch = pytest.MonkeyPatch()
-    narrow = {name: x for name, x in WIDE.items() if name != "dropout"}
-    for name, value in {"SMALL": WIDE, "NARROW": narrow, "VOCABULARY": 4099}.items():
-        patch.setattr(family_builders, name, value)
-    yield family_builders.BUILDERS
-    patch.undo()
+@pytest.fixture
+def wide(monkeypatch):
+    """The small models of all families have real widths."""
+    for name, value in {**WIDE, "vocabulary_size": 4099}.items():
+        monkeypatch.setitem(families.SMALL, name, value)
 
 
 def even_vilbert():
@@ -126,10 +122,10 @@ def even_vilbert():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", family_builders.BUILDERS)
+@pytest.mark.parametrize("family", families.NAMES)
 def test_no_large_weight_is_on_every_device(family, wide):
     with without_storage():
-        model = even_vilbert() if family == "vilbert" else wide[family]()
+        model = even_vilbert() if family == "vilbert" else families.small_model(family)
     layouts = training.layout_map(model, mesh(batch=4))
     for x in model.weights:
         axes = layouts[x.path].axes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from family_builders import BUILDERS
+from families import small_model
 from keras_weights import randomize
 
 from keras_tfm import models, runtime
@@ -137,7 +137,7 @@ def test_what_is_no_norm_is_left_alone(other):
 
 def decoder(scale):
     """A decoder with embeddings of this size, as the residual streams of language models have."""
-    model = randomize(BUILDERS["llama"]())
+    model = randomize(small_model("llama"))
     table = model.get_layer("embedding").weights[0]
     table.assign(table * scale)
     return model
@@ -177,7 +177,7 @@ def test_the_export_warns_of_a_stream_that_leaves_float16(tmp_path):
 
 
 def test_masks_are_not_the_largest_values(tmp_path):
-    path = exported(randomize(BUILDERS["bert"]()), tmp_path / "x.tflite", accelerator="gpu")
+    path = exported(randomize(small_model("bert")), tmp_path / "x.tflite", accelerator="gpu")
     check = check_in_float16(path)
     assert check.largest < 100 and check.errors["predict"] < 5e-3
     assert str(check).startswith("in float16, error relative to the largest value: predict 0.00")
@@ -187,7 +187,7 @@ def test_masks_are_not_the_largest_values(tmp_path):
 
 
 def test_padding_alone_has_an_embedding_of_zeros(tmp_path):
-    model = randomize(models.sentence_embedding(BUILDERS["bert"]()))
+    model = randomize(models.sentence_embedding(small_model("bert")))
     path = exported(model, tmp_path / "x.tflite", accelerator="gpu")
     ids = {"tokens": np.zeros((1, 5), "int32"), "segments": np.zeros((1, 5), "int32")}
     (vector,) = runtime.load(path).run("predict", ids).values()

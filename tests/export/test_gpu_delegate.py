@@ -9,13 +9,14 @@ import functools
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import delegate_runner
 import keras
 import numpy as np
 import pytest
-from family_builders import BUILDERS, LENGTH
+from families import small_model
 from gpu_graphs import REWRITTEN, TAKEN, converted
 from keras_weights import randomize
 
@@ -44,6 +45,8 @@ def with_positions(position):
     return keras.Model(ids, keras.layers.Dense(11)(x))
 
 
+# Of what is generated.
+LENGTH = 7
 PREDICT = {"signatures": ["predict"]}
 STEPS = {"signatures": ["prefill", "decode"], "prompt_length": 4, "max_length": LENGTH}
 SOURCE = {"source_length": 5, "max_length": LENGTH, "start_id": 1}
@@ -52,28 +55,34 @@ CASES = {
     "values": (values, {**PREDICT, "source_length": 5}),
     "alibi": (lambda: with_positions(layers.ALiBi()), STEPS),
     "shaw": (lambda: with_positions(layers.RelativePositionEmbedding(3)), STEPS),
-    "transformer, predict": (BUILDERS["transformer"], {**PREDICT, **SOURCE}),
+    "transformer, predict": (partial(small_model, "transformer"), {**PREDICT, **SOURCE}),
     **{
-        f"{family}, predict": (BUILDERS[family], {**PREDICT, "source_length": 5})
+        f"{family}, predict": (partial(small_model, family), {**PREDICT, "source_length": 5})
         for family in (
-            *("bert", "deberta", "electra", "albert", "roberta", "distilbert", "clip_text"),
-            *("clip", "lxmert", "vilbert", "image_gpt"),
+            *("bert", "deberta-v2", "electra", "albert", "roberta", "distilbert"),
+            *("clip", "clip_text_model", "lxmert", "vilbert", "imagegpt"),
         )
     },
     **{
-        f"{family}, predict": (BUILDERS[family], PREDICT)
+        f"{family}, predict": (partial(small_model, family), PREDICT)
         for family in (
-            *("vit", "vit, dinov2", "resnet", "detr", "clip_image"),
-            *("dvae_encoder", "dvae", "evoformer"),
+            *("vit", "dinov2_with_registers", "resnet", "detr", "clip_vision_model"),
+            *("flava_image_codebook", "dvae", "evoformer, recycled"),
         )
     },
-    **{family: (BUILDERS[family], STEPS) for family in ("gpt", "llama", "gemma", "dalle")},
-    **{family: (BUILDERS[family], TRANSLATE) for family in ("transformer", "bart", "t5")},
+    **{
+        family: (partial(small_model, family), STEPS)
+        for family in ("gpt2", "llama", "gemma3_text", "dalle")
+    },
+    **{
+        family: (partial(small_model, family), TRANSLATE)
+        for family in ("transformer", "bart", "t5")
+    },
     "mbart, classifier": (
-        lambda: models.sequence_classifier(BUILDERS["mbart"](), num_classes=3),
+        lambda: models.sequence_classifier(small_model("mbart"), num_classes=3),
         {**PREDICT, "source_length": 5},
     ),
-    "whisper": (BUILDERS["whisper"], {**TRANSLATE, "source_length": 1400}),
+    "whisper": (partial(small_model, "whisper"), {**TRANSLATE, "source_length": 1400}),
 }
 
 
@@ -92,8 +101,8 @@ QUANTIZED = {
         lambda: models.clip((16, 16), 8, 300, 9, 299, 32, WIDE, WIDE),
         {**PREDICT, "source_length": 9},
     ),
-    "t5, float16": ("float16", BUILDERS["t5"], TRANSLATE),
-    "llama, float16": ("float16", BUILDERS["llama"], STEPS),
+    "t5, float16": ("float16", partial(small_model, "t5"), TRANSLATE),
+    "llama, float16": ("float16", partial(small_model, "llama"), STEPS),
 }
 
 
@@ -184,7 +193,7 @@ def test_a_family_is_whole_and_right_on_the_delegate(gpu, case, tmp_path):
 
 
 def test_the_export_says_what_the_delegate_does(gpu, tmp_path):
-    model = randomize(BUILDERS["gpt"]())
+    model = randomize(small_model("gpt2"))
     report = export_tflite(model, tmp_path / "gpt.tflite", accelerator="gpu", **STEPS)
     assert report.verification.gpu.ran
     assert max(report.verification.gpu.errors.values()) < 1e-5
@@ -221,7 +230,7 @@ def test_what_the_delegate_refuses_is_kept_and_said(gpu, tmp_path):
 
 def test_a_file_of_several_models_runs_there(gpu, tmp_path):
     """CLIP's text has an end token, whose features the model returns."""
-    towers = {"text": BUILDERS["clip_text"](end_id=9), "image": BUILDERS["clip_image"]()}
+    towers = {"text": small_model("clip_text_model"), "image": small_model("clip_vision_model")}
     report = export_tflite(
         towers, tmp_path / "clip.tflite", accelerator="gpu", source_length=LENGTH
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compare import assert_close, to_numpy
 from execution import saving, tensorflow_only
-from family_builders import BUILDERS, LENGTH, NARROW, SMALL
+from families import BUILDERS, NAMES, SMALL, TYPES, builder_of, is_builder, small_model
 from keras_weights import randomize
 
 from keras_tfm import models
@@ -19,7 +19,8 @@ from keras_tfm.models import describe, with_dtype
 FLOAT32 = 1e-5
 # Bfloat16 rounds at 4e-3; some twenty roundings, of which most cancel.
 BFLOAT16 = 0.1
-PICTURES = ("vit", "resnet", "detr", "clip_image", "dvae")
+# Tokens of a text, and of what is generated.
+LENGTH = 7
 HEADS = {
     "backbone": {},
     "encoder": {},
@@ -42,42 +43,54 @@ HEADS = {
     "masked_msa": {},
     "pair_classifier": {"num_classes": 3},
 }
+WITH_HEADS = {
+    "bert": [
+        "masked_language_model", "next_sentence", "question_answering", "sentence_embedding",
+        "sequence_classifier", "token_classifier",
+    ],
+    "roberta": ["sequence_classifier"],
+    "bart": ["sequence_classifier", "question_answering"],
+    "mbart": ["sequence_classifier"],
+    "deberta-v2": ["sequence_classifier"],
+    "electra": ["replaced_token_detection"],
+    "gpt2": ["backbone", "sequence_classifier"],
+    "gemma3_text": ["sequence_classifier"],
+    "imagegpt": ["sequence_classifier"],
+    "t5": ["encoder"],
+    "whisper": ["encoder"],
+    "transformer": ["encoder"],
+    "vit": ["image_classifier"],
+    "resnet": ["image_classifier"],
+    "lxmert": ["visual_question_answering", "image_text_pretraining"],
+    "vilbert": ["image_text_pretraining"],
+    "evoformer, features": ["masked_msa", "pair_classifier"],
+    "detr": ["backbone", "without_auxiliary_outputs"],
+}  # fmt: skip
 CASES = {
-    **{family: (family, None) for family in BUILDERS if family != "evoformer, small"},
-    **{
-        f"bert, {head}": ("bert", head)
-        for head in HEADS
-        if head
-        not in (
-            *("backbone", "encoder", "image_classifier", "replaced_token_detection"),
-            "without_auxiliary_outputs",
-            *("visual_question_answering", "image_text_pretraining"),
-            *("masked_msa", "pair_classifier"),
-        )
-    },
-    "roberta, sequence_classifier": ("roberta", "sequence_classifier"),
-    "bart, sequence_classifier": ("bart", "sequence_classifier"),
-    "bart, question_answering": ("bart", "question_answering"),
-    "mbart, sequence_classifier": ("mbart", "sequence_classifier"),
-    "deberta, sequence_classifier": ("deberta", "sequence_classifier"),
-    "electra, replaced_token_detection": ("electra", "replaced_token_detection"),
-    "gpt, backbone": ("gpt", "backbone"),
-    "gpt, sequence_classifier": ("gpt", "sequence_classifier"),
-    "gemma, sequence_classifier": ("gemma", "sequence_classifier"),
-    "image_gpt, sequence_classifier": ("image_gpt", "sequence_classifier"),
-    "t5, encoder": ("t5", "encoder"),
-    "whisper, encoder": ("whisper", "encoder"),
-    "transformer, encoder": ("transformer", "encoder"),
-    "vit, image_classifier": ("vit", "image_classifier"),
-    "resnet, image_classifier": ("resnet", "image_classifier"),
-    "lxmert, visual_question_answering": ("lxmert", "visual_question_answering"),
-    "lxmert, image_text_pretraining": ("lxmert", "image_text_pretraining"),
-    "vilbert, image_text_pretraining": ("vilbert", "image_text_pretraining"),
-    "evoformer, masked_msa": ("evoformer, small", "masked_msa"),
-    "evoformer, pair_classifier": ("evoformer, small", "pair_classifier"),
-    "detr, backbone": ("detr", "backbone"),
-    "detr, without_auxiliary_outputs": ("detr", "without_auxiliary_outputs"),
+    **{name: (name, None) for name in NAMES if name != "evoformer, features"},
+    **{f"{name}, {head}": (name, head) for name, heads in WITH_HEADS.items() for head in heads},
 }
+
+
+def is_similar(case):
+    """Whether its builder's plain model type, or the one with most options, stands for it."""
+    if case not in TYPES:
+        return False
+    same = [len(x.arguments) for x in TYPES.values() if x.builder == TYPES[case].builder]
+    return 0 < len(TYPES[case].arguments) < max(2, *same, 0)
+
+
+LOOK_ALIKE = {case for case in CASES if is_similar(case)}
+
+
+def cases(names=CASES, slow=()):
+    """Parameters; those in `slow` and what looks like another case are marked slow."""
+    return pytest.mark.parametrize(
+        "case",
+        [pytest.param(x, marks=[pytest.mark.slow] * (x in slow or x in LOOK_ALIKE)) for x in names],
+    )
+
+
 # Two images, the last region of the second is padding.
 REGIONS = {
     "region_features": np.random.default_rng(1).normal(size=(2, 4, 11)).astype("float32"),
@@ -95,59 +108,51 @@ ALIGNMENTS = {
 }
 # The others' graphs have no other operators than those of their family.
 # The default tier: what decodes is exported by the test of `generate`.
-EXPORTED = [
-    *("bert, sequence_classifier", "deberta", "vit, dinov2", "vit, image_classifier", "resnet"),
-    *("detr", "clip", "lxmert", "vilbert, image_text_pretraining", "dvae"),
-    "evoformer, pair_classifier",
-]
-IN_INT8 = ["bert, sequence_classifier", "gpt", "t5", "vit, dinov2", "detr", "clip"]
+EXPORTED = {
+    *("bert, sequence_classifier", "deberta-v2", "dinov2_with_registers", "vit, image_classifier"),
+    *("resnet", "detr", "clip", "lxmert", "vilbert, image_text_pretraining", "dvae"),
+    "evoformer, features, pair_classifier",
+}
+IN_INT8 = {
+    *("bert, sequence_classifier", "gpt2", "t5", "dinov2_with_registers", "detr", "clip"),
+}
 # A similar case takes the same step of training.
 SIMILAR = {
     *("vilbert", "lxmert, visual_question_answering", "lxmert, image_text_pretraining"),
-    *("dvae", "image_gpt", "image_gpt, sequence_classifier", "evoformer", "evoformer, masked_msa"),
+    *("dvae", "imagegpt", "imagegpt, sequence_classifier", "evoformer, recycled"),
+    "evoformer, features, masked_msa",
 }
-DECODING = ["gpt", "t5", "whisper", "dalle"]
-DECODING += [
-    pytest.param(x, marks=pytest.mark.slow)
-    for x in ("bart", "gemma", "llama", "transformer", "pegasus")
-]
-# Builders whose models have a padding id only if it is given.
-CAUSAL = {"gemma", "gpt", "llama", "olmo2"}
+GENERATING = ("decoder", "encoder-decoder", "speech")
+DECODING = [x for x in TYPES if TYPES[x].kind in GENERATING] + ["transformer", "dalle"]
 # What transformers has no model for.
-OURS_ALONE = {
+OURS_ALONE = {case for case, (name, _) in CASES.items() if name.partition(",")[0] not in TYPES} | {
     "bert, sentence_embedding",
-    "transformer",
-    "transformer, encoder",
     "whisper, encoder",
-    *("dalle", "dvae", "dvae_decoder"),
-    *("vilbert", "vilbert, image_text_pretraining"),
-    *("evoformer", "evoformer, masked_msa", "evoformer, pair_classifier"),
 }
-every_case = pytest.mark.parametrize("case", CASES)
 
 
-def made(case, **options):
-    family, head = CASES[case]
-    if family in CAUSAL and head == "sequence_classifier":
+def make(case, **options):
+    name, head = CASES[case]
+    if head == "sequence_classifier" and builder_of(name) in ("gpt", "gemma"):
         options["pad_id"] = 0
-    model = BUILDERS[family](**options)
-    more = {"pooling": "mean"} if case == "image_gpt, sequence_classifier" else {}
+    model = small_model(name, **options)
+    more = {"pooling": "mean"} if case == "imagegpt, sequence_classifier" else {}
     return getattr(models, head)(model, **HEADS[head], **more) if head else model
 
 
 @functools.cache
 def model_of(case):
     """With random weights. Made once: no test may change it."""
-    return randomize(made(case))
+    return randomize(make(case))
 
 
 @functools.cache
 def inputs_of(case):
     """Two rows, the second padded; a target starts with the start token and is padded too."""
     arrays = {
-        "tokens": [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]],
+        "tokens": [[9, 4, 5, 6, 3], [8, 3, 0, 0, 0]],  # 3 ends a text
         "segments": [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]],
-        "source": [[3, 4, 5, 6, 7], [8, 9, 0, 0, 0]],
+        "source": [[9, 4, 5, 6, 3], [8, 3, 0, 0, 0]],
         "target": [[1, 4, 5, 6, 7], [1, 9, 0, 0, 0]],
         "codes": [[3, 4, 5, 6, 2, 1], [0, 1, 2, 4, 6, 5]],
     }
@@ -168,8 +173,6 @@ def inputs_of(case):
             inputs[x.name] = np.random.default_rng(0).uniform(-1, 1, shape).astype("float32")
         else:
             inputs[x.name] = np.array(arrays[x.name], "int32")
-    if case == "clip":  # whose end token is 9
-        inputs["tokens"][0, -1] = 9
     return inputs
 
 
@@ -201,20 +204,17 @@ def expected_of(case):
 
 def test_every_builder_and_every_head_is_here():
     public = {name: getattr(models, name) for name in models.__all__}
-    functions = {name for name, x in public.items() if inspect.isfunction(x)}
-    builders = {family.split(",")[0] for family in BUILDERS}
+    functions = {name for name, x in public.items() if inspect.isfunction(x) and not is_builder(x)}
     assert functions - {
         *("clip_towers", "describe", "dvae_parts", "enable_lora", "resize_vocabulary"),
         *("with_draft_heads", "with_dtype"),
-    } == {
-        *builders,
-        *HEADS,
-    }
+    } == {*HEADS}
     assert {head for _, head in CASES.values() if head} == {*HEADS}
+    assert {builder_of(name) for name, _ in CASES.values()} == {*BUILDERS}
 
 
 @saving
-@every_case
+@cases()
 def test_it_is_saved_and_loaded(case, tmp_path):
     model_of(case).save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -222,25 +222,25 @@ def test_it_is_saved_and_loaded(case, tmp_path):
     assert describe(loaded) == describe(model_of(case))
 
 
-@every_case
+@cases()
 def test_its_description_is_json_and_names_the_family(case):
-    family, head = CASES[case]
+    name, head = CASES[case]
     described = describe(model_of(case))
     assert json.loads(json.dumps(described)) == described
-    assert described["family"] == family.split(",")[0]
+    assert described["family"] == builder_of(name)
     if head and head not in ("backbone", "encoder", "without_auxiliary_outputs"):
         assert described["head"]["kind"] == head
 
 
-@every_case
+@cases()
 def test_weights_go_into_a_model_that_is_made_again(case):
-    again = made(case)
+    again = make(case)
     assert [x.path for x in again.weights] == [x.path for x in model_of(case).weights]
     again.set_weights(model_of(case).get_weights())
     assert_same(outputs_of(again, inputs_of(case)), expected_of(case), 0.0)
 
 
-@every_case
+@cases()
 def test_a_clone_answers_the_same(case):
     clone = keras.models.clone_model(model_of(case))
     assert describe(clone) == describe(model_of(case))
@@ -249,16 +249,12 @@ def test_a_clone_answers_the_same(case):
 
 
 @saving
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(x, marks=[pytest.mark.slow] * ("," in x))  # heads: the body has all the kinds
-        for x in CASES
-        if not x.startswith(("resnet", "dvae"))
-    ],
+@cases(
+    [x for x, (name, _) in CASES.items() if not builder_of(name).startswith(("resnet", "dvae"))],
+    slow=[x for x in CASES if "," in x],  # heads: the body has all the kinds
 )
 def test_adapters_are_saved_and_merged(case, tmp_path):
-    model, rng = randomize(made(case)), np.random.default_rng(0)
+    model, rng = randomize(make(case)), np.random.default_rng(0)
     models.enable_lora(model, rank=2)
     for variable in model.variables:
         if variable.name == "lora_kernel_b":
@@ -275,7 +271,7 @@ def test_adapters_are_saved_and_merged(case, tmp_path):
     assert_same(outputs_of(merged, inputs_of(case)), adapted, FLOAT32)
 
 
-@every_case
+@cases()
 def test_a_copy_in_half_precision_answers_nearly_as_well(case):
     copy = with_dtype(model_of(case), "mixed_bfloat16")
     found, expected = outputs_of(copy, inputs_of(case)), expected_of(case)
@@ -285,15 +281,17 @@ def test_a_copy_in_half_precision_answers_nearly_as_well(case):
     assert_same(outputs_of(back, inputs_of(case)), expected, 0.0)
 
 
-@pytest.mark.parametrize(
-    "case",
+@cases(
     # For alignments, tests/models/test_evoformer.py tests it. Images have no padding.
     [
         x
-        for x in CASES
-        if not x.startswith((*PICTURES, "clip", "whisper, features", "evoformer"))
-        and x != "image_gpt, sequence_classifier"
-    ],
+        for x, (name, _) in CASES.items()
+        if x == "imagegpt"
+        or (
+            not x.startswith(("clip", "whisper, features", "evoformer", "dvae"))
+            and getattr(TYPES.get(name), "kind", "") != "images"
+        )
+    ]
 )
 def test_more_padding_changes_nothing(case):
     """In a sequence of features, no row that is a token's; in one vector a row, nothing."""
@@ -311,15 +309,13 @@ def test_more_padding_changes_nothing(case):
 
 
 @tensorflow_only
-@pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x in SIMILAR)) for x in CASES]
-)
+@cases(slow=SIMILAR)
 def test_a_step_of_training_changes_every_weight(case):
     """A gradient that is missing is a warning of Keras, and here an error.
 
     Eager: to trace the step takes longer than to run it. tests/layers/test_contract.py fits graphs.
     """
-    model = randomize(made(case))
+    model = randomize(make(case))
     before = {x.path: to_numpy(x) for x in model.trainable_weights}
     model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     inputs, rng = inputs_of(case), np.random.default_rng(0)
@@ -334,9 +330,7 @@ def test_a_step_of_training_changes_every_weight(case):
 
 
 @tensorflow_only
-@pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in EXPORTED)) for x in CASES]
-)
+@cases(slow={*CASES} - EXPORTED)
 def test_its_file_answers_as_it_does(case, tmp_path):
     from keras_tfm import runtime
     from keras_tfm.export import export_tflite
@@ -353,25 +347,22 @@ def test_its_file_answers_as_it_does(case, tmp_path):
 
 
 @tensorflow_only
-@pytest.mark.parametrize(
-    "case", [pytest.param(x, marks=[pytest.mark.slow] * (x not in IN_INT8)) for x in CASES]
-)
+@cases(slow={*CASES} - IN_INT8)
 def test_its_file_in_int8_is_verified(case, tmp_path, monkeypatch):
     """Of a wider model: LiteRT leaves matrices of fewer than 1,024 weights in float32."""
     from keras_tfm.export import export_tflite
 
-    for sizes in (SMALL, NARROW):
-        monkeypatch.setitem(sizes, "dim", 40)
-        monkeypatch.setitem(sizes, "intermediate_dim", 48)
+    monkeypatch.setitem(SMALL, "dim", 40)
+    monkeypatch.setitem(SMALL, "intermediate_dim", 48)
     lengths = lengths_of(inputs_of(case))
     path = tmp_path / "x.tflite"
-    report = export_tflite(randomize(made(case)), path, ["predict"], "int8", **lengths)
+    report = export_tflite(randomize(make(case)), path, ["predict"], "int8", **lengths)
     assert path.exists() and report.verification is not None  # a wrong file is not kept
     assert report.bytes_by_kind["int8"] > 1024
 
 
 @tensorflow_only
-@pytest.mark.parametrize("case", DECODING)
+@cases(DECODING, slow={*DECODING} - {"gpt2", "t5", "whisper", "dalle"})
 def test_its_file_generates_what_it_generates(case, tmp_path):
     """And that is what full passes choose, token by token."""
     from keras_tfm import runtime
@@ -401,7 +392,7 @@ def test_its_file_generates_what_it_generates(case, tmp_path):
     np.testing.assert_array_equal(runtime.load(report.path).generate(questions).tokens, tokens)
 
 
-@pytest.mark.parametrize("case", [x for x in CASES if x not in OURS_ALONE])
+@cases([x for x in CASES if x not in OURS_ALONE])
 def test_it_goes_to_hugging_face_and_comes_back(case, tmp_path):
     pytest.importorskip("safetensors")
     from keras_tfm.checkpoints import load_huggingface, save_huggingface
@@ -410,7 +401,7 @@ def test_it_goes_to_hugging_face_and_comes_back(case, tmp_path):
     options = {"audio": False} if case == "whisper, features" else {}
     again = load_huggingface(tmp_path / "folder", **options)
     # Gemma's norms are saved as scale - 1, which rounds scales below 0.5 at 6e-8.
-    tolerance = 1e-6 if CASES[case][0] == "gemma" else 0.0
+    tolerance = 1e-6 if builder_of(CASES[case][0]) == "gemma" else 0.0
     expected = {
         name: x for name, x in expected_of(case).items() if not name.startswith("auxiliary_")
     }

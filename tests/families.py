@@ -1,0 +1,149 @@
+"""A small model of every family: each model type of the registry, and each builder without one.
+
+The contract, saved folders and the comparisons with transformers run on these models. Most families
+need no line here: a builder gets the entries of `SMALL` for which it has arguments, and the
+arguments of its model type.
+"""
+
+import functools
+import inspect
+import json
+import tempfile
+from pathlib import Path
+
+from keras_tfm import models
+from keras_tfm.model_types import MODEL_TYPES
+
+TYPES = {x.name: x for x in MODEL_TYPES}
+# By the name of a builder's argument; ids only where the builder has a default for them.
+SMALL = {
+    "dim": 12, "num_layers": 2, "num_heads": 2, "intermediate_dim": 13, "dropout": 0.0,
+    "head_dim": 8, "num_key_value_heads": 1, "embedding_dim": 6, "projection_dim": 9,
+    "vocabulary_size": 31, "max_length": 17, "pad_id": 0, "end_id": 3,
+    "image_size": 12, "patch_size": 4,
+}  # fmt: skip
+BACKBONE = {"stem_dim": 6, "dims": (8, 7), "depths": (1, 2), "bottleneck": False}
+
+
+def own_options():
+    """What some families need besides: sizes of parts, and options that their paper has."""
+    sizes = {x: SMALL[x] for x in ("dim", "num_layers", "num_heads", "intermediate_dim", "dropout")}
+    dim = sizes["dim"]
+    gemma2 = {"windows": [4, None], "query_pre_attention_scalar": 3, "final_logit_soft_cap": 4.0}
+    dinov2 = {"intermediate_dim": 2 * dim, "patch_size": (4, 6), "layer_scale": 0.7}
+    return {
+        "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
+        "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
+        "gpt_neo": {"windows": [None, 4]},
+        "mistral": {"windows": 4},
+        "gemma2": {**gemma2, "attention_logit_soft_cap": 2.0},
+        "gemma3_text": {**gemma2, "local_rope_theta": 50.0},
+        "t5": {"gated": True, "num_buckets": 8},
+        "marian": {"pad_id": 0},
+        "transformer": {"source_vocabulary_size": 31, "target_vocabulary_size": 11},
+        "whisper": {"num_mels": 6, "max_source_length": 5, "pad_id": 0, "start_id": 1},
+        "whisper, features": {"audio": False},
+        "vit": {"image_size": (8, 12)},
+        "dinov2": {"intermediate_dim": 2 * dim},
+        "dinov2_with_registers": {**dinov2, "gated": True, "activation": "silu"},
+        "resnet": {"image_size": (9, 12), "stem_dim": 6, "dims": (40, 48), "depths": (1, 2)},
+        "detr": {
+            "image_size": (33, 64), "num_classes": 3, "num_queries": 5, "backbone": BACKBONE,
+            "frozen_batch_norm": False, "auxiliary_outputs": True,
+        },
+        "clip": {"image": sizes, "text": {**sizes, "dim": 2 * dim}},
+        "dalle": {
+            "text_vocabulary_size": 11, "image_vocabulary_size": 4, "text_length": 2,
+            "grid": (2, 3), "kernel_size": 3, "masks": ["row", "convolution"],
+        },
+        "dvae": {
+            "image_size": (8, 12), "dim": 24, "num_groups": 3, "num_blocks": 1, "code_dim": 5,
+        },
+        "flava_image_codebook": {
+            "image_size": (16, 24), "dim": 24, "num_groups": 4, "num_blocks": 1,
+        },
+        "dvae_decoder": {
+            "image_size": (8, 12), "dim": 10, "num_groups": 3, "num_blocks": 1, "code_dim": 5,
+        },
+        "lxmert": {
+            "num_layers": 1, "num_visual_layers": 1, "num_cross_layers": 1, "region_dim": 11,
+            "num_regions": 4, "region_mask": True,
+        },
+        "vilbert": {
+            "num_layers": 1, "visual_dim": 2 * dim, "num_visual_layers": 1, "num_visual_heads": 4,
+            "visual_intermediate_dim": 14, "co_attention_dim": 12, "num_co_attention_heads": 3,
+            "text_schedule": (1,), "visual_schedule": (0,), "region_dim": 11, "num_regions": 4,
+            "region_mask": True,
+        },
+        "evoformer": {
+            "num_layers": 1, "pair_dim": 2 * dim, "num_pair_heads": 4, "outer_dim": 3,
+            "pair_dropout": 0.0, "single_dim": 7, "num_sequences": 3, "num_residues": 5,
+        },
+        "evoformer, recycled": {
+            "transition_factor": 2, "max_distance": 3, "num_recycles": 1, "num_extra_layers": 1,
+            "extra_dim": dim, "num_extra_heads": 2, "num_extra_sequences": 2,
+        },
+        "evoformer, features": {"feature_dim": 2, "residue_index": True},
+    }  # fmt: skip
+
+
+def is_builder(function):
+    """Of the functions in `keras_tfm.models`: the others change a model or add a head to it."""
+    return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters)) != (
+        "model"
+    )
+
+
+BUILDERS = [name for name in models.__all__ if is_builder(getattr(models, name))]
+NAMES = [
+    *TYPES,
+    *sorted(set(BUILDERS) - {x.builder for x in MODEL_TYPES} - {"evoformer"}),
+    *(name for name in own_options() if "," in name),
+]
+
+
+def builder_of(name):
+    """The name of the builder of one of `NAMES`."""
+    family = name.partition(",")[0]
+    return TYPES[family].builder if family in TYPES else family
+
+
+def arguments_of(name):
+    """The arguments of the builder of one of `NAMES`: an `inspect.Parameter` by name."""
+    return inspect.signature(getattr(models, builder_of(name))).parameters
+
+
+def small_model(name, **options):
+    """The model of one of `NAMES`; `options` go to its builder."""
+    family = name.partition(",")[0]
+    known, own = arguments_of(name), own_options()
+    small = {
+        key: x
+        for key, x in SMALL.items()
+        if key in known and not (key.endswith("_id") and known[key].default is None)
+    }
+    arguments = TYPES[family].arguments if family in TYPES else {}
+    build = getattr(models, builder_of(name))
+    return build(**{**small, **arguments, **own.get(family, {}), **own.get(name, {}), **options})
+
+
+@functools.cache
+def head_config():
+    """A `config.json` of heads alone."""
+    from keras_tfm.checkpoints.config import Config
+
+    with tempfile.TemporaryDirectory() as folder:
+        labels = {str(i): f"class {i}" for i in range(4)}
+        (Path(folder) / "config.json").write_text(json.dumps({"id2label": labels}))
+        return Config(Path(folder))
+
+
+def with_head(model_type, architecture, **options):
+    """The small model of a model type with the head of a class of transformers."""
+    from keras_tfm.checkpoints.huggingface import FAMILIES
+
+    decoder = TYPES[model_type].kind == "decoder"
+    if decoder and architecture.endswith("ForSequenceClassification"):
+        options = {"pad_id": 0, **options}
+    make = FAMILIES[model_type].architectures[architecture].make
+    return make(small_model(model_type, **options), head_config())
