@@ -41,7 +41,7 @@ def _family(model_type: ModelType) -> Family:
         family = getattr(importlib.import_module(path), name, None)
     if not isinstance(family, Family) or family.model_type != model_type.name:
         raise ValueError(
-            f"the model type {model_type.name!r} must have a table, \"module:NAME\" of a Family of "
+            f'the model type {model_type.name!r} must have a table, "module:NAME" of a Family of '
             f"that type in keras_tfm.checkpoints, got {model_type.table!r}"
         )
     return family
