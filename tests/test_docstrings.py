@@ -52,7 +52,7 @@ REASONS = {
     "keras_tfm.checkpoints.tokenizers.tokenizer_settings": _TOKENIZER,
     "keras_tfm.cli.*": "the command line: docs/api/command_line.md",
     "keras_tfm.distributed.*": _FIT,
-    "keras_tfm.export.carried_tokenizers": _FILE,
+    "keras_tfm.export.pipeline": _FILE,
     "keras_tfm.runtime.inspection.gpu_process": _FILE,
     "keras_tfm.runtime.tasks.session_text": _FILE,
     "keras_tfm.runtime.tasks.speech": _FILE,
@@ -70,13 +70,11 @@ REASONS = {
     "keras_tfm.export.litertlm.verification": _FILE,
     "keras_tfm.export.verification.loop_logits": _FILE,
     "keras_tfm.export.verification.pairing": _FILE,
-    "keras_tfm.export.report": _FILE,
     "keras_tfm.export.signatures.make": _FILE,
     "keras_tfm.export.signatures.signature": _FILE,
     "keras_tfm.export.signatures.stepped": _FILE,
     "keras_tfm.export.signatures.text": _FILE,
     "keras_tfm.export.verification.rows": _FILE,
-    "keras_tfm.export.written_file": _FILE,
     "keras_tfm.generation.tokenizers.keras_hub_tokenizers": (
         "needs keras-hub; docs/export.md describes it"
     ),

@@ -2,8 +2,8 @@
 
 from keras_tfm.export.graph.adapters import save_adapter
 from keras_tfm.export.litertlm.export import LiteRTLMArguments, export_litertlm
+from keras_tfm.export.pipeline import Report
 from keras_tfm.export.quantization.calibration import calibrate
-from keras_tfm.export.report import Report
 from keras_tfm.export.saved_model import export_saved_model
 from keras_tfm.export.signatures.request import ExportArguments, GenerationArguments
 from keras_tfm.export.tflite import export_tflite

@@ -2,39 +2,29 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import keras
 
+from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.carried_tokenizers import Carried, carry
 from keras_tfm.export.graph.adapters import Placeholders, save_adapter, with_effect
-from keras_tfm.export.graph.conversion import convert, exportable, manifest_of, own_names
-from keras_tfm.export.graph.gpu_graph import for_gpu
-from keras_tfm.export.graph.int8_caches import with_int8_operators
-from keras_tfm.export.image_entries import image_entries, label_entry
+from keras_tfm.export.graph.conversion import ModelGroup, exportable
+from keras_tfm.export.member import make_member
+from keras_tfm.export.pipeline import ONLY, Report, convert_members, passes_of, write_file
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
-from keras_tfm.export.report import Report
-from keras_tfm.export.several_models import export_models
-from keras_tfm.export.signatures.make import make_signatures
+from keras_tfm.export.several_models import check_models, make_members
 from keras_tfm.export.signatures.request import (
     ExportArguments,
-    Request,
     check_keywords,
     without_mask_warnings,
 )
-from keras_tfm.export.signatures.text import (
-    TEXT,
-    add_text_signatures,
-    check_tokenizers,
-)
-from keras_tfm.export.verification.verify import Verification
+from keras_tfm.export.verification.in_float16 import check_in_float16, warn_of
+from keras_tfm.export.verification.on_gpu import check_on_gpu
+from keras_tfm.export.verification.verify import Verification, VerificationError
 from keras_tfm.export.verification.verify import verify as verify_file
-from keras_tfm.export.written_file import written
-from keras_tfm.runtime import flatbuffer
 from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
@@ -175,20 +165,26 @@ def export_tflite(
     check_keywords(export_tflite, arguments, ExportArguments)
     path = Path(path)
     if isinstance(model, Mapping):
-        options = dict(locals())
-        passed = ("quantization", "representative_data", "custom_operators", "verify")
-        chosen = {name: options[name] for name in passed}
-        return export_models(model, path, **chosen, options=options, arguments=arguments)
-    if isinstance(signatures, Mapping):
-        raise ValueError(
-            f"signatures by model are for a file of several models, got {dict(signatures)}"
-        )
-    given, model = model, exportable(model, merge_adapters=not separate_adapters)
-    quantized = Quantization(model, quantization, keep_float, representative_data, keep_int8)
-    placeholders = None
+        of_one = {
+            "detokenizer": detokenizer,
+            "chat_template": chat_template,
+            "separate_adapters": separate_adapters,
+        }
+        check_models(model, signatures, {**of_one, **arguments})
+        models = {name: _exportable_of(name, x) for name, x in model.items()}
+        whole, named, roles = ModelGroup(models), model, None
+    else:
+        if isinstance(signatures, Mapping):
+            raise ValueError(
+                f"signatures by model are for a file of several models, got {dict(signatures)}"
+            )
+        whole = exportable(model, merge_adapters=not separate_adapters)
+        models, named, roles = {ONLY: whole}, {model.name: model}, signatures
+    quantized = Quantization(whole, quantization, keep_float, representative_data, keep_int8)
+    adapters = None
     if separate_adapters:
-        placeholders = Placeholders(model)
-        quantized.keep(placeholders.kernels)
+        adapters = Placeholders(whole)
+        quantized.keep(adapters.kernels)
     if chat_template is not None and (
         tokenizer is None or not isinstance(chat_template, ChatTemplate)
     ):
@@ -198,66 +194,64 @@ def export_tflite(
         )
     manifests.import_litert("interpreter")
     files.check_file(path, overwrite)
-    pictures = image_entries(model, images)
-    names_of_classes = label_entry(model, labels)
-    names = list(signatures or ())
-    of_text = [name for name in names if name.endswith(TEXT)]
-    request = Request(
-        model,
-        [*dict.fromkeys(x.removesuffix(TEXT) for x in names)] if of_text else signatures,
-        **arguments,
-    )
-    quantized.check_request(request)
-    if of_text and request.accelerator == "gpu":
-        raise ValueError(
-            "signatures of texts are for accelerator='cpu', as a GPU delegate has no operator of "
-            f"texts: let the runtime tokenize, got {of_text}"
-        )
-    if of_text:
-        tokenizers = check_tokenizers(model, names, tokenizer, detokenizer)
-    carried = Carried() if of_text else carry(request, tokenizer, detokenizer)
-    made = make_signatures(request)
-    quantized.read_data(made)
-    with_text = list(made)
-    if of_text:
-        with_text += add_text_signatures(
-            model, made, of_text, tokenizers, detokenizer, arguments.get("target")
-        )
-    with nullcontext() if placeholders is None else placeholders.tracing():
-        content = convert(model, with_text, quantized, custom_operators)
-    if request.accelerator == "gpu":
-        content = for_gpu(content)
-    if request.cache == "int8":
-        content = with_int8_operators(content)
-    manifest = replace(
-        manifest_of(model, content, made, quantization, request.cache),
-        tokenizers=carried.names,
-        tokenizer_options=carried.options,
-        images=pictures,
-        labels=names_of_classes,
+    own: Any = {"tokenizer": tokenizer, "images": images, "labels": labels}
+    check = quantized.check_request
+    if ONLY in models:
+        own["detokenizer"] = detokenizer
+        members = {ONLY: make_member(whole, roles, arguments, check, **own)}
+    else:
+        by_model = signatures if isinstance(signatures, Mapping) else None
+        members = make_members(models, by_model, arguments, check, **own)
+    made = [x for member in members.values() for x in member.signatures]
+    quantized.read_data([x for x in made if not x.is_of_text])
+    converted = convert_members(
+        members,
+        quantized,
+        passes_of(members.values()),
+        custom_operators=custom_operators,
+        adapters=adapters,
         chat_template=chat_template,
-        adapters=None if placeholders is None else placeholders.find(content),
     )
-    content = flatbuffer.add_manifest(
-        content, manifest, carried.entries, own_names(with_text), separate_adapters
-    )
+    content = converted.to_bytes()
 
-    def verified(new: Path, folder: Path) -> Verification:
-        with nullcontext() if placeholders is None else with_effect(model):
-            adapter = save_adapter(model, folder / "adapter") if separate_adapters else None
-            rows = verify_inputs
-            if rows is None and quantized.rows:  # calibration with them, so they are like real ones
+    def package(folder: Path) -> Path:
+        atomic_files.write(folder / "new", content)
+        return folder / "new"
+
+    def compare(new: Path, folder: Path) -> Verification:
+        rows: Any = verify_inputs
+        if rows is None and quantized.rows:  # calibration with them, so they are like real ones
+            rows = quantized.rows
+            if ONLY in models:
                 (rows,) = quantized.rows.values()
-            return verify_file(model, new, rows, tolerance, request.strategy, adapter)
+        with nullcontext() if adapters is None else with_effect(whole):
+            adapter = None if adapters is None else save_adapter(whole, folder / "adapter")
+            compared = whole if ONLY in models else models
+            strategy = arguments.get("strategy")
+            found = verify_file(compared, new, rows, tolerance, strategy, adapter)
+        if arguments.get("accelerator") == "gpu":
+            found.path = str(path)
+            found.gpu = check_on_gpu(new)
+            if found.gpu.failures:
+                raise VerificationError("; ".join(found.gpu.failures), found)
+            found.float16 = warn_of(check_in_float16(new))
+        return found
 
-    report = written(
+    return write_file(
         path,
-        content,
-        manifest,
         overwrite,
-        custom_operators,
-        verified if verify else None,
-        on_gpu=request.accelerator == "gpu",
+        content,
+        converted.manifest,
+        package=package,
+        verify=compare if verify else None,
+        custom_operators=custom_operators,
+        dequantized=quantized_models(named),
     )
-    report.dequantized = quantized_models({given.name: given})
-    return report
+
+
+def _exportable_of(name: str, model: keras.Model) -> keras.Model:
+    """`exportable`, of one model of several."""
+    try:
+        return exportable(model)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"model {name!r}: {error}") from error

@@ -131,12 +131,12 @@ def test_a_detector_has_one_label_fewer_than_its_logits(labels, tmp_path):
 
 def test_equal_names_in_a_released_model_are_kept(tmp_path):
     """ImageNet has two cranes, and COCO's lists "N/A" for classes that are not used."""
-    from keras_tfm.export.image_entries import label_entry
+    from keras_tfm.export.member import class_names
 
     body = models.vit(16, 8, dim=12, num_layers=1, num_heads=3, intermediate_dim=16)
     loaded = models.image_classifier(body, 3, labels=["crane", "ant", "crane"])
-    assert label_entry(loaded, None) == ["crane", "ant", "crane"]
-    assert label_entry(loaded, ["N/A", "ant", "N/A"]) == ["N/A", "ant", "N/A"]
+    assert class_names(loaded, None) == ["crane", "ant", "crane"]
+    assert class_names(loaded, ["N/A", "ant", "N/A"]) == ["N/A", "ant", "N/A"]
 
 
 @pytest.mark.parametrize(

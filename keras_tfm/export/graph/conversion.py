@@ -2,14 +2,13 @@
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_tfm import atomic_files
-from keras_tfm.export.graph.model_group import ModelGroup
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.saved_model import write_saved_model
@@ -17,13 +16,8 @@ from keras_tfm.export.signatures.signature import Signature
 from keras_tfm.export.signatures.text import LITERT_OPERATORS
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.models.identity import describe
 from keras_tfm.runtime.inspection.inspection import bytes_by_scopes
 from keras_tfm.runtime.inspection.inspection import custom_operators as foreign_operators
-from keras_tfm.runtime.manifest import storage as manifests
-from keras_tfm.runtime.manifest.checks import read_graphs
-from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
-from keras_tfm.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -42,41 +36,28 @@ def exportable(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
     return in_float32(model, merge_adapters)
 
 
-def manifest_of(
-    model: keras.Model,
-    content: bytes,
-    signatures: Sequence[Signature],
-    quantization: str,
-    cache: str = "float32",
-) -> Manifest:
-    """The manifest of a converted file, without tokenizers and checksum."""
-    schema = manifests.import_litert("schema_py_generated")
-    graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
-    return Manifest(
-        keras_tfm=__version__,
-        format=SEVERAL_MODELS if isinstance(model, ModelGroup) else ONE_MODEL,
-        keras=keras.__version__,
-        tensorflow=tf.__version__,
-        quantization=quantization,
-        cache=cache,
-        signatures={x.name: x.manifest(graphs[x.name].outputs) for x in signatures},
-        layers=_layer_sizes(content, model),
-        model=identity_record(model),
-    )
+class ModelGroup(keras.layers.Layer):
+    """The models of a file as one object, whose layers and weights are found by name or by value.
 
+    Args:
+        models: dict of functional models by name.
 
-def identity_record(model: keras.Model) -> Identity | None:
-    """Family, arguments and head for the manifest; None for a model that no builder made."""
-    described = describe(model)
-    return None if described is None else Identity.from_json(described)
+    Example:
 
-
-def own_names(signatures: Sequence[Signature]) -> dict[str, dict[str, str]]:
-    """For each signature, the name of each parameter's input.
-
-    TensorFlow's parameters must be identifiers; in the file each input gets its own name back.
+    >>> import keras
+    >>> from keras_tfm.export.graph.conversion import ModelGroup
+    >>> x = keras.Input((2,))
+    >>> shared = keras.layers.Dense(3)(x)
+    >>> one, other = keras.Model(x, shared), keras.Model(x, keras.layers.Dense(5)(shared))
+    >>> group = ModelGroup({"one": one, "other": other})
+    >>> group.name, len(group.weights)  # two kernels and two biases
+    ('one and other', 4)
     """
-    return {x.name: {new: old for old, new in x.parameters.items()} for x in signatures}
+
+    def __init__(self, models: Mapping[str, keras.Model]):
+        super().__init__(name=" and ".join(models))
+        self.models = dict(models)
+        self.built = True
 
 
 def convert(
@@ -103,7 +84,7 @@ def convert(
         with quantization.tracing():
             write_saved_model(model, signatures, saved)
 
-        def converted(set_up: Callable[[Any], None]) -> bytes:
+        def run_converter(set_up: Callable[[Any], None]) -> bytes:
             converter = tf.lite.TFLiteConverter.from_saved_model(
                 str(saved), signature_keys=[signature.name for signature in signatures]
             )
@@ -124,7 +105,7 @@ def convert(
             raise ValueError(f"{model.name} cannot be converted: {_reason(failure)}") from failure
 
         _log.info("converting")
-        content = quantization.apply(converted)
+        content = quantization.apply(run_converter)
     foreign = [] if custom else sorted({*foreign_operators(content)} - LITERT_OPERATORS)
     if foreign:  # only with text signatures; without them the converter itself raises
         raise ValueError(f"{model.name} needs operators that LiteRT does not have: {foreign}")
@@ -175,7 +156,7 @@ def _layer_path(model: keras.Model, scope: str) -> str:
     return "/".join(deepest)
 
 
-def _layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
+def layer_sizes(content: bytes, model: keras.Model) -> dict[str, int]:
     """The bytes of each layer's weights, by path; "" for constants of no layer.
 
     Of several models, paths begin with the name of the first model that has the layer.

@@ -1,7 +1,6 @@
 """Exports a decoder-only language model to one .litertlm file, for LiteRT-LM."""
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -10,9 +9,8 @@ import keras
 
 from keras_tfm import atomic_files
 from keras_tfm.export import files
-from keras_tfm.export.carried_tokenizers import carry
 from keras_tfm.export.graph.composites import with_rms_norms
-from keras_tfm.export.graph.conversion import convert, exportable, manifest_of, own_names
+from keras_tfm.export.graph.conversion import exportable
 from keras_tfm.export.litertlm.package import (
     Chat,
     chat_of,
@@ -22,21 +20,19 @@ from keras_tfm.export.litertlm.package import (
 )
 from keras_tfm.export.litertlm.signatures import litertlm_signatures
 from keras_tfm.export.litertlm.verification import check_runtime, verify_litertlm
+from keras_tfm.export.member import Member, store_tokenizers
+from keras_tfm.export.pipeline import ONLY, Converted, Report, convert_members, write_file
 from keras_tfm.export.quantization.precision import quantized_models
 from keras_tfm.export.quantization.presets import Quantization
-from keras_tfm.export.report import Report
 from keras_tfm.export.signatures.request import Request, check_keywords, without_mask_warnings
+from keras_tfm.export.verification.verify import Verification
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Strategy
 from keras_tfm.generation.tokenizers.keras_hub_models import refuse_keras_hub
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
-from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.inspection.inspection import inspected
 from keras_tfm.runtime.manifest.manifest import Signature, Stepped
 from keras_tfm.runtime.manifest.storage import import_litert
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
-
-_log = logging.getLogger(__name__)
 
 _PREFILL_LENGTHS = (32, 128, 512)
 # LiteRT-LM's name of the input of ids.
@@ -219,10 +215,10 @@ def export_litertlm(
         max_length=max_length,
         start_id=start_id,
         end_id=generation.get("end_id"),
-        prompt_length=_checked_lengths(generation.get("prefill_lengths"), max_length),
+        prompt_length=_prefill_lengths(generation.get("prefill_lengths"), max_length),
         whole_caches=True,
     )
-    carry(request, tokenizer, None)  # raises unless it fits the model
+    store_tokenizers(request, tokenizer, None)  # raises unless it fits the model
     form = form_of(request.target, tokenizer)
     reader = form.read(f"tokenizer{form.ending}")
     added = reader.encode_prompt("", request.end_ids)
@@ -235,17 +231,13 @@ def export_litertlm(
     chat: Chat | None = None
     if chat_template is not None:
         chat = chat_of(chat_template, reader, start_id, request.end_ids)
-    made = litertlm_signatures(request)
-    content = with_rms_norms(convert(model, made, quantized))
-    manifest = manifest_of(model, content, made, quantization)
-    packed = replace(manifest, signatures=_with_tokens(manifest.signatures, request.target))
-    names = {x.name: {x.parameters[request.target]: _TOKENS} for x in made}
-    _log.info("counting operators")
-    report = Report(**inspected(path, content, packed))
-    report.dequantized = quantized_models({given.name: given})
-    with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
+    member = Member(model, request, litertlm_signatures(request))
+    converted = convert_members({ONLY: member}, quantized, [with_rms_norms])
+    packed = _with_tokens(converted, request.target)
+
+    def package(folder: Path) -> Path:
         model_path, new = folder / "model.tflite", folder / "new.litertlm"
-        atomic_files.write(model_path, flatbuffer.add_manifest(content, packed, {}, names))
+        atomic_files.write(model_path, packed.to_bytes())
         write_package(
             new,
             model_path,
@@ -256,19 +248,28 @@ def export_litertlm(
             sampler=sampler,
             chat=chat,
         )
-        report.bytes = new.stat().st_size
-        if verify:
-            # With the model's names of inputs, as `verify` expects them.
-            model_path.write_bytes(flatbuffer.add_manifest(content, manifest, {}, own_names(made)))
-            report.verification = verify_litertlm(
-                model, new, model_path, request, reader, chat, generation.get("tolerance")
-            )
-            report.verification.path = str(path)
-        files.replace_file(new, path, overwrite)
-    return report
+        return new
+
+    def compare(new: Path, folder: Path) -> Verification:
+        # With the model's names of inputs, as `verify` expects them.
+        model_path = folder / "model.tflite"
+        model_path.write_bytes(converted.to_bytes())
+        return verify_litertlm(
+            model, new, model_path, request, reader, chat, generation.get("tolerance")
+        )
+
+    return write_file(
+        path,
+        overwrite,
+        packed.content,
+        packed.manifest,
+        package=package,
+        verify=compare if verify else None,
+        dequantized=quantized_models({given.name: given}),
+    )
 
 
-def _checked_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence[int]:
+def _prefill_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence[int]:
     """The prefill lengths, by default those that are shorter than `max_length`."""
     if lengths is None:
         return [n for n in _PREFILL_LENGTHS if n < max_length] or [max(1, max_length - 1)]
@@ -279,11 +280,17 @@ def _checked_lengths(lengths: Sequence[int] | None, max_length: int) -> Sequence
     return lengths
 
 
-def _with_tokens(signatures: Mapping[str, Signature], target: str) -> dict[str, Signature]:
-    """The signatures of a manifest, with LiteRT-LM's name of the stepped input."""
-    result = {}
-    for name, x in signatures.items():
+def _with_tokens(converted: Converted, target: str) -> Converted:
+    """The file with LiteRT-LM's name of the stepped input."""
+    signatures: dict[str, Signature] = {}
+    for name, x in converted.manifest.signatures.items():
         inputs = {_TOKENS if key == target else key: y for key, y in x.inputs.items()}
         x = replace(x, inputs=inputs)
-        result[name] = replace(x, target=_TOKENS) if isinstance(x, Stepped) else x
-    return result
+        signatures[name] = replace(x, target=_TOKENS) if isinstance(x, Stepped) else x
+    names = {
+        name: {new: _TOKENS for new, old in own.items() if old == target}
+        for name, own in converted.names.items()
+    }
+    return replace(
+        converted, manifest=replace(converted.manifest, signatures=signatures), names=names
+    )

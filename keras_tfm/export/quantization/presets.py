@@ -104,7 +104,7 @@ class Quantization:
             self._constants |= _raw_kernels(model)
         if preset == "int4":
             four_bits.import_quantizer()
-        self.preset = preset
+        self.model, self.preset = model, preset
         self._layers = find_layers(model, keep_float)
         self._eight_bits = find_layers(model, keep_int8, "keep_int8")
         self._kernels: Mapping[str, np.ndarray] = {}

@@ -18,7 +18,7 @@ from tokenizers.implementations import SentencePieceUnigramTokenizer
 
 from keras_tfm import runtime
 from keras_tfm.export import export_tflite
-from keras_tfm.export.carried_tokenizers import carry
+from keras_tfm.export.member import store_tokenizers
 from keras_tfm.export.signatures.request import Request
 from keras_tfm.layers import TokenEmbedding
 from keras_tfm.models import transformer
@@ -110,9 +110,9 @@ def test_every_kind(wide, tmp_path):
         (tmp_path / "a.json", "tokenizer.json", pairs.to_str().encode()),
         (str(tmp_path / "spiece"), "tokenizer.model", sentence_pieces()),
     ):
-        carried = carry(wide, given, None)
-        assert carried.entries == {name: content}
-        assert (carried.names, carried.options) == ({"text": name}, {})
+        stored = store_tokenizers(wide, given, None)
+        assert stored.entries == {name: content}
+        assert (stored.names, stored.options) == ({"text": name}, {})
 
 
 def test_what_belongs_to_training_stays_there(wide):
@@ -120,8 +120,8 @@ def test_what_belongs_to_training_stays_there(wide):
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=5)
     tokenizer.model.dropout = 0.5
-    carried = carry(wide, tokenizer, None)
-    assert json.loads(carried.entries["tokenizer.json"]) == json.loads(byte_pairs().to_str())
+    stored = store_tokenizers(wide, tokenizer, None)
+    assert json.loads(stored.entries["tokenizer.json"]) == json.loads(byte_pairs().to_str())
     assert tokenizer.truncation is not None  # the user's own is as it was
 
 
@@ -129,20 +129,20 @@ def test_one_for_both_inputs_stands_once():
     model = transformer(13, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
     request = Request(model, batch_size=1, end_id=END, **SIZES)
     for given in (words(), {"source": words(), "target": words()}, {"source": words()}):
-        carried = carry(request, given, None)
-        assert list(carried.entries) == ["tokenizer.json"]
-        assert carried.names == dict.fromkeys(("source", "target"), "tokenizer.json")
+        stored = store_tokenizers(request, given, None)
+        assert list(stored.entries) == ["tokenizer.json"]
+        assert stored.names == dict.fromkeys(("source", "target"), "tokenizer.json")
 
 
 def test_a_detokenizer_alone(request_of):
     """As for a model of images: what it takes is no text."""
-    carried = carry(request_of, None, words())
-    assert carried.names == {"target": "tokenizer.json"}
+    stored = store_tokenizers(request_of, None, words())
+    assert stored.names == {"target": "tokenizer.json"}
 
 
 def test_none(request_of):
-    carried = carry(request_of, None, None)
-    assert (carried.entries, carried.names, carried.options) == ({}, {}, {})
+    stored = store_tokenizers(request_of, None, None)
+    assert (stored.entries, stored.names, stored.options) == ({}, {}, {})
 
 
 def test_the_same_pieces_with_other_options():
@@ -151,9 +151,9 @@ def test_the_same_pieces_with_other_options():
     given = {
         name: pieces(**options) for name, options in (("source", {"add_eos": True}), ("target", {}))
     }
-    carried = carry(request, given, None)
-    assert len(carried.entries) == 2
-    assert carried.options == {"source_tokenizer.model": {"add_eos": True}}
+    stored = store_tokenizers(request, given, None)
+    assert len(stored.entries) == 2
+    assert stored.options == {"source_tokenizer.model": {"add_eos": True}}
 
 
 # Refusals, before anything is converted
@@ -161,7 +161,7 @@ def test_the_same_pieces_with_other_options():
 
 def refused(request, tokenizer, detokenizer, message, error=ValueError):
     with pytest.raises(error, match=message) as caught:
-        carry(request, tokenizer, detokenizer)
+        store_tokenizers(request, tokenizer, detokenizer)
     assert "\n" not in str(caught.value)
 
 
@@ -205,7 +205,7 @@ def test_two_for_what_is_stepped(request_of):
     refused(request_of, {"target": words()}, words(), "input 'target' is also the detokenizer")
     request = Request(decoder_only(), ["decode"], batch_size=1, max_length=MAX_LENGTH)
     refused(request, words(), words(), "input 'tokens' is also the detokenizer: .*two different")
-    assert carry(request, words(), None).names == {"tokens": "tokenizer.json"}
+    assert store_tokenizers(request, words(), None).names == {"tokens": "tokenizer.json"}
 
 
 def test_a_detokenizer_where_nothing_is_generated(wide):
@@ -278,9 +278,9 @@ PIECES = [
 
 def test_pieces_of_keras_hub(hub, wide):
     given = hub.SentencePieceTokenizer(proto=sentence_pieces(), add_eos=True)
-    carried = carry(wide, given, None)
-    assert carried.entries == {"tokenizer.model": sentence_pieces()}
-    assert carried.options == {"tokenizer.model": {"add_eos": True}}
+    stored = store_tokenizers(wide, given, None)
+    assert stored.entries == {"tokenizer.model": sentence_pieces()}
+    assert stored.options == {"tokenizer.model": {"add_eos": True}}
 
 
 @pytest.mark.parametrize("options", [{}, {"strip_accents": True}, {"split_on_cjk": False}])
@@ -288,7 +288,7 @@ def test_word_pieces_of_keras_hub(hub, wide, options):
     from keras_tfm.runtime.tokenizers.tokenizer import read
 
     given = hub.WordPieceTokenizer(PIECES, **options)
-    ((name, content),) = carry(wide, given, None).entries.items()
+    ((name, content),) = store_tokenizers(wide, given, None).entries.items()
     for text in ("hello, world.", "日日 é e\u0301 nobody", ""):
         ids = [int(i) for i in given.tokenize([text])[0]]
         assert read(name, content).encode(text) == ids

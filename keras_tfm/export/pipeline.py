@@ -1,0 +1,221 @@
+"""One way from the models of a file to the file: convert, rewrite, describe, write, verify."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_tfm import atomic_files
+from keras_tfm.export import files
+from keras_tfm.export.graph.adapters import Placeholders
+from keras_tfm.export.graph.conversion import convert, layer_sizes
+from keras_tfm.export.graph.gpu_graph import for_gpu
+from keras_tfm.export.graph.int8_caches import with_int8_operators
+from keras_tfm.export.member import Member
+from keras_tfm.export.quantization.presets import Quantization
+from keras_tfm.export.verification.verify import Verification
+from keras_tfm.models.identity import describe
+from keras_tfm.runtime import flatbuffer
+from keras_tfm.runtime.inspection.inspection import Inspection, inspected
+from keras_tfm.runtime.manifest import storage as manifests
+from keras_tfm.runtime.manifest.checks import read_graphs
+from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
+from keras_tfm.runtime.manifest.manifest import Member as FileMember
+from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
+from keras_tfm.version import __version__
+
+_log = logging.getLogger(__name__)
+
+# Rewrites a converted file.
+Pass = Callable[[bytes], bytes]
+# The name of the model of a file that has only one.
+ONLY = ""
+
+
+@dataclass
+class Report(Inspection):
+    """The content of a file and its error against the model; `print` it, or take `asdict()`.
+
+    Attributes:
+        dequantized: list of str, the names of models that Keras's `quantize` had rounded: the file
+            stores their rounded weights in its own format.
+        verification: `Verification`, each signature against the model; None if the file was not
+            verified.
+    """
+
+    dequantized: list[str] = field(default_factory=list)
+    verification: Verification | None = None
+
+    def lines(self) -> list[str]:
+        """Size, signatures, graphs, and the comparison with the model."""
+        lines = super().lines()
+        lines += [
+            f"  {name} was quantized by Keras: its rounded weights are stored in "
+            f"{self.quantization}"
+            for name in self.dequantized
+        ]
+        return lines if self.verification is None else [*lines, str(self.verification)]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted file, and what is written to its metadata.
+
+    Attributes:
+        content: the bytes, without metadata.
+        manifest: the manifest.
+        entries: the bytes of tokenizers, by metadata entry.
+        names: for each signature, the name of each parameter's input. TensorFlow's parameters must
+            be identifiers; in the file each input gets its own name back.
+    """
+
+    content: bytes
+    manifest: Manifest
+    entries: dict[str, bytes]
+    names: dict[str, dict[str, str]]
+
+    def to_bytes(self) -> bytes:
+        """The file with its metadata."""
+        has_adapters = self.manifest.adapters is not None
+        return flatbuffer.add_manifest(
+            self.content, self.manifest, self.entries, self.names, has_adapters
+        )
+
+
+def passes_of(members: Iterable[Member]) -> list[Pass]:
+    """What the arguments of a .tflite file ask for, in order."""
+    requests = [member.request for member in members]
+    passes: list[Pass] = []
+    if any(request.accelerator == "gpu" for request in requests):
+        passes.append(for_gpu)
+    if any(request.cache == "int8" for request in requests):
+        passes.append(with_int8_operators)
+    return passes
+
+
+def convert_members(
+    members: Mapping[str, Member],
+    quantization: Quantization,
+    passes: Iterable[Pass],
+    *,
+    custom_operators: bool = False,
+    adapters: Placeholders | None = None,
+    chat_template: ChatTemplate | None = None,
+) -> Converted:
+    """Converts the models of a file, and describes them in a manifest.
+
+    Args:
+        members: the models by name; the only one is `ONLY`.
+        quantization: the format of the weights, of these models.
+        passes: rewrite the converted file, in this order.
+        custom_operators: bool, whether to allow operators that plain LiteRT lacks.
+        adapters: `Placeholders` of a file for separate adapters.
+        chat_template: `ChatTemplate` of the file.
+    """
+    signatures = [signature for member in members.values() for signature in member.signatures]
+    with nullcontext() if adapters is None else adapters.tracing():
+        content = convert(quantization.model, signatures, quantization, custom_operators)
+    for rewrite in passes:
+        content = rewrite(content)
+    schema = manifests.import_litert("schema_py_generated")
+    graphs = read_graphs(schema, schema.Model.GetRootAsModel(content, 0))
+    caches = {member.request.cache for member in members.values()}
+    models, entries, options = _describe(members)
+    own = models.get(ONLY, FileMember(model=None))
+    manifest = Manifest(
+        keras_tfm=__version__,
+        format=ONE_MODEL if ONLY in models else SEVERAL_MODELS,
+        keras=keras.__version__,
+        tensorflow=tf.__version__,
+        quantization=quantization.preset,
+        cache="int8" if "int8" in caches else "float32",
+        # Those of texts need operators that LiteRT lacks.
+        signatures={
+            x.name: x.manifest(graphs[x.name].outputs) for x in signatures if not x.is_of_text
+        },
+        layers=layer_sizes(content, quantization.model),
+        model=own.model,
+        models={name: x for name, x in models.items() if name != ONLY},
+        tokenizers=own.tokenizers,
+        tokenizer_options=options,
+        images=own.images,
+        labels=own.labels,
+        chat_template=chat_template,
+        adapters=None if adapters is None else adapters.find(content),
+    )
+    names = {x.name: {new: old for old, new in x.parameters.items()} for x in signatures}
+    return Converted(content, manifest, entries, names)
+
+
+def _describe(
+    members: Mapping[str, Member],
+) -> tuple[dict[str, FileMember], dict[str, bytes], dict[str, dict[str, Any]]]:
+    """The manifest's entries of the models; the tokenizers' bytes and options by metadata entry.
+
+    A tokenizer that several models have is stored once.
+    """
+    contents: dict[str, bytes] = {}
+    options: dict[str, dict[str, Any]] = {}
+    models = {}
+    for name, member in members.items():
+        own, renamed = member.tokenizers.options, dict[str, str]()
+        for entry, content in member.tokenizers.entries.items():
+            known = [
+                key
+                for key, x in contents.items()
+                if x == content and options.get(key) == own.get(entry)
+            ]
+            new = known[0] if known else entry if entry not in contents else f"{name}_{entry}"
+            renamed[entry] = new
+            contents[new] = content
+            if entry in own:
+                options[new] = own[entry]
+        identity = describe(member.model)
+        models[name] = FileMember(
+            model=None if identity is None else Identity.from_json(identity),
+            images=member.images,
+            labels=member.labels,
+            tokenizers={key: renamed[x] for key, x in member.tokenizers.names.items()},
+        )
+    return models, contents, options
+
+
+def write_file(
+    path: Path,
+    overwrite: bool,
+    content: bytes,
+    manifest: Manifest,
+    *,
+    package: Callable[[Path], Path],
+    verify: Callable[[Path, Path], Verification] | None,
+    custom_operators: bool = False,
+    dequantized: Iterable[str] = (),
+) -> Report:
+    """Writes a file completely or not at all, and returns its report.
+
+    Args:
+        path: where to write it.
+        overwrite: bool, whether to replace a file that is not an earlier export.
+        content, manifest: what the report describes.
+        package: writes the file to a temporary folder, and returns its path.
+        verify: function of that path and folder that compares the file with its model, and raises
+            if it differs. None: the file is not verified.
+        custom_operators: bool, whether the file may have operators that LiteRT lacks; one that has
+            is not verified.
+        dequantized: the names of models that Keras had rounded.
+    """
+    _log.info("counting operators")
+    report = Report(**inspected(path, content, manifest), dequantized=[*dequantized])
+    with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
+        new = package(folder)
+        report.bytes = new.stat().st_size
+        if verify is not None and not (custom_operators and report.custom_operators):
+            report.verification = verify(new, folder)
+            report.verification.path = str(path)
+        files.replace_file(new, path, overwrite)
+    return report
