@@ -272,7 +272,7 @@ def write_transformer(folder: Path) -> dict[tuple[str, str], Path]:
     """Exports the encoder-decoder of benchmarks/generation.py, with tied embeddings."""
     from keras_tfm.runtime import native_log
 
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         keras.utils.set_random_seed(0)

@@ -163,7 +163,7 @@ def report(outputs: dict, seconds: dict, files: dict) -> list[str]:
 def ours(family: Family, layers: int | None, folder: Path) -> dict[tuple[str, str], Path]:
     from keras_tfm.runtime import native_log
 
-    with native_log.removed():
+    with native_log.remove():
         import keras
     from keras_tfm import checkpoints, models
 

@@ -80,7 +80,7 @@ def ratios(seconds: dict) -> dict[str, float]:
 
 def made_model():
     """A model with random weights."""
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         keras.utils.set_random_seed(0)

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         keras.utils.set_random_seed(0)

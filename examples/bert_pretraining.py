@@ -81,7 +81,7 @@ class Corpus:
     """
 
     def __init__(self, parts: help_data.Parts, vocabulary_size: int):
-        with native_log.removed():
+        with native_log.remove():
             from keras_tfm import text
 
         self.tokenizer = text.train_word_piece(

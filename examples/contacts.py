@@ -66,7 +66,7 @@ def main() -> None:
     arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    with native_log.removed():
+    with native_log.remove():
         run(arguments)
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
 

@@ -56,7 +56,7 @@ def main() -> None:
 
 def train_and_export(folder: Path, count: int, smoke: bool, dtype: str = "float32") -> None:
     start = time.perf_counter()
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         keras.utils.set_random_seed(0)

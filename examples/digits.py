@@ -36,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    with native_log.removed():
+    with native_log.remove():
         train(arguments.folder / "digits.tflite", 2 if arguments.smoke else EPOCHS)
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
 

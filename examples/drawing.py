@@ -369,7 +369,7 @@ def main() -> None:
         start = time.perf_counter()
         pairs = data.digits() if arguments.smoke else data.read()
         print(f"{len(pairs.names)} emoji in {pairs.drawn.shape[1]} styles")
-        with native_log.removed():
+        with native_log.remove():
             found, reader = trained(folder, pairs, arguments.smoke)
             file, judge = export(found, reader, folder, pairs, arguments.smoke)
             report(found, reader, file, judge, pairs, folder)

@@ -63,7 +63,7 @@ def main() -> None:
     if not (arguments.ask and file.exists()):
         arguments.folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        with native_log.removed():
+        with native_log.remove():
             compare(file, arguments)
         print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
     if arguments.ask:
@@ -244,7 +244,7 @@ def regression(seen: Pictures, unseen: Pictures) -> float:
     from sklearn.linear_model import LogisticRegression
 
     x, y = (p.pixels[:, ::2, ::2].reshape(len(p.pixels), -1) / 255 for p in (seen, unseen))
-    with native_log.removed():
+    with native_log.remove():
         model = LogisticRegression(C=0.1, max_iter=300, tol=1e-3).fit(x, seen.classes)
     return accuracy(model.predict(y), unseen)
 

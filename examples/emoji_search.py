@@ -104,7 +104,7 @@ def main() -> None:
     if not (arguments.ask and file.exists()):
         arguments.folder.mkdir(parents=True, exist_ok=True)
         start = time.perf_counter()
-        with native_log.removed():
+        with native_log.remove():
             compare(file, arguments)
         print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes in total")
     if arguments.ask:

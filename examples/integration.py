@@ -195,7 +195,7 @@ def problems(arguments) -> tuple[list, list, list]:
 
 
 def train(arguments) -> None:
-    with native_log.removed():
+    with native_log.remove():
         import keras
     from keras_tfm import layers, models, text, training
 
@@ -248,7 +248,7 @@ def train(arguments) -> None:
 
 def score(arguments) -> None:
     """Exports both files and prints which share of each kind of problems they solve."""
-    with native_log.removed():
+    with native_log.remove():
         import keras_tfm
     from keras_tfm.export import export_tflite
     from keras_tfm.generation import Beam, Generator, Greedy

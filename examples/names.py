@@ -174,7 +174,7 @@ class NGrams:
 
 def train_and_compare(path, train, test, vocabulary, arguments) -> None:
     start = time.perf_counter()
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         keras.utils.set_random_seed(0)
@@ -278,7 +278,7 @@ def perplexity(model, rows: np.ndarray) -> float:
 
 def write(path, vocabulary, arguments, count: int = 10) -> None:
     """Samples names and prints them character by character."""
-    with native_log.removed():
+    with native_log.remove():
         import keras_tfm
     from keras_tfm.generation import Generator, Sample, processors
 

@@ -50,7 +50,7 @@ def main() -> None:
     arguments.folder = arguments.folder or (FOLDER / "smoke" if arguments.smoke else FOLDER)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     file = arguments.folder / "spoken_numbers.tflite"
-    with native_log.removed():
+    with native_log.remove():
         if not (arguments.listen and file.exists()):
             start = time.perf_counter()
             train(file, arguments.epochs, arguments.smoke)

@@ -86,7 +86,7 @@ def recordings(count: int, names: list[str], seed: int) -> list[Recording]:
 
 def _spoken(job: tuple[int, bool, str, int, int]) -> Recording | None:
     """One recording; None for a voice that the synthesiser refuses."""
-    from keras_tfm.runtime.media.wav import resampled
+    from keras_tfm.runtime.media.wav import resample
 
     number, with_and, voice, speed, pitch = job
     words = words_of(number, with_and)
@@ -95,7 +95,7 @@ def _spoken(job: tuple[int, bool, str, int, int]) -> Recording | None:
         return None
     loud = np.flatnonzero(np.abs(samples) > 200)
     samples = samples[loud[0] : loud[-1] + 1] if len(loud) else samples
-    found = resampled(samples.astype("float32") / 32768, rate, RATE)
+    found = resample(samples.astype("float32") / 32768, rate, RATE)
     found /= max(1e-3, float(np.abs(found).max()))
     return Recording(np.round(found * 32767).astype("int16"), words, voice.split("+")[1])
 

@@ -120,7 +120,7 @@ def compare(parts: help_data.Parts, files: dict[str, Path], arguments: argparse.
     """Trains each task from random and pretrained weights, and prints the table."""
     from tokenizers import Tokenizer
 
-    with native_log.removed():
+    with native_log.remove():
         import keras
     import keras_tfm
 

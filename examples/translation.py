@@ -278,7 +278,7 @@ class Corpus:
     def __init__(self, pairs: list, vocabulary_size: int, tokenizer: Path | None = None):
         from tokenizers import Tokenizer
 
-        with native_log.removed():
+        with native_log.remove():
             from keras_tfm import text
 
         self.parts = data.split(pairs)

@@ -127,7 +127,7 @@ def corpus(arguments) -> tuple[list, list]:
 
 def train(path: Path, known: list, smoke: bool) -> None:
     """Trains skip-gram and keeps words, counts and vectors in a file of NumPy."""
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
     keras.utils.set_random_seed(0)

@@ -108,7 +108,7 @@ def problems(arguments) -> tuple[list, dict[str, list]]:
 
 
 def train(arguments) -> None:
-    with native_log.removed():
+    with native_log.remove():
         import keras
     from keras_tfm import layers, models, text, training
 
@@ -165,7 +165,7 @@ def score(arguments) -> None:
     """Exports in int8 and prints the share of exact answers, by test and kind."""
     from tokenizers import Tokenizer
 
-    with native_log.removed():
+    with native_log.remove():
         import keras_tfm
     from keras_tfm.export import export_tflite
 

@@ -78,7 +78,7 @@ def build(vocabulary_size: int, classes: int, dim: int, num_layers: int):
 
 
 def export(smoke: bool, quantization: str) -> None:
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         from keras_tfm.export import export_tflite

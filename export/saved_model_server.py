@@ -48,7 +48,7 @@ def export(smoke: bool) -> None:
 
     from keras_tfm.runtime import native_log
 
-    with native_log.removed():
+    with native_log.remove():
         import keras
 
         from keras_tfm.export import export_saved_model

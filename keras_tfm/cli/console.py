@@ -111,7 +111,7 @@ def work(text: str, options: Mapping[str, str] | None = None) -> Iterator[None]:
         text: what the command is doing.
         options: the command-line option for each Python argument, for error messages.
     """
-    with native_log.removed(), messages.status(text) as status:
+    with native_log.remove(), messages.status(text) as status:
 
         class Steps(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:

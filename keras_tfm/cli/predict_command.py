@@ -170,7 +170,7 @@ def predict(
 
     embeds = embeds_sentences(model.file)
 
-    def predicted(text: str) -> str:
+    def predict_row(text: str) -> str:
         row = _from_json(text, model) if from_json else _pair(text) if pairs else text
         values = list(row.values()) if isinstance(row, dict) else [row]
         is_of_text = any(isinstance(x, str) or is_pairs(x) for x in values)
@@ -196,7 +196,7 @@ def predict(
             return next(iter(shown.values()))
         return "\t".join(f"{name}: {x}" for name, x in shown.items())
 
-    rows.run(texts, predicted)
+    rows.run(texts, predict_row)
 
 
 def _writer(

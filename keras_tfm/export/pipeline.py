@@ -21,7 +21,7 @@ from keras_tfm.export.quantization.presets import Quantization
 from keras_tfm.export.verification.verify import Verification
 from keras_tfm.models.identity import describe
 from keras_tfm.runtime import flatbuffer
-from keras_tfm.runtime.inspection.inspection import Inspection, inspected
+from keras_tfm.runtime.inspection.inspection import Inspection, inspection_fields
 from keras_tfm.runtime.manifest import storage as manifests
 from keras_tfm.runtime.manifest.checks import read_graphs
 from keras_tfm.runtime.manifest.manifest import ONE_MODEL, SEVERAL_MODELS, Identity, Manifest
@@ -210,7 +210,7 @@ def write_file(
         dequantized: the names of models that Keras had rounded.
     """
     _log.info("counting operators")
-    report = Report(**inspected(path, content, manifest), dequantized=[*dequantized])
+    report = Report(**inspection_fields(path, content, manifest), dequantized=[*dequantized])
     with atomic_files.temporary_folder(atomic_files.real(path).parent) as folder:
         new = package(folder)
         report.bytes = new.stat().st_size

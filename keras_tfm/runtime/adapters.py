@@ -164,7 +164,7 @@ def _refuse_matrices(path: Path, name: str, layer: LowRank) -> NoReturn:
     )
 
 
-def patched(content: bytes, places: Adapters, adapter: Adapter) -> bytes:
+def patch(content: bytes, places: Adapters, adapter: Adapter) -> bytes:
     """The bytes of a base file with an adapter, read for it, as its constants.
 
     Layers that the adapter lacks stay without one. A rank below the file's is padded with zeros.

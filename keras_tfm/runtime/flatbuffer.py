@@ -81,7 +81,7 @@ def write(model: Any, separate: Collection[int] = ()) -> bytes:
     """
     sizes = [0 if buffer.data is None else len(buffer.data) for buffer in model.buffers]
     if sum(sizes) <= _LARGEST:
-        return _packed(model, separate)
+        return _pack(model, separate)
     schema = import_litert("schema_py_generated")
     inside = {0, *(entry.buffer for entry in model.metadata or [])}
     behind = [number for number, size in enumerate(sizes) if size and number not in inside]
@@ -92,7 +92,7 @@ def write(model: Any, separate: Collection[int] = ()) -> bytes:
         buffer.data, buffer.offset, buffer.size = None, 2, sizes[number]
     metadata, count = model.metadata, len(model.buffers)
     model.metadata = [*(metadata or []), _entry(model, _BUFFER_LOCATION, _OUTSIDE)]
-    packed = bytearray(_packed(model))
+    packed = bytearray(_pack(model))
     # As it was: the model may be written again.
     model.metadata, model.buffers = metadata, model.buffers[:count]
     for number, constant in zip(behind, constants, strict=True):
@@ -110,7 +110,7 @@ def write(model: Any, separate: Collection[int] = ()) -> bytes:
     return b"".join(parts)
 
 
-def _packed(model: Any, separate: Collection[int] = ()) -> bytes:
+def _pack(model: Any, separate: Collection[int] = ()) -> bytes:
     """The bytes of one flatbuffer."""
     import flatbuffers
 
@@ -212,7 +212,7 @@ def float_weights(model: Any) -> dict[int, np.ndarray]:
     }
 
 
-def dequantized(model: Any, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
+def dequantize(model: Any, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
     """An int8 weight as float32, and its scale in a shape that broadcasts."""
     scale = np.asarray(tensor.quantization.scale, "float32")
     shape = [1] * len(tensor.shape)

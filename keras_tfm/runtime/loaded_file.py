@@ -105,7 +105,7 @@ class LoadedFile:
         content = storage.read_content(self.source)
         if self._adapter is None or self.manifest.adapters is None:
             return content
-        return adapters.patched(content, self.manifest.adapters, self._adapter)
+        return adapters.patch(content, self.manifest.adapters, self._adapter)
 
     def close(self) -> None:
         """Releases LiteRT's memory; later runs raise a ValueError. A second call does nothing."""

@@ -38,7 +38,7 @@ class _Redirection:
 
 
 @contextmanager
-def removed() -> Iterator[None]:
+def remove() -> Iterator[None]:
     """Removes TensorFlow's and LiteRT's info and warning lines from file descriptor 2.
 
     Both log from C++, bypassing `sys.stderr`: banners at import, a dozen lines per conversion.
@@ -47,7 +47,7 @@ def removed() -> Iterator[None]:
     in several. A process started in a block must end in it: its later lines are not forwarded.
 
     >>> from keras_tfm.runtime import native_log
-    >>> with native_log.removed():
+    >>> with native_log.remove():
     ...     import tensorflow
     """
     if not _begin():

@@ -610,13 +610,13 @@ def test_boxes_are_those_of_the_picture(rule, width, height):
     picture[top:bottom, left:right] = 255
     pixels = processor(picture)[0, ..., 0]
     if rule == "fitted":
-        inside = processor._resized(height, width)
+        inside = processor._new_size(height, width)
         pixels = pixels[: inside[0], : inside[1]]  # without the background
     rows, columns = (np.flatnonzero((pixels > 127).any(axis)) for axis in (1, 0))
     edges = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]) / [31, 23, 31, 23]
     box = [*(edges[:2] + edges[2:]) / 2, *edges[2:] - edges[:2]]
     found = processor.to_picture([box], (height, width))
-    new_height, new_width = processor._resized(height, width)
+    new_height, new_width = processor._new_size(height, width)
     pixel = np.array([width / new_width, height / new_height] * 2)
     assert (np.abs(found[0] - [left, top, right, bottom]) <= pixel).all(), found
 

@@ -37,14 +37,14 @@ def say(text):
 
 def test_log_lines_are_removed_and_others_forwarded_in_order(capfd):
     lines = [line for pair in zip(LOG, KEPT, strict=True) for line in pair]
-    with native_log.removed():
+    with native_log.remove():
         say("\n".join(lines) + "\n")
     say("after\n")
     assert capfd.readouterr().err == "\n".join([*KEPT, "after\n"])
 
 
 def test_errors_of_a_block_pass_with_what_was_written(capfd):
-    with pytest.raises(KeyError, match="reason"), native_log.removed():
+    with pytest.raises(KeyError, match="reason"), native_log.remove():
         say("clue\n")
         raise KeyError("reason")
     say("after\n")
@@ -53,7 +53,7 @@ def test_errors_of_a_block_pass_with_what_was_written(capfd):
 
 def test_what_python_wrote_before_comes_before(capfd):
     print("before", file=sys.stderr, end=" ")
-    with native_log.removed():
+    with native_log.remove():
         say("inside ")
     print("after", file=sys.stderr, end="")
     sys.stderr.flush()
@@ -61,9 +61,9 @@ def test_what_python_wrote_before_comes_before(capfd):
 
 
 def test_blocks_within_blocks(capfd):
-    with native_log.removed():
+    with native_log.remove():
         say("a\n")
-        with native_log.removed():
+        with native_log.remove():
             say(LOG[3] + "\nb\n")
         say(LOG[3] + "\nc\n")
     say(LOG[3] + "\n")
@@ -71,13 +71,13 @@ def test_blocks_within_blocks(capfd):
 
 
 def test_incomplete_lines_and_bytes_that_are_no_text(capfdbinary):
-    with native_log.removed():
+    with native_log.remove():
         os.write(2, b"\xff\0ok\r50 %")
     assert capfdbinary.readouterr().err == b"\xff\0ok\r50 %"
 
 
 def test_a_line_in_two_writes(capfd):
-    with native_log.removed():
+    with native_log.remove():
         say(LOG[3][:20])
         threading.Event().wait(0.2)  # the forwarding thread reads in between
         say(LOG[3][20:] + "\nI am")
@@ -90,7 +90,7 @@ def test_lines_are_forwarded_while_the_block_runs():
     script = """
         import os, sys
         from keras_tfm.runtime import native_log
-        with native_log.removed():
+        with native_log.remove():
             os.write(2, b"now\\n")
             sys.stdin.readline()  # until the reader has the line
     """
@@ -105,7 +105,7 @@ def test_lines_are_forwarded_while_the_block_runs():
 def test_more_than_a_pipe_holds(capfd):
     """C++ may write while it holds the GIL: no other thread of Python reads meanwhile."""
     text = "x" * 99 + "\n"
-    with native_log.removed():
+    with native_log.remove():
         say(text * 10_000)
     assert capfd.readouterr().err == text * 10_000
 
@@ -114,14 +114,14 @@ def test_more_than_a_pipe_holds(capfd):
 def test_no_descriptor_is_leaked():
     before = len(list(DESCRIPTORS.iterdir()))
     for _ in range(5):
-        with native_log.removed():
+        with native_log.remove():
             say(LOG[3] + "\n")
     assert len(list(DESCRIPTORS.iterdir())) == before
 
 
 def test_blocks_of_two_threads_that_overlap(capfd):
     """Whichever ends last, standard error is what it was."""
-    first, second = native_log.removed(), native_log.removed()
+    first, second = native_log.remove(), native_log.remove()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
@@ -131,7 +131,7 @@ def test_blocks_of_two_threads_that_overlap(capfd):
 
 
 def test_a_process_that_ends_in_the_block(capfd):
-    with native_log.removed():
+    with native_log.remove():
         subprocess.run([sys.executable, "-c", "import os; os.write(2, b'child\\n')"], check=True)
     assert capfd.readouterr().err == "child\n"
 
@@ -140,7 +140,7 @@ def test_a_process_without_standard_error():
     """As a service may be started: `2>&-`."""
     script = """
         from keras_tfm.runtime import native_log
-        with native_log.removed():
+        with native_log.remove():
             pass
         print("done")
     """

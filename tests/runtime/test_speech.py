@@ -15,7 +15,7 @@ import keras_tfm
 from keras_tfm import layers, models, runtime
 from keras_tfm.generation import Greedy, generate, processors
 from keras_tfm.runtime.media import wav
-from keras_tfm.runtime.media.wav import read_wav, resampled
+from keras_tfm.runtime.media.wav import read_wav, resample
 
 RATE = 16000
 TIME = np.arange(8000) / RATE
@@ -127,7 +127,7 @@ def test_many_samples_are_converted_in_parts(monkeypatch):
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
 def test_a_tone_stays_a_tone(rate):
     tone = np.sin(2 * np.pi * 700 * np.arange(rate // 2) / rate).astype("float32")
-    found = resampled(tone, rate, RATE)
+    found = resample(tone, rate, RATE)
     assert len(found) == int(np.ceil(len(tone) * RATE / rate))
     expected = np.sin(2 * np.pi * 700 * np.arange(len(found)) / RATE)
     # A window of 32 zero crossings; the ends have no neighbours.
@@ -137,7 +137,7 @@ def test_a_tone_stays_a_tone(rate):
 def test_what_the_lower_rate_cannot_hold_is_removed():
     """10 kHz would be heard as 6 kHz."""
     tone = np.sin(2 * np.pi * 10000 * np.arange(24000) / 48000).astype("float32")
-    assert np.abs(resampled(tone, 48000, RATE)[200:-200]).max() < 1e-3
+    assert np.abs(resample(tone, 48000, RATE)[200:-200]).max() < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_it_is_the_formula_for_any_two_rates(count, rate, new_rate, monkeypatch)
     """Also where the kernels are computed in several blocks."""
     monkeypatch.setattr(wav, "_BLOCK", 1 << 11)
     samples = np.random.default_rng(0).standard_normal(count).astype("float32")
-    found = resampled(samples, rate, new_rate)
+    found = resample(samples, rate, new_rate)
     assert found.shape == (-(-count * new_rate // rate),) and found.dtype == np.float32
     times = np.arange(count) / rate - np.arange(len(found))[:, np.newaxis] / new_rate
     times *= 0.95 * min(rate, new_rate)
@@ -161,7 +161,7 @@ def test_it_is_the_formula_for_any_two_rates(count, rate, new_rate, monkeypatch)
 def test_the_memory_does_not_depend_on_the_rates(rate):
     """A kernel for each pair of samples of the two rates took 5.5 GB for a file of 60 bytes."""
     with at_most(10e6):  # some blocks of 1 MB
-        resampled(SOUND, rate, RATE)
+        resample(SOUND, rate, RATE)
 
 
 # Models
@@ -234,7 +234,7 @@ def test_other_rates_and_integers_sound_the_same(file):
     integers = np.round(SOUND * 32768).astype("int16")
     assert file.transcribe(integers) == file.transcribe(integers / np.float32(32768))
     assert file.transcribe(SOUND, sample_rate=48000) == file.transcribe(
-        resampled(SOUND, 48000, RATE)
+        resample(SOUND, 48000, RATE)
     )
 
 

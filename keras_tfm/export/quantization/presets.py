@@ -258,7 +258,7 @@ def _restore(content: bytes, kept: dict[int, np.ndarray], layers: list[str]) -> 
     """The int8 file `content` with the weights `kept` of the float32 file, those of `layers`."""
     model = flatbuffer.read(content)
     rounded = {
-        use.tensor.buffer: flatbuffer.dequantized(model, use.tensor)
+        use.tensor.buffer: flatbuffer.dequantize(model, use.tensor)
         for use in flatbuffer.weight_uses(model)
         if use.tensor.buffer not in flatbuffer.float_weights(model)
     }

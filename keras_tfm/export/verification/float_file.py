@@ -106,7 +106,7 @@ class FloatFile:
                 for x in graph.tensors
             )
             if use.name == "EMBEDDING_LOOKUP" and tensor.type == types.INT8 and is_full:
-                values = flatbuffer.dequantized(self._model, tensor)[0]
+                values = flatbuffer.dequantize(self._model, tensor)[0]
                 steps[tensor.buffer] = float(values.max() - values.min()) / 255
         return steps
 

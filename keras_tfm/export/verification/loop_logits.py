@@ -129,7 +129,7 @@ class LoopLogits:
                 if tensor.type == self._schema.TensorType.FLOAT16:
                     half = np.frombuffer(bytes(data), "float16").reshape(tensor.shape)
                     return half.astype("float32")
-                return flatbuffer.dequantized(self._model, tensor)[0]
+                return flatbuffer.dequantize(self._model, tensor)[0]
         return None
 
     def _maps(self, prefix: str, tensors: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from keras_tfm.optional_package import optional_package
-from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, read, shown
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt, read
 
 # Texts that both must encode alike: scripts, composed and decomposed accents, digits, spaces, line
 # ends, symbols, letters that become two in another case, words of many bytes.
@@ -110,5 +110,5 @@ def _compare(tokenizer: Any, carried: Tokenizer) -> None:
         found, wanted = carried.encode(text), [int(i) for i in ids]
         if found != wanted:
             raise ValueError(
-                f"for {shown(text)} it gives the ids {wanted}, its stored form {found}"
+                f"for {excerpt(text)} it gives the ids {wanted}, its stored form {found}"
             )

@@ -11,8 +11,8 @@ from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_toke
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
     Tokenizer,
+    excerpt,
     prompt_ids,
-    shown,
     until_end,
     without_start,
 )
@@ -132,7 +132,7 @@ class Texts:
         lengths, known = {len(row) for row in rows}, interface_of(self._model).inputs[name]
         if 0 in lengths:
             text = texts[[len(row) for row in rows].index(0)]
-            raise ValueError(f"{name!r}: {shown(text)} has no tokens")
+            raise ValueError(f"{name!r}: {excerpt(text)} has no tokens")
         if len(lengths) > 1 and known.masked_id is None:
             raise ValueError(
                 f"{name!r}: texts of {min(lengths)} to {max(lengths)} tokens need padding, which "

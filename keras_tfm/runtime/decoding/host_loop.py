@@ -69,7 +69,7 @@ def _stream(
     decode = decode_of(file)
     target, batch = decode.target, decode.inputs[decode.target].shape[0]
     prompts = inputs.pop(target, None)
-    known = _known(file, decode, inputs)
+    known = _shared_arguments(file, decode, inputs)
     rows = next((len(x) for x in known.values()), batch)
     if prompts is not None:
         prompt, rows = prompt_of(prompts, target), len(prompts)
@@ -247,7 +247,9 @@ def generate_on_host(file: LoadedFile, inputs: Any) -> np.ndarray:
     return result
 
 
-def _known(file: LoadedFile, decode: Decode, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+def _shared_arguments(
+    file: LoadedFile, decode: Decode, inputs: dict[str, Any]
+) -> dict[str, np.ndarray]:
     """The arguments that all steps share: the results of "encode"; without it, inputs."""
     has_encode = bool(of_role(file.signatures, Encode))
     contexts = [x for x in decode.of_kind("cache") if x not in decode.outputs]
@@ -266,7 +268,7 @@ def _known(file: LoadedFile, decode: Decode, inputs: dict[str, Any]) -> dict[str
 def known_of_row(file: LoadedFile, inputs: Any) -> dict[str, np.ndarray]:
     """The arguments that all steps of a single row share, for a `Session`."""
     decode = decode_of(file)
-    known = _known(file, decode, _by_name(file, inputs, decode.target))
+    known = _shared_arguments(file, decode, _by_name(file, inputs, decode.target))
     counts = {len(x) for x in known.values()}
     if counts - {1}:
         raise ValueError(f"a session has one row, got {max(counts)}")

@@ -82,9 +82,9 @@ class Sampler:
         Raises:
             ValueError: a banned token is not in the vocabulary; no token is left; NaN logits.
         """
-        return self._filtered(logits, _occurrences(logits, tokens))
+        return self._filter(logits, _occurrences(logits, tokens))
 
-    def _filtered(self, logits: np.ndarray, occurred: np.ndarray | None) -> np.ndarray:
+    def _filter(self, logits: np.ndarray, occurred: np.ndarray | None) -> np.ndarray:
         """The probabilities; `occurred` (B, V), boolean: which tokens the text so far has."""
         x = np.array(logits, "float64")
         size, banned = x.shape[-1], np.array([*self.banned_tokens], "int64")
@@ -118,7 +118,7 @@ class Sampler:
             nonlocal occurred
             if occurred is None and self.repetition_penalty != 1:
                 occurred = _occurrences(logits, text)
-            ends = np.cumsum(self._filtered(logits, occurred), axis=-1)
+            ends = np.cumsum(self._filter(logits, occurred), axis=-1)
             drawn = generator.random((len(ends), 1)) * ends[:, -1:]
             # The first token whose interval ends beyond the drawn number: never an empty one.
             chosen: np.ndarray = (ends > drawn).argmax(axis=-1)

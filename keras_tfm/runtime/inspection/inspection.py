@@ -149,10 +149,10 @@ def inspect_file(path: File) -> Inspection:
     """
     source, name = source_of(path)
     manifest = read(source, name)
-    return Inspection(**inspected(name, read_content(source), manifest))
+    return Inspection(**inspection_fields(name, read_content(source), manifest))
 
 
-def inspected(path: str | Path, content: bytes, manifest: Manifest) -> dict[str, Any]:
+def inspection_fields(path: str | Path, content: bytes, manifest: Manifest) -> dict[str, Any]:
     """The fields of an `Inspection` of a file whose bytes are `content`."""
     return {
         "path": str(path),

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras_tfm
-
 
 def run_module(
     what: str, module: str, *arguments: str, given: Any = None, seconds: float | None = None
@@ -31,7 +29,7 @@ def run_module(
     >>> run_module("reading JSON", "json.tool", given={"a": 1})
     {'a': 1}
     """
-    root = str(Path(keras_tfm.__file__).parent.parent)
+    root = str(Path(__file__).parents[3])  # the folder of the package
     paths = [root, os.environ.get("PYTHONPATH", "")]
     try:
         done = subprocess.run(

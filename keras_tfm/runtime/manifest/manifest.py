@@ -25,7 +25,7 @@ from keras_tfm.runtime.manifest.records import (
     is_names,
     one,
     several,
-    shown,
+    short_json,
 )
 from keras_tfm.runtime.media.image_processor import ImageProcessor
 from keras_tfm.runtime.tokenizers.chat_template import ChatTemplate
@@ -291,7 +291,7 @@ def _read_signatures(value: Json, place: str) -> dict[str, Signature]:
         if isinstance(x, dict) and not rule.holds(role):
             if "role" not in x:
                 raise ValueError(f"{place}.{name} lacks 'role', {rule.expected}")
-            raise ValueError(f"{place}.{name}.role must be {rule.expected}, got {shown(role)}")
+            raise ValueError(f"{place}.{name}.role must be {rule.expected}, got {short_json(role)}")
         result[name] = SIGNATURES.get(str(role), Predict).from_json(x, f"{place}.{name}")
     return result
 
@@ -505,7 +505,7 @@ def check_format(value: Any) -> None:
     """Raises ValueError unless this version reads the format of a manifest in JSON."""
     version = value.get("format")
     if not is_integer(version, 1):
-        raise ValueError(f"format must be a positive integer, got {shown(version)}")
+        raise ValueError(f"format must be a positive integer, got {short_json(version)}")
     if version > FORMAT:
         raise ValueError(
             f"keras_tfm {value.get('keras_tfm')} wrote it in format {version}, and this version "

@@ -60,13 +60,15 @@ class Record:
             ValueError: a field is missing, or has a value that it may not hold.
         """
         if not isinstance(value, dict):
-            raise ValueError(f"{place or 'it'} must be an object, got {shown(value)}")
+            raise ValueError(f"{place or 'it'} must be an object, got {short_json(value)}")
         found = {}
         for name, (rule, default) in _rules(cls).items():
             full = f"{place}.{name}" if place else name
             if name in value:
                 if not rule.holds(value[name]):
-                    raise ValueError(f"{full} must be {rule.expected}, got {shown(value[name])}")
+                    raise ValueError(
+                        f"{full} must be {rule.expected}, got {short_json(value[name])}"
+                    )
                 found[name] = rule.read(value[name], full)
             elif default is dataclasses.MISSING:
                 raise ValueError(f"{place or 'it'} lacks {name!r}, {rule.expected}")
@@ -142,7 +144,7 @@ def is_names(x: Any) -> bool:
     return isinstance(x, list) and all(isinstance(name, str) for name in x)
 
 
-def shown(x: Any) -> str:
+def short_json(x: Any) -> str:
     """A JSON value for an error, shortened."""
     try:
         text = json.dumps(x)

@@ -64,7 +64,7 @@ def upright(image: Any, name: str, mode: str, background: int) -> tuple[Any, tup
         large JPEG file was decoded at a reduced size.
     """
     pillow = import_pillow()
-    decoded, size, turn = _decoded(pillow, image, name)
+    decoded, size, turn = _decode(pillow, image, name)
     flat = _flat(pillow, decoded, name, mode, background)
     del decoded  # before a second copy is made
     return (flat if turn is None else flat.transpose(pillow.Image.Transpose[turn])), size
@@ -72,10 +72,10 @@ def upright(image: Any, name: str, mode: str, background: int) -> tuple[Any, tup
 
 def upright_size(image: Any, name: str) -> tuple[int, int]:
     """Height and width of a picture, turned."""
-    return _decoded(import_pillow(), image, name)[1]
+    return _decode(import_pillow(), image, name)[1]
 
 
-def _decoded(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], str | None]:
+def _decode(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], str | None]:
     """A picture as Pillow decodes it, its height and width when turned, and the turn it needs."""
     if isinstance(image, np.ndarray):
         known = image.ndim == 2 or (image.ndim == 3 and image.shape[-1] in (1, 3, 4))
@@ -102,7 +102,7 @@ def _decoded(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], 
         )
     with contextlib.nullcontext() if source is None else source:
         try:
-            opened = image if source is None else _opened(pillow, source)
+            opened = image if source is None else _open(pillow, source)
             width, height = opened.size
             reduced = source is not None and _is_reduced(pillow, opened)
             opened.load()
@@ -132,7 +132,7 @@ def _decoded(pillow: Any, image: Any, name: str) -> tuple[Any, tuple[int, int], 
     return opened, size, _TURNS.get(orientation)
 
 
-def _opened(pillow: Any, source: IO[bytes]) -> Any:
+def _open(pillow: Any, source: IO[bytes]) -> Any:
     """A file with its header read."""
     start = source.read(3)
     source.seek(0)

@@ -135,7 +135,7 @@ class ImageProcessor:
             (..., 4), float32: left, top, right and bottom in pixels of the picture.
         """
         height, width = _pair("size", size)
-        new_height, new_width = self._resized(height, width)
+        new_height, new_width = self._new_size(height, width)
         boxes = np.asarray(boxes, "float32")
         if boxes.shape[-1:] != (4,):
             raise ValueError(f"boxes must have shape (..., 4), got {boxes.shape}")
@@ -147,7 +147,7 @@ class ImageProcessor:
         down = np.clip(down * height / new_height, 0, height)
         return np.stack([across[0], down[0], across[1], down[1]], axis=-1)
 
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
+    def _new_size(self, height: int, width: int) -> tuple[int, int]:
         """The size to which a picture is resized."""
         if self.resize is None:
             return self.size
@@ -170,7 +170,7 @@ class ImageProcessor:
         """One picture as (H, W, C), uint8, and the height and width that it had."""
         mode = "L" if self.channels == 1 else "RGB"
         flat, size = upright(image, name, mode, self.background)
-        height, width = self._resized(flat.height, flat.width)
+        height, width = self._new_size(flat.height, flat.width)
         if height * width > max(LARGEST, flat.height * flat.width):
             raise ValueError(
                 f"{name} is too narrow: its {flat.width} x {flat.height} pixels would be resized "

@@ -97,7 +97,7 @@ def _values(body: memoryview, kind: int, bits: int) -> np.ndarray:
     return np.frombuffer(body, f"<i{bits // 8}") / 2.0 ** (bits - 1)
 
 
-def resampled(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
+def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     """The same sound at another sample rate, by band-limited interpolation.
 
     A sinc function times a Hann window, with 32 zero crossings at each side; frequencies above 95 %
@@ -113,8 +113,8 @@ def resampled(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
         (ceil(N new_rate / rate),), float32.
 
     >>> import numpy as np
-    >>> from keras_tfm.runtime.media.wav import resampled
-    >>> resampled(np.ones(441, "float32"), 44100, 16000).shape
+    >>> from keras_tfm.runtime.media.wav import resample
+    >>> resample(np.ones(441, "float32"), 44100, 16000).shape
     (160,)
     """
     if rate == new_rate or not len(samples):
@@ -162,5 +162,5 @@ def _windowed_sinc(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def resampled_length(count: int, rate: int, new_rate: int) -> int:
-    """The number of samples of `resampled`."""
+    """The number of samples of `resample`."""
     return -(-count * new_rate // rate)

@@ -13,7 +13,7 @@ from keras_tfm.runtime.manifest.manifest import Decode, of_role
 from keras_tfm.runtime.media.decoded_picture import import_pillow
 from keras_tfm.runtime.tasks.embedding import embed_image, embed_text
 from keras_tfm.runtime.tasks.text import target_of, tokenizer_of
-from keras_tfm.runtime.tokenizers.tokenizer import shown
+from keras_tfm.runtime.tokenizers.tokenizer import excerpt
 
 # The families of the two models that draw, and of the two that judge.
 PAINTER, DECODER = "dalle", "dvae_decoder"
@@ -123,7 +123,7 @@ def _prompts(painter: LoadedFile, texts: list[Any]) -> np.ndarray:
         ids = tokenizer.encode(text)
         if not 1 <= len(ids) <= length:
             raise ValueError(
-                f"text {i} must have 1 to {length} tokens, got {len(ids)}: {shown(text)}"
+                f"text {i} must have 1 to {length} tokens, got {len(ids)}: {excerpt(text)}"
             )
         row[: len(ids)] = ids
     return rows

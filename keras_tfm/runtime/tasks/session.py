@@ -249,7 +249,7 @@ class Session:
         The file is written completely or not at all. It belongs to this .tflite file.
         """
         with self._use(run=False):
-            owed = self._given.owed(len(self._tokens))
+            owed = self._given.owed_characters(len(self._tokens))
             saved_session.write(path, self._file.checksum, self._tokens, owed, self._steps)
 
     @contextmanager

@@ -41,7 +41,7 @@ class GivenText:
     def __init__(self, length: int = -1, owed: int = 0):
         self._length, self._owed = length, owed
 
-    def owed(self, length: int) -> int | None:
+    def owed_characters(self, length: int) -> int | None:
         """`owed` if the session has `length` tokens now; None if all of their text was given."""
         return self._owed if self._length == length else None
 
@@ -78,7 +78,7 @@ class GivenText:
                 self._length, self._owed = len(tokens), made - yielded if made else owed
                 yield token
 
-        def counted() -> Iterator[str]:
+        def count_characters() -> Iterator[str]:
             nonlocal made
             for text in pieces(
                 read(), tokenizer, before, given=given, ended=lambda: not run.goes_on
@@ -98,7 +98,7 @@ class GivenText:
             rewind(len(tokens) - len(ids) + kept)
             self._length = -1
 
-        for text in before_stop(counted(), stops, cut):
+        for text in before_stop(count_characters(), stops, cut):
             yielded += len(text)
             # The caller may leave the stream here.
             self._length = len(tokens) if run.goes_on else -1
@@ -107,7 +107,7 @@ class GivenText:
 
     def _before(self, tokens: list[int], tokenizer: Tokenizer) -> tuple[list[int], int, int]:
         """The last tokens, how many characters of their text were given, and how many are owed."""
-        owed, count = self.owed(len(tokens)), _CONTEXT
+        owed, count = self.owed_characters(len(tokens)), _CONTEXT
         while True:
             text = tokenizer.decode(tokens[-count:])
             known = len(complete(text))

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_tfm.runtime.checked_inputs import check_duration, samples_of
 from keras_tfm.runtime.loaded_file import LoadedFile
-from keras_tfm.runtime.media.wav import read_wav, resampled, resampled_length
+from keras_tfm.runtime.media.wav import read_wav, resample, resampled_length
 from keras_tfm.runtime.tasks.text import answers, target_of
 
 # In Hz. Recorders of ultrasound reach 1 MHz; a header with more is damaged.
@@ -72,6 +72,6 @@ def as_samples(file: LoadedFile, audio: Any, sample_rate: int | None) -> tuple[s
         )
     samples = samples_of(what, np.asarray(samples, "float32"))
     lengths = [x.inputs[name].shape[1] for x in file.signatures.values() if name in x.inputs]
-    # Before it is resampled: the sound of a low rate becomes many samples.
+    # Before it is resample: the sound of a low rate becomes many samples.
     check_duration(name, resampled_length(len(samples), int(found), rate), max(lengths), rate)
-    return name, resampled(samples, int(found), rate)
+    return name, resample(samples, int(found), rate)

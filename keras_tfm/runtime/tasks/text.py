@@ -187,7 +187,7 @@ def before_stop(
     for text in texts:
         held += text
         at = min((i for i in map(held.find, stops) if i >= 0), default=None)
-        kept = held[: at if at is not None else len(held) - _begun(held, stops)]
+        kept = held[: at if at is not None else len(held) - _stop_prefix(held, stops)]
         count += len(kept)
         if at is not None:
             found(count)
@@ -200,7 +200,7 @@ def before_stop(
         yield held
 
 
-def _begun(text: str, stops: Sequence[str]) -> int:
+def _stop_prefix(text: str, stops: Sequence[str]) -> int:
     """The number of characters at the end of a text with which a stop string begins."""
     lengths = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
     return max(lengths, default=0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_tfm.runtime.decoding.trailing_padding import with_real_pads
 from keras_tfm.runtime.manifest.manifest import Input
-from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, shown
+from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt
 
 
 def is_text(x: Any) -> bool:
@@ -101,7 +101,7 @@ def rows_of(
         if length is not None and len(ids) > length:
             both = [text] if isinstance(text, str) else text
             raise ValueError(
-                f"{name}: {' and '.join(map(shown, both))} has {len(ids)} tokens, "
+                f"{name}: {' and '.join(map(excerpt, both))} has {len(ids)} tokens, "
                 f"but the file was exported for at most {length}"
             )
         rows.append(ids)

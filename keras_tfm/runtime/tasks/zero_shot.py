@@ -88,7 +88,7 @@ class ZeroShotClassifier:
             A list of C `Classification`, or a list of B such lists.
         """
         found = self.probabilities(images)
-        return self._ranked(found) if found.ndim == 1 else [self._ranked(row) for row in found]
+        return self._rank(found) if found.ndim == 1 else [self._rank(row) for row in found]
 
     def probabilities(self, images: Any) -> np.ndarray:
         """The probabilities (B, C) in the order of `labels`, float64; (C,) for a single picture."""
@@ -100,7 +100,7 @@ class ZeroShotClassifier:
             )
         return softmax(self.scale * _unit(vectors) @ self.vectors.T.astype("float64"))
 
-    def _ranked(self, row: np.ndarray) -> list[Classification]:
+    def _rank(self, row: np.ndarray) -> list[Classification]:
         order = np.argsort(-row, kind="stable").tolist()
         return [Classification(self.labels[i], float(row[i])) for i in order]
 

@@ -29,8 +29,8 @@ class _Parser:
         self.pattern, self.at = pattern, 0
 
     def refuse(self, reason: str) -> None:
-        shown = self.pattern if len(self.pattern) <= 60 else f"{self.pattern[:60]}..."
-        raise ValueError(f"the regular expression {shown!r} may take forever: {reason}")
+        excerpt = self.pattern if len(self.pattern) <= 60 else f"{self.pattern[:60]}..."
+        raise ValueError(f"the regular expression {excerpt!r} may take forever: {reason}")
 
     def alternatives(self, depth: int = 0) -> list[list["_Item"]]:
         if depth > _DEEPEST:

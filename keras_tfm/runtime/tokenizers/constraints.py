@@ -89,7 +89,7 @@ class JsonSchema(Constraint):
         matcher = _package().LLMatcher
         with refusing("not a JSON schema"):
             grammar = matcher.grammar_from_json_schema(text, overrides=_JSON)
-        object.__setattr__(self, "_grammar", _checked("not a JSON schema", grammar))
+        object.__setattr__(self, "_grammar", _check("not a JSON schema", grammar))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Regex(Constraint):
         what = f"not a regular expression: {self.pattern!r}"
         # \d is ASCII: a date has no digits of other scripts.
         grammar = f"start: /{_package().regex_to_lark(self.pattern, use_ascii='d')}/"
-        object.__setattr__(self, "_grammar", _checked(what, grammar))
+        object.__setattr__(self, "_grammar", _check(what, grammar))
 
 
 class Allowed:
@@ -195,7 +195,7 @@ class _Tokens:
         return ids
 
 
-def _checked(what: str, grammar: str) -> str:
+def _check(what: str, grammar: str) -> str:
     problem = _package().LLMatcher.validate_grammar(grammar)
     if problem:
         raise ValueError(f"{what} ({_first_line(problem)})")

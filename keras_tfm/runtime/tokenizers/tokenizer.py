@@ -30,7 +30,7 @@ class Tokenizer(abc.ABC):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, with the special tokens that the tokenizer adds."""
-        return self._encode(_checked(text), ())
+        return self._encode(_check_text(text), ())
 
     def encode_typed(self, text: str | Sequence[str]) -> tuple[list[int], list[int]]:
         """The ids of a text or of a pair of texts, and the segment (token type) of each id.
@@ -39,14 +39,14 @@ class Tokenizer(abc.ABC):
             ValueError: the tokenizer cannot join two texts.
         """
         both = [text] if isinstance(text, str) else list(text)
-        return self._encode_typed([_checked(one) for one in both])
+        return self._encode_typed([_check_text(one) for one in both])
 
     def encode_prompt(self, text: str, end_ids: Collection[int]) -> list[int]:
         """The ids of a prompt: the tokenizer appends none of `end_ids`.
 
         An end token that is written in the text stays.
         """
-        return self._encode(_checked(text), end_ids)
+        return self._encode(_check_text(text), end_ids)
 
     @abc.abstractmethod
     def encode_more(self, text: str) -> list[int]:
@@ -99,7 +99,7 @@ class _HuggingFace(Tokenizer):
             self._has_bytes = decoder is not None and b"ByteFallback" in decoder.__getstate__()
 
     def _encode(self, text: str, end_ids: Collection[int]) -> list[int]:
-        with refusing(f"the tokenizer cannot read {shown(text)}"):
+        with refusing(f"the tokenizer cannot read {excerpt(text)}"):
             encoding = self._tokenizer.encode(text)
             ids: list[int] = encoding.ids
             if end_ids and ids and ids[-1] in end_ids:
@@ -109,12 +109,12 @@ class _HuggingFace(Tokenizer):
             return ids
 
     def _encode_typed(self, texts: list[str]) -> tuple[list[int], list[int]]:
-        with refusing(f"the tokenizer cannot read {' and '.join(map(shown, texts))}"):
+        with refusing(f"the tokenizer cannot read {' and '.join(map(excerpt, texts))}"):
             encoding = self._tokenizer.encode(*texts)
             return encoding.ids, encoding.type_ids
 
     def encode_more(self, text: str) -> list[int]:
-        with refusing(f"the tokenizer cannot read {shown(_checked(text))}"):
+        with refusing(f"the tokenizer cannot read {excerpt(_check_text(text))}"):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
             return ids
 
@@ -175,7 +175,7 @@ class _SentencePiece(Tokenizer):
         options = dict(self._options)
         if self._processor.eos_id() in end_ids:
             options["add_eos"] = False
-        with refusing(f"the tokenizer cannot read {shown(text)}"):
+        with refusing(f"the tokenizer cannot read {excerpt(text)}"):
             ids: list[int] = self._processor.encode(text, **options)
             return ids
 
@@ -189,7 +189,7 @@ class _SentencePiece(Tokenizer):
         return ids, [0] * len(ids)
 
     def encode_more(self, text: str) -> list[int]:
-        with refusing(f"the tokenizer cannot read {shown(_checked(text))}"):
+        with refusing(f"the tokenizer cannot read {excerpt(_check_text(text))}"):
             ids: list[int] = self._processor.encode(text, add_bos=False, add_eos=False)
             return ids
 
@@ -232,7 +232,7 @@ def read(name: str, content: bytes, options: Mapping[str, Any] | None = None) ->
     kinds = {".json": _HuggingFace, ".model": _SentencePiece}
     for ending, kind in kinds.items():
         if name.endswith(ending):
-            with _named(name):
+            with _naming(name):
                 return kind(content, options or {})
     raise ValueError(f"a tokenizer's name must end in {' or '.join(kinds)}, got {name!r}")
 
@@ -286,20 +286,20 @@ def until_end(ids: Sequence[int], end_ids: Collection[int]) -> list[int]:
     return [int(i) for i in ids[: next(ends, None)]]
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"expected a text (str), got {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{shown(text)} is not Unicode text: it has a lone surrogate, "
+            f"{excerpt(text)} is not Unicode text: it has a lone surrogate, "
             f"{text[error.start]!a}, at position {error.start}"
         ) from None
     return text
 
 
-def shown(text: str) -> str:
+def excerpt(text: str) -> str:
     """The start of a text, for an error."""
     return ascii(text) if len(text) <= 40 else f"{text[:40]!a}... ({len(text)} characters)"
 
@@ -318,7 +318,7 @@ def refusing(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
