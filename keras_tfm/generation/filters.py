@@ -8,12 +8,11 @@ Example:
 [[-inf, 3.0, 2.0]]
 """
 
-from typing import Any
-
 import numpy as np
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
+
 NEVER = float("-inf")
 
 

@@ -1,11 +1,9 @@
 """Gathers with different indices in each row, with operations that compilers run fast."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def gather(x: Tensor, places: Tensor) -> Tensor:

@@ -8,14 +8,11 @@ Example:
 [[3, 4, 5], [7, 8, 5]]
 """
 
-from typing import Any
-
 import numpy as np
 from keras import ops
 
 from keras_tfm.generation.strategies import Strategy, Task
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class GuidedBatch:

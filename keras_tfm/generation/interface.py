@@ -30,6 +30,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
 )
 from keras_tfm.layers.embeddings.token_mask import TokenMask
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import SHIFTED
 from keras_tfm.models.identity import head_of, identity_of
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
@@ -137,7 +138,7 @@ class Interface:
             )
         return target
 
-    def call(self, inputs: Mapping[str, Any]) -> Any:
+    def call(self, inputs: Mapping[str, Any]) -> Tensor:
         """The model's outputs in inference mode, from inputs by name."""
         arguments: Any = inputs
         if isinstance(self.model.input, keras.KerasTensor):

@@ -5,8 +5,7 @@ from typing import Any
 from keras import ops
 
 from keras_tfm.generation.gather import gather
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 # The size of the blocks whose maxima are compared first.
 BLOCK = 64

@@ -17,8 +17,8 @@ from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.decoding.cache import COLUMN_AXES, Cache, longer
 from keras_tfm.layers.decoding.visibility import Branches
 from keras_tfm.layers.target import current_target
+from keras_tfm.layers.types import Tensor
 
-Tensor = Any
 # Keys: "strategy" (its state), "cache", "tree" (if width > 1), "failed" (with `score`).
 State = dict[str, Any]
 

@@ -17,6 +17,7 @@ from keras import ops
 
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.position_tables import table_length
+from keras_tfm.layers.types import Tensor
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD, TokenRows, unpadded_prompts
 
 
@@ -46,7 +47,7 @@ class Prepared(NamedTuple):
         if n == 1:
             return self
 
-        def rows(x: Any) -> Any:
+        def rows(x: Tensor) -> Any:
             return None if x is None else np.repeat(x, n, axis=0)
 
         return self._replace(
@@ -71,7 +72,7 @@ class Prepared(NamedTuple):
         return arrays, *map(divided_rows, (self.prompt, self.padding, self.limit)), seed
 
 
-def divided_rows(x: Any) -> Any:
+def divided_rows(x: Tensor) -> Any:
     """In the scope of a `keras.distribution`, divides rows between its devices, as `fit` does.
 
     If the number of devices does not divide the number of rows, every device gets all rows. So it
@@ -207,7 +208,7 @@ class Preparation:
             arrays[name] = array.astype(wanted)
         return arrays, rows
 
-    def _rows(self, rows: Any) -> list[np.ndarray]:
+    def _rows(self, rows: Tensor) -> list[np.ndarray]:
         """The prompts, each (P,), int32, without padding."""
         is_array, is_text = not isinstance(rows, list | tuple), isinstance(rows, TokenRows)
         if is_array:

@@ -19,8 +19,7 @@ from keras_tfm.layers.decoding.scope import DecodingScope, current_scope
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.transformer_block import TransformerBlock
-
-Tensor = Any
+from keras_tfm.layers.types import Arguments, Config, Tensor
 
 
 class _Traced(NamedTuple):
@@ -46,7 +45,7 @@ class SharedTraces:
         # Objects whose ids are in the keys, kept so that their ids are not reused.
         self._compared: list[Any] = []
 
-    def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def call(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
         """`layer(*args, **kwargs)`, with the function of an equal block if there is one."""
         scope = current_scope.get()
         if scope is None or not _may_share(layer, args):
@@ -71,7 +70,7 @@ class SharedTraces:
         return y
 
     def _key(
-        self, layer: Any, args: Any, kwargs: Any, scope: DecodingScope, taken: list[Any]
+        self, layer: keras.Layer, args: Any, kwargs: Any, scope: DecodingScope, taken: list[Any]
     ) -> tuple[Any, Any]:
         """A key that equal calls share, and the objects that it compares by id."""
         x, *others = args
@@ -90,19 +89,19 @@ class SharedTraces:
         return key, (scope, others)
 
 
-def _mask(x: Tensor, kwargs: dict[str, Any]) -> Tensor | None:
+def _mask(x: Tensor, kwargs: Arguments) -> Tensor | None:
     """The padding mask of a call: the argument `mask` if given, else the mask of `x`."""
     mask = kwargs.get("mask")
     return get_mask(x) if mask is None else mask
 
 
-def _attentions(layer: Any) -> int:
+def _attentions(layer: keras.Layer) -> int:
     """The number of cache entries of a block."""
     attention, cross = layer.self_attention, layer.cross_attention
     return int(attention is not None and attention.causal) + int(cross is not None)
 
 
-def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
+def _may_share(layer: keras.Layer, args: tuple[Any, ...]) -> bool:
     if current_target.get().is_edge or current_probe.get() is not None:
         return False
     import tensorflow as tf
@@ -110,7 +109,7 @@ def _may_share(layer: Any, args: tuple[Any, ...]) -> bool:
     return _is_known(layer) and bool(tf.is_symbolic_tensor(args[0]))
 
 
-def _is_known(layer: Any) -> bool:
+def _is_known(layer: keras.Layer) -> bool:
     """Whether a layer is a block without custom parts, which its configuration describes fully."""
     if not isinstance(layer, TransformerBlock):
         return False
@@ -128,7 +127,7 @@ class FirstOfEqual:
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, Tensor, Any]] = {}
 
-    def call(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def call(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
         """`layer(*args, **kwargs)`, or the input if an equal layer computed it."""
         if not _is_known(layer):
             return layer(*args, **kwargs)
@@ -143,9 +142,9 @@ class FirstOfEqual:
 
 
 def _trace(
-    layer: Any,
+    layer: keras.Layer,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    kwargs: Arguments,
     scope: DecodingScope,
     weights: list[Tensor],
     taken: list[dict[str, Tensor]],
@@ -174,7 +173,7 @@ def _trace(
     return _Traced(concrete, seen["grows"], seen["keeps_mask"])
 
 
-def _description(layer: Any) -> str | None:
+def _description(layer: keras.Layer) -> str | None:
     """A layer's configuration without names, or None if it contains a lambda."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about serialising a lambda
@@ -182,7 +181,7 @@ def _description(layer: Any) -> str | None:
     return None if "__lambda__" in described else described
 
 
-def _nameless(config: Any) -> Any:
+def _nameless(config: Config) -> Any:
     """A configuration without names, which differ between equal blocks."""
     if isinstance(config, dict):
         left_out = ("name", "shared_object_id", "build_config")

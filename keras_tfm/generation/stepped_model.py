@@ -17,10 +17,10 @@ from keras_tfm.keras_internals import (
     set_mask,
     takes_training,
 )
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models.checked_inputs import check_keys
 from keras_tfm.models.identity import Marker
 
-Tensor = Any
 # Function of a layer, its positional arguments and its keyword arguments that calls the layer.
 LayerCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 

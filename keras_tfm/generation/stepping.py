@@ -14,6 +14,7 @@ from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.generation.tokenizers.keras_hub_models import keras_hub_hint
 from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
+from keras_tfm.layers.types import Arguments, Tensor
 from keras_tfm.matmul_precision import full_precision, product_rounding
 
 # The tokens of a step, at most: its scores against all cached keys must fit in memory.
@@ -122,7 +123,7 @@ def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, An
     return {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
 
 
-def _array(x: Any) -> np.ndarray:
+def _array(x: Tensor) -> np.ndarray:
     return ops.convert_to_numpy(ops.cast(x, "float32"))
 
 
@@ -131,7 +132,7 @@ def _both(
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     """Each output of the full pass, and of every step."""
 
-    def outputs(encoded: Any, tokens: Any) -> list[np.ndarray]:
+    def outputs(encoded: Any, tokens: Tensor) -> list[np.ndarray]:
         # Equal blocks can all be stepped if the first one can.
         return [
             _array(y)
@@ -241,7 +242,7 @@ class _ComparedCalls:
         self._rounding = rounding
         self._generator = np.random.default_rng(0)
 
-    def record(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         """Calls a layer in the full pass."""
         outputs = layer(*args, **kwargs)
         flat = keras.tree.flatten(outputs)
@@ -261,7 +262,7 @@ class _ComparedCalls:
         self._start, self._end = start, end
         self._number = -1
 
-    def compare(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def compare(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Any:
         """Calls a layer in a step; the result is that of the full pass, if it is equal."""
         outputs = layer(*args, **kwargs)
         self._number += 1
@@ -285,12 +286,12 @@ class _ComparedCalls:
             relative = _root_mean_squares(relative)
         return bool((relative <= allowed).all())
 
-    def _noise(self, x: Any, again: Any) -> float:
+    def _noise(self, x: Tensor, again: Any) -> float:
         """The largest relative difference of a position's numbers, by their mean square."""
         x = _array(x)
         return float(_root_mean_squares(_differences(x, _array(again), _size(x))).max())
 
-    def _disturb(self, x: Any) -> Any:
+    def _disturb(self, x: Tensor) -> Any:
         """A float tensor whose numbers are rounded up or down, at random."""
         if not hasattr(x, "dtype") or "float" not in keras.backend.standardize_dtype(x.dtype):
             return x
@@ -299,7 +300,7 @@ class _ComparedCalls:
         return _with_mask_of(x, x * factors)
 
 
-def _with_mask_of(x: Any, y: Any) -> Any:
+def _with_mask_of(x: Tensor, y: Tensor) -> Any:
     """`y`, with the padding mask of `x`."""
     mask = get_mask(x)
     if mask is not None:

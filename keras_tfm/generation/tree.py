@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class Tree(NamedTuple):

@@ -1,10 +1,8 @@
 """Activations that Keras has no string identifier for."""
 
-from typing import Any
-
 import keras
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

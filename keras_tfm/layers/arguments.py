@@ -7,12 +7,15 @@ Example:
 'gelu'
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from keras_tfm.layers.types import Activation, Config, Initializer, Shape, Tensor
 
-def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
+
+def as_initializer(name: str, value: Initializer) -> keras.initializers.Initializer:
     """Returns the initializer for an object, a name or a configuration."""
     try:
         result = keras.initializers.get(value)
@@ -25,7 +28,7 @@ def as_initializer(name: str, value: Any) -> keras.initializers.Initializer:
     return result
 
 
-def as_activation(name: str, value: Any) -> Any:
+def as_activation(name: str, value: Activation) -> Callable[[Tensor], Tensor]:
     """Returns the activation for a function, a layer, a name or a configuration."""
     try:
         return keras.activations.get(value)
@@ -33,7 +36,7 @@ def as_activation(name: str, value: Any) -> Any:
         raise ValueError(f"{name}: {error}") from error
 
 
-def as_norm(name: str, value: Any) -> keras.layers.Layer | None:
+def as_norm(name: str, value: keras.Layer | Config | None) -> keras.Layer | None:
     """Returns the normalisation for a layer or its configuration; None stays None."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)
@@ -52,7 +55,7 @@ def single_axis(axis: Any) -> Any:
     return axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else axis
 
 
-def serialize_part(part: keras.layers.Layer | None) -> dict[str, Any] | None:
+def serialize_part(part: keras.Layer | None) -> Config | None:
     """The configuration of a layer that belongs to one other layer, which builds it.
 
     Without `build_config`, so that the weights' paths start with the name of the other layer, and
@@ -60,11 +63,11 @@ def serialize_part(part: keras.layers.Layer | None) -> dict[str, Any] | None:
     """
     if part is None:
         return None
-    config: dict[str, Any] = keras.saving.serialize_keras_object(part)
+    config: Config = keras.saving.serialize_keras_object(part)
     return {x: y for x, y in config.items() if x not in ("build_config", "shared_object_id")}
 
 
-def check_sequence(layer: keras.layers.Layer, name: str, shape: Any) -> None:
+def check_sequence(layer: keras.Layer, name: str, shape: Shape) -> None:
     """Raises unless `shape` is (B, T, D) with a known D; more leading axes are allowed."""
     if len(shape) < 3 or shape[-1] is None:
         raise ValueError(

@@ -9,8 +9,7 @@ from keras import ops
 from keras_tfm.arguments import check_rate
 from keras_tfm.keras_internals import set_initial_seed
 from keras_tfm.layers.recomputation import Recomputation
-
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -102,7 +101,7 @@ class DrawnDropout:
         return dropped_softmax_sum(scores, values, self.layer.rate, self.seed, self)
 
 
-def _is_first(number: Any) -> bool:
+def _is_first(number: Size) -> bool:
     return isinstance(number, int) and number == 0
 
 

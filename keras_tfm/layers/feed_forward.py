@@ -10,8 +10,7 @@ from keras_tfm.layers.arguments import as_activation, as_initializer, check_sequ
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Activation, Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -53,12 +52,12 @@ class FeedForward(RematerializedLayer):
     def __init__(
         self,
         intermediate_dim: int,
-        activation: Any = "relu",
+        activation: Activation = "relu",
         gated: bool = False,
         dropout: float = 0.0,
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -73,7 +72,7 @@ class FeedForward(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates both layers for inputs of width D."""
         check_sequence(self, "x", x_shape)
         widths = 2 if self.gated else 1
@@ -99,11 +98,11 @@ class FeedForward(RematerializedLayer):
             y = self.dropout_layer(y, training=training)
         return self.outer(y)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

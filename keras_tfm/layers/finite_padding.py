@@ -1,14 +1,11 @@
 """Keeps what is not finite in padding away from tokens, and from the weights' gradients."""
 
-from typing import Any
-
 from keras import ops
 
 from keras_tfm.layers.decoding.scope import DecodingScope, current_scope
 from keras_tfm.layers.decoding.visibility import real_tokens
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def finite_padding(x: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:

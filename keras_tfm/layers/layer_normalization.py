@@ -8,8 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_not_negative
 from keras_tfm.layers.arguments import single_axis
 from keras_tfm.layers.recomputation import Recomputation
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -54,7 +53,7 @@ class LayerNormalization(Recomputation, keras.layers.LayerNormalization):
             y = y + ops.cast(self.beta, x.dtype)
         return ops.cast(y, self.compute_dtype)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments, the same before and after `build`."""
         config = super().get_config()
         return {**config, "axis": single_axis(config["axis"])}

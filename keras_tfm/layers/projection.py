@@ -19,8 +19,7 @@ from keras import ops
 
 from keras_tfm.layers.multi_head_attention.heads import leading
 from keras_tfm.layers.recomputation import Recomputation
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 _separate: ContextVar[bool] = ContextVar("separate", default=False)
 
@@ -97,12 +96,14 @@ class Projection(Recomputation, keras.layers.Dense):
         low = _project(inputs, self.lora_kernel_a, None, False)
         return y + _project(low, self.lora_kernel_b, None, False)[..., start:stop]
 
-    def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
+    def quantize(
+        self, mode: Any = None, type_check: bool = True, config: Config | None = None
+    ) -> None:
         """As `keras.layers.Dense.quantize`, which would reject a subclass."""
         super().quantize(mode, type_check=False, config=config)
 
 
-def _is_matrix_product(inputs: Tensor, kernel: Any) -> bool:
+def _is_matrix_product(inputs: Tensor, kernel: Tensor) -> bool:
     if keras.backend.backend() != "tensorflow":
         return False
     return keras.backend.standardize_dtype(inputs.dtype) == keras.backend.standardize_dtype(
@@ -110,7 +111,7 @@ def _is_matrix_product(inputs: Tensor, kernel: Any) -> bool:
     )
 
 
-def _project(inputs: Tensor, kernel: Any, bias: Any, training: bool | None) -> Tensor:
+def _project(inputs: Tensor, kernel: Tensor, bias: Tensor | None, training: bool | None) -> Tensor:
     x = ops.reshape(inputs, (-1, inputs.shape[-1]))
     if training:
         from keras_tfm.layers.tensorflow.explicit_gradients import affine

@@ -8,8 +8,7 @@ import keras
 from keras_tfm.keras_internals import remat_mode, set_remat_mode, sublayers
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class Recomputation(keras.layers.Layer):
@@ -75,5 +74,5 @@ class Recomputation(keras.layers.Layer):
         return recompute
 
 
-def _is_float(leaf: Any) -> bool:
+def _is_float(leaf: Tensor) -> bool:
     return keras.ops.is_tensor(leaf) and "float" in keras.backend.standardize_dtype(leaf.dtype)

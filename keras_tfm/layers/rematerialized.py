@@ -7,8 +7,7 @@ import keras
 from keras_tfm.keras_internals import remat_mode, run_after_build, set_remat_mode, sublayers
 from keras_tfm.layers.projection import Projection
 from keras_tfm.layers.recomputation import Recomputation
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer
 
 
 @run_after_build
@@ -19,7 +18,7 @@ class RematerializedLayer(Recomputation):
         super().__init__(**kwargs)
         self._quantized = quantized
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The arguments of the base, and how `quantize` changed the projections inside, if it did.
 
         Projections are made by `build`, so the configuration of a layer does not have theirs.
@@ -53,8 +52,8 @@ class RematerializedLayer(Recomputation):
         name: str,
         units: int,
         use_bias: bool | None = None,
-        kernel_initializer: Any = None,
-        bias_initializer: Any = None,
+        kernel_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
     ) -> Projection:
         """A projection; by default with this layer's `use_bias` and initializers."""
         # Cloned: one initializer object would draw the same numbers for every projection.

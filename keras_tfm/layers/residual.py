@@ -9,8 +9,7 @@ from keras_tfm.arguments import check_number, check_rate
 from keras_tfm.layers.arguments import as_norm, serialize_part
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 NORMS = ("input_norm", "output_norm", "sum_norm")
 
@@ -63,9 +62,9 @@ class Residual(RematerializedLayer):
 
     def __init__(
         self,
-        input_norm: keras.layers.Layer | dict[str, Any] | None = None,
-        output_norm: keras.layers.Layer | dict[str, Any] | None = None,
-        sum_norm: keras.layers.Layer | dict[str, Any] | None = None,
+        input_norm: keras.Layer | Config | None = None,
+        output_norm: keras.Layer | Config | None = None,
+        sum_norm: keras.Layer | Config | None = None,
         dropout: float = 0.0,
         drop_path: float = 0.0,
         residual_scale: float = 1.0,
@@ -90,11 +89,11 @@ class Residual(RematerializedLayer):
         self.drop_path_layer = Dropout(drop_path, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def _norms(self) -> list[keras.layers.Layer]:
+    def _norms(self) -> list[keras.Layer]:
         norms = [self.input_norm, self.output_norm, self.sum_norm]
         return [norm for norm in norms if norm is not None]
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the normalisations' weights."""
         for norm in self._norms():
             if not norm.built:
@@ -134,11 +133,11 @@ class Residual(RematerializedLayer):
         y = (x if self.residual_scale == 1.0 else x * self.residual_scale) + y
         return y if self.sum_norm is None else self.sum_norm(y)
 
-    def compute_output_shape(self, x_shape: Any, **_: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape, **_: object) -> Shape:
         """The shape of the input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -9,8 +9,7 @@ from keras_tfm.arguments import check_not_negative
 from keras_tfm.layers.arguments import single_axis
 from keras_tfm.layers.recomputation import Recomputation
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -49,7 +48,7 @@ class RMSNormalization(Recomputation, keras.layers.RMSNormalization):
             ops.multiply(scaled, ops.rsqrt(ops.add(mean_square, self.epsilon))), x.dtype
         )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments, the same before and after `build`."""
         config = super().get_config()
         return {**config, "axis": single_axis(config["axis"])}

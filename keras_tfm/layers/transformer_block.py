@@ -22,8 +22,8 @@ from keras_tfm.layers.multi_head_attention.multi_head_self_attention import Mult
 from keras_tfm.layers.positions.attention_position import refuse_separation
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual
+from keras_tfm.layers.types import Activation, Arguments, Config, Initializer, Shape, Tensor
 
-Tensor = Any
 Part: TypeAlias = bool | keras.layers.Layer | dict[str, Any]
 Residuals: TypeAlias = Residual | Mapping[str, Residual | dict[str, Any]] | dict[str, Any]
 
@@ -67,11 +67,11 @@ class TransformerBlock(RematerializedLayer):
         intermediate_dim: int | None = None,
         num_heads: int | None = None,
         dropout: float = 0.0,
-        activation: Any = "relu",
+        activation: Activation = "relu",
         layer_norm_epsilon: float = 1e-5,
         normalize_first: bool = False,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
         causal: bool = False,
         self_attention: Part = True,
         cross_attention: Part = False,
@@ -216,7 +216,7 @@ class TransformerBlock(RematerializedLayer):
             return Residual(**options, dtype=self.dtype_policy, name=name)
         return type(template).from_config({**template.get_config(), "name": name})
 
-    def _build(self, x_shape: Any, context_shape: Any = None) -> None:
+    def _build(self, x_shape: Shape, context_shape: Shape | None = None) -> None:
         check_sequence(self, "x", x_shape)
         self._build_part(self.self_attention, x_shape)
         self._build_part(self.self_attention_residual, x_shape)
@@ -226,7 +226,7 @@ class TransformerBlock(RematerializedLayer):
         self._build_part(self.cross_attention_residual, x_shape)
         self.built = True
 
-    def _build_part(self, part: Any, x_shape: Any, *others: Any) -> None:
+    def _build_part(self, part: Any, x_shape: Shape, *others: Any) -> None:
         if part is None:
             return
         if part.built:
@@ -274,17 +274,17 @@ class TransformerBlock(RematerializedLayer):
             return x
         return self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
 
-    def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the first input."""
         return x_shape
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Config) -> keras.Layer:
         """The layer of a configuration."""
         refuse_separation(config)
         return super().from_config(config)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         parts = {
             name: serialize_part(getattr(self, name)) if name in self._given else default
@@ -362,7 +362,7 @@ class TransformerEncoderBlock(TransformerBlock):
                 f"{self.name}: an encoder block has no cross_attention, use TransformerDecoderBlock"
             )
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the weights for inputs of width D."""
         self._build(x_shape)
 
@@ -442,7 +442,7 @@ class TransformerDecoderBlock(TransformerBlock):
             intermediate_dim, num_heads, cross_attention=cross_attention, causal=causal, **kwargs
         )
 
-    def build(self, x_shape: Any, context_shape: Any = None) -> None:
+    def build(self, x_shape: Shape, context_shape: Shape | None = None) -> None:
         """Creates the weights for inputs of width D and a context of width C."""
         self._check_context(context_shape)
         self._build(x_shape, context_shape)
@@ -485,7 +485,7 @@ class TransformerDecoderBlock(TransformerBlock):
             x = self.cross_attention_residual(x, sublayer=attend_to_context, training=training)
         return self._feed_forward(x, training)
 
-    def _check_context(self, context: Any) -> None:
+    def _check_context(self, context: Tensor) -> None:
         if self.cross_attention is not None and context is None:
             raise ValueError(
                 f"{self.name}: cross_attention=True needs a context, got none; "
@@ -495,6 +495,6 @@ class TransformerDecoderBlock(TransformerBlock):
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
 
 
-def _present(arguments: dict[str, Any]) -> dict[str, Any]:
+def _present(arguments: Arguments) -> dict[str, Any]:
     """The arguments that are not None: each one costs Keras time in a call."""
     return {name: value for name, value in arguments.items() if value is not None}

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from keras import ops
@@ -15,8 +14,7 @@ from keras_tfm.generation.processors.processor import (
     is_among,
 )
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from keras_tfm.arguments import check_number
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.processors.processor import Processor, as_ids, check_in_vocabulary
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Minimum lengths: no end token before a number of tokens."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.generation.processors.processor import Processor, forbidden
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from keras import ops
 
 from keras_tfm.generation.processors.processor import NEVER, Processor
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class PrefixConstrained(Processor):
         """Logits (B, V) -> logits (B, V), -inf for tokens that are not allowed."""
         size = logits.shape[-1]
 
-        def find_allowed(tokens: Any, written: Any, new_length: Any) -> np.ndarray:
+        def find_allowed(tokens: Tensor, written: Any, new_length: Any) -> np.ndarray:
             tokens, written = np.asarray(tokens), np.asarray(written)
             written = np.broadcast_to(written, tokens.shape)
             result = np.zeros((len(tokens), size), bool)

@@ -2,15 +2,13 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from keras import ops
 
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
-
+from keras_tfm.layers.types import Tensor
 
 NEVER = float("-inf")
 

@@ -1,15 +1,13 @@
 """Less probable repetitions, and no repeated n-grams."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.generation.processors.processor import NEVER, Processor, scatter
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from keras import ops
@@ -17,8 +16,8 @@ from keras_tfm.generation.processors.processor import (
     scatter,
 )
 from keras_tfm.generation.strategies.context import Context
+from keras_tfm.layers.types import Tensor
 
-Tensor = Any
 Ids = tuple[int, ...]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -17,8 +18,7 @@ from keras_tfm.generation.processors.processor import (
 )
 from keras_tfm.generation.processors.suppressed import SuppressTokens, SuppressTokensAtBegin
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Timestamps(Processor):
 
 
 def transcription(
-    model: Any, timestamps: bool = False, max_initial_timestamp: int | None = 50
+    model: keras.Model, timestamps: bool = False, max_initial_timestamp: int | None = 50
 ) -> list[Processor]:
     """The processors with which transformers generates from a Whisper model.
 

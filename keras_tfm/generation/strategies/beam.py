@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from keras import ops
@@ -12,8 +12,7 @@ from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer, top_k
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 from keras_tfm.generation.strategies.task import Task
-
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
 
 # A log-probability of -inf, but finite, so that sums and products are not NaN.
 IMPOSSIBLE = -1e9
@@ -217,7 +216,7 @@ class Beam(Strategy):
             return {"tokens": tokens[:, 0], "scores": scores[:, 0]}
         return {"tokens": tokens[:, : self.hypotheses], "scores": scores[:, : self.hypotheses]}
 
-    def divisor(self, length: Any) -> Tensor:
+    def divisor(self, length: Size) -> Tensor:
         """The divisor of the log-probability of a hypothesis with `length` generated tokens."""
         length = ops.cast(length, "float32")
         if callable(self.length_penalty):

@@ -1,10 +1,10 @@
 """The inputs of processors, and of a strategy's `choose`, besides the logits."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class Context(NamedTuple):

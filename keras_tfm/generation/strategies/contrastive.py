@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from keras import ops
@@ -12,8 +12,7 @@ from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 from keras_tfm.generation.strategies.task import Task
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class ContrastiveState(NamedTuple):

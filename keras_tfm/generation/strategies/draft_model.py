@@ -13,8 +13,7 @@ from keras_tfm.generation.strategies.drafts import Choose, Draft, best_tokens
 from keras_tfm.generation.strategies.task import Task
 from keras_tfm.layers.decoding.scope import DecodingScope
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from keras_tfm.generation.strategies.drafts import Draft
 from keras_tfm.generation.strategies.greedy import Greedy
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 from keras_tfm.generation.strategies.task import Task
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class DraftedState(NamedTuple):
@@ -187,7 +186,7 @@ class Drafted(Strategy):
         )
 
     def advance(
-        self, task: Task, state: DraftedState, logits: Tensor, features: Any
+        self, task: Task, state: DraftedState, logits: Tensor, features: Tensor
     ) -> tuple[DraftedState, None]:
         """Keeps the drafts that are right, chooses the token after them, and drafts the next.
 

@@ -10,8 +10,8 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import top_k
 from keras_tfm.generation.strategies.task import Task
+from keras_tfm.layers.types import Tensor
 
-Tensor = Any
 # A function of logits (B, V), their column, () int32, and the tokens (B, T) up to that column, that
 # returns tokens (B,), int32.
 Choose = Callable[[Tensor, Tensor, Tensor], Tensor]

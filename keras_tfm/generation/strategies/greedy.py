@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from keras import ops
 
 from keras_tfm.generation.logits import top_k
 from keras_tfm.generation.strategies.context import Context
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

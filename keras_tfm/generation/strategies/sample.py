@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 from keras import ops
@@ -12,8 +12,7 @@ from keras_tfm.generation import filters
 from keras_tfm.generation.strategies.context import Context
 from keras_tfm.generation.strategies.strategy import LogitsProcessor, Strategy
 from keras_tfm.layers.dropout import DrawnSeed
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @dataclass(frozen=True)

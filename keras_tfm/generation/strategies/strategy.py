@@ -10,8 +10,8 @@ from keras_tfm.generation.gather import gather
 from keras_tfm.generation.logits import log_normalizer
 from keras_tfm.generation.strategies.context import Context
 from keras_tfm.generation.strategies.task import Task
+from keras_tfm.layers.types import Tensor
 
-Tensor = Any
 # A function of logits (B, V), float32, and a context that returns logits (B, V).
 LogitsProcessor = Callable[[Tensor, Context], Tensor]
 

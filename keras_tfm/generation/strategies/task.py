@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_tfm.generation.strategies.context import Context
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 class Task(NamedTuple):

@@ -11,19 +11,19 @@ Example:
 (False, '')
 """
 
-from typing import Any
+import keras
 
 from keras_tfm.keras_internals import sublayers
 
 WAY = "docs/from-kerashub.md shows how to get a model of keras_tfm with the same weights"
 
 
-def is_of_keras_hub(layer: Any) -> bool:
+def is_of_keras_hub(layer: keras.Layer) -> bool:
     """Whether a layer's class, or one that it inherits from, is KerasHub's."""
     return any(cls.__module__.split(".")[0] == "keras_hub" for cls in type(layer).__mro__)
 
 
-def refuse_keras_hub(model: Any) -> None:
+def refuse_keras_hub(model: keras.Model) -> None:
     """Raises for a task or backbone of KerasHub, in which no input can be stepped."""
     if is_of_keras_hub(model):
         raise ValueError(
@@ -32,7 +32,7 @@ def refuse_keras_hub(model: Any) -> None:
         )
 
 
-def keras_hub_hint(model: Any) -> str:
+def keras_hub_hint(model: keras.Model) -> str:
     """The end of an error about a model with layers of KerasHub; "" for other models."""
     found = next((x for x in [model, *sublayers(model)] if is_of_keras_hub(x)), None)
     return "" if found is None else f"; it has a {type(found).__name__} of KerasHub: {WAY}"

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.tokenizers.tokenizer_forms import by_input, check_tokenizer, form_of
+from keras_tfm.layers.types import Tensor
 from keras_tfm.runtime.decoding.trailing_padding import TokenRows, with_real_pads
 from keras_tfm.runtime.tokenizers.tokenizer import (
     Tokenizer,
@@ -147,14 +148,14 @@ class Texts:
         return result
 
 
-def _is_text(x: Any) -> bool:
+def _is_text(x: Tensor) -> bool:
     """Whether `x` is a text or a sequence of texts."""
     return isinstance(x, str) or (
         isinstance(x, list | tuple) and all(isinstance(text, str) for text in x)
     )
 
 
-def _kind(x: Any) -> str:
+def _kind(x: Tensor) -> str:
     if isinstance(x, list | tuple) and x:
         return f"a {type(x).__name__} of {type(x[0]).__name__}"
     return type(x).__name__

@@ -7,8 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -115,13 +114,13 @@ class LogMelSpectrogram(keras.layers.Layer):
         x = ops.concatenate([x, zeros], axis=1)[:, : self.length]
         return x + ops.cast(beyond, x.dtype)
 
-    def compute_output_shape(self, audio_shape: Any) -> Any:
+    def compute_output_shape(self, audio_shape: Shape) -> Shape:
         """(B, frames, M)."""
         self._check(audio_shape)
         samples = audio_shape[1] if self.length is None else self.length
         return (audio_shape[0], None if samples is None else samples // self.hop, self.num_mels)
 
-    def _check(self, shape: Any) -> None:
+    def _check(self, shape: Shape) -> None:
         if len(shape) != 2:
             raise ValueError(f"{self.name}: audio must have shape (B, samples), got {tuple(shape)}")
         samples = shape[1]
@@ -134,7 +133,7 @@ class LogMelSpectrogram(keras.layers.Layer):
                 f"{self.name}: audio must have at least {least}{most} samples, got {samples}"
             )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -28,7 +28,8 @@ from typing import Any
 import keras
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
+
 Entry = dict[str, Tensor]
 Cache = dict[str, Entry]
 
@@ -135,7 +136,7 @@ def empty(part: str, x: Tensor, capacity: int) -> Tensor:
     return ops.zeros(shape, dtype=x.dtype)
 
 
-def write(entry: Entry, new: Entry, column: Any) -> Entry:
+def write(entry: Entry, new: Entry, column: Size) -> Entry:
     """The entry after writing the parts of `new`, starting at `column`."""
     return {
         part: ops.slice_update(entry[part], _start(part, column, x), x) for part, x in new.items()
@@ -206,6 +207,6 @@ def _transpose(x: Tensor) -> Tensor:
     return ops.transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _start(part: str, column: Any, x: Tensor) -> list[Any]:
+def _start(part: str, column: Size, x: Tensor) -> list[Any]:
     """The start indices for writing `x` into a part of the cache."""
     return [column if axis == COLUMN_AXES[part] else 0 for axis in range(len(x.shape))]

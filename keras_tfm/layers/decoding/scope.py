@@ -28,8 +28,7 @@ from keras_tfm.layers.decoding.visibility import (
 )
 from keras_tfm.layers.positions.coordinates import Span, check_positions
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
 
 # The innermost open scope, or None.
 current_scope: ContextVar["DecodingScope | None"] = ContextVar("decoding_scope", default=None)
@@ -88,7 +87,7 @@ class DecodingScope:
         self,
         cache: Cache | None = None,
         *,
-        position: Any = 0,
+        position: Size = 0,
         length: int,
         capacity: int | None = None,
         padding: Tensor | None = None,
@@ -162,7 +161,7 @@ class DecodingScope:
         nothing = ops.minimum(ops.reshape(result, (-1,))[0], 0)
         return self._write(nothing)
 
-    def _write(self, nothing: Any = 0) -> Cache:
+    def _write(self, nothing: Size = 0) -> Cache:
         if self._given is not None and len(self._before) != len(self._given):
             raise ValueError(
                 f"the cache has entries {list(self._given)}, but the model called inside the "
@@ -283,7 +282,7 @@ class DecodingScope:
             return Extended(None, None, real_tokens(mask, self.columns(length), self.padding))
         return Extended(entry, self._see(length, mask, window, joined), mask)
 
-    def _check_capacity(self, length: Any) -> None:
+    def _check_capacity(self, length: Size) -> None:
         if not (isinstance(self.position, int) and isinstance(length, int)):
             return
         before = self._prefix if self._given is None else 0  # of `length`, not tokens
@@ -294,14 +293,14 @@ class DecodingScope:
         if isinstance(end, int) and end > self._capacity + self._prefix:
             raise ValueError(f"{end} columns do not fit a cache of {self._capacity}")
 
-    def _column(self, prefix: int) -> Any:
+    def _column(self, prefix: int) -> Size:
         """The first column that this step writes in caches with a prefix."""
         if self._given is None:
             return self.position
         column = self.position if self.branches is None else _known_integer(self.branches.column)
         return column + prefix
 
-    def _see(self, length: Any, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
+    def _see(self, length: Size, mask: Tensor | None, window: int | None, joined: bool) -> Visible:
         """What the step's tokens see; computed once and shared by layers with the same view."""
         known = length if isinstance(length, int) else None
         key = (known, id(mask), window, joined, self._prefix)
@@ -323,15 +322,15 @@ class DecodingScope:
         self._visible[key] = result
         return result
 
-    def columns(self, length: Any) -> Span:
+    def columns(self, length: Size) -> Span:
         """The columns of `length` tokens of this step: positions that count the padding."""
         return self._span(length, None)
 
-    def positions(self, length: Any) -> Span:
+    def positions(self, length: Size) -> Span:
         """The positions of `length` tokens of this step, counted from each row's first token."""
         return self._span(length, self.padding)
 
-    def _span(self, length: Any, padding: Tensor | None) -> Span:
+    def _span(self, length: Size, padding: Tensor | None) -> Span:
         key = (length if isinstance(length, int) else id(length), padding is None, self._prefix)
         together, prefix = self.branches is not None, self._prefix
         start = self.position if self._given is None else self.position + prefix
@@ -457,7 +456,7 @@ def _where(
     return Span(0, length) if scope is None else of_scope(scope, length)
 
 
-def _known_integer(position: Any) -> Any:
+def _known_integer(position: Size) -> Size:
     """`position` as a Python integer if its value is known (NumPy, an eager tensor)."""
     try:
         return operator.index(position)

@@ -7,8 +7,7 @@ from keras import ops
 from keras_tfm.layers.decoding.cache import Entry
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.positions.coordinates import Positions, Span, as_tensor
-
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
 
 
 class Branches(NamedTuple):
@@ -26,7 +25,7 @@ class Branches(NamedTuple):
 
     ancestors: Tensor
     positions: Tensor
-    column: Any
+    column: Size
 
     def after(self, prefix: int) -> "Branches":
         """The same hypotheses after `prefix` columns, which belong to all of them."""
@@ -209,7 +208,7 @@ def real_tokens(mask: Tensor | None, tokens: Span, padding: Tensor | None) -> Te
     return _real(mask, tokens.tensor(), padding)
 
 
-def _of_tokens(x: Tensor, length: Any) -> Tensor:
+def _of_tokens(x: Tensor, length: Size) -> Tensor:
     """(B, 1) or (B, T) -> (B, T)."""
     return x if x.shape[1] == length else ops.tile(x, (1, length))
 

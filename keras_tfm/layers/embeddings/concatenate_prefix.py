@@ -8,8 +8,7 @@ from keras import ops
 
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -50,7 +49,7 @@ class ConcatenatePrefix(RematerializedLayer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any) -> None:
+    def build(self, inputs_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""
         check_pair(self.name, inputs_shape)
         self.built = True
@@ -74,7 +73,7 @@ class ConcatenatePrefix(RematerializedLayer):
             return None
         return JoinedMasks(name=f"{self.name}_mask")(*inputs, *masks)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         """(B, P + T, D)."""
         prefix, x = inputs_shape
         length = None if None in (prefix[1], x[1]) else prefix[1] + x[1]
@@ -104,7 +103,9 @@ class JoinedMasks(keras.Operation):
         scope = current_scope.get()
         return real if scope is not None and not scope.is_first else _join_masks(real_prefix, real)
 
-    def compute_output_spec(self, prefix: Tensor, x: Tensor, *_: Any, **__: Any) -> Any:
+    def compute_output_spec(
+        self, prefix: Tensor, x: Tensor, *_: object, **__: object
+    ) -> keras.KerasTensor:
         """(B, P + T), boolean."""
         lengths = prefix.shape[1], x.shape[1]
         length = None if None in lengths else sum(lengths)

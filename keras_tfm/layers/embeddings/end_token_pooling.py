@@ -9,8 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -52,7 +51,7 @@ class EndTokenPooling(RematerializedLayer):
         self.end_id = end_id
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any, tokens_shape: Any) -> None:
+    def build(self, inputs_shape: Shape, tokens_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""
         check_sequence(self, "inputs", inputs_shape)
         pairs = list(zip(inputs_shape[:2], tokens_shape, strict=False))
@@ -63,7 +62,7 @@ class EndTokenPooling(RematerializedLayer):
             )
         self.built = True
 
-    def compute_mask(self, inputs: Tensor, *_: Any, **__: Any) -> None:
+    def compute_mask(self, inputs: Tensor, *_: object, **__: object) -> None:
         """None: the result has no time axis."""
         return
 
@@ -82,10 +81,10 @@ class EndTokenPooling(RematerializedLayer):
         inputs = finite_padding(inputs, first)  # 0 * NaN is NaN
         return ops.squeeze(weights @ inputs, 1)
 
-    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """(B, D)."""
         return (inputs_shape[0], inputs_shape[-1])
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "end_id": self.end_id}

@@ -9,16 +9,13 @@ Traceback (most recent call last):
 TypeError: ids must be integers, got float32
 """
 
-from typing import Any
-
 import keras
 import numpy as np
 from keras import ops
 
 from keras_tfm.keras_internals import in_symbolic_scope
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def lookup(table: Tensor, ids: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Activation, Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -52,10 +51,10 @@ class NGramEncoding(RematerializedLayer):
     def __init__(
         self,
         kernel_size: int = 3,
-        activation: Any = "tanh",
+        activation: Activation = "tanh",
         dropout: float = 0.0,
         layer_norm_epsilon: float = 1e-7,
-        kernel_initializer: Any = "glorot_uniform",
+        kernel_initializer: Initializer = "glorot_uniform",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -73,7 +72,7 @@ class NGramEncoding(RematerializedLayer):
         )
         self.supports_masking = True
 
-    def build(self, x_shape: Any, embedded_shape: Any) -> None:
+    def build(self, x_shape: Shape, embedded_shape: Shape) -> None:
         """Creates the kernel and the normalisation's weights."""
         check_sequence(self, "embedded", embedded_shape)
         self.convolution = keras.layers.Conv1D(
@@ -104,11 +103,11 @@ class NGramEncoding(RematerializedLayer):
         y = self.dropout_layer(self.convolution(embedded), training=training)
         return self.norm(x + self.activation(y))
 
-    def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of `x`."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

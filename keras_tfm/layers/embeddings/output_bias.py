@@ -7,8 +7,7 @@ from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -38,12 +37,12 @@ class OutputBias(RematerializedLayer):
     (2, 5, 11)
     """
 
-    def __init__(self, initializer: Any = "zeros", **kwargs: Any):
+    def __init__(self, initializer: Initializer = "zeros", **kwargs: Any):
         super().__init__(**kwargs)
         self.initializer = as_initializer("initializer", initializer)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any) -> None:
+    def build(self, inputs_shape: Shape) -> None:
         """Creates b for inputs of width V."""
         if inputs_shape[-1] is None:
             raise ValueError(f"OutputBias expects a known last axis, got shape {inputs_shape}")
@@ -56,11 +55,11 @@ class OutputBias(RematerializedLayer):
         """(..., V) -> (..., V)."""
         return inputs + ops.cast(self.bias, inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         """The shape of the input."""
         return inputs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

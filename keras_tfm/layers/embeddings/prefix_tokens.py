@@ -9,8 +9,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -45,7 +44,9 @@ class PrefixTokens(RematerializedLayer):
     (2, 16, 8)
     """
 
-    def __init__(self, count: int = 1, index: int = 0, initializer: Any = None, **kwargs: Any):
+    def __init__(
+        self, count: int = 1, index: int = 0, initializer: Initializer | None = None, **kwargs: Any
+    ):
         super().__init__(**kwargs)
         check_integer("count", count)
         check_integer("index", index, minimum=0)
@@ -56,7 +57,7 @@ class PrefixTokens(RematerializedLayer):
         self.initializer = as_initializer("initializer", initializer)
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the tokens for a sequence of width D."""
         check_sequence(self, "x", x_shape)
         self.tokens = self.add_weight(
@@ -85,13 +86,13 @@ class PrefixTokens(RematerializedLayer):
         before, after = previous_mask[:, : self.index], previous_mask[:, self.index :]
         return ops.concatenate([before, new, after], axis=1)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, P + T, D)."""
         axes = x_shape[1:-1]
         length = None if None in axes else self.count + math.prod(axes)
         return (x_shape[0], length, x_shape[-1])
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

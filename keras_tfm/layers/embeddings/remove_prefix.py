@@ -9,8 +9,7 @@ from keras import ops
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.concatenate_prefix import check_pair, known_length
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -44,7 +43,7 @@ class RemovePrefix(RematerializedLayer):
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any) -> None:
+    def build(self, inputs_shape: Shape) -> None:
         """Checks the shapes; there are no weights."""
         check_pair(self.name, inputs_shape)
         (_, count, _), (_, length, _) = inputs_shape
@@ -67,7 +66,7 @@ class RemovePrefix(RematerializedLayer):
         mask = previous_mask[1] if previous_mask else None
         return None if mask is None else TokensMask(name=f"{self.name}_mask")(inputs[0], mask)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         """(B, T, D)."""
         (_, count, _), (batch, length, dim) = inputs_shape
         return (batch, None if None in (count, length) else length - count, dim)
@@ -81,7 +80,7 @@ class TokensMask(keras.Operation):
         """(B, P, D), (B, P + T) -> (B, T)."""
         return _after(prefix, mask)
 
-    def compute_output_spec(self, prefix: Tensor, mask: Tensor) -> Any:
+    def compute_output_spec(self, prefix: Tensor, mask: Tensor) -> keras.KerasTensor:
         """(B, T), boolean."""
         count, length = prefix.shape[1], mask.shape[1]
         length = None if None in (count, length) else length - count

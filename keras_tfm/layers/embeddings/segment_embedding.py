@@ -9,8 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
 from keras_tfm.layers.embeddings.lookup import as_integers, lookup
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -45,7 +44,9 @@ class SegmentEmbedding(RematerializedLayer):
     (1, 3, 4)
     """
 
-    def __init__(self, num_segments: int = 2, initializer: Any = None, **kwargs: Any):
+    def __init__(
+        self, num_segments: int = 2, initializer: Initializer | None = None, **kwargs: Any
+    ):
         super().__init__(**kwargs)
         check_integer("num_segments", num_segments)
         self.num_segments = num_segments
@@ -54,7 +55,7 @@ class SegmentEmbedding(RematerializedLayer):
         self.initializer = as_initializer("initializer", initializer)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any, segments_shape: Any = None) -> None:
+    def build(self, inputs_shape: Shape, segments_shape: Shape | None = None) -> None:
         """Creates the table for inputs of width D."""
         check_sequence(self, "inputs", inputs_shape)
         self.segments = self.add_weight(
@@ -71,11 +72,13 @@ class SegmentEmbedding(RematerializedLayer):
             return inputs + table[0]
         return inputs + lookup(table, as_integers(segments, f"{self.name}: segments"))
 
-    def compute_output_shape(self, inputs_shape: Any, segments_shape: Any = None) -> Any:
+    def compute_output_shape(
+        self, inputs_shape: Shape, segments_shape: Shape | None = None
+    ) -> Shape:
         """The shape of the input."""
         return inputs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

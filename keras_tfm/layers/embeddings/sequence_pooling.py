@@ -9,8 +9,8 @@ from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.types import Config, Shape, Tensor
 
-Tensor = Any
 MODES = ("mean", "max", "first", "last", "mean_sqrt_length", "weighted_mean")
 
 
@@ -59,7 +59,7 @@ class SequencePooling(RematerializedLayer):
         self.mode = mode
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any, mask_shape: Any = None) -> None:
+    def build(self, inputs_shape: Shape, mask_shape: Shape | None = None) -> None:
         """Checks the shape; there are no weights."""
         check_sequence(self, "inputs", inputs_shape)
         self.built = True
@@ -96,11 +96,11 @@ class SequencePooling(RematerializedLayer):
         total = ops.maximum(ops.sum(real, axis=1, keepdims=True), 1.0)
         return real / (ops.sqrt(total) if self.mode == "mean_sqrt_length" else total)
 
-    def compute_output_shape(self, inputs_shape: Any, mask_shape: Any = None) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, mask_shape: Shape | None = None) -> Shape:
         """(B, D)."""
         return (inputs_shape[0], inputs_shape[-1])
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "mode": self.mode}
 

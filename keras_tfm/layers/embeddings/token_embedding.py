@@ -12,9 +12,8 @@ from keras_tfm.layers.embeddings.lookup import as_integers, is_integer, is_trace
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, PADDINGS, TokenMask, current_mask
 from keras_tfm.layers.multi_head_attention.heads import leading
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
-
-Tensor = Any
 
 # A table with more values than this is not transposed into the decoding cache.
 LARGE = 2**24
@@ -75,7 +74,7 @@ class TokenEmbedding(RematerializedLayer):
         scale: bool = False,
         mask_zero: bool = False,
         mask_id: int | None = None,
-        embeddings_initializer: Any = None,
+        embeddings_initializer: Initializer | None = None,
         padding: str = "anywhere",
         **kwargs: Any,
     ):
@@ -103,7 +102,7 @@ class TokenEmbedding(RematerializedLayer):
         )
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any = None) -> None:
+    def build(self, inputs_shape: Shape | None = None) -> None:
         """Creates the table: its shape does not depend on the input."""
         self.embeddings = self.add_weight(
             name="embeddings",
@@ -158,7 +157,7 @@ class TokenEmbedding(RematerializedLayer):
             return ops.maximum(ids, 0)
         return ops.where(ops.equal(ids, REAL_PAD), ops.cast(self.mask_id, ids.dtype), ids)
 
-    def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, reverse: bool = False) -> Shape:
         """(B, T) -> (B, T, D); with `reverse`, (B, T, D) -> (B, T, V)."""
         if reverse:
             return (*inputs_shape[:-1], self.vocabulary_size)
@@ -192,7 +191,7 @@ class TokenEmbedding(RematerializedLayer):
                 f"got {values.min()}..{values.max()}"
             )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

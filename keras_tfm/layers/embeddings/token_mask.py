@@ -13,9 +13,9 @@ from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
+from keras_tfm.layers.types import Config, Tensor
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 
-Tensor = Any
 # The padding id of rows whose padding is no token of the vocabulary.
 NO_TOKEN = -1
 # Where the padding id is padding: everywhere, as in Keras's `Embedding`; only before the first and
@@ -107,6 +107,6 @@ class TokenMask(RematerializedLayer):
         """Shape and dtype of the result."""
         return keras.KerasTensor(inputs.shape, dtype="bool")
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "pad_id": self.pad_id, "padding": self.padding}

@@ -7,8 +7,7 @@ from keras import ops
 
 from keras_tfm.layers.embeddings.lookup import is_integer
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
-
-Tensor = Any
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -55,7 +54,7 @@ class CodebookEmbedding(TokenEmbedding):
         self._check_weights(inputs)
         return ops.matmul(inputs, ops.cast(self.embeddings, inputs.dtype))
 
-    def compute_output_shape(self, inputs_shape: Any, reverse: bool = False) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, reverse: bool = False) -> Shape:
         """That of weights, (..., V) -> (..., D); with `reverse`, (..., D) -> (..., V)."""
         return (*inputs_shape[:-1], self.vocabulary_size if reverse else self.dim)
 

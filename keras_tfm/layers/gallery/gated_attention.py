@@ -19,8 +19,7 @@ from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention.blockwise import cut
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.projection import Projection
-
-Tensor = Any
+from keras_tfm.layers.types import DType, Initializer, Shape, Tensor
 
 
 class GatedAttention(MultiHeadSelfAttention):
@@ -35,7 +34,9 @@ class GatedAttention(MultiHeadSelfAttention):
             num_heads, head_dim=head_dim, gate=True, use_bias=("gate", "output"), **kwargs
         )
 
-    def _projection(self, kind: str, units: int, input_shape: Any, name: str | None = None) -> Any:
+    def _projection(
+        self, kind: str, units: int, input_shape: Shape, name: str | None = None
+    ) -> Projection:
         starts_at_zero = kind in ("gate", "output")
         layer = self._dense(
             name or kind,
@@ -59,8 +60,8 @@ class Transition(FeedForward):
         name: str,
         units: int,
         use_bias: bool | None = None,
-        kernel_initializer: Any = None,
-        bias_initializer: Any = None,
+        kernel_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
     ) -> Projection:
         kernel = "zeros" if name == "outer" else kernel_initializer
         return super()._dense(name, units, use_bias, kernel, bias_initializer)
@@ -76,7 +77,7 @@ class Transition(FeedForward):
         return ops.concatenate(results, axis=1)
 
 
-def shared_dropout(rate: float, axis: int, dtype: Any, name: str) -> Dropout:
+def shared_dropout(rate: float, axis: int, dtype: DType, name: str) -> Dropout:
     """Dropout whose mask is shared along one axis of (B, R, C, D): row- or column-wise.
 
     Axis 1 is row-wise dropout: all rows drop the same values. Supplement 1.11.6.

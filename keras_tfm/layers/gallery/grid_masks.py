@@ -17,8 +17,7 @@ from keras_tfm.layers.positions.attention_position import (
 )
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 
 class GridMask(AttentionPosition):
@@ -82,7 +81,7 @@ class GridMask(AttentionPosition):
             shared[name] = (key, bias)  # the key too: its id must not be reused
         return PositionTerms(bias=shared[name][1])
 
-    def _bias(self, query: Any, key: Any, score: float, backend: Any) -> Any:
+    def _bias(self, query: Tensor, key: Tensor, score: float, backend: Any) -> Any:
         """Positions (..., T, 1) and (..., 1, S) -> (..., T, S), float32."""
         cells = math.prod(self.grid)
         hidden = np.where(self.visible(), 0.0, score).astype("float32")
@@ -94,7 +93,7 @@ class GridMask(AttentionPosition):
         of_image = ops.cast(ops.greater_equal(key, self.text_length), "float32")
         return ops.reshape(flat, ops.shape(distances)) * of_image
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "text_length": self.text_length, "grid": self.grid}
 
@@ -186,6 +185,6 @@ class ConvolutionMask(GridMask):
         rows, columns = divmod(places + half, width)
         return (rows <= half) & (columns <= 2 * half)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "kernel_size": self.kernel_size}

@@ -13,8 +13,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.positions.position_embedding import position_rows
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -56,7 +55,7 @@ class GridPositionEmbedding(RematerializedLayer):
         self,
         text_length: int,
         grid: int | Sequence[int],
-        initializer: Any = None,
+        initializer: Initializer | None = None,
         dropout: float = 0.0,
         **kwargs: Any,
     ):
@@ -76,7 +75,7 @@ class GridPositionEmbedding(RematerializedLayer):
         """The number of positions."""
         return self.text_length + math.prod(self.grid)
 
-    def build(self, inputs_shape: Any, positions_shape: Any = None) -> None:
+    def build(self, inputs_shape: Shape, positions_shape: Shape | None = None) -> None:
         """Creates the tables for inputs of width D."""
         check_sequence(self, "inputs", inputs_shape)
         height, width = self.grid
@@ -109,11 +108,11 @@ class GridPositionEmbedding(RematerializedLayer):
             return cells
         return ops.concatenate([ops.convert_to_tensor(self.tables["text"]), cells], axis=0)
 
-    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the input."""
         return inputs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -8,8 +8,7 @@ from keras import ops
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers.dropout import DrawnSeed, draw_seed
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 # The least uniform number that is drawn: the logarithm of 0 would be infinite.
 _LEAST = 1e-7
@@ -64,7 +63,7 @@ class GumbelSoftmax(RematerializedLayer):
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.supports_masking = True
 
-    def build(self, logits_shape: Any) -> None:
+    def build(self, logits_shape: Shape) -> None:
         """Creates the variable of the temperature."""
         self.temperature = self.add_weight(
             name="temperature",
@@ -95,11 +94,11 @@ class GumbelSoftmax(RematerializedLayer):
         chosen = ops.squeeze(ops.top_k(logits, 1)[1], axis=-1)
         return ops.one_hot(chosen, logits.shape[-1], dtype=self.compute_dtype)
 
-    def compute_output_shape(self, logits_shape: Any) -> Any:
+    def compute_output_shape(self, logits_shape: Shape) -> Shape:
         """The shape of the input."""
         return logits_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -1,14 +1,11 @@
 """Pixel values of normalised ones, inside the model."""
 
-from typing import Any
-
 import keras
 import numpy as np
 from keras import ops
 
 from keras_tfm.layers.images.image_normalization import ImageNormalization
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

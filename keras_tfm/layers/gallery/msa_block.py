@@ -14,8 +14,7 @@ from keras_tfm.layers.gallery.pair_block import pair_mask
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -85,7 +84,7 @@ class MSABlock(RematerializedLayer):
         )
         self.supports_masking = True
 
-    def build(self, x_shape: Any, pairs_shape: Any) -> None:
+    def build(self, x_shape: Shape, pairs_shape: Shape) -> None:
         """Creates the parts for rows of width D and pairs of width E."""
         check_alignment(self.name, x_shape)
         self.row_attention.build(x_shape, pairs_shape)
@@ -114,11 +113,11 @@ class MSABlock(RematerializedLayer):
         y = self.transition_norm(x, training=training)
         return x + self.transition(y, training=training)
 
-    def compute_output_shape(self, x_shape: Any, pairs_shape: Any = None) -> Any:
+    def compute_output_shape(self, x_shape: Shape, pairs_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -11,8 +11,7 @@ from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -63,7 +62,7 @@ class MSAColumnAttention(RematerializedLayer):
         self.attention = GatedAttention(num_heads, head_dim, dtype=policy, name="attention")
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""
         check_alignment(self.name, x_shape)
         batch, rows, columns, dim = x_shape
@@ -79,11 +78,11 @@ class MSAColumnAttention(RematerializedLayer):
         x = swap(self.norm(x, training=training), 1, 2)
         return swap(self.attention(x, mask=mask, training=training), 1, 2)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

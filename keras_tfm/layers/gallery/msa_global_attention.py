@@ -13,8 +13,7 @@ from keras_tfm.layers.multi_head_attention.attention import attention
 from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads, swap
 from keras_tfm.layers.multi_head_attention.masks import from_keys
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -68,7 +67,7 @@ class MSAGlobalAttention(RematerializedLayer):
         self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""
         check_alignment(self.name, x_shape)
         dim = x_shape[-1]
@@ -100,11 +99,11 @@ class MSAGlobalAttention(RematerializedLayer):
         gate = ops.sigmoid(self.gate_projection(x))
         return self.output_projection(gate * swap(y, 1, 2))
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """The shape of the input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

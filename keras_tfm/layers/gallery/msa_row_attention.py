@@ -11,8 +11,7 @@ from keras_tfm.layers.gallery.gated_attention import GatedAttention, normal
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -69,7 +68,7 @@ class MSARowAttention(RematerializedLayer):
         self.attention = GatedAttention(num_heads, head_dim, dtype=policy, name="attention")
         self.supports_masking = True
 
-    def build(self, x_shape: Any, pairs_shape: Any) -> None:
+    def build(self, x_shape: Shape, pairs_shape: Shape) -> None:
         """Creates the projections for rows of width D and pairs of width E."""
         check_alignment(self.name, x_shape)
         check_pairs(self.name, pairs_shape, x_shape[2])
@@ -95,11 +94,11 @@ class MSARowAttention(RematerializedLayer):
         bias = ops.expand_dims(ops.transpose(bias, (0, 3, 1, 2)), 1)  # (B, 1, H, N, N)
         return self.attention(x, mask=mask, attention_bias=bias, training=training)
 
-    def compute_output_shape(self, x_shape: Any, pairs_shape: Any = None) -> Any:
+    def compute_output_shape(self, x_shape: Shape, pairs_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -13,8 +13,7 @@ from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.blockwise import cut
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -63,7 +62,7 @@ class OuterProductMean(RematerializedLayer):
         self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
         self.supports_masking = True
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""
         check_alignment(self.name, x_shape)
         batch, _, length, _ = x_shape
@@ -76,7 +75,7 @@ class OuterProductMean(RematerializedLayer):
         self.output_projection.build((batch, length, length, self.hidden_dim**2))
         self.built = True
 
-    def compute_mask(self, x: Tensor, previous_mask: Any = None) -> None:
+    def compute_mask(self, x: Tensor, previous_mask: Tensor | None = None) -> None:
         """None: the mask of the sequences is not one of pairs."""
         return
 
@@ -85,7 +84,7 @@ class OuterProductMean(RematerializedLayer):
         mask = check_mask(self.name, mask, x)
         x = finite_padding(x, mask)
         both = self.projections(self.norm(x, training=training), training=training)
-        count: Any = x.shape[1] if isinstance(x.shape[1], int) else ops.shape(x)[1]
+        count: Size = x.shape[1] if isinstance(x.shape[1], int) else ops.shape(x)[1]
         if mask is not None:
             seen = ops.cast(mask, "float32")
             count = ops.expand_dims(ops.matmul(swap(seen, 1, 2), seen), -1)  # (B, N, N, 1)
@@ -112,11 +111,11 @@ class OuterProductMean(RematerializedLayer):
         results = [keras.remat(one)(first[:, rows], second, kernel, bias) for rows in parts]
         return ops.concatenate(results, axis=1)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, N, N, E)."""
         return (x_shape[0], x_shape[2], x_shape[2], self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -15,8 +15,7 @@ from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplicat
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -100,7 +99,7 @@ class PairBlock(RematerializedLayer):
         )
         self.supports_masking = True
 
-    def build(self, pairs_shape: Any, x_shape: Any) -> None:
+    def build(self, pairs_shape: Shape, x_shape: Shape) -> None:
         """Creates the parts for pairs of width E and rows of width D."""
         check_alignment(self.name, x_shape)
         check_pairs(self.name, pairs_shape, x_shape[2])
@@ -116,7 +115,7 @@ class PairBlock(RematerializedLayer):
         self.transition.build(pairs_shape)
         self.built = True
 
-    def compute_mask(self, pairs: Tensor, previous_mask: Any = None) -> None:
+    def compute_mask(self, pairs: Tensor, previous_mask: Tensor | None = None) -> None:
         """None: the mask of the sequences is not one of pairs."""
         return
 
@@ -141,11 +140,11 @@ class PairBlock(RematerializedLayer):
         y = self.transition_norm(z, training=training)
         return z + self.transition(y, training=training)
 
-    def compute_output_shape(self, pairs_shape: Any, x_shape: Any = None) -> Any:
+    def compute_output_shape(self, pairs_shape: Shape, x_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return pairs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

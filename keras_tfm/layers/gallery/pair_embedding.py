@@ -11,8 +11,7 @@ from keras_tfm.layers.embeddings.lookup import as_integers, lookup
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.multi_head_attention.masks import distances
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -55,7 +54,7 @@ class PairEmbedding(RematerializedLayer):
         vocabulary_size: int,
         dim: int,
         max_distance: int = 32,
-        initializer: Any = "lecun_normal",
+        initializer: Initializer = "lecun_normal",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -76,7 +75,7 @@ class PairEmbedding(RematerializedLayer):
 
         self.left, self.right = table("left"), table("right")
 
-    def build(self, tokens_shape: Any, residue_index_shape: Any = None) -> None:
+    def build(self, tokens_shape: Shape, residue_index_shape: Shape | None = None) -> None:
         """Creates the tables."""
         self.left.build(tokens_shape)
         self.right.build(tokens_shape)
@@ -90,7 +89,7 @@ class PairEmbedding(RematerializedLayer):
     def call(self, tokens: Tensor, residue_index: Tensor | None = None) -> Tensor:
         """(B, N) -> (B, N, N, E)."""
         if residue_index is None:
-            length: Any = tokens.shape[1] if isinstance(tokens.shape[1], int) else None
+            length: Size = tokens.shape[1] if isinstance(tokens.shape[1], int) else None
             length = ops.shape(tokens)[1] if length is None else length
             apart = -distances(length, length, 0)  # (N, N)
         else:
@@ -102,11 +101,13 @@ class PairEmbedding(RematerializedLayer):
         z = ops.expand_dims(self.left(tokens), 2) + z
         return z + ops.expand_dims(self.right(tokens), 1)
 
-    def compute_output_shape(self, tokens_shape: Any, residue_index_shape: Any = None) -> Any:
+    def compute_output_shape(
+        self, tokens_shape: Shape, residue_index_shape: Shape | None = None
+    ) -> Shape:
         """(B, N, N, E)."""
         return (*tokens_shape, tokens_shape[1], self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

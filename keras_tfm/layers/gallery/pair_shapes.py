@@ -8,20 +8,17 @@ Traceback (most recent call last):
 ValueError: block: pairs must have shape (B, N, N, E) with E known, got (2, 5, 7, 3)
 """
 
-from typing import Any
-
 from keras_tfm.layers.multi_head_attention import masks
+from keras_tfm.layers.types import Shape, Size, Tensor
 
-Tensor = Any
 
-
-def check_alignment(name: str, shape: Any) -> None:
+def check_alignment(name: str, shape: Shape) -> None:
     """Raises unless `shape` is (B, S, N, D) with a known D."""
     if len(shape) != 4 or shape[-1] is None:
         raise ValueError(f"{name}: x must have shape (B, S, N, D) with D known, got {tuple(shape)}")
 
 
-def check_pairs(name: str, shape: Any, length: Any = None) -> None:
+def check_pairs(name: str, shape: Shape, length: Size = None) -> None:
     """Raises unless `shape` is (B, N, N, E) with a known E; `length` is N, if it is known."""
     fits = len(shape) == 4 and shape[-1] is not None
     if fits:

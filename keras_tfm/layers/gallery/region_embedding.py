@@ -11,8 +11,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -64,8 +63,8 @@ class RegionEmbedding(RematerializedLayer):
         area: bool | None = None,
         epsilon: float = 1e-12,
         dropout: float = 0.0,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -86,7 +85,7 @@ class RegionEmbedding(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, features_shape: Any, boxes_shape: Any) -> None:
+    def build(self, features_shape: Shape, boxes_shape: Shape) -> None:
         """Creates both projections for features of width C."""
         check_sequence(self, "features", features_shape)
         self._check_boxes(boxes_shape)
@@ -100,7 +99,7 @@ class RegionEmbedding(RematerializedLayer):
             self.box_norm.build(shape)
         self.built = True
 
-    def compute_mask(self, features: Tensor, previous_mask: Any = None) -> Tensor | None:
+    def compute_mask(self, features: Tensor, previous_mask: Tensor | None = None) -> Tensor | None:
         """The mask of the features."""
         return previous_mask[0] if isinstance(previous_mask, list | tuple) else previous_mask
 
@@ -121,15 +120,17 @@ class RegionEmbedding(RematerializedLayer):
         x = (self.norm(x) + self.box_norm(y)) / 2 if self.separate_norms else self.norm(x + y)
         return self.dropout_layer(x, training=training)
 
-    def _check_boxes(self, shape: Any) -> None:
+    def _check_boxes(self, shape: Shape) -> None:
         if len(shape) != 3 or shape[-1] != 4:
             raise ValueError(f"{self.name}: boxes must be (B, N, 4), got shape {tuple(shape)}")
 
-    def compute_output_shape(self, features_shape: Any, boxes_shape: Any = None) -> Any:
+    def compute_output_shape(
+        self, features_shape: Shape, boxes_shape: Shape | None = None
+    ) -> Shape:
         """(B, N, D)."""
         return (*features_shape[:-1], self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -12,8 +12,7 @@ from keras_tfm.layers.gallery.pair_shapes import check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -72,7 +71,7 @@ class TriangleAttention(RematerializedLayer):
         self.attention = GatedAttention(num_heads, head_dim, dtype=policy, name="attention")
         self.supports_masking = True
 
-    def build(self, pairs_shape: Any) -> None:
+    def build(self, pairs_shape: Shape) -> None:
         """Creates the projections for pairs of width E."""
         check_pairs(self.name, pairs_shape)
         self.norm.build(pairs_shape)
@@ -95,11 +94,11 @@ class TriangleAttention(RematerializedLayer):
         y = self.attention(z, mask=mask, attention_bias=ops.expand_dims(bias, 1), training=training)
         return swap(y, 1, 2) if self.ending else y
 
-    def compute_output_shape(self, pairs_shape: Any) -> Any:
+    def compute_output_shape(self, pairs_shape: Shape) -> Shape:
         """The shape of the input."""
         return pairs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -12,8 +12,7 @@ from keras_tfm.layers.gallery.pair_shapes import check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -67,7 +66,7 @@ class TriangleMultiplication(RematerializedLayer):
         self.output_norm = LayerNormalization(epsilon=epsilon, dtype=policy, name="output_norm")
         self.supports_masking = True
 
-    def build(self, pairs_shape: Any) -> None:
+    def build(self, pairs_shape: Shape) -> None:
         """Creates the projections for pairs of width E."""
         check_pairs(self.name, pairs_shape)
         dim = pairs_shape[-1]
@@ -107,11 +106,11 @@ class TriangleMultiplication(RematerializedLayer):
         gate = ops.sigmoid(self.gate_projection(z, training=training))
         return gate * self.output_projection(y, training=training)
 
-    def compute_output_shape(self, pairs_shape: Any) -> Any:
+    def compute_output_shape(self, pairs_shape: Shape) -> Shape:
         """The shape of the input."""
         return pairs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

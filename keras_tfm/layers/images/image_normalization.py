@@ -8,8 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_number, check_positive
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -85,11 +84,11 @@ class ImageNormalization(keras.layers.Layer):
                 f"got {tuple(pixels.shape)}"
             )
 
-    def compute_output_shape(self, pixels_shape: Any) -> Any:
+    def compute_output_shape(self, pixels_shape: Shape) -> Shape:
         """The shape of the input."""
         return pixels_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         config = dict(super().get_config())
         return {**config, "mean": self.mean, "std": self.std, "scale": self.scale}

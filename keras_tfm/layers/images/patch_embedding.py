@@ -9,8 +9,8 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
-Tensor = Any
 PADDINGS = ("valid", "same")
 
 
@@ -80,8 +80,8 @@ class PatchEmbedding(RematerializedLayer):
         stride: int | Sequence[int] | None = None,
         padding: str = "valid",
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -108,7 +108,7 @@ class PatchEmbedding(RematerializedLayer):
             name="projection",
         )
 
-    def build(self, pixels_shape: Any) -> None:
+    def build(self, pixels_shape: Shape) -> None:
         """Creates the projection for images of C channels."""
         self._check(pixels_shape)
         self.projection.build(pixels_shape)
@@ -119,12 +119,12 @@ class PatchEmbedding(RematerializedLayer):
         self._check(pixels.shape)
         return self.projection(pixels)
 
-    def compute_output_shape(self, pixels_shape: Any) -> Any:
+    def compute_output_shape(self, pixels_shape: Shape) -> Shape:
         """(B, H', W', D)."""
         self._check(pixels_shape)
         return self.projection.compute_output_shape(pixels_shape)
 
-    def _check(self, shape: Any) -> None:
+    def _check(self, shape: Shape) -> None:
         if len(shape) != 4 or shape[-1] is None:
             raise ValueError(
                 f"{self.name}: pixels must have shape (B, H, W, C) with C known, got {tuple(shape)}"
@@ -136,7 +136,7 @@ class PatchEmbedding(RematerializedLayer):
                 f"got height and width {tuple(shape[1:3])}"
             )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -9,8 +9,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers.images.patch_embedding import as_pair, height_and_width
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -93,11 +92,11 @@ class RandomResizedCrop(keras.layers.Layer):
         x = ops.reshape(ops.matmul(columns, x), (-1, self.size[1], self.size[0], channels))
         return ops.transpose(x, (0, 2, 1, 3))
 
-    def _draw(self, batch: Any, height: Any, width: Any) -> tuple[Tensor, ...]:
+    def _draw(self, batch: Any, height: Size, width: Size) -> tuple[Tensor, ...]:
         """Top, left, height and width of each crop, (B,) each, in pixels."""
         height, width = ops.cast(height, "float32"), ops.cast(width, "float32")
 
-        def uniform(low: Any, high: Any) -> Tensor:
+        def uniform(low: Tensor, high: Tensor) -> Tensor:
             share = keras.random.uniform((batch,), seed=self.seed_generator)
             return low + (high - low) * share
 
@@ -107,11 +106,11 @@ class RandomResizedCrop(keras.layers.Layer):
         wide = ops.minimum(ops.sqrt(area * ratio), width)
         return uniform(0.0, height - high), uniform(0.0, width - wide), high, wide
 
-    def compute_output_shape(self, pixels_shape: Any) -> Any:
+    def compute_output_shape(self, pixels_shape: Shape) -> Shape:
         """(B, height, width, C)."""
         return (pixels_shape[0], *self.size, pixels_shape[-1])
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
@@ -122,7 +121,7 @@ class RandomResizedCrop(keras.layers.Layer):
         }
 
 
-def _bilinear(size: Any, new_size: int, start: Tensor, length: Tensor) -> Tensor:
+def _bilinear(size: Size, new_size: int, start: Tensor, length: Tensor) -> Tensor:
     """Matrices (B, new_size, size) that resample `length` pixels from `start`, (B,) each."""
     step = ops.reshape(length / new_size, (-1, 1, 1))
     new = ops.cast(ops.reshape(ops.arange(new_size), (1, -1, 1)), "float32")

@@ -10,8 +10,7 @@ from keras_tfm.layers.jax.hashed_dropout import kept_values, row_numbers
 from keras_tfm.layers.multi_head_attention.blockwise import Block, spans
 from keras_tfm.layers.multi_head_attention.heads import scale_query
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 # The least number of queries in a block, and the largest number of blocks.
 ROWS = 256
@@ -146,7 +145,12 @@ def _blocks(settings: Settings, query: Tensor, key: Tensor) -> list[Block]:
 
 
 def _scores(
-    settings: Settings, block: Block, query: Tensor, key: Tensor, bias: Any, mask: Any
+    settings: Settings,
+    block: Block,
+    query: Tensor,
+    key: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
 ) -> Tensor:
     """The masked scores of a block (B, G, H/G, rows, columns), float32."""
     rows, columns = block.rows, block.columns

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
-
-Tensor = Any
+from keras_tfm.layers.types import DType, Tensor
 
 # cuDNN's head sizes are multiples of this.
 WIDTH = 8
@@ -198,7 +197,7 @@ def platform() -> str:
     return str(getattr(device, "platform", device)).split(":")[0].replace("cuda", "gpu")
 
 
-def lowest(dtype: Any) -> float:
+def lowest(dtype: DType) -> float:
     """What JAX adds to scores of hidden keys for cuDNN: finite, and its differences too."""
     return -(2.0**15) if dtype == "float16" else -(2.0**41)
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:

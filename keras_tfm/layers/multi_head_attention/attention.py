@@ -1,7 +1,7 @@
 """Attention as a pure function, for full passes. `stepped_attention` is its twin for decoding."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from keras import ops
 
@@ -16,8 +16,7 @@ from keras_tfm.layers.multi_head_attention.heads import (
 )
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import DType, Tensor
 
 
 def attention(
@@ -126,7 +125,7 @@ def check_heads(query: Tensor, key: Tensor) -> None:
         )
 
 
-def softmax(scores: Tensor, dtype: Any) -> Tensor:
+def softmax(scores: Tensor, dtype: DType) -> Tensor:
     """Softmax over the last axis, computed in float32 and cast to `dtype`."""
     if scores.shape[-1] == 1:
         return ops.ones_like(scores, dtype=dtype)  # Keras's softmax warns about a single column

@@ -1,9 +1,8 @@
 """Records attention weights without changing what a layer returns."""
 
 from contextvars import ContextVar, Token
-from typing import Any
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 current_probe: ContextVar["AttentionProbe | None"] = ContextVar("attention_probe", default=None)
 

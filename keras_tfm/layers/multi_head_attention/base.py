@@ -39,9 +39,9 @@ from keras_tfm.layers.positions.attention_position import (
     serialize_position,
 )
 from keras_tfm.layers.positions.coordinates import Positions
+from keras_tfm.layers.projection import Projection
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")
 
@@ -88,14 +88,14 @@ class MultiHeadAttention(RematerializedLayer):
         num_key_value_heads: int | None = None,
         dropout: float = 0.0,
         use_bias: bool | Collection[str] = True,
-        query_norm: keras.layers.Layer | dict[str, Any] | None = None,
-        key_norm: keras.layers.Layer | dict[str, Any] | None = None,
+        query_norm: keras.Layer | Config | None = None,
+        key_norm: keras.Layer | Config | None = None,
         soft_cap: float | None = None,
         scale: float | None = None,
         gate: bool = False,
         position: AttentionPosition | None = None,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
+        kernel_initializer: Initializer = "glorot_uniform",
+        bias_initializer: Initializer = "zeros",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -140,7 +140,7 @@ class MultiHeadAttention(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def _build_heads(self, x_shape: Any) -> tuple[int, int, int]:
+    def _build_heads(self, x_shape: Shape) -> tuple[int, int, int]:
         """Builds all but the input projections.
 
         Returns:
@@ -167,7 +167,9 @@ class MultiHeadAttention(RematerializedLayer):
         self._scale = head_dim**-0.5 if self.scale is None else self.scale
         return self.num_heads * head_dim, self._groups * head_dim, self._groups * value_dim
 
-    def _projection(self, kind: str, units: int, input_shape: Any, name: str | None = None) -> Any:
+    def _projection(
+        self, kind: str, units: int, input_shape: Shape, name: str | None = None
+    ) -> Projection:
         """Makes and builds the projection `kind`, one of `PROJECTIONS`."""
         layer = self._dense(name or kind, units, use_bias=kind in self._biased)
         layer.build(input_shape)
@@ -206,7 +208,9 @@ class MultiHeadAttention(RematerializedLayer):
         key_pairs = None if key_mask is None else masks.from_keys(key_mask)
         pairs = None if attention_mask is None else masks.from_pairs(attention_mask)
 
-        def attend(query: Tensor, key: Tensor, value: Tensor, bias: Any, block: Block) -> Tensor:
+        def attend(
+            query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, block: Block
+        ) -> Tensor:
             whole = block is WHOLE
             sight = None
             if not whole and (self.causal or self.window is not None):
@@ -291,7 +295,11 @@ class MultiHeadAttention(RematerializedLayer):
         return self.key(x)
 
     def _check_pairs(
-        self, attention_mask: Any, attention_bias: Any, x: Tensor, key_length: Any
+        self,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        x: Tensor,
+        key_length: Size,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Checks the mask (..., T, S) and the bias against an input (..., T, D); returns both."""
         leading, length = tuple(x.shape[:-2]), x.shape[-2]
@@ -335,22 +343,24 @@ class MultiHeadAttention(RematerializedLayer):
 
         return weights
 
-    def _record(self, probe: AttentionProbe, mask: Any, drop: Any, weights: Tensor) -> Tensor:
+    def _record(
+        self, probe: AttentionProbe, mask: Tensor | None, drop: Any, weights: Tensor
+    ) -> Tensor:
         seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
         probe.record(self.name, weights * ops.cast(seen, weights.dtype))
         return weights if drop is None else drop(weights)
 
-    def compute_output_shape(self, x_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the first input."""
         return x_shape
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Config) -> keras.Layer:
         """The layer of a configuration."""
         refuse_separation(config)
         return super().from_config(config)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
@@ -383,7 +393,7 @@ def _biased_projections(use_bias: bool | Collection[str]) -> frozenset[str]:
     return frozenset(use_bias)
 
 
-def normalize_heads(norm: keras.layers.Layer, x: Tensor) -> Tensor:
+def normalize_heads(norm: keras.Layer, x: Tensor) -> Tensor:
     """Normalises heads (..., H, T, K); the norm is made for (..., T, H, K)."""
     if single_axis(getattr(norm, "axis", None)) == -1:
         return norm(x)  # of each head: in any order of the other axes
@@ -391,6 +401,6 @@ def normalize_heads(norm: keras.layers.Layer, x: Tensor) -> Tensor:
     return split_heads(merge_last(norm(split_last(merge_heads(x), heads, width))), heads)
 
 
-def _length(x: Tensor) -> Any:
+def _length(x: Tensor) -> Size:
     """T of (..., T, K)."""
     return x.shape[-2] if isinstance(x.shape[-2], int) else ops.shape(x)[-2]

@@ -9,13 +9,11 @@ Example:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 from keras import ops
 
-Tensor = Any
-
+from keras_tfm.layers.types import Size, Tensor
 
 # Attention with fewer scores (T x S) than this is computed in one block.
 FEW = 2048 * 1024
@@ -49,7 +47,7 @@ class Block:
 WHOLE = Block(slice(None), slice(None))
 
 
-def blocks(query_length: Any, key_length: Any, causal: bool, window: int | None) -> list[Block]:
+def blocks(query_length: Size, key_length: Size, causal: bool, window: int | None) -> list[Block]:
     """Splits the attention of T queries to S keys into blocks.
 
     A single block is returned if the lengths are short or known only at run time. Otherwise each
@@ -86,7 +84,7 @@ def spans(
     return result
 
 
-def cut(count: Any, each: Any) -> list[slice]:
+def cut(count: Size, each: Size) -> list[slice]:
     """Splits an axis of `count` entries with `each` values into equal blocks of at most `LARGE`.
 
     A single slice of everything is returned if they are few, or known only at run time.

@@ -1,7 +1,6 @@
 """The backend's fused attention: flash attention on a GPU under JAX and PyTorch."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 from keras import ops
@@ -11,8 +10,7 @@ from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.heads import swap
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import DType, Tensor
 
 # A mask of more values (B, T, S) is cut into blocks: half a GiB in bfloat16.
 LARGE = 2**28
@@ -164,7 +162,7 @@ def _four_axes(x: Tensor | None) -> Tensor | None:
     return None if x is None else ops.reshape(x, (*(1,) * (4 - len(x.shape)), *x.shape))
 
 
-def _sees_any(terms: ScoreTerms, length: int, dtype: Any) -> Tensor:
+def _sees_any(terms: ScoreTerms, length: int, dtype: DType) -> Tensor:
     """1 where a query sees a key, 0 where it sees none: (..., T | 1, 1)."""
     mask = _four_axes(terms.mask)
     assert mask is not None

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
 
 
 def leading(x: Tensor, count: int) -> tuple[Any, ...]:
@@ -102,6 +102,6 @@ def scale_query(query: Tensor, scale: float) -> Tensor:
     return ops.cast(query, "float32") if is_half else query
 
 
-def _is_one(length: Any) -> bool:
+def _is_one(length: Size) -> bool:
     """Whether a length is 1 in every call; PyTorch's tracer hands out that of its example."""
     return isinstance(length, int) and length == 1

@@ -11,8 +11,7 @@ from keras import ops
 
 from keras_tfm.keras_internals import in_symbolic_scope
 from keras_tfm.layers.multi_head_attention import masks
-
-Tensor = Any
+from keras_tfm.layers.types import DType, Size, Tensor
 
 
 def as_boolean(mask: Tensor, name: str) -> Tensor:
@@ -94,7 +93,7 @@ def key_mask(name: str, mask: Tensor | None, keys: Tensor) -> Tensor | None:
     return mask
 
 
-def visible(length: Any, causal: bool, window: int | None) -> Tensor | None:
+def visible(length: Size, causal: bool, window: int | None) -> Tensor | None:
     """The mask (T, T) of causality and window among T positions, or None if there is neither."""
     if not causal and window is None:
         return None
@@ -127,7 +126,7 @@ def combine(*masks: Tensor | None) -> Tensor | None:
     return result
 
 
-def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
+def distances(query_length: Size, key_length: Size, offset: Size) -> Tensor:
     """The key's index minus the query's, s - (offset + t): (T, S), int32."""
     if all(isinstance(x, int) for x in (query_length, key_length, offset)):
         keys = np.arange(key_length, dtype="int32")
@@ -138,7 +137,7 @@ def distances(query_length: Any, key_length: Any, offset: Any) -> Tensor:
     return ops.expand_dims(keys, 0) - ops.expand_dims(queries, 1)
 
 
-def sees_any(mask: Tensor, dtype: Any) -> Tensor:
+def sees_any(mask: Tensor, dtype: DType) -> Tensor:
     """1 where a query sees a key, 0 where it sees none: (..., T, 1)."""
     # The number of keys may be unknown or 0, and a maximum over no keys needs an initial value.
     some = {} if all(mask.shape) else {"initial": 0.0}
@@ -189,6 +188,6 @@ class ScoreTerms(NamedTuple):
     causal: bool = False
     window: int | None = None
 
-    def whole_mask(self, length: Any) -> Tensor | None:
+    def whole_mask(self, length: Size) -> Tensor | None:
         """The mask with causality and window among T positions, or None if nothing is hidden."""
         return masks.combine(masks.visible(length, self.causal, self.window), self.mask)

@@ -18,8 +18,7 @@ from keras_tfm.layers.multi_head_attention.heads import merge_heads, split_heads
 from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_attention
 from keras_tfm.layers.positions.coordinates import Positions, Span, check_positions
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -65,7 +64,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
     (2, 5, 12)
     """
 
-    def build(self, x_shape: Any, context_shape: Any) -> None:
+    def build(self, x_shape: Shape, context_shape: Shape) -> None:
         """Creates the projections for queries of width D and a context of width C."""
         check_sequence(self, "x", x_shape)
         check_sequence(self, "context", context_shape)

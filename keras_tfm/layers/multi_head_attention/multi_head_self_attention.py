@@ -22,8 +22,7 @@ from keras_tfm.layers.multi_head_attention.stepped_attention import stepped_atte
 from keras_tfm.layers.positions.attention_position import AttentionPosition, PositionTerms
 from keras_tfm.layers.positions.coordinates import Positions, as_tensor
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -87,7 +86,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         self.causal = causal
         self.window = window
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the projections for inputs of width D."""
         check_sequence(self, "x", x_shape)
         query_width, key_width, value_width = self._build_heads(x_shape)
@@ -196,7 +195,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             else None,
         )
 
-    def _key_positions(self, query: Any, visible: Visible) -> Tensor:
+    def _key_positions(self, query: Tensor, visible: Visible) -> Tensor:
         """The positions of cached and new keys, (S + N,), or (B, S + N) without left padding."""
         keys, padding = visible.positions.key, getattr(query, "padding", None)
         if self.position is None or not self.position.absolute or padding is None:
@@ -205,7 +204,11 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         return ops.maximum(shifted, 0)
 
     def _over_cache(
-        self, step: Extended, attention_mask: Any, attention_bias: Any, shape: Any
+        self,
+        step: Extended,
+        attention_mask: Tensor | None,
+        attention_bias: Tensor | None,
+        shape: Shape,
     ) -> tuple[Any, Any]:
         """`Visible` restricted by the mask, and the bias, both for the columns of the scores."""
         assert step.entry is not None and step.visible is not None
@@ -299,6 +302,6 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """(..., N, D) -> (..., N, G K)."""
         return self.query_key_value.columns(x, *self._cuts) if self._is_fused else self.key(x)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "causal": self.causal, "window": self.window}

@@ -1,7 +1,6 @@
 """Attention of a decoding step: its few tokens attend to the KV cache and to each other."""
 
 from collections.abc import Callable
-from typing import Any
 
 from keras import ops
 
@@ -14,8 +13,7 @@ from keras_tfm.layers.multi_head_attention.heads import (
     ungroup_heads,
 )
 from keras_tfm.layers.positions.attention_position import PositionTerms
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def stepped_attention(

@@ -1,7 +1,6 @@
 """ALiBi: a linear penalty on distances."""
 
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,8 +11,6 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
 )
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")

@@ -7,8 +7,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import keras
 
 from keras_tfm.layers.positions.coordinates import Positions
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 
 class AttentionInputs(NamedTuple):
@@ -124,18 +123,18 @@ class AttentionPosition(keras.layers.Layer):
 
 
 # The layers that use each part: a part with weights that is used by several is shared.
-_users: WeakKeyDictionary[keras.layers.Layer, WeakSet[Any]] = WeakKeyDictionary()
+_users: WeakKeyDictionary[keras.Layer, WeakSet[Any]] = WeakKeyDictionary()
 
 
 def build_position(
-    position: AttentionPosition, layer: Any, num_heads: int, head_dim: int, value_dim: int
+    position: AttentionPosition, layer: keras.Layer, num_heads: int, head_dim: int, value_dim: int
 ) -> None:
     """Builds a part for a layer, and notes that this layer uses it."""
     position.build_for(num_heads, head_dim, value_dim)
     note_use(position, layer)
 
 
-def note_use(part: keras.layers.Layer, user: Any) -> None:
+def note_use(part: keras.Layer, user: keras.Layer) -> None:
     """Notes that a layer uses a part, or a part another one: see `serialize_shared`."""
     _users.setdefault(part, WeakSet()).add(user)
 
@@ -155,12 +154,12 @@ def as_position(value: Any) -> AttentionPosition | None:
     return value
 
 
-def serialize_position(position: AttentionPosition | None) -> dict[str, Any] | None:
+def serialize_position(position: AttentionPosition | None) -> Config | None:
     """The configuration of a layer's part, or None if it has none."""
     return None if position is None else serialize_shared(position)
 
 
-def serialize_shared(part: keras.layers.Layer) -> dict[str, Any]:
+def serialize_shared(part: keras.Layer) -> Config:
     """The configuration of a part, such that layers that share it still share it when loaded.
 
     Keras marks an object as shared only when it is serialised for the second time, and does not
@@ -168,14 +167,14 @@ def serialize_shared(part: keras.layers.Layer) -> dict[str, Any]:
     Where Keras marks nothing, `"shared"` makes `refuse_separation` refuse the copy of one layer.
     """
     keras.saving.serialize_keras_object(part)
-    config: dict[str, Any] = keras.saving.serialize_keras_object(part)
+    config: Config = keras.saving.serialize_keras_object(part)
     is_shared = part.weights and len(_users.get(part, ())) > 1
     if is_shared and "shared_object_id" not in config:
         config["shared"] = True
     return config
 
 
-def refuse_separation(config: Any) -> None:
+def refuse_separation(config: object) -> None:
     """Raises if a layer's configuration has a part that the layer shares with others.
 
     Keras copies the layers of a `keras.Model` one by one, each with a part of its own then.

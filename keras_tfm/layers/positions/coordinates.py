@@ -14,8 +14,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.layers.embeddings.lookup import as_integers
-
-Tensor = Any
+from keras_tfm.layers.types import Size, Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +33,8 @@ class Span:
         shared: dict, results that the layers of one step share.
     """
 
-    start: Any
-    length: Any
+    start: Size
+    length: Size
     limit: int | None = None
     together: bool = False
     padding: Tensor | None = None
@@ -82,8 +81,8 @@ class Positions(NamedTuple):
         key: a `Span`, or int32 (..., S), or (..., S, C).
     """
 
-    query: Any
-    key: Any
+    query: Tensor
+    key: Tensor
 
     def part(self, rows: slice, columns: slice) -> "Positions":
         """The positions of some queries and some keys."""
@@ -112,7 +111,7 @@ def as_tensor(positions: Any) -> Tensor:
 
 
 def check_positions(
-    name: str, positions: Any, length: Any, leading: tuple[Any, ...], coordinates: bool
+    name: str, positions: Any, length: Size, leading: tuple[Any, ...], coordinates: bool
 ) -> Tensor:
     """Checks the positions that a caller passed and casts them to int32.
 

@@ -19,8 +19,7 @@ from keras_tfm.layers.positions.attention_position import (
 from keras_tfm.layers.positions.coordinates import Positions, Span
 from keras_tfm.layers.positions.relative_position_table import RelativePositionTable
 from keras_tfm.layers.projection import Projection
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -68,7 +67,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
         content_to_position: bool = True,
         position_to_content: bool = True,
         own_projections: bool = False,
-        kernel_initializer: Any = "glorot_uniform",
+        kernel_initializer: Initializer = "glorot_uniform",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -176,7 +175,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
         index = ops.broadcast_to(index, (*ops.shape(x)[:-1], ops.shape(rows)[-1]))
         return ops.take_along_axis(every, index, axis=-1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
@@ -188,7 +187,7 @@ class DisentangledPositionEmbedding(AttentionPosition):
         }
 
 
-def skew(x: Tensor, length: Any) -> Tensor:
+def skew(x: Tensor, length: Size) -> Tensor:
     """y[i, j] = x[i, M - 1 - i + j]: (..., M, M + N) -> (..., M, N), without a gather.
 
     "Music Transformer" (arXiv:1809.04281), section 3.4.1. In the flattened matrix the rows of y

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.types import Size, Tensor
 
-def bicubic(size: int, new_size: Any, antialias: bool = False) -> Any:
+
+def bicubic(size: int, new_size: Size, antialias: bool = False) -> Any:
     """The matrix (new_size, size) that resamples `size` values.
 
     As `torch.nn.functional.interpolate(mode="bicubic", align_corners=False, antialias=...)`: value
@@ -47,7 +49,7 @@ def bicubic(size: int, new_size: Any, antialias: bool = False) -> Any:
     return backend.matmul(weights, inside if backend is np else inside.astype("float32"))
 
 
-def _kernel(backend: Any, distances: Any, width: Any, a: float) -> Any:
+def _kernel(backend: Any, distances: Tensor, width: Size, a: float) -> Any:
     """The cubic convolution kernel, `width` times as wide as for the same scale."""
     x = backend.abs(distances) / width
     near = ((a + 2) * x - (a + 3)) * x * x + 1

@@ -13,8 +13,7 @@ from keras_tfm.layers.embeddings.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
 from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -58,7 +57,7 @@ class PositionEmbedding(RematerializedLayer):
     def __init__(
         self,
         max_length: int,
-        initializer: Any = None,
+        initializer: Initializer | None = None,
         dropout: float = 0.0,
         offset: int = 0,
         **kwargs: Any,
@@ -75,7 +74,7 @@ class PositionEmbedding(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any, positions_shape: Any = None) -> None:
+    def build(self, inputs_shape: Shape, positions_shape: Shape | None = None) -> None:
         """Creates the table for inputs of width D."""
         check_sequence(self, "inputs", inputs_shape)
         self.positions = self.add_weight(
@@ -92,11 +91,11 @@ class PositionEmbedding(RematerializedLayer):
         rows = position_rows(self.name, self.positions[self.offset :], inputs, positions)
         return self.dropout_layer(inputs + rows, training=training)
 
-    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the input."""
         return inputs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

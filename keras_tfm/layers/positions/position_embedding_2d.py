@@ -13,8 +13,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.images.patch_embedding import as_pair, height_and_width
 from keras_tfm.layers.positions.interpolation import bicubic
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -65,7 +64,7 @@ class PositionEmbedding2D(RematerializedLayer):
         self,
         grid: int | Sequence[int],
         prefix: int = 0,
-        initializer: Any = None,
+        initializer: Initializer | None = None,
         dropout: float = 0.0,
         antialias: bool = False,
         **kwargs: Any,
@@ -82,7 +81,7 @@ class PositionEmbedding2D(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, x_shape: Any, patches_shape: Any = None) -> None:
+    def build(self, x_shape: Shape, patches_shape: Shape | None = None) -> None:
         """Creates the table for inputs of width D."""
         check_sequence(self, "x", x_shape)
         self.positions = self.add_weight(
@@ -108,7 +107,7 @@ class PositionEmbedding2D(RematerializedLayer):
         rows = ops.cast(self._resample(height, width), x.dtype)
         return self.dropout_layer(x + rows, training=training)
 
-    def _resample(self, height: Any, width: Any) -> Tensor:
+    def _resample(self, height: Size, width: Size) -> Tensor:
         """The table for a grid of another size: (prefix + H' W', D)."""
         is_known = isinstance(height, int) and isinstance(width, int)
         if is_known and (height, width) == self.grid:
@@ -123,11 +122,11 @@ class PositionEmbedding2D(RematerializedLayer):
         cells = ops.reshape(ops.matmul(columns, cells), (-1, dim))
         return ops.concatenate([table[: self.prefix], cells], axis=0)
 
-    def compute_output_shape(self, x_shape: Any, patches_shape: Any = None) -> Any:
+    def compute_output_shape(self, x_shape: Shape, patches_shape: Shape | None = None) -> Shape:
         """The shape of the first input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

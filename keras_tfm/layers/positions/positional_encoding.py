@@ -12,8 +12,7 @@ from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.multi_head_attention.heads import merge_last
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
 from keras_tfm.layers.rematerialized import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -71,7 +70,7 @@ class PositionalEncoding(RematerializedLayer):
         self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any, positions_shape: Any = None) -> None:
+    def build(self, inputs_shape: Shape, positions_shape: Shape | None = None) -> None:
         """Checks the input's shape; there are no weights."""
         check_sequence(self, "inputs", inputs_shape)
         self.built = True
@@ -92,11 +91,11 @@ class PositionalEncoding(RematerializedLayer):
         x = inputs + ops.cast(encoding, inputs.dtype)
         return self.dropout_layer(x, training=training)
 
-    def compute_output_shape(self, inputs_shape: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
         """The shape of the input."""
         return inputs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -10,8 +10,8 @@ from keras import ops
 from keras_tfm.arguments import check_integer, check_positive
 from keras_tfm.layers.positions.sinusoids import angular_frequencies
 from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.types import Config, Shape, Tensor
 
-Tensor = Any
 # As in DETR: where an image has no pixels at all, the fraction is 0.
 _EPSILON = 1e-6
 
@@ -73,7 +73,7 @@ class PositionalEncoding2D(RematerializedLayer):
         self.scale = scale
         self.supports_masking = True
 
-    def build(self, x_shape: Any, mask_shape: Any = None) -> None:
+    def build(self, x_shape: Shape, mask_shape: Shape | None = None) -> None:
         """Checks the input's shape; there are no weights."""
         self._width(x_shape)
         self.built = True
@@ -95,7 +95,7 @@ class PositionalEncoding2D(RematerializedLayer):
         encoding = self._encode(axes, ops.convert_to_tensor(frequencies, "float32"), ops)
         return ops.cast(encoding, self.compute_dtype)
 
-    def _encode(self, axes: Any, frequencies: Any, backend: Any) -> Any:
+    def _encode(self, axes: Any, frequencies: Tensor, backend: Any) -> Any:
         """Counts of rows and columns, both (B, H', W', 1) -> (B, H', W', D)."""
         halves = []
         for axis, count in enumerate(axes, start=1):
@@ -105,7 +105,7 @@ class PositionalEncoding2D(RematerializedLayer):
             halves.append(backend.reshape(pairs, (*backend.shape(angles)[:3], -1)))
         return backend.concatenate(halves, axis=-1)
 
-    def _width(self, shape: Any) -> int:
+    def _width(self, shape: Shape) -> int:
         """D."""
         if len(shape) != 4:
             raise ValueError(f"{self.name}: x must have shape (B, H, W, C), got {tuple(shape)}")
@@ -114,15 +114,15 @@ class PositionalEncoding2D(RematerializedLayer):
             raise ValueError(f"{self.name}: dim must be a multiple of 4, got {dim}")
         return int(dim)
 
-    def compute_mask(self, x: Tensor, previous_mask: Any = None) -> None:
+    def compute_mask(self, x: Tensor, previous_mask: Tensor | None = None) -> None:
         """None: the encoding of padding is harmless."""
 
-    def compute_output_shape(self, x_shape: Any, mask_shape: Any = None) -> Any:
+    def compute_output_shape(self, x_shape: Shape, mask_shape: Shape | None = None) -> Shape:
         """(1 or B, H', W', D)."""
         batch = 1 if mask_shape is None else mask_shape[0]
         return (batch, *x_shape[1:3], self._width(x_shape))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

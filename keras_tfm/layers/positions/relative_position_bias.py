@@ -15,8 +15,8 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
 )
+from keras_tfm.layers.types import Config, Initializer
 
-Tensor = Any
 BucketFunction = Callable[[np.ndarray, int, int, bool], np.ndarray]
 
 
@@ -104,8 +104,8 @@ class RelativePositionBias(AttentionPosition):
         self,
         num_buckets: int = 32,
         max_distance: int = 128,
-        initializer: Any = "glorot_uniform",
-        bucket_function: BucketFunction | dict[str, Any] = t5_buckets,
+        initializer: Initializer = "glorot_uniform",
+        bucket_function: BucketFunction | Config = t5_buckets,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -153,7 +153,7 @@ class RelativePositionBias(AttentionPosition):
         """The bucket of each distance, int32."""
         return self.bucket_function(distances, self.num_buckets, self.max_distance, causal)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

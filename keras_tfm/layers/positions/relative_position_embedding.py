@@ -14,8 +14,7 @@ from keras_tfm.layers.positions.attention_position import (
     AttentionPosition,
     PositionTerms,
 )
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -45,7 +44,7 @@ class RelativePositionEmbedding(AttentionPosition):
         self,
         max_distance: int,
         values: bool = True,
-        initializer: Any = "glorot_uniform",
+        initializer: Initializer = "glorot_uniform",
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -101,7 +100,7 @@ class RelativePositionEmbedding(AttentionPosition):
         mixed = ops.reshape(mixed, (length, *others, vectors.shape[-1]))
         return ops.moveaxis(mixed, 0, -2)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -10,8 +10,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.layer_normalization import LayerNormalization
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 # No attention of T x S scores has sequences of this length.
 _LONGEST = 2**20
@@ -91,7 +90,7 @@ class RelativePositionTable(keras.layers.Layer):
         normalize: bool = True,
         layer_norm_epsilon: float = 1e-7,
         dropout: float = 0.0,
-        initializer: Any = None,
+        initializer: Initializer | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -123,7 +122,7 @@ class RelativePositionTable(keras.layers.Layer):
         """Half of the number of rows (k)."""
         return self.num_buckets or self.max_distance
 
-    def build(self, rows_shape: Any = None) -> None:
+    def build(self, rows_shape: Shape | None = None) -> None:
         """Creates the table."""
         shape = (2 * self.reach, self.dim)
         self.table = self.add_weight(name="table", shape=shape, initializer=self.initializer)
@@ -147,7 +146,7 @@ class RelativePositionTable(keras.layers.Layer):
         """Draws a seed for one call of a layer in training; None without dropout."""
         return self.dropout_layer.draw() if self.dropout else None
 
-    def rows_of(self, distances: Any) -> Any:
+    def rows_of(self, distances: Tensor) -> Any:
         """The rows of distances, the query's position minus the key's.
 
         Args:
@@ -172,11 +171,11 @@ class RelativePositionTable(keras.layers.Layer):
             largest *= 2
         return largest
 
-    def compute_output_shape(self, rows_shape: Any, **_: Any) -> Any:
+    def compute_output_shape(self, rows_shape: Shape, **_: object) -> Shape:
         """(N,) -> (N, D)."""
         return (*rows_shape, self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

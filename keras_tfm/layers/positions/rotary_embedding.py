@@ -11,8 +11,7 @@ from keras_tfm.layers.positions.attention_position import AttentionPosition
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.positions.rotary_scaling import RotaryScaling
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, sinusoids
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -129,7 +128,7 @@ class RotaryEmbedding(AttentionPosition):
             return merge_last(ops.stack([first, second], axis=-1))
         return ops.concatenate([first, second], axis=-1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -10,8 +10,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
 from keras_tfm.layers.positions.sinusoids import angular_frequencies, exact_sinusoids, sinusoids
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -73,12 +72,12 @@ class RotaryEmbedding2D(RotaryEmbedding):
         cells = self._cells(positions - self.prefix, ops) if one else ops.unstack(positions, 2, -1)
         return ops.concatenate([sinusoids(x, frequencies) for x in cells], axis=-2)
 
-    def _cells(self, numbers: Any, backend: Any) -> tuple[Any, Any]:
+    def _cells(self, numbers: Tensor, backend: Any) -> tuple[Any, Any]:
         """Rows and columns of cells; 0 for the tokens before the grid."""
         numbers = backend.maximum(numbers, 0)
         return numbers // self.width, numbers % self.width
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         config = super().get_config()
         for name in ("rotary_dim", "interleaved", "scaling"):

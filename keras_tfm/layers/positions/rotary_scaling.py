@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import keras
 import numpy as np
 
 from keras_tfm.arguments import check_number, check_positive
 from keras_tfm.layers.positions.sinusoids import angular_frequencies
+from keras_tfm.layers.types import Config
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class RotaryScaling:
         """The factor of queries and keys."""
         return 1.0
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "RotaryScaling":
+    def from_config(cls, config: Config) -> "RotaryScaling":
         """Creates the object from its `get_config()`."""
         return cls(**config)
 

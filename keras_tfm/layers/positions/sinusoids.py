@@ -18,8 +18,7 @@ from keras import ops
 from keras_tfm.layers.embeddings.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span
 from keras_tfm.layers.target import current_target
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 # Positions known only at run time are split into two digits in this base, one table lookup each.
 _BASE = 1024

@@ -1,10 +1,8 @@
 """Embedding lookup on TensorFlow for the TFLite converter."""
 
-from typing import Any
-
 import tensorflow as tf
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def embedding_lookup(table: Tensor, ids: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def standardize(x: Tensor, epsilon: float) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @functools.cache

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 @contextmanager

@@ -1,13 +1,10 @@
 """PyTorch's scaled dot-product attention: flash or memory-efficient kernels on a GPU."""
 
-from typing import Any
-
 import torch
 
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
 from keras_tfm.layers.torch.random_state import temporary_seed
-
-Tensor = Any
+from keras_tfm.layers.types import DType, Tensor
 
 
 @torch.compiler.disable  # seeding a generator breaks a compiled graph in any case
@@ -58,6 +55,6 @@ def scaled_attention(
     )
 
 
-def _lowest(dtype: Any) -> float:
+def _lowest(dtype: DType) -> float:
     """A finite number in `dtype`, far below any score."""
     return -3e4 if dtype == torch.float16 else -1e30
