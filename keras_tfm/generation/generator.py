@@ -16,6 +16,7 @@ from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Greedy, Strategy
 from keras_tfm.generation.strategies.beam import IMPOSSIBLE
 from keras_tfm.generation.tokenizers.texts import Texts
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models.features import with_features
 from keras_tfm.runtime.tasks.text import Hypothesis, pieces
 
@@ -123,7 +124,7 @@ class Generator:
             self._texts = Texts(model, self.target, tokenizer, start_id, self.end_ids)
         self._preparation = Preparation(model, self.target, max_length, max_new_tokens, start_id)
         self._compiled: dict[Any, Callable[..., Any]] = {}
-        self._variables: tuple[Any, ...] = ()
+        self._variables: tuple[keras.Variable, ...] = ()
 
     def __call__(self, inputs: Any) -> Generated:
         """Generates a row for each row of `inputs`.
@@ -267,7 +268,13 @@ class Generator:
         key = (name, prepared.prompt.shape[1], prepared.length, prepared.padding is not None)
         if key not in self._compiled:
 
-            def loop(arrays: Any, prompt: Any, padding: Any, limit: Any, seed: Any) -> Any:
+            def loop(
+                arrays: dict[str, Tensor],
+                prompt: Tensor,
+                padding: Tensor | None,
+                limit: Tensor | None,
+                seed: Tensor | None,
+            ) -> Tensor:
                 return GenerationLoop(
                     self._stepped,
                     arrays,
@@ -283,12 +290,12 @@ class Generator:
                     pad_id=self._preparation.pad_id,
                 )
 
-            def start(*tensors: Any) -> Any:
+            def start(*tensors: Tensor) -> Tensor:
                 this = loop(*tensors)
                 state = this.start()
                 return {**state, "encoded": this.encoded}
 
-            def step(state: Any, *tensors: Any) -> Any:
+            def step(state: Any, *tensors: Tensor) -> Tensor:
                 this = loop(*tensors)
                 this.encoded = state["encoded"]
                 after = this.step(state)
@@ -349,7 +356,7 @@ class Generator:
 
 
 def _compile(
-    function: Callable[..., Any], variables: Sequence[Any], jit_compile: bool
+    function: Callable[..., Any], variables: Sequence[keras.Variable], jit_compile: bool
 ) -> Callable[..., Any]:
     """The function, compiled on TensorFlow and JAX; each call reads the variables' values."""
     if keras.backend.backend() == "tensorflow":
@@ -364,7 +371,7 @@ def _compile(
     import jax
 
     # The values are arguments, because JAX compiles a variable that a function reads as a constant.
-    def stateless(values: list[Any], *arguments: Any) -> Any:
+    def stateless(values: list[Any], *arguments: Any) -> Tensor:
         with keras.StatelessScope(zip(variables, values, strict=True)):
             return function(*arguments)
 
@@ -431,5 +438,5 @@ def _kept_generator(model: keras.Model, arguments: tuple[Any, ...]) -> Generator
     return generator
 
 
-def _hashable(end_id: Any) -> Any:
-    return end_id if end_id is None or np.ndim(end_id) == 0 else tuple(end_id)
+def _hashable(end_id: int | Sequence[int] | None) -> Any:
+    return end_id if end_id is None or np.ndim(end_id) == 0 else tuple(end_id)  # type: ignore[arg-type]

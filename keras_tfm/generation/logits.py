@@ -1,7 +1,6 @@
 """The k largest logits of a vocabulary, and the log-sum-exp of all logits."""
 
-from typing import Any
-
+import keras
 from keras import ops
 
 from keras_tfm.generation.gather import gather
@@ -80,7 +79,7 @@ def _in_blocks(x: Tensor) -> Tensor:
     return ops.reshape(x, (*before, -(-size // BLOCK), BLOCK))
 
 
-def check_logits(operation: Any) -> None:
+def check_logits(operation: keras.Operation) -> None:
     """Raises if the last operation of a model turns logits into probabilities.
 
     Their log-softmax would be taken again, and scores of hypotheses would be wrong.

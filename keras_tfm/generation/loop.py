@@ -127,7 +127,7 @@ class GenerationLoop:
             state["failed"] = ops.convert_to_tensor(-1, dtype="int32")
         return state
 
-    def _prefill(self) -> tuple[Any, Tensor | None]:
+    def _prefill(self) -> tuple[Cache, Tensor | None]:
         task, prompt, guided = self.task, self.prompt, self._guided
         self.encoded = self._stepped.encode(
             {key: guided.double(x) for key, x in self.inputs.items()}
@@ -153,7 +153,7 @@ class GenerationLoop:
         """The maximum number of positions in the caches."""
         return min(self._capacity, self.task.length)
 
-    def _call(self, ids: Tensor) -> tuple[Tensor, Any]:
+    def _call(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.strategy.reads_drafts:
             return self._stepped.step_partly(self.encoded, ids)
         outputs = keras.tree.flatten(self._stepped.step(self.encoded, ids))
@@ -361,19 +361,21 @@ def cache_capacities(largest: int, first: int, used: int = 0) -> tuple[int, ...]
     return (*result, largest)
 
 
-def _while_loop(condition: Any, body: Any, state: State) -> State:
+def _while_loop(
+    condition: Callable[[State], Tensor], body: Callable[[State], State], state: State
+) -> State:
     """`ops.while_loop` over a nested state, in which optional parts may be None."""
     present = [leaf is not None for leaf in keras.tree.flatten(state)]
 
-    def flatten(state: State) -> tuple[Any, ...]:
+    def flatten(state: State) -> tuple[Tensor, ...]:
         return tuple(leaf for leaf in keras.tree.flatten(state) if leaf is not None)
 
-    def unflatten(values: Any) -> Any:
+    def unflatten(values: Tensor) -> State:
         rest = iter(values)
         leaves = [next(rest) if there else None for there in present]
         return keras.tree.pack_sequence_as(state, leaves)
 
-    def step(*values: Any) -> tuple[Any, ...]:
+    def step(*values: Tensor) -> tuple[Tensor, ...]:
         before = unflatten(values)
         # `body` returns only the changed entries.
         return flatten({**before, **body(before)})

@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
         if n == 1:
             return self
 
-        def rows(x: Tensor) -> Any:
+        def rows(x: Tensor) -> Tensor:
             return None if x is None else np.repeat(x, n, axis=0)
 
         return self._replace(
@@ -65,14 +65,14 @@ class Prepared(NamedTuple):
         return int(np.min(self.limit - self.padding, initial=self.length))
 
     @property
-    def tensors(self) -> tuple[Any, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """The arguments of the compiled functions."""
         seed = ops.convert_to_tensor(self.seed, dtype="int32")
         arrays = {name: divided_rows(x) for name, x in self.arrays.items()}
         return arrays, *map(divided_rows, (self.prompt, self.padding, self.limit)), seed
 
 
-def divided_rows(x: Tensor) -> Any:
+def divided_rows(x: Tensor) -> Tensor:
     """In the scope of a `keras.distribution`, divides rows between its devices, as `fit` does.
 
     If the number of devices does not divide the number of rows, every device gets all rows. So it

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tfm.keras_internals import get_mask, set_mask, sublayers
+from keras_tfm.layers.decoding.cache import Entry
 from keras_tfm.layers.decoding.scope import DecodingScope, current_scope
 from keras_tfm.layers.multi_head_attention.attention_probe import current_probe
 from keras_tfm.layers.target import current_target
@@ -70,7 +71,7 @@ class SharedTraces:
         return y
 
     def _key(
-        self, layer: keras.Layer, args: Any, kwargs: Any, scope: DecodingScope, taken: list[Any]
+        self, layer: keras.Layer, args: Any, kwargs: Any, scope: DecodingScope, taken: list[Entry]
     ) -> tuple[Any, Any]:
         """A key that equal calls share, and the objects that it compares by id."""
         x, *others = args

@@ -173,7 +173,7 @@ class SteppedModel:
         tokens: Tensor,
         every: bool = False,
         call: LayerCall | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """The model's outputs for n tokens. Call it inside a `DecodingScope`.
 
         Args:
@@ -263,7 +263,7 @@ def _sharing_call() -> LayerCall | None:
     return None if tf.executing_eagerly() else SharedTraces().call
 
 
-def _is_plain_call(node: Any) -> bool:
+def _is_plain_call(node: Node) -> bool:
     """Whether a nested model was called with its inputs as the only tensors."""
     arguments = node.arguments
     return len(arguments.args) == 1 and not any(

@@ -95,7 +95,7 @@ def _rounding(model: keras.Model) -> float:
     return max(product_rounding(), *(rounding.get(name, 0.0) for name in dtypes))
 
 
-def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, Any]:
+def _random_inputs(model: keras.Model, target: str, length: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(0)
     inputs = {}
     for name, known in interface_of(model).inputs.items():
@@ -128,11 +128,11 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 def _both(
-    stepped: SteppedModel, inputs: dict[str, Any], length: int
+    stepped: SteppedModel, inputs: dict[str, np.ndarray], length: int
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     """Each output of the full pass, and of every step."""
 
-    def outputs(encoded: Any, tokens: Tensor) -> list[np.ndarray]:
+    def outputs(encoded: dict[str, Tensor], tokens: Tensor) -> list[np.ndarray]:
         # Equal blocks can all be stepped if the first one can.
         return [
             _array(y)
@@ -208,7 +208,11 @@ def _differences(whole: np.ndarray, part: np.ndarray, size: float) -> np.ndarray
 
 
 def _first_difference(
-    stepped: SteppedModel, inputs: dict[str, Any], length: int, tolerance: float, rounding: float
+    stepped: SteppedModel,
+    inputs: dict[str, np.ndarray],
+    length: int,
+    tolerance: float,
+    rounding: float,
 ) -> str | None:
     """The first layer that differs when it is stepped on the inputs that it has in the full pass.
 
@@ -235,14 +239,14 @@ class _ComparedCalls:
 
     def __init__(self, length: int, tolerance: float, rounding: float):
         self.differ: list[bool] = []
-        self._whole: list[list[Any]] = []
+        self._whole: list[list[Tensor]] = []
         self._allowed: list[list[float]] = []
         self._length = length
         self._tolerance = tolerance
         self._rounding = rounding
         self._generator = np.random.default_rng(0)
 
-    def record(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Any:
+    def record(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
         """Calls a layer in the full pass."""
         outputs = layer(*args, **kwargs)
         flat = keras.tree.flatten(outputs)
@@ -262,7 +266,7 @@ class _ComparedCalls:
         self._start, self._end = start, end
         self._number = -1
 
-    def compare(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Any:
+    def compare(self, layer: keras.Layer, args: tuple[Any, ...], kwargs: Arguments) -> Tensor:
         """Calls a layer in a step; the result is that of the full pass, if it is equal."""
         outputs = layer(*args, **kwargs)
         self._number += 1
@@ -271,7 +275,7 @@ class _ComparedCalls:
         parts = [self._part(*each) for each in zip(whole, flat, allowed, strict=True)]
         return keras.tree.pack_sequence_as(outputs, parts)
 
-    def _part(self, whole: Any, part: Any, allowed: float) -> Any:
+    def _part(self, whole: Tensor, part: Tensor, allowed: float) -> Tensor:
         """An output's part of the full pass, if the step's is equal."""
         here = whole[:, self._start : self._end] if len(whole.shape) > 1 else None
         same = here is not None and whole.shape[1] == self._length and here.shape == part.shape
@@ -280,18 +284,18 @@ class _ComparedCalls:
             return part
         return _with_mask_of(part, here)
 
-    def _is_equal(self, here: Any, part: Any, whole: Any, allowed: float) -> bool:
+    def _is_equal(self, here: Tensor, part: Tensor, whole: Tensor, allowed: float) -> bool:
         relative = _differences(_array(here), _array(part), _size(_array(whole)))
         if self._rounding > _EXACT:
             relative = _root_mean_squares(relative)
         return bool((relative <= allowed).all())
 
-    def _noise(self, x: Tensor, again: Any) -> float:
+    def _noise(self, x: Tensor, again: Tensor) -> float:
         """The largest relative difference of a position's numbers, by their mean square."""
         x = _array(x)
         return float(_root_mean_squares(_differences(x, _array(again), _size(x))).max())
 
-    def _disturb(self, x: Tensor) -> Any:
+    def _disturb(self, x: Tensor) -> Tensor:
         """A float tensor whose numbers are rounded up or down, at random."""
         if not hasattr(x, "dtype") or "float" not in keras.backend.standardize_dtype(x.dtype):
             return x
@@ -300,7 +304,7 @@ class _ComparedCalls:
         return _with_mask_of(x, x * factors)
 
 
-def _with_mask_of(x: Tensor, y: Tensor) -> Any:
+def _with_mask_of(x: Tensor, y: Tensor) -> Tensor:
     """`y`, with the padding mask of `x`."""
     mask = get_mask(x)
     if mask is not None:

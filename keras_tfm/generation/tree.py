@@ -5,11 +5,11 @@ to n consecutive columns. Most hypotheses are soon dropped. Then most columns, e
 last few positions, belong to no hypothesis. Pruning removes these columns.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Size, Tensor
 
 
 class Tree(NamedTuple):
@@ -27,7 +27,7 @@ class Tree(NamedTuple):
     filled: Tensor
 
     @classmethod
-    def of_prompt(cls, batch: Any, width: int, columns: int, length: int) -> "Tree":
+    def of_prompt(cls, batch: Size, width: int, columns: int, length: int) -> "Tree":
         """`width` hypotheses over `columns` columns, the first `length` of which are the prompt."""
         column = ops.arange(columns, dtype="int32")
         ancestors = ops.cast(column < length, "float32")

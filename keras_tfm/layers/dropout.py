@@ -152,7 +152,7 @@ class DrawnSeed(keras.random.SeedGenerator):
         return self._seed
 
 
-def replica() -> Any:
+def replica() -> Size:
     """The number of the `tf.distribute` replica that is being traced; 0 without replicas."""
     if keras.backend.backend() != "tensorflow":
         return 0

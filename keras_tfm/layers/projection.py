@@ -12,7 +12,6 @@ True
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import keras
 from keras import ops
@@ -97,7 +96,7 @@ class Projection(Recomputation, keras.layers.Dense):
         return y + _project(low, self.lora_kernel_b, None, False)[..., start:stop]
 
     def quantize(
-        self, mode: Any = None, type_check: bool = True, config: Config | None = None
+        self, mode: str | None = None, type_check: bool = True, config: Config | None = None
     ) -> None:
         """As `keras.layers.Dense.quantize`, which would reject a subclass."""
         super().quantize(mode, type_check=False, config=config)

@@ -14,7 +14,7 @@ from keras_tfm.layers.types import Config, Initializer
 class RematerializedLayer(Recomputation):
     """The base of the layers of this package: `keras.RematScope` works on every backend."""
 
-    def __init__(self, *, quantized: Any = None, **kwargs: Any):
+    def __init__(self, *, quantized: list[Config] | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self._quantized = quantized
 

@@ -110,7 +110,7 @@ class TransformerBlock(RematerializedLayer):
         # None, one configuration, or one for each sublayer.
         self._residual = keras.tree.map_structure(serialize_part, templates)
         heads, width = cast(int, num_heads), cast(int, intermediate_dim)  # None only if not used
-        shared: dict[str, Any] = {
+        shared: Arguments = {
             "kernel_initializer": self.kernel_initializer,
             "bias_initializer": self.bias_initializer,
             "dtype": self.dtype_policy,
@@ -146,7 +146,7 @@ class TransformerBlock(RematerializedLayer):
                 f"causal={self.self_attention.causal}: give both the same"
             )
 
-    def _check_arguments(self, parts: dict[str, Any], has_residual: bool) -> None:
+    def _check_arguments(self, parts: dict[str, Part], has_residual: bool) -> None:
         heads = [parts["self_attention"], parts["cross_attention"]]
         for name, value, made in (
             ("num_heads", self.num_heads, any(part is True for part in heads)),
@@ -166,7 +166,9 @@ class TransformerBlock(RematerializedLayer):
                 "Residual(input_norm=LayerNormalization())"
             )
 
-    def _part(self, name: str, part: Any, kind: Any, make: Callable[[], Any]) -> Any:
+    def _part(
+        self, name: str, part: Any, kind: type[keras.Layer], make: Callable[[], keras.Layer]
+    ) -> Any:
         """The given part, checked, or a default one from `make`, or None."""
         if part is True:
             return make()
@@ -212,7 +214,7 @@ class TransformerBlock(RematerializedLayer):
                 epsilon=self.layer_norm_epsilon, dtype=self.dtype_policy, name="norm"
             )
             place = "input_norm" if self.normalize_first else "sum_norm"
-            options: dict[str, Any] = {place: norm, "dropout": self.dropout}
+            options: Arguments = {place: norm, "dropout": self.dropout}
             return Residual(**options, dtype=self.dtype_policy, name=name)
         return type(template).from_config({**template.get_config(), "name": name})
 
@@ -226,7 +228,7 @@ class TransformerBlock(RematerializedLayer):
         self._build_part(self.cross_attention_residual, x_shape)
         self.built = True
 
-    def _build_part(self, part: Any, x_shape: Shape, *others: Any) -> None:
+    def _build_part(self, part: Any, x_shape: Shape, *others: Shape | None) -> None:
         if part is None:
             return
         if part.built:
@@ -495,6 +497,6 @@ class TransformerDecoderBlock(TransformerBlock):
             raise ValueError(f"{self.name}: cross_attention=False takes no context, got one")
 
 
-def _present(arguments: Arguments) -> dict[str, Any]:
+def _present(arguments: Arguments) -> Arguments:
     """The arguments that are not None: each one costs Keras time in a call."""
     return {name: value for name, value in arguments.items() if value is not None}

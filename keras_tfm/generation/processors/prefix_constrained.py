@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 import numpy as np
@@ -45,7 +45,7 @@ class PrefixConstrained(Processor):
         """Logits (B, V) -> logits (B, V), -inf for tokens that are not allowed."""
         size = logits.shape[-1]
 
-        def find_allowed(tokens: Tensor, written: Any, new_length: Any) -> np.ndarray:
+        def find_allowed(tokens: Tensor, written: np.ndarray, new_length: np.ndarray) -> np.ndarray:
             tokens, written = np.asarray(tokens), np.asarray(written)
             written = np.broadcast_to(written, tokens.shape)
             result = np.zeros((len(tokens), size), bool)

@@ -67,7 +67,7 @@ class DraftModel(Draft):
             raise ValueError(f"a draft model has one output, logits (B, T, V), got {shapes}")
 
     @property
-    def variables(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def variables(self) -> tuple[keras.Variable, ...]:  # type: ignore[override]
         """The variables of the smaller model."""
         return tuple(self.model.variables)
 

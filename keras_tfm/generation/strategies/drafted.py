@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -140,7 +141,7 @@ class Drafted(Strategy):
         return self.strategy.processors
 
     @property
-    def variables(self) -> Sequence[Any]:  # type: ignore[override]
+    def variables(self) -> Sequence[keras.Variable]:  # type: ignore[override]
         """The variables of the draft."""
         return self.draft.variables
 

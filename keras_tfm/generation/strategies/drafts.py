@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
@@ -31,7 +32,7 @@ class Draft:
     reads_heads: ClassVar[bool] = False
 
     # The variables that the draft reads.
-    variables: Sequence[Any] = ()
+    variables: Sequence[keras.Variable] = ()
 
     def check(self, vocabulary_size: int) -> None:
         """Raises ValueError if the draft is for a vocabulary of another size."""

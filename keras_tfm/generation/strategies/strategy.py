@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -104,7 +105,7 @@ class Strategy:
     # Functions that change the logits before the strategy reads them, in this order.
     processors: Sequence[LogitsProcessor] = ()
     # The variables that the strategy reads, besides the model's.
-    variables: Sequence[Any] = ()
+    variables: Sequence[keras.Variable] = ()
 
     @property
     def copies(self) -> int:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
 from keras_tfm.generation.strategies.context import Context
-from keras_tfm.layers.types import Tensor
+from keras_tfm.layers.types import Size, Tensor
 
 
 class Task(NamedTuple):
@@ -35,7 +35,7 @@ class Task(NamedTuple):
     ([[True, False]], [[True, True, False, False]])
     """
 
-    batch: Any
+    batch: Size
     length: int
     first: int
     end_ids: tuple[int, ...]

@@ -23,12 +23,11 @@ Example:
 """
 
 from collections.abc import Container
-from typing import Any
 
 import keras
 from keras import ops
 
-from keras_tfm.layers.types import Size, Tensor
+from keras_tfm.layers.types import Shape, Size, Tensor
 
 Entry = dict[str, Tensor]
 Cache = dict[str, Entry]
@@ -122,7 +121,7 @@ def value_of(entry: Entry) -> Tensor:
     return entry["value"] if "value" in entry else _transpose(entry["transposed_value"])
 
 
-def heads_and_columns(entry: Entry) -> tuple[int, Any]:
+def heads_and_columns(entry: Entry) -> tuple[int, Size]:
     """The numbers of heads (G) and of columns (S) of an entry."""
     part = "value" if "value" in entry else "transposed_value"
     shape, axis = entry[part].shape, COLUMN_AXES[part]
@@ -172,7 +171,7 @@ def columns_of_entry(entry: Entry, start: int, end: int) -> Entry:
     return result
 
 
-def check_part(name: str, part: str, cached: Any, new: Any, capacity: int) -> None:
+def check_part(name: str, part: str, cached: Shape, new: Shape, capacity: int) -> None:
     """Raises unless a cached part has the shape of the new one, but with `capacity` columns."""
     axis = COLUMN_AXES[part]
     expected = (*new[:axis], capacity, *new[axis + 1 :])
@@ -207,6 +206,6 @@ def _transpose(x: Tensor) -> Tensor:
     return ops.transpose(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def _start(part: str, column: Size, x: Tensor) -> list[Any]:
+def _start(part: str, column: Size, x: Tensor) -> list[Size]:
     """The start indices for writing `x` into a part of the cache."""
     return [column if axis == COLUMN_AXES[part] else 0 for axis in range(len(x.shape))]

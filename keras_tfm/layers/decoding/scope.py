@@ -4,7 +4,6 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from typing import Any
 
 from keras import ops
 
@@ -123,8 +122,8 @@ class DecodingScope:
         self._after: Cache = {}  # with `write_first`
         self._growing: list[str] = []
         self._written: Cache | None = None
-        self._visible: dict[Any, Visible] = {}
-        self._spans: dict[Any, Span] = {}
+        self._visible: dict[tuple[object, ...], Visible] = {}
+        self._spans: dict[tuple[object, ...], Span] = {}
         # By `id` of the mask; the mask is stored too, so that its id is not reused.
         self._masks: dict[int, tuple[Tensor, Tensor]] = {}
         self._context_masks: dict[int, tuple[Tensor, Tensor]] = {}
@@ -379,7 +378,7 @@ class DecodingScope:
         return list((self._given or {}).values())[len(self._before) :][:count]
 
     @contextmanager
-    def substitute(self, entries: list[Entry]) -> Iterator[list[Any]]:
+    def substitute(self, entries: list[Entry]) -> Iterator[list[tuple[Entry, Entry | None, bool]]]:
         """Calls inside read these entries instead and leave the scope unchanged.
 
         Yields a list that afterwards holds one tuple per call: its entry before the step, what it
@@ -390,7 +389,7 @@ class DecodingScope:
             names = list(given)[len(before) :]
             self._given = {**given, **dict(zip(names, entries, strict=False))}
         self._before, self._new, self._growing = dict(before), {}, []
-        notes: list[Any] = []
+        notes: list[tuple[Entry, Entry | None, bool]] = []
         try:
             yield notes
             for name in list(self._before)[len(before) :]:
@@ -428,7 +427,7 @@ class DecodingScope:
         return f"{len(self._before):03d}_{name}"
 
 
-def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
+def positions_of(x: Tensor, positions: Tensor | None = None) -> Span | Tensor:
     """Positions of the tokens of `x` (..., T, D): those given, else the scope's, else 0 to T - 1.
 
     Returns:
@@ -437,7 +436,7 @@ def positions_of(x: Tensor, positions: Tensor | None = None) -> Any:
     return _where(x, positions, DecodingScope.positions, coordinates=False)
 
 
-def columns_of(x: Tensor, positions: Tensor | None = None) -> Any:
+def columns_of(x: Tensor, positions: Tensor | None = None) -> Span | Tensor:
     """As `positions_of`, but counting left padding: for distances, which it does not change."""
     return _where(x, positions, DecodingScope.columns, coordinates=True)
 
@@ -445,9 +444,9 @@ def columns_of(x: Tensor, positions: Tensor | None = None) -> Any:
 def _where(
     x: Tensor,
     positions: Tensor | None,
-    of_scope: Callable[[DecodingScope, Any], Span],
+    of_scope: Callable[[DecodingScope, Size], Span],
     coordinates: bool,
-) -> Any:
+) -> Span | Tensor:
     length = x.shape[-2]
     if positions is not None:
         return check_positions("positions", positions, length, tuple(x.shape[:-2]), coordinates)

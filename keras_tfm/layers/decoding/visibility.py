@@ -1,6 +1,6 @@
 """Which cached and new keys the tokens of a decoding step see."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
@@ -130,7 +130,7 @@ def visible(
     here = ops.reshape(start, (1,)) if own else tokens.tensor()
     keys = ops.concatenate([columns, here], axis=0)
     cached = ops.expand_dims(columns < start, (0, 1))  # (1, 1, S)
-    new: Any = None
+    new: Tensor = None
     if own:
         if branches is not None:
             cached = ops.convert_to_tensor(branches.ancestors)
@@ -138,7 +138,7 @@ def visible(
             cached = ops.logical_and(cached, columns > start - window)
     else:
         distances = Positions(tokens, keys).distances()
-        sight: Any = masks.in_sight(distances, True, window)
+        sight: Tensor = masks.in_sight(distances, True, window)
         cached = ops.logical_and(cached, ops.expand_dims(sight[:, :capacity], 0))
         new = ops.expand_dims(sight[:, capacity:], 0)  # (1, T, T)
     cached_real = _real(cached_mask, columns, padding)
@@ -186,7 +186,7 @@ def _visible_in_written(
 ) -> Visible:
     """What the tokens see in a cache that has their own keys."""
     positions = Positions(tokens, columns)
-    sight: Any = ops.expand_dims(masks.in_sight(positions.distances(), True, window), 0)
+    sight: Tensor = ops.expand_dims(masks.in_sight(positions.distances(), True, window), 0)
     real = _real(mask, columns, padding)
     if real is not None:
         sight = ops.logical_and(sight, ops.expand_dims(real, 1))
@@ -213,7 +213,7 @@ def _of_tokens(x: Tensor, length: Size) -> Tensor:
     return x if x.shape[1] == length else ops.tile(x, (1, length))
 
 
-def _of_rows(x: Tensor, batch: Any) -> Tensor:
+def _of_rows(x: Tensor, batch: Size) -> Tensor:
     if x.shape[0] != 1:
         return x
     return ops.broadcast_to(x, (batch, *ops.shape(x)[1:]))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -81,7 +82,7 @@ class GridMask(AttentionPosition):
             shared[name] = (key, bias)  # the key too: its id must not be reused
         return PositionTerms(bias=shared[name][1])
 
-    def _bias(self, query: Tensor, key: Tensor, score: float, backend: Any) -> Any:
+    def _bias(self, query: Tensor, key: Tensor, score: float, backend: ModuleType) -> Tensor:
         """Positions (..., T, 1) and (..., 1, S) -> (..., T, S), float32."""
         cells = math.prod(self.grid)
         hidden = np.where(self.visible(), 0.0, score).astype("float32")

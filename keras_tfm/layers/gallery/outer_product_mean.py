@@ -137,7 +137,7 @@ def _products(first: Tensor, second: Tensor) -> Tensor:
     return ops.reshape(products, (-1, count, length, width * width))
 
 
-def _sizes(x: Tensor) -> list[Any]:
+def _sizes(x: Tensor) -> list[Size]:
     """The dimensions of `x`: integers where they are known, scalar tensors elsewhere."""
     known = tuple(x.shape)
     if None not in known[1:]:

@@ -9,7 +9,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.rematerialized import RematerializedLayer
-from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
+from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 PADDINGS = ("valid", "same")
 
@@ -27,7 +27,7 @@ def as_pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])  # type: ignore[arg-type]
 
 
-def height_and_width(pixels: Tensor) -> tuple[Any, Any]:
+def height_and_width(pixels: Tensor) -> tuple[Size, Size]:
     """The sizes of (B, H, W, ...): integers where they are known when the graph is made."""
     known, found = pixels.shape[1:3], ops.shape(pixels)[1:3]
     height, width = (a if isinstance(a, int) else b for a, b in zip(known, found, strict=True))

@@ -92,7 +92,7 @@ class RandomResizedCrop(keras.layers.Layer):
         x = ops.reshape(ops.matmul(columns, x), (-1, self.size[1], self.size[0], channels))
         return ops.transpose(x, (0, 2, 1, 3))
 
-    def _draw(self, batch: Any, height: Size, width: Size) -> tuple[Tensor, ...]:
+    def _draw(self, batch: Size, height: Size, width: Size) -> tuple[Tensor, ...]:
         """Top, left, height and width of each crop, (B,) each, in pixels."""
         height, width = ops.cast(height, "float32"), ops.cast(width, "float32")
 

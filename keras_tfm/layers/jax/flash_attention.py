@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_tfm.layers.multi_head_attention.masks import ScoreTerms
-from keras_tfm.layers.types import DType, Tensor
+from keras_tfm.layers.types import Arguments, DType, Tensor
 
 # cuDNN's head sizes are multiples of this.
 WIDTH = 8
@@ -135,7 +135,7 @@ def _attend(
         bias = jnp.pad(bias, ((0, 0), (0, 0), (0, rows), (0, 0)))
     elif more and lengths is None and not causal:
         lengths = jnp.full(query.shape[:1], columns, "int32")
-    options: dict[str, Any] = {"scale": scale, "is_causal": causal, "bias": bias}
+    options: Arguments = {"scale": scale, "is_causal": causal, "bias": bias}
     if window is not None:
         options["local_window_size"] = (window - 1, 0)
     if lengths is not None:

@@ -1,7 +1,6 @@
 """Dropout on JAX by hashing each value's row and column: nothing is stored for the gradient."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,9 @@ def _drop(rate: float, x: Tensor, seed: Tensor) -> Tensor:
 
 
 @_drop.defjvp
-def _dropped_tangent(rate: float, primals: Any, tangents: Any) -> tuple[Tensor, Tensor]:
+def _dropped_tangent(
+    rate: float, primals: tuple[Tensor, Tensor], tangents: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     x, seed = primals
     # Recomputed in the backward pass: the seed is all that is stored. The barrier keeps XLA from
     # finding out that it has these bits already.

@@ -323,7 +323,9 @@ class MultiHeadAttention(RematerializedLayer):
             )
         return attention_mask, attention_bias
 
-    def _weights(self, training: bool | None) -> Callable[[Tensor | None, int], Any]:
+    def _weights(
+        self, training: bool | None
+    ) -> Callable[[Tensor | None, int], Callable[[Tensor], Tensor] | None]:
         """Makes a function from a block's mask and number to a function of the block's weights.
 
         That function records the weights if a probe is open, and applies dropout.
@@ -344,7 +346,7 @@ class MultiHeadAttention(RematerializedLayer):
         return weights
 
     def _record(
-        self, probe: AttentionProbe, mask: Tensor | None, drop: Any, weights: Tensor
+        self, probe: AttentionProbe, mask: Tensor | None, drop: DrawnDropout | None, weights: Tensor
     ) -> Tensor:
         seen = 1.0 if mask is None else ops.any(mask, axis=-1, keepdims=True)
         probe.record(self.name, weights * ops.cast(seen, weights.dtype))

@@ -14,15 +14,13 @@ Example:
 [2, 5, 6]
 """
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_tfm.layers.types import Size, Tensor
 
 
-def leading(x: Tensor, count: int) -> tuple[Any, ...]:
+def leading(x: Tensor, count: int) -> tuple[Size, ...]:
     """The first `count` dimensions of `x`, for a reshape: integers, one -1, scalar tensors."""
     known = [d if isinstance(d, int) else None for d in tuple(x.shape)[:count]]
     if known.count(None) <= 1:

@@ -3,7 +3,7 @@
 All masks broadcast to the attention scores (..., H, T, S).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_tfm.keras_internals import in_symbolic_scope
 from keras_tfm.layers.multi_head_attention import masks
-from keras_tfm.layers.types import DType, Size, Tensor
+from keras_tfm.layers.types import DType, Shape, Size, Tensor
 
 
 def as_boolean(mask: Tensor, name: str) -> Tensor:
@@ -30,7 +30,7 @@ def as_boolean(mask: Tensor, name: str) -> Tensor:
     raise TypeError(f"{name} must be boolean (True = attend), got {dtype}")
 
 
-def check_shape(x: Tensor, name: str, expected: tuple[Any, ...], axes: str) -> None:
+def check_shape(x: Tensor, name: str, expected: Shape, axes: str) -> None:
     """Raises unless the static shape of `x` is `expected`; tensors and None match any size."""
     shape = tuple(x.shape)
     fits = len(shape) == len(expected) and all(
@@ -53,7 +53,7 @@ def from_pairs(mask: Tensor) -> Tensor:
     return ops.expand_dims(mask, -3)
 
 
-def pairs(mask: Tensor, expected: tuple[Any, ...], before: str) -> Tensor:
+def pairs(mask: Tensor, expected: Shape, before: str) -> Tensor:
     """An `attention_mask`, checked: (..., T, S), of what broadcasts to it.
 
     Args:

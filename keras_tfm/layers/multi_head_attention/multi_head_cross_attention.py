@@ -160,7 +160,7 @@ class MultiHeadCrossAttention(MultiHeadAttention):
         return ops.cast(y, query.dtype)
 
 
-def _of_context(context: Tensor, positions: Tensor | None) -> Any:
+def _of_context(context: Tensor, positions: Tensor | None) -> Span | Tensor:
     length = context.shape[-2]
     if positions is not None:
         leading = tuple(context.shape[:-2])

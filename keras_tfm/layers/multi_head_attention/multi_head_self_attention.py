@@ -209,7 +209,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         attention_mask: Tensor | None,
         attention_bias: Tensor | None,
         shape: Shape,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Visible, Tensor | None]:
         """`Visible` restricted by the mask, and the bias, both for the columns of the scores."""
         assert step.entry is not None and step.visible is not None
         capacity = heads_and_columns(step.entry)[1]
@@ -263,7 +263,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
             )
         return tuple(split_heads(part, number) for part, number in zip(parts, heads, strict=True))
 
-    def _parts(self, x: Tensor) -> Any:
+    def _parts(self, x: Tensor) -> Tensor:
         """Queries, keys and values: (..., T, H K) each, or together (3, ..., H, T, K)."""
         first, second = self._cuts
         if self._is_sliced(x):

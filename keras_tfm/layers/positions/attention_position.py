@@ -1,12 +1,12 @@
 """The interface of position parts, which are passed to attention as `position=`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 
-from keras_tfm.layers.positions.coordinates import Positions
+from keras_tfm.layers.positions.coordinates import Positions, Span
 from keras_tfm.layers.types import Config, Tensor
 
 
@@ -96,7 +96,7 @@ class AttentionPosition(keras.layers.Layer):
         """Creates the weights for H heads with keys of width K and values of width V."""
         self.built = True
 
-    def rotate(self, x: Tensor, positions: Any) -> Tensor:
+    def rotate(self, x: Tensor, positions: Span | Tensor) -> Tensor:
         """Transforms queries, or keys before they are cached, by their positions.
 
         Args:
@@ -123,7 +123,7 @@ class AttentionPosition(keras.layers.Layer):
 
 
 # The layers that use each part: a part with weights that is used by several is shared.
-_users: WeakKeyDictionary[keras.Layer, WeakSet[Any]] = WeakKeyDictionary()
+_users: WeakKeyDictionary[keras.Layer, WeakSet[keras.Layer]] = WeakKeyDictionary()
 
 
 def build_position(
@@ -139,7 +139,7 @@ def note_use(part: keras.Layer, user: keras.Layer) -> None:
     _users.setdefault(part, WeakSet()).add(user)
 
 
-def as_position(value: Any) -> AttentionPosition | None:
+def as_position(value: AttentionPosition | Config | None) -> AttentionPosition | None:
     """The position part for a constructor's argument: a part, its configuration, or None.
 
     Raises:

@@ -8,7 +8,7 @@ Example:
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from keras import ops
@@ -38,7 +38,7 @@ class Span:
     limit: int | None = None
     together: bool = False
     padding: Tensor | None = None
-    shared: dict[Any, Any] = field(default_factory=dict, repr=False)
+    shared: dict[object, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def is_static(self) -> bool:
@@ -47,7 +47,7 @@ class Span:
         return known and self.padding is None
 
     @property
-    def count(self) -> Any:
+    def count(self) -> Size:
         """The number of different positions."""
         return 1 if self.together else self.length
 
@@ -97,7 +97,7 @@ class Positions(NamedTuple):
         return ops.expand_dims(key, -2) - ops.expand_dims(query, -1)
 
 
-def _part(positions: Any, chosen: slice) -> Any:
+def _part(positions: Span | Tensor, chosen: slice) -> Span | Tensor:
     if chosen == slice(None):
         return positions
     if isinstance(positions, Span):
@@ -105,13 +105,13 @@ def _part(positions: Any, chosen: slice) -> Any:
     return positions[..., chosen]  # of several coordinates never in blocks: see `Positions.part`
 
 
-def as_tensor(positions: Any) -> Tensor:
+def as_tensor(positions: Span | Tensor) -> Tensor:
     """A `Span` or positions as a tensor, int32."""
     return positions.tensor() if isinstance(positions, Span) else positions
 
 
 def check_positions(
-    name: str, positions: Any, length: Size, leading: tuple[Any, ...], coordinates: bool
+    name: str, positions: Span | Tensor, length: Size, leading: tuple[Size, ...], coordinates: bool
 ) -> Tensor:
     """Checks the positions that a caller passed and casts them to int32.
 

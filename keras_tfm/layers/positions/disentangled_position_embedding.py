@@ -210,7 +210,7 @@ def _repeat(x: Tensor, heads: int) -> Tensor:
     return x if groups == heads else ops.repeat(x, heads // groups, axis=-3)
 
 
-def _is_consecutive(positions: Any) -> bool:
+def _is_consecutive(positions: Span | Tensor) -> bool:
     """Whether the positions are one after the other, from one that is known."""
     return (
         isinstance(positions, Span)

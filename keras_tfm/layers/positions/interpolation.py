@@ -7,7 +7,7 @@ Example:
 [[1.11, -0.11], [0.77, 0.23], [0.23, 0.77], [-0.11, 1.11]]
 """
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 from keras import ops
@@ -15,7 +15,7 @@ from keras import ops
 from keras_tfm.layers.types import Size, Tensor
 
 
-def bicubic(size: int, new_size: Size, antialias: bool = False) -> Any:
+def bicubic(size: int, new_size: Size, antialias: bool = False) -> Tensor:
     """The matrix (new_size, size) that resamples `size` values.
 
     As `torch.nn.functional.interpolate(mode="bicubic", align_corners=False, antialias=...)`: value
@@ -49,7 +49,7 @@ def bicubic(size: int, new_size: Size, antialias: bool = False) -> Any:
     return backend.matmul(weights, inside if backend is np else inside.astype("float32"))
 
 
-def _kernel(backend: Any, distances: Tensor, width: Size, a: float) -> Any:
+def _kernel(backend: ModuleType, distances: Tensor, width: Size, a: float) -> Tensor:
     """The cubic convolution kernel, `width` times as wide as for the same scale."""
     x = backend.abs(distances) / width
     near = ((a + 2) * x - (a + 3)) * x * x + 1

@@ -1,6 +1,7 @@
 """Sinusoidal positional encoding of a grid."""
 
 import math
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -95,7 +96,7 @@ class PositionalEncoding2D(RematerializedLayer):
         encoding = self._encode(axes, ops.convert_to_tensor(frequencies, "float32"), ops)
         return ops.cast(encoding, self.compute_dtype)
 
-    def _encode(self, axes: Any, frequencies: Tensor, backend: Any) -> Any:
+    def _encode(self, axes: list[Tensor], frequencies: Tensor, backend: ModuleType) -> Tensor:
         """Counts of rows and columns, both (B, H', W', 1) -> (B, H', W', D)."""
         halves = []
         for axis, count in enumerate(axes, start=1):

@@ -146,7 +146,7 @@ class RelativePositionTable(keras.layers.Layer):
         """Draws a seed for one call of a layer in training; None without dropout."""
         return self.dropout_layer.draw() if self.dropout else None
 
-    def rows_of(self, distances: Tensor) -> Any:
+    def rows_of(self, distances: Tensor) -> Tensor:
         """The rows of distances, the query's position minus the key's.
 
         Args:

@@ -79,7 +79,7 @@ class RotaryEmbedding(AttentionPosition):
             )
         self.built = True
 
-    def rotate(self, x: Tensor, positions: Any) -> Tensor:
+    def rotate(self, x: Tensor, positions: Span | Tensor) -> Tensor:
         """(..., H, T, K) -> (..., H, T, K), rotated by its positions."""
         head_dim = x.shape[-1]
         dim = self.rotary_dim or head_dim
@@ -96,7 +96,7 @@ class RotaryEmbedding(AttentionPosition):
         pairs = split_last(x, half, 2)
         return merge_last(ops.stack([pairs[..., 1], pairs[..., 0]], axis=-1))
 
-    def _sine_and_cosine(self, positions: Any, dim: int) -> tuple[Tensor, Tensor]:
+    def _sine_and_cosine(self, positions: Span | Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Of each dimension's angle, float32 (T, dim); the first of a pair has the negative sine.
 
         If positions differ by row, (..., 1, T, dim).
@@ -111,11 +111,11 @@ class RotaryEmbedding(AttentionPosition):
             shared[key] = self._of_both(-sine, sine), self._of_both(cosine, cosine)
         return shared[key]
 
-    def _settings(self) -> tuple[Any, ...]:
+    def _settings(self) -> tuple[object, ...]:
         """What the sines and cosines depend on beside positions and width."""
         return self.max_wavelength, self.scaling, self.interleaved
 
-    def _pairs(self, positions: Any, dim: int) -> Tensor:
+    def _pairs(self, positions: Span | Tensor, dim: int) -> Tensor:
         """Sine and cosine of each pair's angle: (..., T, dim / 2, 2), float32."""
         if self.scaling is None:
             return sinusoids(positions, angular_frequencies(dim, self.max_wavelength))

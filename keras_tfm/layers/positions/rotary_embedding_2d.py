@@ -1,5 +1,6 @@
 """Rotary position embedding of a grid."""
 
+from types import ModuleType
 from typing import Any
 
 import keras
@@ -57,10 +58,10 @@ class RotaryEmbedding2D(RotaryEmbedding):
             raise ValueError(f"{self.name}: head_dim must be a multiple of 4, got {head_dim}")
         self.built = True
 
-    def _settings(self) -> tuple[Any, ...]:
+    def _settings(self) -> tuple[object, ...]:
         return "2d", self.width, self.prefix, self.max_wavelength
 
-    def _pairs(self, positions: Any, dim: int) -> Tensor:
+    def _pairs(self, positions: Span | Tensor, dim: int) -> Tensor:
         frequencies = angular_frequencies(dim // 2, self.max_wavelength)
         if isinstance(positions, Span) and positions.is_static:
             numbers = positions.array() - self.prefix
@@ -72,7 +73,7 @@ class RotaryEmbedding2D(RotaryEmbedding):
         cells = self._cells(positions - self.prefix, ops) if one else ops.unstack(positions, 2, -1)
         return ops.concatenate([sinusoids(x, frequencies) for x in cells], axis=-2)
 
-    def _cells(self, numbers: Tensor, backend: Any) -> tuple[Any, Any]:
+    def _cells(self, numbers: Tensor, backend: ModuleType) -> tuple[Tensor, Tensor]:
         """Rows and columns of cells; 0 for the tokens before the grid."""
         numbers = backend.maximum(numbers, 0)
         return numbers // self.width, numbers % self.width

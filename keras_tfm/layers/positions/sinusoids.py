@@ -10,8 +10,6 @@ Example:
 [[[0.0, 1.0], [0.0, 1.0]]]
 """
 
-from typing import Any
-
 import numpy as np
 from keras import ops
 
@@ -29,7 +27,7 @@ def angular_frequencies(dim: int, max_wavelength: float) -> np.ndarray:
     return max_wavelength ** (-2.0 * np.arange((dim + 1) // 2) / dim)
 
 
-def sinusoids(positions: Any, frequencies: np.ndarray) -> Tensor:
+def sinusoids(positions: Span | Tensor, frequencies: np.ndarray) -> Tensor:
     """sin(p f), cos(p f): (..., T, F, 2), float32; T is 1 for a span whose tokens share a position.
 
     A float32 angle has an error of 6e-3 at position 100,000, so angles are never float32. For

@@ -8,7 +8,7 @@ Example:
 [[-1.0, 1.0]]
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ def standardize(x: Tensor, epsilon: float) -> Tensor:
     """
 
     @tf.custom_gradient
-    def function(x: Tensor) -> tuple[Tensor, Any]:
+    def function(x: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         x = x - tf.reduce_mean(x, axis=-1, keepdims=True)
         scale = tf.math.rsqrt(tf.reduce_mean(x * x, axis=-1, keepdims=True) + epsilon)
         y = x * scale
@@ -42,7 +42,7 @@ def affine(x: Tensor, *weights: Tensor) -> Tensor:
     """x W + b with the fastest form of its gradient; x (N, D), W (D, F), b (F,) optional."""
 
     @tf.custom_gradient
-    def function(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Any]:
+    def function(x: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
             dim, units = kernel.shape
             if units > dim:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -32,14 +31,14 @@ def hashed_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     """
 
     @tf.custom_gradient
-    def drop(x: Tensor) -> tuple[Tensor, Any]:
+    def drop(x: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         return _compile(rate)(x, seed), lambda gradient: _compile(rate)(gradient, seed)
 
     return drop(x)
 
 
 @functools.cache
-def _compile(rate: float) -> Any:
+def _compile(rate: float) -> Callable[..., Tensor]:
     def as_unsigned(value: int) -> Tensor:
         return tf.constant(value, tf.uint32)
 
@@ -65,7 +64,7 @@ def _compile(rate: float) -> Any:
 
 
 @functools.cache
-def _softmax_gradient(rate: float) -> Any:
+def _softmax_gradient(rate: float) -> Callable[..., Tensor]:
     def gradient(upstream: Tensor, weights: Tensor, total: Tensor, seed: Tensor) -> Tensor:
         """The scores' gradient from that of the dropped-out weights; see `dropped_softmax_sum`."""
         return weights * (tf.cast(_compile(rate)(upstream, seed), weights.dtype) - total)
@@ -92,7 +91,7 @@ def dropped_softmax_sum(
     """
 
     @tf.custom_gradient
-    def weigh(scores: Tensor, values: Tensor) -> tuple[Tensor, Any]:
+    def weigh(scores: Tensor, values: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         weights = tf.nn.softmax(scores)
         dropped = drop(tf.cast(weights, values.dtype))
         output = dropped @ values
