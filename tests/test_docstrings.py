@@ -75,9 +75,6 @@ REASONS = {
     "keras_tfm.export.signatures.stepped": _FILE,
     "keras_tfm.export.signatures.text": _FILE,
     "keras_tfm.export.verification.rows": _FILE,
-    "keras_tfm.generation.tokenizers.keras_hub_tokenizers": (
-        "needs keras-hub; docs/export.md describes it"
-    ),
     "keras_tfm.generation.shared_traces": "changes how graphs are traced, not what they compute",
     "keras_tfm.generation.tokenizers.texts": (
         "Generator.generate_text and stream_text have the examples"
@@ -88,12 +85,11 @@ REASONS = {
     "keras_tfm.layers.decoding.visibility": _STEP,
     "keras_tfm.layers.multi_head_attention.fused_attention": _KERNEL,
     "keras_tfm.layers.multi_head_attention.base": _BASE,
-    "keras_tfm.layers.rematerialized": _BASE,
     "keras_tfm.layers.multi_head_attention.stepped_attention": _STEP,
     "keras_tfm.layers.jax.*": _KERNEL,
     "keras_tfm.layers.tensorflow.*": _KERNEL,
+    "keras_tfm.layers.types": "names of types",
     "keras_tfm.layers.torch.*": _KERNEL,
-    "keras_tfm.layers.transformer_block": _BASE,
     "keras_tfm.models.encoders.bidirectional_encoder": (
         "bert and its successors call it, with examples"
     ),

@@ -22,7 +22,7 @@ from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.round_trip import check_equal
 from keras_tfm.checkpoints.rows import Entry
 from keras_tfm.checkpoints.tensors import INDEX, SINGLE, Tensors, import_safetensors
-from keras_tfm.generation.tokenizers.keras_hub_models import WAY, keras_hub_hint
+from keras_tfm.generation.tokenizers.keras_hub import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.model_types import MODEL_TYPES, ModelType
 from keras_tfm.models import Model, resize_vocabulary, with_dtype

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_tfm.generation.tokenizers.keras_hub_models import keras_hub_hint, refuse_keras_hub
+from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint, refuse_keras_hub
 from keras_tfm.keras_internals import calls_of, producer
 from keras_tfm.layers import (
     EndTokenPooling,

@@ -11,7 +11,7 @@ from keras import ops
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.shared_traces import FirstOfEqual
 from keras_tfm.generation.stepped_model import SteppedModel
-from keras_tfm.generation.tokenizers.keras_hub_models import keras_hub_hint
+from keras_tfm.generation.tokenizers.keras_hub import keras_hub_hint
 from keras_tfm.keras_internals import get_mask, set_mask
 from keras_tfm.layers import DecodingScope
 from keras_tfm.layers.types import Arguments, Tensor

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_rate
 from keras_tfm.keras_internals import set_initial_seed
-from keras_tfm.layers.recomputation import Recomputation
+from keras_tfm.layers.base_layer import Recomputation
 from keras_tfm.layers.types import Size, Tensor
 
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_not_negative
 from keras_tfm.layers.arguments import single_axis
-from keras_tfm.layers.recomputation import Recomputation
+from keras_tfm.layers.base_layer import Recomputation
 from keras_tfm.layers.types import Config, Tensor
 
 

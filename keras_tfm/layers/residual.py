@@ -7,8 +7,8 @@ import keras
 
 from keras_tfm.arguments import check_number, check_rate
 from keras_tfm.layers.arguments import as_norm, serialize_part
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 NORMS = ("input_norm", "output_norm", "sum_norm")

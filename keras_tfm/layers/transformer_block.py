@@ -13,6 +13,7 @@ from keras_tfm.layers.arguments import (
     check_sequence,
     serialize_part,
 )
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.layer_normalization import LayerNormalization
@@ -20,7 +21,6 @@ from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
 from keras_tfm.layers.positions.attention_position import refuse_separation
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.residual import Residual
 from keras_tfm.layers.types import Activation, Arguments, Config, Initializer, Shape, Tensor
 

@@ -16,7 +16,7 @@ from keras_tfm.export.graph.adapters import adapted_layers
 from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.verification.float_file import FloatFile, Stored
 from keras_tfm.generation import generate
-from keras_tfm.layers.projection import Projection, separate_adapters
+from keras_tfm.layers.base_layer import Projection, separate_adapters
 from keras_tfm.runtime import adapters, flatbuffer
 
 RANK, ALPHA, LENGTH, PROMPT = 5, 7.0, 19, 7

@@ -14,7 +14,7 @@ from keras_tfm.layers import (
     PrefixTokens,
     RotaryEmbedding2D,
 )
-from keras_tfm.layers.positions.interpolation import bicubic
+from keras_tfm.layers.positions.position_embedding_2d import bicubic
 
 B, H, W, C, D = 2, 11, 8, 3, 5
 rng = np.random.default_rng(5)

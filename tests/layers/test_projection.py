@@ -9,7 +9,7 @@ from compare import assert_close, to_numpy
 from execution import EVERY_MODE, compiled, gradients, tensorflow_only
 from keras_weights import built
 
-from keras_tfm.layers.projection import Projection
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.target import export_target
 
 WIDTHS = [(3, 8), (8, 3), (5, 5)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_tfm.export.quantization.kept_layers import exact_buffers
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers.projection import Projection, separate_adapters
+from keras_tfm.layers.base_layer import Projection, separate_adapters
 from keras_tfm.models.with_dtype import ADAPTERS
 from keras_tfm.runtime import adapters as files
 from keras_tfm.runtime import flatbuffer

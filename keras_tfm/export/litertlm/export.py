@@ -28,7 +28,7 @@ from keras_tfm.export.signatures.request import Request, check_keywords, without
 from keras_tfm.export.verification.verify import Verification
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.generation.strategies import Strategy
-from keras_tfm.generation.tokenizers.keras_hub_models import refuse_keras_hub
+from keras_tfm.generation.tokenizers.keras_hub import refuse_keras_hub
 from keras_tfm.generation.tokenizers.tokenizer_forms import form_of
 from keras_tfm.runtime.manifest.manifest import Signature, Stepped
 from keras_tfm.runtime.manifest.storage import import_litert

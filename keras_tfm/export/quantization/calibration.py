@@ -16,7 +16,7 @@ from keras_tfm.export.quantization.precision import in_float32
 from keras_tfm.export.quantization.smoothing import smooth_block
 from keras_tfm.generation.interface import interface_of
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers.projection import Projection
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.transformer_block import TransformerBlock
 from keras_tfm.models import with_dtype
 

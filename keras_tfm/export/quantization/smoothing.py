@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.export.quantization.gptq import rounded
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention.multi_head_cross_attention import MultiHeadCrossAttention
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
@@ -17,7 +18,6 @@ from keras_tfm.layers.positions.disentangled_position_embedding import (
 )
 from keras_tfm.layers.positions.relative_position_bias import RelativePositionBias
 from keras_tfm.layers.positions.rotary_embedding import RotaryEmbedding
-from keras_tfm.layers.projection import Projection
 from keras_tfm.layers.residual import Residual
 
 # The exponents (a, b) that are tried. (a, 1 - a) is SmoothQuant's, (a, 0) AWQ's.

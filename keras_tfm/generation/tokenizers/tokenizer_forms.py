@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.tokenizers.keras_hub_tokenizers import convert
+from keras_tfm.generation.tokenizers.keras_hub import convert
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, read
 
 

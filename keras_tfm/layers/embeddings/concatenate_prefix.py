@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Shape, Tensor
 
 

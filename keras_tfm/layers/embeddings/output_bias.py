@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer
-from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 

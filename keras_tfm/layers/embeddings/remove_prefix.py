@@ -6,9 +6,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.concatenate_prefix import check_pair, known_length
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Shape, Tensor
 
 

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_tfm.layers.arguments import check_sequence
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 MODES = ("mean", "max", "first", "last", "mean_sqrt_length", "weighted_mean")

@@ -7,11 +7,11 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.embeddings.lookup import as_integers, is_integer, is_traced, lookup
 from keras_tfm.layers.embeddings.token_mask import NO_TOKEN, PADDINGS, TokenMask, current_mask
 from keras_tfm.layers.multi_head_attention.heads import leading
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD
 

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import current_scope
 from keras_tfm.layers.multi_head_attention.masks import as_boolean
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Tensor
 from keras_tfm.runtime.decoding.trailing_padding import REAL_PAD

@@ -14,11 +14,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.feed_forward import FeedForward
 from keras_tfm.layers.multi_head_attention.blockwise import cut
 from keras_tfm.layers.multi_head_attention.multi_head_self_attention import MultiHeadSelfAttention
-from keras_tfm.layers.projection import Projection
 from keras_tfm.layers.types import DType, Initializer, Shape, Tensor
 
 

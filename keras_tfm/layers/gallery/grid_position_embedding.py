@@ -9,10 +9,10 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.layers.positions.position_embedding import position_rows
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 

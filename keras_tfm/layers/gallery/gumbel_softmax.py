@@ -6,8 +6,8 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_positive
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.dropout import DrawnSeed, draw_seed
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 # The least uniform number that is drawn: the logarithm of 0 would be infinite.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import Transition, shared_dropout
 from keras_tfm.layers.gallery.msa_column_attention import MSAColumnAttention
@@ -13,7 +14,6 @@ from keras_tfm.layers.gallery.msa_row_attention import MSARowAttention
 from keras_tfm.layers.gallery.pair_block import pair_mask
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 

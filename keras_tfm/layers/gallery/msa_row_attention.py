@@ -6,11 +6,11 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import GatedAttention, normal
 from keras_tfm.layers.gallery.pair_shapes import check_alignment, check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 

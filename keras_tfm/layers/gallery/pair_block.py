@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import Transition, shared_dropout
 from keras_tfm.layers.gallery.outer_product_mean import OuterProductMean
@@ -14,7 +15,6 @@ from keras_tfm.layers.gallery.triangle_attention import TriangleAttention
 from keras_tfm.layers.gallery.triangle_multiplication import TriangleMultiplication
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 

@@ -7,10 +7,10 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.embeddings.lookup import as_integers, lookup
 from keras_tfm.layers.embeddings.token_embedding import TokenEmbedding
 from keras_tfm.layers.multi_head_attention.masks import distances
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 

@@ -6,12 +6,12 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.finite_padding import finite_padding
 from keras_tfm.layers.gallery.gated_attention import normal
 from keras_tfm.layers.gallery.pair_shapes import check_mask, check_pairs
 from keras_tfm.layers.layer_normalization import LayerNormalization
 from keras_tfm.layers.multi_head_attention.heads import swap
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 

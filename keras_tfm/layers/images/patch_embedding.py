@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer
-from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 PADDINGS = ("valid", "same")

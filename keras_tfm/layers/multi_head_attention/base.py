@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number, check_positive
 from keras_tfm.layers.arguments import as_initializer, as_norm, serialize_part, single_axis
+from keras_tfm.layers.base_layer import Projection, RematerializedLayer
 from keras_tfm.layers.dropout import DrawnDropout, Dropout
 from keras_tfm.layers.multi_head_attention import masks
 from keras_tfm.layers.multi_head_attention.attention import attention, joined_bias
@@ -39,8 +40,6 @@ from keras_tfm.layers.positions.attention_position import (
     serialize_position,
 )
 from keras_tfm.layers.positions.coordinates import Positions
-from keras_tfm.layers.projection import Projection
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Initializer, Shape, Size, Tensor
 
 PROJECTIONS = ("query", "key", "value", "output", "gate")

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.base_layer import Projection
 from keras_tfm.layers.multi_head_attention.heads import leading, split_heads, swap
 from keras_tfm.layers.positions.attention_position import (
     AttentionInputs,
@@ -18,7 +19,6 @@ from keras_tfm.layers.positions.attention_position import (
 )
 from keras_tfm.layers.positions.coordinates import Positions, Span
 from keras_tfm.layers.positions.relative_position_table import RelativePositionTable
-from keras_tfm.layers.projection import Projection
 from keras_tfm.layers.types import Config, Initializer, Size, Tensor
 
 

@@ -7,11 +7,11 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers.arguments import as_initializer, check_sequence
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.decoding.scope import positions_of
 from keras_tfm.layers.dropout import Dropout
 from keras_tfm.layers.embeddings.lookup import lookup
 from keras_tfm.layers.positions.coordinates import Span, as_tensor
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 

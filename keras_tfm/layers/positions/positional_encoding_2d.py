@@ -9,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.positions.sinusoids import angular_frequencies
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.layers.types import Config, Shape, Tensor
 
 # As in DETR: where an image has no pixels at all, the fraction is 0.

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
-from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.base_layer import RematerializedLayer
 
 Tensor = Any
 

@@ -7,8 +7,8 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.gallery.gated_attention import normal
-from keras_tfm.layers.rematerialized import RematerializedLayer
 
 Tensor = Any
 

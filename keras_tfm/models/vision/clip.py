@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
-from keras_tfm.layers.rematerialized import RematerializedLayer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder, outputs_in
 from keras_tfm.models.model import Model

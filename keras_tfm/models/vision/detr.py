@@ -9,8 +9,8 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import ImageNormalization, LayerNormalization, PositionalEncoding2D
 from keras_tfm.layers.arguments import as_initializer
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.heads.head_base import checked_labels
 from keras_tfm.models.identity import Marker, builder

@@ -8,8 +8,8 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import ImageNormalization
+from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.rematerialized import RematerializedLayer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 

@@ -1,17 +1,45 @@
-"""Converts keras-hub tokenizers to a form that a file can store and that gives the same ids.
+"""Models of KerasHub, which cannot be stepped, and its tokenizers. KerasHub is not imported.
 
-SentencePiece models are stored unchanged. A cased WordPiece tokenizer becomes a Hugging Face
-`tokenizers.Tokenizer`. A lower-casing one is refused: keras-hub folds case after splitting words,
-`tokenizers` before, and case folding turns one punctuation mark into several. A byte-pair tokenizer
-is refused, too: in keras-hub 0.32 it gives different ids inside and outside `tf.data`.
+Example:
+
+>>> from keras_tfm import models
+>>> from keras_tfm.generation.tokenizers.keras_hub import is_of_keras_hub, keras_hub_hint
+>>> model = models.gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16)
+>>> is_of_keras_hub(model), keras_hub_hint(model)
+(False, '')
 """
 
 from typing import Any
 
+import keras
 import numpy as np
 
+from keras_tfm.keras_internals import sublayers
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.tokenizers.tokenizer import Tokenizer, excerpt, read
+
+WAY = "docs/from-kerashub.md shows how to get a model of keras_tfm with the same weights"
+
+
+def is_of_keras_hub(layer: keras.Layer) -> bool:
+    """Whether a layer's class, or one that it inherits from, is KerasHub's."""
+    return any(cls.__module__.split(".")[0] == "keras_hub" for cls in type(layer).__mro__)
+
+
+def refuse_keras_hub(model: keras.Model) -> None:
+    """Raises for a task or backbone of KerasHub, in which no input can be stepped."""
+    if is_of_keras_hub(model):
+        raise ValueError(
+            f"{model.name!r} is a {type(model).__name__} of KerasHub: it can be exported for "
+            f"'predict', but not stepped a token at a time; {WAY}"
+        )
+
+
+def keras_hub_hint(model: keras.Model) -> str:
+    """The end of an error about a model with layers of KerasHub; "" for other models."""
+    found = next((x for x in [model, *sublayers(model)] if is_of_keras_hub(x)), None)
+    return "" if found is None else f"; it has a {type(found).__name__} of KerasHub: {WAY}"
+
 
 # Texts that both must encode alike: scripts, composed and decomposed accents, digits, spaces, line
 # ends, symbols, letters that become two in another case, words of many bytes.
