@@ -94,6 +94,10 @@ MODEL_TYPES = (
         padding="0", vocabularies={"": 128100},
     ),
     ModelType(
+        "modernbert", "ModernBERT", "encoders.modernbert:MODERNBERT", "modernbert", "encoder",
+        padding="`pad_token_id`, usually 50283", vocabularies={"": 50368},
+    ),
+    ModelType(
         "openai-gpt", "GPT", "decoders.gpt:GPT1", "gpt", "decoder",
         arguments={"normalize_first": False}, tokenizer="OpenAIGPTTokenizer",
     ),

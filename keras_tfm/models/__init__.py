@@ -16,6 +16,7 @@ from keras_tfm.models.encoders.bert import bert
 from keras_tfm.models.encoders.deberta import deberta
 from keras_tfm.models.encoders.distilbert import distilbert
 from keras_tfm.models.encoders.electra import electra, replaced_token_detection
+from keras_tfm.models.encoders.modernbert import modernbert
 from keras_tfm.models.encoders.roberta import roberta
 from keras_tfm.models.gallery.alignment_heads import masked_msa, pair_classifier
 from keras_tfm.models.gallery.dalle import dalle
@@ -82,6 +83,7 @@ __all__ = [
     "masked_language_model",
     "masked_msa",
     "mbart",
+    "modernbert",
     "next_sentence",
     "olmo2",
     "pair_classifier",

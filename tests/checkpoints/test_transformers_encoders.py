@@ -59,6 +59,15 @@ DEBERTA_OPTIONS = {
     "wide convolution": {"conv_kernel_size": 5, "conv_act": "tanh", "embedding_size": 5},
     "activation": {"hidden_act": "relu", "layer_norm_eps": 0.1},
 }  # fmt: skip
+# Rows of 8 tokens are longer than the window, 2 to each side; blocks 0 and 2 are global.
+MODERNBERT = {
+    **SIZES, "hidden_size": 20, "num_hidden_layers": 4, "local_attention": 5, "pad_token_id": 3,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 50.0, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 5.0, "rope_type": "default"},
+    },
+}  # fmt: skip
+EVERY_SECOND = ["full_attention", "sliding_attention"] * 2
 MODELS = [
     *[(f"Roberta{x}", {**SIZES, "type_vocab_size": 1, **more}) for x, more in HEADS.items()],
     ("RobertaModel", {**SIZES, "pad_token_id": 3, "layer_norm_eps": 0.1, "hidden_act": "relu"}),
@@ -79,6 +88,13 @@ MODELS = [
         for x, more in [*HEADS.items(), ("ForPreTraining", {})]
     ],
     ("AlbertModel", {**SIZES, "embedding_size": 10, "hidden_act": "gelu", "layer_norm_eps": 0.1}),
+    *[(f"ModernBert{x}", {**MODERNBERT, **more}) for x, more in HEADS.items()],
+    ("ModernBertModel", {**MODERNBERT, "layer_types": EVERY_SECOND, "hidden_activation": "relu"}),
+    ("ModernBertForMaskedLM", {**MODERNBERT, "classifier_activation": "silu", "norm_eps": 0.1}),
+    (
+        "ModernBertForSequenceClassification",
+        {**MODERNBERT, "classifier_pooling": "mean", "classifier_dropout": 0.3},
+    ),
     *[(f"DebertaV2{x}", {**DEBERTA, **more}) for x, more in HEADS.items()],
     *[("DebertaV2Model", {**DEBERTA, **more}) for more in DEBERTA_OPTIONS.values()],
     ("DebertaV2ForMaskedLM", {**DEBERTA, "embedding_size": 5, "conv_kernel_size": 3}),
@@ -128,6 +144,7 @@ FAST = {
     "DistilBertForMaskedLM",
     "ElectraForPreTraining",
     "AlbertForMaskedLM",
+    "ModernBertForMaskedLM",
     "DebertaV2ForMaskedLM",
 }
 

@@ -68,33 +68,39 @@ def read_rope(config: Config) -> dict[str, Any]:
     return {"rope_theta": base, "rope_scaling": scaling}
 
 
-def read_rope_by_layer_type(config: Config) -> dict[str, Any]:
-    """The builder's arguments for rotary positions of blocks without and with a window."""
+def read_rope_by_layer_type(
+    config: Config,
+    whole: tuple[str, float] = ("rope_theta", _GLOBAL_BASE),
+    local: tuple[str, float] = ("rope_local_base_freq", _LOCAL_BASE),
+) -> dict[str, Any]:
+    """The builder's arguments for rotary positions of blocks without and with a window.
+
+    Args:
+        config: the configuration.
+        whole, local: the fields that earlier versions have for both bases, and their defaults.
+    """
     by_type = config.fields.get("rope_parameters")
     by_type = {} if by_type is None else by_type
     if not isinstance(by_type, dict) or not set(by_type) <= {FULL, SLIDING}:
         config.refuse("rope_parameters", by_type, f"a dictionary of {FULL} and {SLIDING}")
     older = _dictionary(config, "rope_scaling", config.fields.get("rope_scaling") or {})
     found = []
-    for kind, field, default, rest in (
-        (FULL, "rope_theta", _GLOBAL_BASE, older),
-        (SLIDING, "rope_local_base_freq", _LOCAL_BASE, {}),
-    ):
+    for kind, (field, default), rest in ((FULL, whole, older), (SLIDING, local, {})):
         theta = config.fields.get(field)
         rope = _dictionary(config, "rope_parameters", by_type.get(kind) or {})
         rope = {"rope_theta": default if theta is None else theta, **rope, **rest}
         if rope.get("truncate", True) is not True:  # transformers does not read it here
             config.refuse("truncate", rope["truncate"], "true with rotary positions by layer type")
         found.append(_read(config, "rope_scaling" if rest else "rope_parameters", rope))
-    whole, local = found
-    if local[1] is not None and local != whole:
+    of_whole, of_local = found
+    if of_local[1] is not None and of_local != of_whole:
         config.refuse(
             "rope_parameters", by_type[SLIDING], f"without scaling in {SLIDING}, or as in {FULL}"
         )
     return {
-        "rope_theta": whole[0],
-        "rope_scaling": whole[1],
-        "local_rope_theta": None if local == whole else local[0],
+        "rope_theta": of_whole[0],
+        "rope_scaling": of_whole[1],
+        "local_rope_theta": None if of_local == of_whole else of_local[0],
     }
 
 

@@ -8,7 +8,7 @@ import keras
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels
-from keras_tfm.models.heads.text_heads import masked_token_logits, transform
+from keras_tfm.models.heads.text_heads import masked_token_logits
 from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
 
@@ -119,7 +119,7 @@ def image_text_pretraining(
             f"expected a model of texts and regions, such as models.vilbert, got {model.name!r}"
         )
     x = base.mark(base.features)
-    y = transform(base, regions[-1], regions[-1].shape[-1], "region_transform")
+    y = base.transform(regions[-1], regions[-1].shape[-1], "region_transform")
     outputs = {
         "tokens": masked_token_logits(base, x),
         "regions": base.dense(num_region_classes, "region_classes")(y),

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_tfm.layers import Dropout, SequencePooling, TokenEmbedding
+from keras_tfm.layers import Dropout, LayerNormalization, SequencePooling, TokenEmbedding
 from keras_tfm.models import identity
 from keras_tfm.models.encoder_decoders.shifted_source import end_token_features
 from keras_tfm.models.identity import Marker, tensors_of
@@ -84,17 +84,46 @@ class HeadBase:
             name=name,
         )
 
+    @property
+    def begins_with_transform(self) -> bool:
+        """Whether each head of the family begins with `transform`, as those of ModernBERT."""
+        return "head_activation" in self._arguments
+
+    def begin(self, x: Tensor) -> Tensor:
+        """What precedes the last layer in each head of the family, (..., D) -> (..., D)."""
+        return self.transform(x, x.shape[-1], "transform") if self.begins_with_transform else x
+
+    def transform(
+        self,
+        x: Tensor,
+        dim: int,
+        name: str,
+        activation: Any = None,
+        layer_norm_epsilon: float | None = None,
+    ) -> Tensor:
+        """A dense layer of width `dim` with an activation, and a normalisation.
+
+        Both have biases, but for families whose heads all begin so.
+        """
+        use_bias = not self.begins_with_transform
+        own = "activation" if use_bias else "head_activation"
+        x = self.dense(dim, name, self.argument(own, activation, "gelu"), use_bias)(x)
+        epsilon = self.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12)
+        return LayerNormalization(
+            epsilon=epsilon, center=use_bias, dtype=self.dtype, name=f"{name}_norm"
+        )(x)
+
     def pooled(self) -> Tensor:
         """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
         if self._pooled is None:
-            activation = self.argument("pooler_activation", None, "tanh")
-            dense = self.dense(self.features.shape[-1], "pooler", activation)
             at_end = end_token_features(self.model, self.features)
             x = token(self.features, 0) if at_end is None else at_end
             rate = self.argument("pooler_dropout", None, 0.0)
             if rate:
                 x = Dropout(rate, dtype=self.dtype, name="pooler_dropout")(x)
-            x = dense(x)
+            if not self.begins_with_transform:
+                activation = self.argument("pooler_activation", None, "tanh")
+                x = self.dense(self.features.shape[-1], "pooler", activation)(x)
             name = unused_name(self.model, "pooled_marker")
             self._pooled = Marker("pooled", dtype=self.dtype, name=name)(x)
         return self._pooled
@@ -113,7 +142,7 @@ class HeadBase:
     ) -> Tensor:
         """Dropout and a dense layer: (..., D) -> logits (..., C)."""
         rate = self.argument("dropout", dropout, 0.0)
-        x = Dropout(rate, dtype=self.dtype, name=f"{name}_dropout")(x)
+        x = Dropout(rate, dtype=self.dtype, name=f"{name}_dropout")(self.begin(x))
         return self.dense(num_classes, name, use_bias=use_bias)(x)
 
     def mark(self, x: Tensor, **arguments: Any) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_tfm.layers import LayerNormalization, OutputBias, TokenEmbedding
+from keras_tfm.layers import OutputBias, TokenEmbedding
 from keras_tfm.models.encoder_decoders.shifted_source import with_shifted_source
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, unused_name
 from keras_tfm.models.identity import Marker, head, tensors_of
@@ -144,22 +144,8 @@ def masked_token_logits(
 ) -> Tensor:
     """Logits (B, T, V) of features (B, T, D), as in `masked_language_model`."""
     table = base.embedding(embedding)
-    x = transform(base, x, table.dim, "transform", activation, layer_norm_epsilon)
+    x = base.transform(x, table.dim, "transform", activation, layer_norm_epsilon)
     return OutputBias(dtype=base.dtype, name="output_bias")(table(x, reverse=True))
-
-
-def transform(
-    base: HeadBase,
-    x: Tensor,
-    dim: int,
-    name: str,
-    activation: Any = None,
-    layer_norm_epsilon: float | None = None,
-) -> Tensor:
-    """A dense layer of width `dim` with an activation, and a normalisation."""
-    x = base.dense(dim, name, activation=base.argument("activation", activation, "gelu"))(x)
-    epsilon = base.argument("layer_norm_epsilon", layer_norm_epsilon, 1e-12)
-    return LayerNormalization(epsilon=epsilon, dtype=base.dtype, name=f"{name}_norm")(x)
 
 
 @head
@@ -233,7 +219,8 @@ def sequence_classifier(
         raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
     x = base.pooled() if pooling == "first" else base.pooled_tokens(pooling)
     x = base.mark(x, labels=labels, pooling=pooling)
-    logits = base.classify(x, num_classes, dropout, use_bias=pooling == "first")
+    use_bias = pooling == "first" or base.begins_with_transform
+    logits = base.classify(x, num_classes, dropout, use_bias=use_bias)
     return Model(model.input, logits, name=model.name)
 
 
@@ -293,5 +280,5 @@ def question_answering(
     model = with_shifted_source(model) if features is None else model
     base = HeadBase(model, features, kernel_initializer, dtype)
     x = base.mark(base.features)
-    start, end = ops.unstack(base.dense(2, "span")(x), 2, axis=-1)
+    start, end = ops.unstack(base.dense(2, "span")(base.begin(x)), 2, axis=-1)
     return Model(model.input, {"start": start, "end": end}, name=model.name)

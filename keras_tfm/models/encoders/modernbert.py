@@ -1,0 +1,152 @@
+"""ModernBERT: "Smarter, Better, Faster, Longer" (arXiv:2412.13663)."""
+
+from typing import Any
+
+import keras
+
+from keras_tfm.arguments import check_integer
+from keras_tfm.layers import (
+    Dropout,
+    FeedForward,
+    LayerNormalization,
+    MultiHeadSelfAttention,
+    Residual,
+    RotaryEmbedding,
+    TokenEmbedding,
+    TransformerEncoderBlock,
+)
+from keras_tfm.models.encoders.bidirectional_encoder import initializer
+from keras_tfm.models.identity import Marker, builder
+from keras_tfm.models.model import Model
+
+# Table 4 of the paper. modernbert(50368, **SIZES["base"]).
+SIZES: dict[str, dict[str, Any]] = {
+    "base": {"dim": 768, "num_layers": 22, "num_heads": 12, "intermediate_dim": 1152},
+    "large": {"dim": 1024, "num_layers": 28, "num_heads": 16, "intermediate_dim": 2624},
+}
+
+
+@builder
+def modernbert(
+    vocabulary_size: int,
+    dim: int = 768,
+    num_layers: int = 22,
+    num_heads: int = 12,
+    intermediate_dim: int = 1152,
+    embedding_dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    activation_dropout: float = 0.0,
+    activation: Any = "gelu",
+    head_activation: Any = "gelu",
+    layer_norm_epsilon: float = 1e-5,
+    window: int = 128,
+    global_every: int = 3,
+    rope_theta: float = 160000.0,
+    local_rope_theta: float = 10000.0,
+    max_length: int = 8192,
+    pad_id: int = 50283,
+    name: str = "modernbert",
+    dtype: Any = None,
+) -> Model:
+    """ModernBERT's encoder, from token ids to features, without a head.
+
+    Pre-norm blocks with rotary positions and GeGLU; no layer has a bias, and the first block has no
+    normalisation before its attention. One block in `global_every` sees the whole text, from the
+    first on; the others see half a window to each side.
+
+    Args:
+        vocabulary_size: int, number of token ids (V).
+        dim: int, width of the model (D).
+        num_layers: int, number of blocks.
+        num_heads: int, number of attention heads (H). Must divide `dim`.
+        intermediate_dim: int, inner width of the feed-forward networks (F).
+        embedding_dropout: float, dropout rate after the embeddings.
+        attention_dropout: float, dropout rate of the attention weights and of attention's output.
+        activation_dropout: float, dropout rate inside the feed-forward networks.
+        activation: str or function, activation of the feed-forward networks' gate.
+        head_activation: str or function, activation of the dense layer with which heads begin.
+        layer_norm_epsilon: float, epsilon of every normalisation.
+        window: int, number of neighbours that a token sees in a local block, half on each side.
+        global_every: int, one block in so many is global.
+        rope_theta: float, longest wavelength of the rotary positions divided by 2 pi, in global
+            blocks.
+        local_rope_theta: float, likewise in local blocks.
+        max_length: int, number of positions in training. Stored, not enforced.
+        pad_id: int, id of padding tokens.
+        name: str, the model's name.
+        dtype: dtype or dtype policy of every layer. Default: the global policy.
+
+    Returns:
+        A functional model from `tokens` (B, T), int32, to features (B, T, D).
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong type or out of range.
+
+    Example:
+
+    >>> from keras_tfm.models import masked_language_model, modernbert
+    >>> model = modernbert(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, pad_id=0)
+    >>> masked_language_model(model).output.shape
+    (None, None, 11)
+    """
+    check_integer("num_layers", num_layers)
+    check_integer("window", window, minimum=0)
+    check_integer("global_every", global_every)
+
+    def norm(name: str) -> LayerNormalization:
+        return LayerNormalization(epsilon=layer_norm_epsilon, center=False, dtype=dtype, name=name)
+
+    def block(i: int) -> TransformerEncoderBlock:
+        is_global = i % global_every == 0
+        return TransformerEncoderBlock(
+            self_attention=MultiHeadSelfAttention(
+                num_heads,
+                # The token itself, and half of the window to each side.
+                window=None if is_global else window // 2 + 1,
+                position=RotaryEmbedding(
+                    rope_theta if is_global else local_rope_theta, dtype=dtype
+                ),
+                dropout=attention_dropout,
+                use_bias=False,
+                kernel_initializer=initializer(),
+                dtype=dtype,
+                name="self_attention",
+            ),
+            feed_forward=FeedForward(
+                intermediate_dim,
+                activation=activation,
+                gated=True,
+                dropout=activation_dropout,
+                use_bias=False,
+                kernel_initializer=initializer(),
+                dtype=dtype,
+                name="feed_forward",
+            ),
+            residual={
+                "self_attention": Residual(
+                    input_norm=norm("norm") if i else None, dropout=attention_dropout, dtype=dtype
+                ),
+                "feed_forward": Residual(input_norm=norm("norm"), dtype=dtype),
+            },
+            dtype=dtype,
+            name=f"encoder_{i}",
+        )
+
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    x = TokenEmbedding(
+        vocabulary_size,
+        dim,
+        mask_id=pad_id,
+        padding="ends",
+        embeddings_initializer=initializer(),
+        dtype=dtype,
+        name="embedding",
+    )(tokens)
+    x = norm("embedding_norm")(x)
+    x = Dropout(embedding_dropout, dtype=dtype, name="embedding_dropout")(x)
+    blocks = [block(i) for i in range(num_layers)]
+    for layer in blocks:
+        x = layer(x)
+    names = [layer.name for layer in blocks]
+    x = Marker("features", embedding="embedding", blocks=names, dtype=dtype)(norm("final_norm")(x))
+    return Model({"tokens": tokens}, x, name=name)
