@@ -42,6 +42,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         rope_scaling={},
     )
     check_tied(config, named)
+    vocabulary_size = config.integer("vocab_size", 50368)
     num_layers = config.integer("num_hidden_layers", 22, maximum=1000)
     rope = read_rope_by_layer_type(
         config, ("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0)
@@ -50,7 +51,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         config.refuse("rope_parameters", config.fields["rope_parameters"], "without a scaling")
     theta, local = rope["rope_theta"], rope["local_rope_theta"]
     return {
-        "vocabulary_size": config.integer("vocab_size", 50368),
+        "vocabulary_size": vocabulary_size,
         "dim": config.integer("hidden_size", 768),
         "num_layers": num_layers,
         "num_heads": config.integer("num_attention_heads", 12),
@@ -66,7 +67,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         "rope_theta": theta,
         "local_rope_theta": theta if local is None else local,
         "max_length": config.integer("max_position_embeddings", 8192),
-        "pad_id": config.integer("pad_token_id", 50283, minimum=0),
+        "pad_id": config.integer("pad_token_id", 50283, minimum=0, maximum=vocabulary_size - 1),
     }
 
 
