@@ -33,6 +33,7 @@ def own_options():
     dinov2 = {"intermediate_dim": 2 * dim, "patch_size": (4, 6), "layer_scale": 0.7}
     return {
         "deberta-v2": {"num_buckets": 4, "kernel_size": 3},
+        "modernbert": {"dim": 2 * dim, "window": 4},
         "openai-gpt": {"intermediate_dim": 4 * dim},  # n_inner is unknown to transformers
         "gpt_neo": {"windows": [None, 4]},
         "mistral": {"windows": 4},
