@@ -332,11 +332,6 @@ def _after(prefix: int, columns: Tensor) -> Tensor:
     return ops.concatenate([before, columns + prefix], axis=1)
 
 
-def generation_loop(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
-    """Runs a `GenerationLoop`; the arguments are the same."""
-    return GenerationLoop(*args, **kwargs).run()
-
-
 def cache_capacities(largest: int, first: int, used: int = 0) -> tuple[int, ...]:
     """The successive capacities of growing caches, so that short texts run with small caches.
 

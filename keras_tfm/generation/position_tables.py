@@ -4,12 +4,8 @@ import keras
 
 from keras_tfm.generation.stepped_model import SteppedModel
 from keras_tfm.keras_internals import sublayers
-from keras_tfm.layers import (
-    ConcatenatePrefix,
-    GridPositionEmbedding,
-    PositionEmbedding,
-    RemovePrefix,
-)
+from keras_tfm.layers import ConcatenatePrefix, RemovePrefix
+from keras_tfm.layers.positions.position_embedding import PositionTable
 
 
 def table_length(model: keras.Model, target: str | None = None) -> int | None:
@@ -27,7 +23,7 @@ def table_length(model: keras.Model, target: str | None = None) -> int | None:
     >>> table_length(gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=7))
     7
     """
-    lengths, prefix, kinds = [], 0, (PositionEmbedding, GridPositionEmbedding)
+    lengths, prefix = [], 0
     for call in SteppedModel(model, target).stepping:
         layer = call.node.operation
         if isinstance(layer, ConcatenatePrefix):
@@ -35,7 +31,7 @@ def table_length(model: keras.Model, target: str | None = None) -> int | None:
         elif isinstance(layer, RemovePrefix):
             prefix -= call.node.input_tensors[0].shape[1] or 0
         elif isinstance(layer, keras.Layer):
-            tables = [x for x in (layer, *sublayers(layer)) if isinstance(x, kinds)]
+            tables = [x for x in (layer, *sublayers(layer)) if isinstance(x, PositionTable)]
             lengths += [x.max_length - prefix for x in tables]
     return min(lengths, default=None)
 

@@ -16,7 +16,7 @@ from small_models import (
 )
 
 from keras_tfm.generation import Beam, Contrastive, Greedy
-from keras_tfm.generation.loop import cache_capacities, generation_loop
+from keras_tfm.generation.loop import GenerationLoop, cache_capacities
 from keras_tfm.models.features import with_features
 
 MAX_LENGTH = 7
@@ -41,15 +41,9 @@ def model():
 
 
 def loop(model, prompt, end_id=None, sources=SOURCES, **options):
-    return generation_loop(
-        model,
-        {"source": tf.constant(sources)},
-        "target",
-        prompt,
-        MAX_LENGTH,
-        () if end_id is None else (end_id,),
-        **options,
-    )
+    ends = () if end_id is None else (end_id,)
+    inputs = {"source": tf.constant(sources)}
+    return GenerationLoop(model, inputs, "target", prompt, MAX_LENGTH, ends, **options).run()
 
 
 def prompts(rows, length=1):
@@ -71,7 +65,7 @@ def test_an_open_batch_compiles(model):
     @tf.function(input_signature=[ids], autograph=False)
     def run(source):
         prompt = tf.fill((tf.shape(source)[0], 1), START)
-        return generation_loop(model, {"source": source}, "target", prompt, MAX_LENGTH)
+        return GenerationLoop(model, {"source": source}, "target", prompt, MAX_LENGTH).run()
 
     expected = loop(model, prompts(4))["tokens"].numpy().tolist()
     assert run(SOURCES)["tokens"].numpy().tolist() == expected

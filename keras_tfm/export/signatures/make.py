@@ -19,7 +19,7 @@ from keras_tfm.export.signatures.signature import (
     with_padding,
 )
 from keras_tfm.generation.interface import interface_of
-from keras_tfm.generation.loop import generation_loop
+from keras_tfm.generation.loop import GenerationLoop
 from keras_tfm.generation.position_tables import positions_to_check
 from keras_tfm.generation.stepping import check_stepping
 from keras_tfm.generation.strategies import Strategy
@@ -157,7 +157,7 @@ def _loop(request: Request) -> Function:
             # Prompts are padded on the left: the capacity includes the longest padding.
             length += prompt.shape[1] - 1
             limit = padding + request.max_length
-        return generation_loop(
+        loop = GenerationLoop(
             request.model,
             inputs,
             request.target,
@@ -174,6 +174,7 @@ def _loop(request: Request) -> Function:
             capacity=32 if request.strategy is None or request.strategy.width == 1 else 96,
             int8_caches=request.cache == "int8",
         )
+        return loop.run()
 
     return generate
 

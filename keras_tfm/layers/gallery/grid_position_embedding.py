@@ -8,16 +8,14 @@ import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.layers.arguments import as_initializer, check_sequence
-from keras_tfm.layers.base_layer import RematerializedLayer
-from keras_tfm.layers.dropout import Dropout
+from keras_tfm.layers.arguments import check_sequence
 from keras_tfm.layers.images.patch_embedding import as_pair
-from keras_tfm.layers.positions.position_embedding import position_rows
+from keras_tfm.layers.positions.position_embedding import PositionTable
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
-class GridPositionEmbedding(RematerializedLayer):
+class GridPositionEmbedding(PositionTable):
     """Adds a learned vector for each position of a text, and those of row and column to an image.
 
     The sequence is `text_length` tokens of a text, then the cells of an image row by row: y_t = x_t
@@ -59,21 +57,11 @@ class GridPositionEmbedding(RematerializedLayer):
         dropout: float = 0.0,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(initializer, dropout, **kwargs)
         check_integer("text_length", text_length, minimum=0)
         self.text_length = text_length
         self.grid = as_pair("grid", grid)
-        if initializer is None:
-            initializer = keras.initializers.RandomNormal(stddev=0.02)
-        self.initializer = as_initializer("initializer", initializer)
-        self.dropout = dropout
-        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
-
-    @property
-    def max_length(self) -> int:
-        """The number of positions."""
-        return self.text_length + math.prod(self.grid)
+        self.max_length = text_length + math.prod(self.grid)
 
     def build(self, inputs_shape: Shape, positions_shape: Shape | None = None) -> None:
         """Creates the tables for inputs of width D."""
@@ -92,15 +80,8 @@ class GridPositionEmbedding(RematerializedLayer):
         }
         self.built = True
 
-    def call(
-        self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
-        """(..., T, D) -> (..., T, D)."""
-        rows = position_rows(self.name, self._table(), inputs, positions)
-        return self.dropout_layer(inputs + rows, training=training)
-
-    def _table(self) -> Tensor:
-        """The sums as one table (N + cells, D)."""
+    def table(self) -> Tensor:
+        """The vectors of all positions, (max_length, D): for cells the sums of row and column."""
         rows, columns = self.tables["rows"], self.tables["columns"]
         cells = ops.expand_dims(rows, 1) + ops.expand_dims(columns, 0)
         cells = ops.reshape(cells, (math.prod(self.grid), columns.shape[-1]))
@@ -108,16 +89,10 @@ class GridPositionEmbedding(RematerializedLayer):
             return cells
         return ops.concatenate([ops.convert_to_tensor(self.tables["text"]), cells], axis=0)
 
-    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the input."""
-        return inputs_shape
-
     def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
             "text_length": self.text_length,
             "grid": self.grid,
-            "initializer": keras.initializers.serialize(self.initializer),
-            "dropout": self.dropout,
         }

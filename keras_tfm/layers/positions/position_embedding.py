@@ -16,8 +16,49 @@ from keras_tfm.layers.target import current_target
 from keras_tfm.layers.types import Config, Initializer, Shape, Tensor
 
 
+class PositionTable(RematerializedLayer):
+    """The base of layers that add a learned vector for each of `max_length` positions.
+
+    A subclass sets `max_length`, creates the weights and defines `table`.
+    """
+
+    max_length: int
+
+    def __init__(self, initializer: Initializer | None, dropout: float, **kwargs: Any):
+        super().__init__(**kwargs)
+        if initializer is None:
+            initializer = keras.initializers.RandomNormal(stddev=0.02)
+        self.initializer = as_initializer("initializer", initializer)
+        self.dropout = dropout
+        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
+        self.supports_masking = True
+
+    def table(self) -> Tensor:
+        """The vectors of all positions, (max_length, D)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define table()")
+
+    def call(
+        self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """(..., T, D) -> (..., T, D)."""
+        rows = _position_rows(self.name, self.table(), inputs, positions)
+        return self.dropout_layer(inputs + rows, training=training)
+
+    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
+        """The shape of the input."""
+        return inputs_shape
+
+    def get_config(self) -> Config:
+        """The constructor's arguments."""
+        return {
+            **super().get_config(),
+            "initializer": keras.initializers.serialize(self.initializer),
+            "dropout": self.dropout,
+        }
+
+
 @keras.saving.register_keras_serializable("keras_tfm")
-class PositionEmbedding(RematerializedLayer):
+class PositionEmbedding(PositionTable):
     """Adds a learned vector for each position to its input.
 
     y_t = x_t + P_t: "Convolutional Sequence to Sequence Learning" (arXiv:1705.03122), BERT
@@ -62,17 +103,11 @@ class PositionEmbedding(RematerializedLayer):
         offset: int = 0,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        super().__init__(initializer, dropout, **kwargs)
         check_integer("max_length", max_length)
         check_integer("offset", offset, minimum=0)
         self.max_length = max_length
         self.offset = offset
-        if initializer is None:
-            initializer = keras.initializers.RandomNormal(stddev=0.02)
-        self.initializer = as_initializer("initializer", initializer)
-        self.dropout = dropout
-        self.dropout_layer = Dropout(dropout, dtype=self.dtype_policy)
-        self.supports_masking = True
 
     def build(self, inputs_shape: Shape, positions_shape: Shape | None = None) -> None:
         """Creates the table for inputs of width D."""
@@ -84,29 +119,20 @@ class PositionEmbedding(RematerializedLayer):
         )
         self.built = True
 
-    def call(
-        self, inputs: Tensor, positions: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
-        """(..., T, D) -> (..., T, D)."""
-        rows = position_rows(self.name, self.positions[self.offset :], inputs, positions)
-        return self.dropout_layer(inputs + rows, training=training)
-
-    def compute_output_shape(self, inputs_shape: Shape, *_: object, **__: object) -> Shape:
-        """The shape of the input."""
-        return inputs_shape
+    def table(self) -> Tensor:
+        """The vectors of all positions, (max_length, D)."""
+        return self.positions[self.offset :]
 
     def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
             "max_length": self.max_length,
-            "initializer": keras.initializers.serialize(self.initializer),
-            "dropout": self.dropout,
             "offset": self.offset,
         }
 
 
-def position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | None) -> Tensor:
+def _position_rows(name: str, table: Tensor, inputs: Tensor, given: Tensor | None) -> Tensor:
     """The vectors of the tokens' positions: (..., T, D), or (..., 1, D) if all tokens share one.
 
     Args:
