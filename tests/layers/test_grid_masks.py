@@ -150,7 +150,7 @@ def test_what_is_out_of_range_is_refused(make, error, message):
 
 def test_a_mask_without_a_rule_is_an_error():
     layer = MultiHeadSelfAttention(2, causal=True, position=GridMask(1, 2))
-    with pytest.raises(NotImplementedError, match=r"GridMask does not define seen\(\)"):
+    with pytest.raises(NotImplementedError, match=r"GridMask does not define visible\(\)"):
         layer(np.ones((1, 3, 4), "float32"))
 
 
