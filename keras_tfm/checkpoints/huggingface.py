@@ -26,7 +26,7 @@ from keras_tfm.generation.tokenizers.keras_hub import WAY, keras_hub_hint
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.model_types import MODEL_TYPES, ModelType
 from keras_tfm.models import Model, resize_vocabulary, with_dtype
-from keras_tfm.models.dequantized import dequantized, is_quantized
+from keras_tfm.models.dequantize import dequantize, is_quantized
 from keras_tfm.models.identity import is_functional
 from keras_tfm.models.resize import position_tables, resize_positions, warn_of_new_rows
 from keras_tfm.models.without_storage import without_storage
@@ -269,7 +269,7 @@ def save_huggingface(
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
     family, model = _known(model)
     if is_quantized(model):
-        model = dequantized(model)
+        model = dequantize(model)
     layers = sublayers(model)
     if any(x.compute_dtype != "float32" or getattr(x, "lora_enabled", False) for x in layers):
         model = with_dtype(model, "float32")

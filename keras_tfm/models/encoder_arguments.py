@@ -1,7 +1,8 @@
 """The arguments of the blocks of an encoder, of texts or of pixels."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from keras_tfm.layers.types import Activation, DType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +22,9 @@ class EncoderArguments:
     intermediate_dim: int
     dropout: float
     attention_dropout: float | None
-    activation: Any
+    activation: Activation
     layer_norm_epsilon: float
-    dtype: Any
+    dtype: DType
 
     @property
     def attention_rate(self) -> float:

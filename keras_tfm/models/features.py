@@ -1,12 +1,9 @@
 """The features from which a model computes its logits, and that last step for other features."""
 
-from typing import Any
-
 import keras
 
 from keras_tfm.keras_internals import calls_of, producer
-
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def with_features(model: keras.Model) -> keras.Model:

@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import keras
 
 from keras_tfm.keras_internals import nodes_in_order, producer
+from keras_tfm.layers.types import Config, Shape, Tensor
 
-Tensor = Any
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -143,11 +143,11 @@ class Marker(keras.layers.Layer):
         """Shape and dtype of the input."""
         return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: Shape) -> Shape:
         """Shape of the input."""
         return inputs_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
@@ -159,7 +159,7 @@ class Marker(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Config) -> Any:
         """The layer of a configuration."""
         arguments = keras.saving.deserialize_keras_object(config["arguments"])
         return super().from_config({**config, "arguments": arguments})
@@ -171,13 +171,13 @@ class _EarlierMarker:
     def __init__(self, role: str):
         self.role = role
 
-    def from_config(self, config: dict[str, Any]) -> Marker:
+    def from_config(self, config: Config) -> Marker:
         """The marker of an earlier configuration."""
         config = {"arguments": {}, **config, "role": self.role}
         config["function"] = config.pop("kind" if self.role == "head" else "family", None)
         return Marker.from_config(config)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """Nothing: it is never saved, but Keras registers only what could be."""
         return {}
 

@@ -13,6 +13,7 @@ from keras_tfm.keras_internals import (
     saved_content,
     share_in_clones,
 )
+from keras_tfm.layers.types import Config
 from keras_tfm.models import identity
 from keras_tfm.models.checked_inputs import known_inputs
 from keras_tfm.trainer_internals import compiled_loss, loss_arguments, set_compiled_loss
@@ -38,7 +39,7 @@ else:
             if loss is not None and joint_loss(loss) is not None:
                 set_compiled_loss(self, JointLoss(**loss_arguments(loss)._asdict()))
 
-        def compile_from_config(self, config: dict[str, Any]) -> None:
+        def compile_from_config(self, config: Config) -> None:
             """Compiles with the arguments of a saved model; Keras's own refuses a subclass."""
             self.compile(**keras.saving.deserialize_keras_object(config))
             if self.built and self.optimizer is not None:
@@ -142,13 +143,13 @@ class Model(Base):
         """`layer_call`: of a model made in a `RematScope`, the layers recompute."""
         return layer_call
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The configuration of the graph and its layers."""
         with object_sharing_scope():
             return dict(super().get_config())
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(cls, config: Config, custom_objects: Any = None) -> Any:
         """The model of a configuration."""
         with object_sharing_scope():
             return super().from_config(config, custom_objects)

@@ -11,6 +11,7 @@ from keras import ops
 from keras_tfm.arguments import check_integer
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.layers import PositionEmbedding, TokenEmbedding
+from keras_tfm.layers.types import Config
 from keras_tfm.models.identity import Marker, identity_of
 from keras_tfm.models.model import Model
 from keras_tfm.models.with_dtype import recreate
@@ -32,7 +33,7 @@ def resize_vocabulary(
 
     Args:
         model: `keras_tfm.Model` of a builder of `keras_tfm.models` that has token ids, with or
-            without a head. It is not changed.
+            without a head. It is not change.
         vocabulary_size: int, new number of token ids; of source ids, if the target has a table of
             its own.
         target_vocabulary_size: int, new number of target ids of a model in which the target has a
@@ -77,7 +78,7 @@ def resize_vocabulary(
         sizes[_TARGET] = target_vocabulary_size or given[_TARGET]
     _check_ids(model, given, min(sizes.values()))
 
-    def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def change(layer: Any, config: Config) -> dict[str, Any]:
         of_target = apart and layer.name != "source_embedding"
         size = sizes[_TARGET if of_target else "vocabulary_size"]
         if isinstance(layer, TokenEmbedding):
@@ -86,7 +87,7 @@ def resize_vocabulary(
             return {**config, "units": size}
         return config
 
-    return _resized(model, sizes, changed, lambda rows: rows.mean(0))
+    return _copy(model, sizes, change, lambda rows: rows.mean(0))
 
 
 def _check_ids(model: keras.Model, given: Mapping[str, Any], size: int) -> None:
@@ -125,16 +126,16 @@ def resize_positions(model: keras.Model, max_length: int) -> Model:
     if given.get("max_distance", 0) is None:  # DeBERTa's default
         fields["max_distance"] = given["max_length"]
 
-    def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def change(layer: Any, config: Config) -> dict[str, Any]:
         return {**config, "max_length": max_length} if layer.name in tables else config
 
-    return _resized(model, fields, changed, lambda rows: np.zeros_like(rows[0]))
+    return _copy(model, fields, change, lambda rows: np.zeros_like(rows[0]))
 
 
-def _resized(
+def _copy(
     model: keras.Model,
     fields: Mapping[str, int],
-    changed: Callable[[Any, dict[str, Any]], dict[str, Any]],
+    change: Callable[[Any, dict[str, Any]], dict[str, Any]],
     new_row: Callable[[np.ndarray], np.ndarray],
 ) -> Model:
     """The copy, with `fields` among the arguments; new rows are `new_row` of the old ones."""
@@ -143,7 +144,7 @@ def _resized(
         raise ValueError(f"{model.name}: quantized layers cannot be resized, got {quantized[0]}")
     old = identity_of(model).arguments
 
-    def configured(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    def configure(layer: Any, config: Config) -> dict[str, Any]:
         if isinstance(layer, Marker):
             arguments = layer.origin.arguments
             new = {
@@ -152,9 +153,9 @@ def _resized(
                 if name in arguments and arguments[name] == old[name]
             }
             return {**config, "arguments": {**config["arguments"], **new}}
-        return changed(layer, config)
+        return change(layer, config)
 
-    plain, copy = recreate(model, configured, "with another size")
+    plain, copy = recreate(model, configure, "with another size")
     for layer, other in zip(sublayers(plain), sublayers(copy), strict=True):
         # Adapters of layers inside a block are in no configuration.
         if getattr(layer, "lora_enabled", False) and not other.lora_enabled:

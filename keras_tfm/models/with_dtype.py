@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_tfm.keras_internals import object_sharing_scope, sublayers
+from keras_tfm.layers.types import Config, DType
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
@@ -15,7 +16,7 @@ ADAPTERS = ("lora_kernel_a", "lora_kernel_b", "lora_embeddings_a", "lora_embeddi
 FLOATS = ("float16", "bfloat16", "float32", "mixed_float16", "mixed_bfloat16")
 
 
-def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
+def with_dtype(model: keras.Model, dtype: DType = "float32") -> keras.Model:
     """Copies a functional model with the same weights and another dtype policy.
 
     A model trained in mixed precision has float32 weights, so a float32 copy loses nothing. It is
@@ -23,7 +24,7 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     copy itself.
 
     Args:
-        model: functional model, possibly with nested models. It is not changed.
+        model: functional model, possibly with nested models. It is not change.
         dtype: dtype or dtype policy for all layers with a float32 or half-precision policy. Layers
             in float64, integers or strings and quantized layers keep their policy. A dtype that is
             fixed in code, such as `ops.cast(x, "float16")`, stays too.
@@ -51,8 +52,8 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     wanted_policy = keras.dtype_policies.get(dtype)
     policy = keras.dtype_policies.serialize(wanted_policy)
 
-    def changed(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-        config = _replaced(config, policy)
+    def change(layer: Any, config: Config) -> dict[str, Any]:
+        config = _replace_policies(config, policy)
         if isinstance(layer, Marker):
             config = _with_dtype_argument(config, policy)
         return config
@@ -60,11 +61,11 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(wanted_policy)  # for models, and layers created inside layers
     try:
-        plain, copy = recreate(model, changed, f"in {_name(policy)}")
+        plain, copy = recreate(model, change, f"in {_name(policy)}")
     finally:
         keras.config.set_dtype_policy(before)
     adapted = [
-        (x, y) for x, y in zip(sublayers(plain), sublayers(copy), strict=True) if _adapted(x)
+        (x, y) for x, y in zip(sublayers(plain), sublayers(copy), strict=True) if _has_adapters(x)
     ]
     adapters = {id(getattr(x, y)) for x, _ in adapted for y in ADAPTERS if hasattr(x, y)}
     weights = [x for x in model.weights if id(x) not in adapters]
@@ -84,13 +85,13 @@ def with_dtype(model: keras.Model, dtype: Any = "float32") -> keras.Model:
 
 
 def recreate(
-    model: keras.Model, changed: Callable[[Any, dict[str, Any]], dict[str, Any]], form: str
+    model: keras.Model, change: Callable[[Any, dict[str, Any]], dict[str, Any]], form: str
 ) -> tuple[keras.Model, keras.Model]:
     """Creates the layers of a functional model again, with other configurations.
 
     Args:
         model: functional model.
-        changed: function of a layer and its configuration that returns the new configuration.
+        change: function of a layer and its configuration that returns the new configuration.
         form: str, what is different, for errors, such as "in float32".
 
     Returns:
@@ -98,11 +99,11 @@ def recreate(
     """
     configs: dict[int, dict[str, Any]] = {}
 
-    def recreated(layer: Any) -> Any:
+    def recreate_layer(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):
             return layer  # an operation, without weights
         with _naming(layer, form):
-            return type(layer).from_config(changed(layer, configs[id(layer)]))
+            return type(layer).from_config(change(layer, configs[id(layer)]))
 
     # The same graph without the compile state, which would be copied too.
     kind = Model if isinstance(model, Model) else keras.Model
@@ -113,11 +114,11 @@ def recreate(
         for layer in _leaf_layers(plain):
             with _naming(layer, form):
                 configs[id(layer)] = layer.get_config()
-        copy = keras.models.clone_model(plain, clone_function=recreated, recursive=True)
+        copy = keras.models.clone_model(plain, clone_function=recreate_layer, recursive=True)
     return plain, copy
 
 
-def _adapted(layer: keras.layers.Layer) -> bool:
+def _has_adapters(layer: keras.layers.Layer) -> bool:
     """Whether a layer has LoRA adapters that can be added to its weights."""
     return getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
 
@@ -142,21 +143,21 @@ def _naming(layer: keras.layers.Layer, form: str) -> Iterator[None]:
         ) from error
 
 
-def _replaced(config: Any, policy: dict[str, Any]) -> Any:
+def _replace_policies(config: Any, policy: dict[str, Any]) -> Any:
     """A layer's configuration with every floating-point policy replaced, and without adapters."""
     if isinstance(config, dict):
         if config.get("class_name") == "DTypePolicy" and _name(config) in FLOATS:
             return policy
         return {
-            key: None if key in ("lora_rank", "lora_alpha") else _replaced(value, policy)
+            key: None if key in ("lora_rank", "lora_alpha") else _replace_policies(value, policy)
             for key, value in config.items()
         }
     if isinstance(config, list | tuple):
-        return type(config)(_replaced(value, policy) for value in config)
+        return type(config)(_replace_policies(value, policy) for value in config)
     return config
 
 
-def _with_dtype_argument(config: dict[str, Any], policy: dict[str, Any]) -> dict[str, Any]:
+def _with_dtype_argument(config: Config, policy: dict[str, Any]) -> dict[str, Any]:
     """A marker's configuration in which the model's argument `dtype` is the new policy too."""
     arguments = config["arguments"]
     if "dtype" not in arguments or arguments["dtype"] not in (None, *FLOATS):

@@ -7,7 +7,7 @@ from compare import assert_close
 
 import keras_tfm
 from keras_tfm import checkpoints, export, layers, models
-from keras_tfm.models.dequantized import dequantized, is_quantized
+from keras_tfm.models.dequantize import dequantize, is_quantized
 
 # Keras warns of every layer that has nothing to quantize.
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`:UserWarning")
@@ -77,7 +77,7 @@ def test_dequantized(mode, error, adapters):
     if adapters and mode == "float8":
         pytest.skip("Keras has no adapters in float8")
     model = gpt(mode, adapters)
-    copy = dequantized(model)
+    copy = dequantize(model)
     assert not is_quantized(copy) and len(copy.weights) == len(gpt_weights())
     assert_close(copy(IDS), model(IDS), error)
 
@@ -91,7 +91,7 @@ def test_another_quantized_layer_is_refused_with_its_name():
     model = keras.Model(x, keras.layers.EinsumDense("btd,de->bte", (5, 7), name="odd")(x))
     model.quantize("int8")
     with pytest.raises(ValueError, match=r"odd \(EinsumDense\) is quantized by Keras"):
-        dequantized(model)
+        dequantize(model)
 
 
 def test_exported_as_floats(tmp_path, caplog):
@@ -102,7 +102,7 @@ def test_exported_as_floats(tmp_path, caplog):
     assert "gpt was quantized by Keras: its rounded weights are stored in float32" in str(report)
     file = keras_tfm.runtime.load(tmp_path / "x.tflite")
     found = file.predict(IDS[:1])
-    assert_close(next(iter(found.values())), dequantized(model)(IDS[:1]), 1e-5)
+    assert_close(next(iter(found.values())), dequantize(model)(IDS[:1]), 1e-5)
 
 
 def test_adapters_of_their_own_need_float_kernels(tmp_path):

@@ -16,7 +16,7 @@ import keras
 
 from keras_tfm.keras_internals import sublayers
 from keras_tfm.models import with_dtype
-from keras_tfm.models.dequantized import dequantized, is_quantized
+from keras_tfm.models.dequantize import dequantize, is_quantized
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def in_float32(model: keras.Model, merge_adapters: bool = True) -> keras.Model:
             "floats",
             model.name,
         )
-        model = dequantized(model)
+        model = dequantize(model)
     if _first(model, HALVES) is not None:
         _log.info("copying %s in float32", model.name)
         copy = with_dtype(model, "float32")

@@ -16,6 +16,7 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerDecoderBlock,
 )
+from keras_tfm.layers.types import Activation, DType
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
 
@@ -40,7 +41,7 @@ class CausalDecoder:
     dim: int
     num_layers: int
     name: str
-    dtype: Any
+    dtype: DType
     tie_output: bool = True
     windows: int | Sequence[int | None] | None = None
     pad_id: int | None = None
@@ -108,7 +109,7 @@ class RotaryDecoder(CausalDecoder):
     num_heads: int
     intermediate_dim: int
     num_key_value_heads: int | None
-    activation: Any
+    activation: Activation
     rms_norm_epsilon: float
     attention_bias: bool | Collection[str]
     attention_dropout: float

@@ -5,6 +5,7 @@ from typing import Any
 
 from keras_tfm.arguments import check_positive
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock, gelu_tanh
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
@@ -26,7 +27,7 @@ def _gemma3(num_layers: int, **more: Any) -> dict[str, Any]:
 
 # From the models' configurations on the Hugging Face hub. gemma(262144, **SIZES["gemma3-1b"]);
 # Gemma 1 and 2 have 256,000 token ids.
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "gemma-2b": {
         "dim": 2048, "num_layers": 18, "num_heads": 8, "num_key_value_heads": 1,
         "intermediate_dim": 16384,
@@ -56,7 +57,7 @@ def gemma(
     intermediate_dim: int = 16384,
     num_key_value_heads: int | None = None,
     head_dim: int = 256,
-    activation: Any = gelu_tanh,
+    activation: Activation = gelu_tanh,
     rms_norm_epsilon: float = 1e-6,
     post_norm: bool = False,
     query_key_norm: bool = False,
@@ -73,7 +74,7 @@ def gemma(
     max_length: int = 8192,
     pad_id: int | None = None,
     name: str = "gemma",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """Gemma, a decoder-only language model: from token ids to logits of the next token.
 

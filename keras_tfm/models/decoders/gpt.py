@@ -10,6 +10,7 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     gelu_tanh,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
@@ -20,7 +21,7 @@ def _size(dim: int, num_layers: int, num_heads: int, max_length: int, **more: An
     return {**sizes, "intermediate_dim": 4 * dim, "max_length": max_length, **more}
 
 
-_NEO: dict[str, Any] = {"scale_scores": False, "attention_bias": ["output"], "dropout": 0.0}
+_NEO: Arguments = {"scale_scores": False, "attention_bias": ["output"], "dropout": 0.0}
 
 # "gpt1": Radford et al. 2018, section 4.1. "gpt2...": table 2 of "Language Models are Unsupervised
 # Multitask Learners" (Radford et al. 2019), whose heads have 64 channels. "gpt3...": table 2.1 of
@@ -29,7 +30,7 @@ _NEO: dict[str, Any] = {"scale_scores": False, "attention_bias": ["output"], "dr
 # match "xl" with 16 heads (the table has D 2048, 24 heads of 128) and "13b" with D 5120 (the table
 # has D 5140, 40 heads of 128). "gpt-neo...": the models' configurations on the Hugging Face hub.
 # Use: gpt(50257, **SIZES["gpt2"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "gpt1": _size(768, 12, 12, 512, normalize_first=False),
     "gpt2": _size(768, 12, 12, 1024),
     "gpt2-medium": _size(1024, 24, 16, 1024),
@@ -59,7 +60,7 @@ def gpt(
     dropout: float = 0.1,
     attention_dropout: float | None = None,
     embedding_dropout: float | None = None,
-    activation: Any = gelu_tanh,
+    activation: Activation = gelu_tanh,
     layer_norm_epsilon: float = 1e-5,
     normalize_first: bool = True,
     max_length: int = 1024,
@@ -70,7 +71,7 @@ def gpt(
     attention_bias: bool | Collection[str] = True,
     pad_id: int | None = None,
     name: str = "gpt",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """GPT, a decoder-only language model: from token ids to logits of the next token.
 

@@ -4,12 +4,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # From the models' configurations on the Hugging Face hub. llama(49152, **SIZES["smollm2-135m"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "smollm2-135m": {
         "dim": 576, "num_layers": 30, "num_heads": 9, "num_key_value_heads": 3,
         "intermediate_dim": 1536, "rope_theta": 100000.0, "tie_output": True, "max_length": 8192,
@@ -48,7 +49,7 @@ def llama(
     intermediate_dim: int = 11008,
     num_key_value_heads: int | None = None,
     head_dim: int | None = None,
-    activation: Any = "silu",
+    activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-5,
     rope_theta: float = 10000.0,
     rope_scaling: Any = None,
@@ -61,7 +62,7 @@ def llama(
     max_length: int = 2048,
     pad_id: int | None = None,
     name: str = "llama",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """A decoder-only language model of Llama's kind: from token ids to logits of the next token.
 

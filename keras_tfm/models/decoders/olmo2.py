@@ -3,12 +3,13 @@
 from typing import Any
 
 from keras_tfm.layers import Residual, RotaryEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import RotaryDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # From the models' configurations on the Hugging Face hub. olmo2(100352, **SIZES["1b"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "1b": {"dim": 2048, "num_layers": 16, "num_heads": 16, "intermediate_dim": 8192},
     "7b": {"dim": 4096, "num_layers": 32, "num_heads": 32, "intermediate_dim": 11008},
     "13b": {"dim": 5120, "num_layers": 40, "num_heads": 40, "intermediate_dim": 13824},
@@ -23,7 +24,7 @@ def olmo2(
     num_heads: int = 32,
     intermediate_dim: int = 11008,
     num_key_value_heads: int | None = None,
-    activation: Any = "silu",
+    activation: Activation = "silu",
     rms_norm_epsilon: float = 1e-6,
     rope_theta: float = 500000.0,
     rope_scaling: Any = None,
@@ -33,7 +34,7 @@ def olmo2(
     max_length: int = 4096,
     pad_id: int | None = None,
     name: str = "olmo2",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """OLMo 2, a decoder-only language model: from token ids to logits of the next token.
 

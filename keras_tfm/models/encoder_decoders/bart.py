@@ -1,14 +1,14 @@
 """BART: "Denoising Sequence-to-Sequence Pre-training" (arXiv:1910.13461)."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 4.1 of the paper, and the released checkpoints. bart(50265, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
     "large": {"dim": 1024, "num_layers": 12, "num_heads": 16, "intermediate_dim": 4096},
 }
@@ -27,7 +27,7 @@ def bart(
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     activation_dropout: float = 0.0,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     scale_embedding: bool = False,
     max_length: int = 1024,
     output_bias: bool = True,
@@ -37,7 +37,7 @@ def bart(
     forced_first_id: int | None = None,
     forced_last_id: int | Sequence[int] | None = 2,
     name: str = "bart",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """BART, a post-norm encoder-decoder with learned positions, from token ids to logits.
 

@@ -20,10 +20,9 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType, Initializer, Tensor
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
-
-Tensor = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +45,12 @@ class Blocks:
     dropout: float
     attention_dropout: float
     activation_dropout: float
-    activation: Any
-    dtype: Any
+    activation: Activation
+    dtype: DType
     normalize_first: bool = False
     causal: bool = True
     use_bias: bool | Sequence[str] = True
-    initializer: Any = "glorot_uniform"
+    initializer: Initializer = "glorot_uniform"
 
     @property
     def encoders(self) -> list[str]:
@@ -134,7 +133,9 @@ class EncoderDecoder(Blocks):
     target_vocabulary_size: int | None = None
     learned_positions: bool = False
     embedding_norm: bool = False
-    initializer: Any = field(default_factory=lambda: keras.initializers.RandomNormal(stddev=0.02))
+    initializer: Initializer = field(
+        default_factory=lambda: keras.initializers.RandomNormal(stddev=0.02)
+    )
 
     def build(self, name: str) -> Model:
         """The model from `source` and `target` to logits; pre-norm stacks end in a norm."""
@@ -154,8 +155,8 @@ class EncoderDecoder(Blocks):
         for block in self.encoders:
             x = self.encoder_block(block)(x)
         x = self._norm(x, "encoder_norm") if self.normalize_first else x
-        blocks, kept = self.encoders, {"arguments": recorded, "dtype": self.dtype}
-        context = Marker("encoded", embedding=tables[0].name, blocks=blocks, **kept)(x)
+        kept: Arguments = {"arguments": recorded, "dtype": self.dtype}
+        context = Marker("encoded", embedding=tables[0].name, blocks=self.encoders, **kept)(x)
 
         # An operation drops the padding mask: the start token may be the padding id.
         x = self._with_positions(ops.copy(tables[1](target)), "decoder")
@@ -187,7 +188,7 @@ class EncoderDecoder(Blocks):
 
     def _with_positions(self, x: Tensor, stack: str) -> Tensor:
         """Adds positions to embedded tokens."""
-        options: dict[str, Any] = {"dtype": self.dtype, "name": f"{stack}_positions"}
+        options: Arguments = {"dtype": self.dtype, "name": f"{stack}_positions"}
         if self.learned_positions:
             x = PositionEmbedding(
                 self.max_length, initializer=self.initializer, offset=2, **options

@@ -1,15 +1,15 @@
 """Marian: the translation models of "OPUS-MT" (Tiedemann and Thottingal, EAMT 2020)."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # The configurations of the released models "opus-mt-..." and "opus-mt-tc-big-...".
 # marian(58101, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 512, "num_layers": 6, "num_heads": 8, "intermediate_dim": 2048},
     "big": {
         "dim": 1024, "num_layers": 6, "num_heads": 16, "intermediate_dim": 4096,
@@ -32,7 +32,7 @@ def marian(
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     activation_dropout: float = 0.0,
-    activation: Any = "silu",
+    activation: Activation = "silu",
     scale_embedding: bool = True,
     max_length: int = 512,
     output_bias: bool = True,
@@ -42,7 +42,7 @@ def marian(
     forced_first_id: int | None = None,
     forced_last_id: int | Sequence[int] | None = 0,
     name: str = "marian",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """Marian's translation model, from token ids to logits.
 

@@ -1,15 +1,15 @@
 """mBART: "Multilingual Denoising Pre-training" (arXiv:2001.08210), and mBART-50."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 2.2 of the paper; released for 25 languages (250,027 ids) and for 50 (250,054 ids,
 # arXiv:2008.00401). mbart(250027, **SIZES["large"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "large": {"dim": 1024, "num_layers": 12, "num_heads": 16, "intermediate_dim": 4096},
 }
 
@@ -27,7 +27,7 @@ def mbart(
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     activation_dropout: float = 0.0,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     scale_embedding: bool = True,
     max_length: int = 1024,
     output_bias: bool = True,
@@ -37,7 +37,7 @@ def mbart(
     forced_first_id: int | None = None,
     forced_last_id: int | Sequence[int] | None = 2,
     name: str = "mbart",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """mBART, a pre-norm BART for many languages, from token ids to logits.
 

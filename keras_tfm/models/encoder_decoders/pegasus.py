@@ -1,14 +1,14 @@
 """PEGASUS: "Pre-training with Extracted Gap-sentences" (arXiv:1912.08777)."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoder_decoders.encoder_decoder import EncoderDecoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 6 of the paper. Only "large" was released. pegasus(96103, **SIZES["large"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
     "large": {"dim": 1024, "num_layers": 16, "num_heads": 16, "intermediate_dim": 4096},
 }
@@ -27,7 +27,7 @@ def pegasus(
     dropout: float = 0.1,
     attention_dropout: float = 0.0,
     activation_dropout: float = 0.0,
-    activation: Any = "relu",
+    activation: Activation = "relu",
     scale_embedding: bool = True,
     max_length: int = 1024,
     output_bias: bool = True,
@@ -37,7 +37,7 @@ def pegasus(
     forced_first_id: int | None = None,
     forced_last_id: int | Sequence[int] | None = 1,
     name: str = "pegasus",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """PEGASUS, a pre-norm encoder-decoder for summaries, from token ids to logits.
 

@@ -1,15 +1,13 @@
 """Classifiers on encoder-decoder models: the decoder reads the source again, shifted right."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_tfm.layers import SequencePooling
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models import identity
 from keras_tfm.models.model import Model
 
-Tensor = Any
 # The families whose classifiers read the source as target, too.
 SHIFTED = ("bart", "mbart", "pegasus", "marian")
 

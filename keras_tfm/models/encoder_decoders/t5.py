@@ -18,15 +18,16 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     gelu_tanh,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-_V11: dict[str, Any] = {"gated": True, "activation": gelu_tanh, "tie_output": False}
+_V11: Arguments = {"gated": True, "activation": gelu_tanh, "tie_output": False}
 
 # Sections 2.1 and 3.7 of the paper. "v1.1...": the configurations released in
 # github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md, with the
 # feed-forward networks of "GLU Variants" (arXiv:2002.05202). Use: t5(32128, **SIZES["small"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "small": {
         "dim": 512, "num_layers": 6, "num_heads": 8, "head_dim": 64, "intermediate_dim": 2048,
     },
@@ -76,7 +77,7 @@ def t5(
     num_decoder_layers: int | None = None,
     head_dim: int | None = None,
     dropout: float = 0.1,
-    activation: Any = "relu",
+    activation: Activation = "relu",
     gated: bool = False,
     layer_norm_epsilon: float = 1e-6,
     num_buckets: int = 32,
@@ -84,7 +85,7 @@ def t5(
     tie_output: bool = True,
     scale_output: bool | None = None,
     name: str = "t5",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """T5, an encoder-decoder with relative positions, from token ids to logits.
 
@@ -132,7 +133,7 @@ def t5(
     """
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    attention: dict[str, Any] = {
+    attention: Arguments = {
         "head_dim": head_dim,
         "dropout": dropout,
         "scale": 1.0,

@@ -16,11 +16,12 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 # Table 3 of the paper. Use: transformer(37000, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {
         "dim": 512, "num_layers": 6, "num_heads": 8, "intermediate_dim": 2048, "dropout": 0.1,
     },
@@ -39,7 +40,7 @@ def transformer(
     num_heads: int = 8,
     intermediate_dim: int = 2048,
     dropout: float = 0.1,
-    activation: Any = "relu",
+    activation: Activation = "relu",
     gated: bool = False,
     position: AttentionPosition | None = None,
     layer_norm_epsilon: float = 1e-5,
@@ -50,7 +51,7 @@ def transformer(
     value_dim: int | None = None,
     num_key_value_heads: int | None = None,
     name: str = "transformer",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """The original encoder-decoder Transformer, from token ids to logits.
 
@@ -110,7 +111,7 @@ def transformer(
         )
     if final_norm is None:
         final_norm = normalize_first
-    attention: dict[str, Any] = {
+    attention: Arguments = {
         "head_dim": head_dim,
         "value_dim": value_dim,
         "num_key_value_heads": num_key_value_heads,

@@ -15,19 +15,18 @@ from keras_tfm.layers import (
     PositionEmbedding,
     TokenEmbedding,
 )
+from keras_tfm.layers.types import Activation, Arguments, Config, DType, Tensor
 from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
-_LARGE: dict[str, Any] = {
+_LARGE: Arguments = {
     "dim": 1280, "num_layers": 32, "num_heads": 20, "intermediate_dim": 5120,
 }  # fmt: skip
 # Table 1 of the paper; "large-v3" and its "turbo": the configurations released in
 # github.com/openai/whisper. Use: whisper(51865, **SIZES["tiny"]); 51866 ids from v3 on, 51864 in
 # the models of English alone.
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "tiny": {"dim": 384, "num_layers": 4, "num_heads": 6, "intermediate_dim": 1536},
     "base": {"dim": 512, "num_layers": 6, "num_heads": 8, "intermediate_dim": 2048},
     "small": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
@@ -57,7 +56,7 @@ def whisper(
     dropout: float = 0.0,
     attention_dropout: float = 0.0,
     activation_dropout: float = 0.0,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     pad_id: int | None = None,
     start_id: int | None = None,
     end_id: int | Sequence[int] | None = None,
@@ -65,7 +64,7 @@ def whisper(
     suppressed_first_ids: Sequence[int] | None = None,
     no_timestamps_id: int | None = None,
     name: str = "whisper",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """Whisper, an encoder-decoder from speech to token logits.
 
@@ -188,7 +187,7 @@ def whisper(
     return Model({source.name: source, "target": target}, x, name=name)
 
 
-def _convolve(x: Tensor, dim: int, dtype: Any) -> Tensor:
+def _convolve(x: Tensor, dim: int, dtype: DType) -> Tensor:
     """Features (B, 2 S, M) -> (B, S, D)."""
     for i, stride in enumerate((1, 2)):
         # One zero at each side: "same" would add none at the left with stride 2.
@@ -218,7 +217,7 @@ class Sinusoids(keras.initializers.Initializer):
     [[0.0, 0.0, 1.0, 1.0], [0.8415, 0.0001, 0.5403, 1.0]]
     """
 
-    def __call__(self, shape: Any, dtype: Any = None) -> Tensor:
+    def __call__(self, shape: Any, dtype: DType = None) -> Tensor:
         """The table (S, D)."""
         length, dim = shape
         if dim % 2:
@@ -232,6 +231,6 @@ class Sinusoids(keras.initializers.Initializer):
         """Another one."""
         return Sinusoids()
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """No arguments."""
         return {}

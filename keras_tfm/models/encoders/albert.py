@@ -1,14 +1,13 @@
 """ALBERT: "A Lite BERT for Self-supervised Learning" (arXiv:1909.11942)."""
 
-from typing import Any
-
 from keras_tfm.layers import gelu_tanh
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Table 1 of the paper. albert(30000, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
     "large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
     "xlarge": {"dim": 2048, "num_layers": 24, "num_heads": 16, "intermediate_dim": 8192},
@@ -26,14 +25,14 @@ def albert(
     embedding_dim: int = 128,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Any = gelu_tanh,
+    activation: Activation = gelu_tanh,
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
     pooler: bool = True,
     name: str = "albert",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """ALBERT's encoder, from token ids to features, without a head. Id 0 is padding.
 

@@ -1,7 +1,6 @@
 """BERT: "Pre-training of Deep Bidirectional Transformers" (arXiv:1810.04805)."""
 
-from typing import Any
-
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
@@ -9,7 +8,7 @@ from keras_tfm.models.model import Model
 # "base" and "large": section 3 of the paper. The others: table 1 of "Well-Read Students Learn
 # Better" (arXiv:1908.08962), where all heads have width 64 and F = 4 D.
 # Use: bert(30522, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "tiny": {"dim": 128, "num_layers": 2, "num_heads": 2, "intermediate_dim": 512},
     "mini": {"dim": 256, "num_layers": 4, "num_heads": 4, "intermediate_dim": 1024},
     "small": {"dim": 512, "num_layers": 4, "num_heads": 8, "intermediate_dim": 2048},
@@ -28,14 +27,14 @@ def bert(
     intermediate_dim: int = 3072,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
     pooler: bool = True,
     name: str = "bert",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """BERT's encoder, from token ids to features, without a head.
 

@@ -14,12 +14,11 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerEncoderBlock,
 )
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker
 from keras_tfm.models.model import Model
-
-Tensor = Any
 
 
 @dataclass(frozen=True, kw_only=True)

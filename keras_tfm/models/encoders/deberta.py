@@ -1,9 +1,8 @@
 """DeBERTa v2 (arXiv:2006.03654) and v3 (arXiv:2111.09543): BERT with disentangled attention."""
 
-from typing import Any
-
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import DisentangledPositionEmbedding, NGramEncoding, RelativePositionTable
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
@@ -14,7 +13,7 @@ _V2 = {
     "dim": 1536, "num_heads": 24, "intermediate_dim": 6144, "kernel_size": 3,
     "kernel_activation": "gelu",
 }  # fmt: skip
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "v3-xsmall": {"dim": 384, "num_layers": 12, "num_heads": 6, "intermediate_dim": 1536},
     "v3-small": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
     "v3-base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
@@ -34,7 +33,7 @@ def deberta(
     embedding_dim: int | None = None,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-7,
     max_length: int = 512,
     absolute_positions: bool = False,
@@ -45,13 +44,13 @@ def deberta(
     position_projections: bool = False,
     normalize_positions: bool = True,
     kernel_size: int | None = None,
-    kernel_activation: Any = "tanh",
+    kernel_activation: Activation = "tanh",
     num_segments: int = 0,
     segments: bool = True,
-    pooler_activation: Any = "gelu",
+    pooler_activation: Activation = "gelu",
     pooler_dropout: float = 0.0,
     name: str = "deberta",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """DeBERTa's encoder, from token ids to features, without a head. Id 0 is padding.
 

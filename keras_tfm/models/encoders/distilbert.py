@@ -1,13 +1,12 @@
 """DistilBERT: "a distilled version of BERT" (arXiv:1910.01108)."""
 
-from typing import Any
-
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 3 of the paper: half of BERT-base's layers. distilbert(30522, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 6, "num_heads": 12, "intermediate_dim": 3072},
 }
 
@@ -21,12 +20,12 @@ def distilbert(
     intermediate_dim: int = 3072,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
-    pooler_activation: Any = "relu",
+    pooler_activation: Activation = "relu",
     name: str = "distilbert",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """DistilBERT's encoder, from token ids to features, without a head. Id 0 is padding.
 

@@ -4,13 +4,14 @@ from typing import Any
 
 from keras import ops
 
+from keras_tfm.layers.types import Activation, Arguments, DType, Initializer, Tensor
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.heads.head_base import HeadBase
 from keras_tfm.models.identity import builder, head
 from keras_tfm.models.model import Model
 
 # Table 6 of the paper, the discriminators. electra(30522, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "small": {
         "dim": 256, "num_layers": 12, "num_heads": 4, "intermediate_dim": 1024,
         "embedding_dim": 128,
@@ -36,14 +37,14 @@ def electra(
     embedding_dim: int | None = 128,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
     num_segments: int = 2,
     segments: bool = True,
-    pooler_activation: Any = "gelu",
+    pooler_activation: Activation = "gelu",
     name: str = "electra",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """ELECTRA's encoder, from token ids to features, without a head. Id 0 is padding.
 
@@ -94,7 +95,10 @@ def electra(
 
 @head
 def replaced_token_detection(
-    model: Any, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
+    model: Any,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds ELECTRA's discriminator: logits (B, T) that each token was replaced by a generator.
 

@@ -1,7 +1,5 @@
 """ModernBERT: "Smarter, Better, Faster, Longer" (arXiv:2412.13663)."""
 
-from typing import Any
-
 import keras
 
 from keras_tfm.arguments import check_integer
@@ -15,12 +13,13 @@ from keras_tfm.layers import (
     TokenEmbedding,
     TransformerEncoderBlock,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import initializer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
 # Table 4 of the paper. modernbert(50368, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 22, "num_heads": 12, "intermediate_dim": 1152},
     "large": {"dim": 1024, "num_layers": 28, "num_heads": 16, "intermediate_dim": 2624},
 }
@@ -36,8 +35,8 @@ def modernbert(
     embedding_dropout: float = 0.0,
     attention_dropout: float = 0.0,
     activation_dropout: float = 0.0,
-    activation: Any = "gelu",
-    head_activation: Any = "gelu",
+    activation: Activation = "gelu",
+    head_activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-5,
     window: int = 128,
     global_every: int = 3,
@@ -46,7 +45,7 @@ def modernbert(
     max_length: int = 8192,
     pad_id: int = 50283,
     name: str = "modernbert",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """ModernBERT's encoder, from token ids to features, without a head.
 
@@ -67,7 +66,7 @@ def modernbert(
         head_activation: str or function, activation of the dense layer with which heads begin.
         layer_norm_epsilon: float, epsilon of every normalisation.
         window: int, number of neighbours that a token sees in a local block, half on each side.
-        global_every: int, one block in so many is global.
+        global_every: int, every block whose number it divides is global, the first included.
         rope_theta: float, longest wavelength of the rotary positions divided by 2 pi, in global
             blocks.
         local_rope_theta: float, likewise in local blocks.

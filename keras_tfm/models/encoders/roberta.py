@@ -1,14 +1,13 @@
 """RoBERTa (arXiv:1907.11692) and XLM-R (arXiv:1911.02116): BERT's encoder, trained longer."""
 
-from typing import Any
-
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Table 9 of the RoBERTa paper, and table 1 of the XLM-R paper for the vocabularies: 50,265 and
 # 250,002. roberta(50265, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
     "large": {"dim": 1024, "num_layers": 24, "num_heads": 16, "intermediate_dim": 4096},
 }
@@ -23,7 +22,7 @@ def roberta(
     intermediate_dim: int = 3072,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-5,
     max_length: int = 512,
     num_segments: int = 1,
@@ -31,7 +30,7 @@ def roberta(
     pooler: bool = False,
     multilingual: bool = False,
     name: str = "roberta",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """RoBERTa's encoder, from token ids to features, without a head.
 

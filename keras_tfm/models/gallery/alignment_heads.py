@@ -1,21 +1,21 @@
 """Task heads of models of alignments."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.types import DType, Initializer, Tensor
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels
 from keras_tfm.models.identity import head, tensors_of
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 
 @head
-def masked_msa(model: keras.Model, kernel_initializer: Any = None, dtype: Any = None) -> Model:
+def masked_msa(
+    model: keras.Model, kernel_initializer: Initializer | None = None, dtype: DType = None
+) -> Model:
     """Adds a head that predicts masked residues of an alignment: logits (B, S, N, V).
 
     A dense layer: AlphaFold 2 (Jumper et al. 2021), supplement 1.9.9. `text.MaskAlignments` masks
@@ -48,8 +48,8 @@ def pair_classifier(
     model: keras.Model,
     num_classes: int,
     labels: Sequence[str] | None = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds a classifier of pairs of residues: logits (B, N, N, C), the same for (i, j) and (j, i).
 

@@ -1,7 +1,6 @@
 """DALL-E: "Zero-Shot Text-to-Image Generation" (arXiv:2102.12092)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import (
@@ -15,13 +14,14 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 MASKS = ("row", "column", "convolution", None)
 # Section 2.2 and appendix B.1: 12 billion parameters. Use: dalle(**SIZES["dalle"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "dalle": {"dim": 3968, "num_layers": 64, "num_heads": 62, "intermediate_dim": 15872},
 }
 
@@ -39,13 +39,13 @@ def dalle(
     dropout: float = 0.1,
     attention_dropout: float | None = None,
     embedding_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-5,
     masks: Sequence[str | None] | None = None,
     kernel_size: int = 11,
     tie_output: bool = True,
     name: str = "dalle",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """DALL-E, a decoder-only model of a text and the codes of an image: it draws what a text says.
 

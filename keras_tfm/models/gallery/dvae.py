@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import keras
 from keras import ops
@@ -15,14 +14,13 @@ from keras_tfm.layers import (
     ImageNormalization,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.layers.types import Arguments, DType, Tensor
 from keras_tfm.models.gallery.dvae_block import DVAEBlock, convolution
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 # Of the released encoder and decoder. Use: dvae(**SIZES["dalle"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "dalle": {"vocabulary_size": 8192, "dim": 256, "num_groups": 4, "num_blocks": 2},
 }
 # Pixels p from 0 to 1 become 0.8 p + 0.1, within (0.1, 0.9), where a logit-Laplace distribution has
@@ -41,7 +39,7 @@ def dvae_encoder(
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "dvae_encoder",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """The encoder of DALL-E's discrete VAE: from pixels to logits of the codes of a grid.
 
@@ -106,7 +104,7 @@ def dvae_decoder(
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "dvae_decoder",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """The decoder of DALL-E's discrete VAE: from the codes of a grid to pixels.
 
@@ -155,7 +153,7 @@ def dvae(
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "dvae",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """The discrete VAE of DALL-E: pixels become a grid of codes, and codes become pixels.
 
@@ -254,7 +252,7 @@ class _Decoder:
     code_dim: int
     image_mean: Sequence[float]
     image_std: Sequence[float]
-    dtype: Any
+    dtype: DType
 
     def layers(self) -> list[keras.layers.Layer]:
         """From weights of codes, or codes, (B, H', W', ...) to the pixels' distribution."""

@@ -8,8 +8,7 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.base_layer import RematerializedLayer
-
-Tensor = Any
+from keras_tfm.layers.types import Config, DType, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -66,7 +65,7 @@ class DVAEBlock(RematerializedLayer):
         ]
         self.shortcut: Any = None
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the weights for C channels."""
         x_shape = (None, None, None, x_shape[-1])
         if x_shape[-1] != self.dim:
@@ -84,11 +83,11 @@ class DVAEBlock(RematerializedLayer):
             y = layer(ops.relu(y))
         return (x if self.shortcut is None else self.shortcut(x)) + self.gain * y
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, H, W, dim)."""
         return (*x_shape[:-1], self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
@@ -98,7 +97,7 @@ class DVAEBlock(RematerializedLayer):
         }
 
 
-def convolution(name: str, dim: int, window: int, dtype: Any) -> keras.layers.Conv2D:
+def convolution(name: str, dim: int, window: int, dtype: DType) -> keras.layers.Conv2D:
     """A convolution with a bias that keeps the size, initialised for the ReLU before it."""
     return keras.layers.Conv2D(
         dim,

@@ -1,7 +1,6 @@
 """Evoformer: "Highly accurate protein structure prediction with AlphaFold" (Jumper et al. 2021)."""
 
 from contextlib import nullcontext
-from typing import Any
 
 import keras
 from keras import ops
@@ -16,14 +15,13 @@ from keras_tfm.layers import (
     TokenEmbedding,
 )
 from keras_tfm.layers.gallery.gated_attention import normal
+from keras_tfm.layers.types import Arguments, DType, Tensor
 from keras_tfm.models.gallery.evoformer_parts import RecycledTarget, TargetFeatures, TargetSequence
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 # Supplement 1.2.7, 1.5, 1.6, 1.7.2 and 1.10. Use: evoformer(**SIZES["alphafold2"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "alphafold2": {
         "dim": 256, "pair_dim": 128, "num_layers": 48, "num_heads": 8, "num_pair_heads": 4,
         "outer_dim": 32, "single_dim": 384, "feature_dim": 26, "num_extra_layers": 4,
@@ -60,7 +58,7 @@ def evoformer(
     rematerialize: bool = False,
     layer_norm_epsilon: float = 1e-5,
     name: str = "evoformer",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """Evoformer, the trunk of AlphaFold 2: alignments of proteins to features of residues.
 
@@ -176,7 +174,7 @@ def evoformer(
     def block(i: int, extra: bool = False) -> tuple[MSABlock, PairBlock]:
         """Both halves of one block."""
         kind = "extra" if extra else "block"
-        shared: dict[str, Any] = {
+        shared: Arguments = {
             "transition_factor": transition_factor,
             "epsilon": layer_norm_epsilon,
             "dtype": dtype,
@@ -242,7 +240,7 @@ def evoformer(
             x = of_rows(x, z, mask=mask)
             z = of_pairs(z, x, mask=mask)
     names = [layer.name for pair in blocks for layer in pair]
-    identity: dict[str, Any] = {"embedding": "embedding", "blocks": names, "dtype": dtype}
+    identity: Arguments = {"embedding": "embedding", "blocks": names, "dtype": dtype}
     x = Marker("alignment", **identity)(x)
     z = Marker("pairs", **identity)(z)
     single = TargetFeatures(single_dim, dtype=dtype, name="target_features")(tokens, x)
@@ -256,7 +254,7 @@ def _check_heads(argument: str, num_heads: int, width: str, dim: int) -> None:
         raise ValueError(f"{argument} ({num_heads}) must divide {width} ({dim})")
 
 
-def _restart(tokens: Tensor, run: int, dtype: Any) -> Tensor:
+def _restart(tokens: Tensor, run: int, dtype: DType) -> Tensor:
     """In training, 0 with probability 1 / (run + 1), for each example: (B, 1, 1).
 
     The number of runs since the last 0 is then uniform. The scale of what dropout keeps does not

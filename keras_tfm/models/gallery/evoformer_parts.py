@@ -9,8 +9,7 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.gallery.gated_attention import normal
-
-Tensor = Any
+from keras_tfm.layers.types import Config, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -41,7 +40,7 @@ class TargetSequence(keras.layers.Layer):
         """Without the second axis, in the dtype of the input."""
         return keras.KerasTensor((x.shape[0], *x.shape[2:]), dtype=x.dtype)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """Without the second axis."""
         return (x_shape[0], *x_shape[2:])
 
@@ -75,7 +74,7 @@ class RecycledTarget(RematerializedLayer):
         self.norm = LayerNormalization(epsilon=epsilon, dtype=self.dtype_policy, name="norm")
         self.supports_masking = True
 
-    def build(self, x_shape: Any, row_shape: Any) -> None:
+    def build(self, x_shape: Shape, row_shape: Shape) -> None:
         """Creates the normalisation's weights."""
         self.norm.build(row_shape)
         self.built = True
@@ -85,11 +84,11 @@ class RecycledTarget(RematerializedLayer):
         added = ops.expand_dims(self.norm(row, training=training), 1)
         return ops.concatenate([x[:, :1] + added, x[:, 1:]], axis=1)
 
-    def compute_output_shape(self, x_shape: Any, row_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape, row_shape: Shape) -> Shape:
         """The shape of the first input."""
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "epsilon": self.epsilon}
 
@@ -127,7 +126,7 @@ class TargetFeatures(RematerializedLayer):
         self.bias_initializer = keras.initializers.Zeros()
         self.supports_masking = True
 
-    def build(self, tokens_shape: Any, x_shape: Any) -> None:
+    def build(self, tokens_shape: Shape, x_shape: Shape) -> None:
         """Creates the projection for features of width D."""
         self.projection = self._dense("projection", self.dim)
         self.projection.build((x_shape[0], *x_shape[2:]))
@@ -141,10 +140,10 @@ class TargetFeatures(RematerializedLayer):
         """(B, S, N), (B, S, N, D) -> (B, N, C)."""
         return self.projection(x[:, 0], training=training)
 
-    def compute_output_shape(self, tokens_shape: Any, x_shape: Any) -> Any:
+    def compute_output_shape(self, tokens_shape: Shape, x_shape: Shape) -> Shape:
         """(B, N, C)."""
         return (x_shape[0], x_shape[2], self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "dim": self.dim}

@@ -1,7 +1,5 @@
 """ImageGPT: "Generative Pretraining from Pixels" (Chen et al. 2020)."""
 
-from typing import Any
-
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import (
     FeedForward,
@@ -12,12 +10,13 @@ from keras_tfm.layers import (
     TransformerDecoderBlock,
     quick_gelu,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.decoders.causal_decoder import CausalDecoder, initializer
 from keras_tfm.models.identity import builder
 from keras_tfm.models.model import Model
 
 # Section 3.3 of the paper: iGPT-S, iGPT-M and iGPT-L. Use: image_gpt(512, **SIZES["small"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "small": {"dim": 512, "num_layers": 24, "num_heads": 8, "intermediate_dim": 2048},
     "medium": {"dim": 1024, "num_layers": 36, "num_heads": 8, "intermediate_dim": 4096},
     "large": {"dim": 1536, "num_layers": 48, "num_heads": 16, "intermediate_dim": 6144},
@@ -34,13 +33,13 @@ def image_gpt(
     dropout: float = 0.1,
     attention_dropout: float | None = None,
     embedding_dropout: float | None = None,
-    activation: Any = quick_gelu,
+    activation: Activation = quick_gelu,
     rms_norm_epsilon: float = 1e-5,
     max_length: int = 1024,
     scale_scores: bool = True,
     scale_scores_by_layer: bool = False,
     name: str = "image_gpt",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """ImageGPT, a decoder-only model of the pixels of an image, row by row.
 

@@ -1,20 +1,17 @@
 """LXMERT: "Learning Cross-Modality Encoder Representations from Transformers" (1908.07490)."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import MultiHeadCrossAttention, RegionEmbedding, TransformerDecoderBlock
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 # Section 4.1 of the paper. Use: lxmert(30522, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {
         "dim": 768, "num_layers": 9, "num_visual_layers": 5, "num_cross_layers": 5,
         "num_heads": 12, "intermediate_dim": 3072,
@@ -33,7 +30,7 @@ def lxmert(
     intermediate_dim: int = 3072,
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
     num_segments: int = 2,
@@ -42,7 +39,7 @@ def lxmert(
     num_regions: int | None = 36,
     region_mask: bool = False,
     name: str = "lxmert",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """LXMERT: one encoder of texts, one of image regions, and one that relates both.
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import keras
 from keras import ops
@@ -14,18 +13,17 @@ from keras_tfm.layers import (
     RegionEmbedding,
     TransformerDecoderBlock,
 )
+from keras_tfm.layers.types import Activation, Arguments, DType
 from keras_tfm.models.encoders.bidirectional_encoder import BidirectionalEncoder, initializer
 from keras_tfm.models.gallery.lxmert import region_inputs
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 FUSIONS = {"product": ops.multiply, "sum": ops.add}
 # Section 3.1 of the paper, and the authors' configuration bert_base_6layer_6conect.
 # Use: vilbert(30522, **SIZES["base"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base": {
         "dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072,
         "visual_dim": 1024, "num_visual_layers": 6, "num_visual_heads": 8,
@@ -53,7 +51,7 @@ def vilbert(
     fusion: str = "product",
     dropout: float = 0.1,
     attention_dropout: float | None = None,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     layer_norm_epsilon: float = 1e-12,
     max_length: int = 512,
     num_segments: int = 2,
@@ -62,7 +60,7 @@ def vilbert(
     num_regions: int | None = 37,
     region_mask: bool = False,
     name: str = "vilbert",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """ViLBERT: two streams of different widths, one of text and one of image regions.
 

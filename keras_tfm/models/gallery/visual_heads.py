@@ -7,6 +7,7 @@ import keras
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.layers import LayerNormalization
+from keras_tfm.layers.types import DType, Initializer, Tensor
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels
 from keras_tfm.models.heads.text_heads import masked_token_logits
 from keras_tfm.models.identity import head, tensors_of
@@ -19,9 +20,9 @@ def visual_question_answering(
     num_answers: int,
     labels: Sequence[str] | None = None,
     layer_norm_epsilon: float | None = None,
-    features: Any = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds a classifier of questions about images: logits (B, A) of the answers.
 
@@ -52,7 +53,7 @@ def visual_question_answering(
     check_integer("num_answers", num_answers)
     labels = checked_labels(labels, num_answers)
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark(base.pooled(), labels=labels)
+    x = base.mark(base.pool(), labels=labels)
     logits = _answers(base, x, num_answers, layer_norm_epsilon)
     return Model(model.input, logits, name=model.name)
 
@@ -74,8 +75,8 @@ def image_text_pretraining(
     num_region_attributes: int | None = None,
     region_features: bool = False,
     num_answers: int | None = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds the heads of pretraining of ViLBERT (arXiv:1908.02265) and LXMERT (arXiv:1908.07490).
 
@@ -123,7 +124,7 @@ def image_text_pretraining(
     outputs = {
         "tokens": masked_token_logits(base, x),
         "regions": base.dense(num_region_classes, "region_classes")(y),
-        "matching": base.dense(2, "matching")(base.pooled()),
+        "matching": base.dense(2, "matching")(base.pool()),
     }
     if num_region_attributes:
         outputs["attributes"] = base.dense(num_region_attributes, "region_attributes")(y)
@@ -131,5 +132,5 @@ def image_text_pretraining(
         width = base.argument("region_dim", None, None)
         outputs["region_features"] = base.dense(width, "region_regression")(y)
     if num_answers:
-        outputs["answers"] = _answers(base, base.pooled(), num_answers)
+        outputs["answers"] = _answers(base, base.pool(), num_answers)
     return Model(model.input, outputs, name=model.name)

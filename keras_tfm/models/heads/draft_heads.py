@@ -1,7 +1,5 @@
 """Draft heads: further outputs that guess the tokens after the next one."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -9,8 +7,6 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.models.features import recompute, with_features
 from keras_tfm.models.heads.head_base import unused_name
 from keras_tfm.models.model import Model
-
-Tensor = Any
 
 
 def with_draft_heads(model: keras.Model, num_heads: int, name: str | None = None) -> Model:

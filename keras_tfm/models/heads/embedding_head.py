@@ -1,11 +1,11 @@
 """The head for sentence embeddings: pooling, an optional projection, a normalisation."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 
 from keras_tfm.layers import SequencePooling
+from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models.heads.head_base import HeadBase
 from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
@@ -17,12 +17,12 @@ def sentence_embedding(
     pooling: str = "mean",
     normalize: bool = True,
     projection_dim: int | None = None,
-    activation: Any = None,
+    activation: Activation | None = None,
     prompts: Mapping[str, str] | None = None,
     default_prompt: str | None = None,
-    features: Any = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds a head for sentence embeddings (B, D), for search, clustering and deduplication.
 

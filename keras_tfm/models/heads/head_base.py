@@ -6,11 +6,10 @@ from typing import Any
 import keras
 
 from keras_tfm.layers import Dropout, LayerNormalization, SequencePooling, TokenEmbedding
+from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models import identity
 from keras_tfm.models.encoder_decoders.shifted_source import end_token_features
 from keras_tfm.models.identity import Marker, tensors_of
-
-Tensor = Any
 
 
 class HeadBase:
@@ -27,9 +26,9 @@ class HeadBase:
     def __init__(
         self,
         model: keras.Model,
-        features: Any = None,
-        kernel_initializer: Any = None,
-        dtype: Any = None,
+        features: Tensor | str | None = None,
+        kernel_initializer: Initializer | None = None,
+        dtype: DType = None,
     ):
         if not identity.is_functional(model):
             raise TypeError(
@@ -71,7 +70,7 @@ class HeadBase:
         return layer
 
     def dense(
-        self, units: int, name: str, activation: Any = None, use_bias: bool = True
+        self, units: int, name: str, activation: Activation | None = None, use_bias: bool = True
     ) -> keras.layers.Dense:
         """A dense layer of the head."""
         return keras.layers.Dense(
@@ -98,7 +97,7 @@ class HeadBase:
         x: Tensor,
         dim: int,
         name: str,
-        activation: Any = None,
+        activation: Activation | None = None,
         layer_norm_epsilon: float | None = None,
     ) -> Tensor:
         """A dense layer of width `dim` with an activation, and a normalisation.
@@ -113,7 +112,7 @@ class HeadBase:
             epsilon=epsilon, center=use_bias, dtype=self.dtype, name=f"{name}_norm"
         )(x)
 
-    def pooled(self) -> Tensor:
+    def pool(self) -> Tensor:
         """Pooled symbolic vector (B, D): the model's, or that of a new pooler."""
         if self._pooled is None:
             at_end = end_token_features(self.model, self.features)
@@ -128,7 +127,7 @@ class HeadBase:
             self._pooled = Marker("pooled", dtype=self.dtype, name=name)(x)
         return self._pooled
 
-    def pooled_tokens(self, mode: str) -> Tensor:
+    def pool_tokens(self, mode: str) -> Tensor:
         """Symbolic vector (B, D) of the tokens that are not padding: "last" or "mean"."""
         return SequencePooling(mode, dtype=self.dtype, name="pooling")(self.features)
 

@@ -1,17 +1,15 @@
 """The head for image classification."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tfm.arguments import check_integer
+from keras_tfm.layers.types import DType, Initializer, Tensor
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, token
 from keras_tfm.models.identity import head
 from keras_tfm.models.model import Model
-
-Tensor = Any
 
 POOLINGS = ("first", "mean", "first_and_mean", "distilled")
 
@@ -24,9 +22,9 @@ def image_classifier(
     dropout: float | None = None,
     labels: Sequence[str] | None = None,
     prefix: int | None = None,
-    features: Any = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds a classifier of images: logits (B, C).
 

@@ -15,21 +15,19 @@ All functions have three options:
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tfm.layers import OutputBias, TokenEmbedding
+from keras_tfm.layers.types import Activation, DType, Initializer, Tensor
 from keras_tfm.models.encoder_decoders.shifted_source import with_shifted_source
 from keras_tfm.models.heads.head_base import HeadBase, checked_labels, unused_name
 from keras_tfm.models.identity import Marker, head, tensors_of
 from keras_tfm.models.model import Model
 
-Tensor = Any
 
-
-def backbone(model: keras.Model, features: Any = None) -> Model:
+def backbone(model: keras.Model, features: Tensor | str | None = None) -> Model:
     """Returns the model without its head: from its inputs to features (B, T, D).
 
     Args:
@@ -82,12 +80,12 @@ def masked_language_model(
     model: keras.Model,
     next_sentence: bool = False,
     positions: bool = False,
-    activation: Any = None,
+    activation: Activation | None = None,
     layer_norm_epsilon: float | None = None,
     embedding: TokenEmbedding | str | None = None,
-    features: Any = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds BERT's head for masked language modelling: logits (B, T, V) (arXiv:1810.04805).
 
@@ -131,7 +129,7 @@ def masked_language_model(
     outputs = masked_token_logits(base, x, embedding, activation, layer_norm_epsilon)
     if next_sentence:
         is_next = base.dense(2, "next_sentence")
-        outputs = {"tokens": outputs, "next_sentence": is_next(base.pooled())}
+        outputs = {"tokens": outputs, "next_sentence": is_next(base.pool())}
     return Model(inputs, outputs, name=model.name)
 
 
@@ -139,7 +137,7 @@ def masked_token_logits(
     base: HeadBase,
     x: Tensor,
     embedding: TokenEmbedding | str | None = None,
-    activation: Any = None,
+    activation: Activation | None = None,
     layer_norm_epsilon: float | None = None,
 ) -> Tensor:
     """Logits (B, T, V) of features (B, T, D), as in `masked_language_model`."""
@@ -150,7 +148,10 @@ def masked_token_logits(
 
 @head
 def next_sentence(
-    model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
+    model: keras.Model,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds a head that tells whether the second text follows the first: logits (B, 2).
 
@@ -168,7 +169,7 @@ def next_sentence(
     (None, 2)
     """
     base = HeadBase(model, features, kernel_initializer, dtype)
-    x = base.mark(base.pooled())
+    x = base.mark(base.pool())
     return Model(model.input, base.dense(2, "next_sentence")(x), name=model.name)
 
 
@@ -177,9 +178,9 @@ def sequence_classifier(
     model: keras.Model,
     num_classes: int,
     dropout: float | None = None,
-    features: Any = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
     labels: Sequence[str] | None = None,
     pooling: str | None = None,
 ) -> Model:
@@ -217,7 +218,7 @@ def sequence_classifier(
     pooling = ("last" if base.is_causal else "first") if pooling is None else pooling
     if pooling not in ("first", "last", "mean"):
         raise ValueError(f"pooling must be 'first', 'last' or 'mean', got {pooling!r}")
-    x = base.pooled() if pooling == "first" else base.pooled_tokens(pooling)
+    x = base.pool() if pooling == "first" else base.pool_tokens(pooling)
     x = base.mark(x, labels=labels, pooling=pooling)
     use_bias = pooling == "first" or base.begins_with_transform
     logits = base.classify(x, num_classes, dropout, use_bias=use_bias)
@@ -229,9 +230,9 @@ def token_classifier(
     model: keras.Model,
     num_classes: int,
     dropout: float | None = None,
-    features: Any = None,
-    kernel_initializer: Any = None,
-    dtype: Any = None,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
     labels: Sequence[str] | None = None,
 ) -> Model:
     """Adds a classifier of each token: logits (B, T, C).
@@ -258,7 +259,10 @@ def token_classifier(
 
 @head
 def question_answering(
-    model: keras.Model, features: Any = None, kernel_initializer: Any = None, dtype: Any = None
+    model: keras.Model,
+    features: Tensor | str | None = None,
+    kernel_initializer: Initializer | None = None,
+    dtype: DType = None,
 ) -> Model:
     """Adds BERT's head for SQuAD: logits of an answer's start (B, T) and end (B, T).
 

@@ -10,12 +10,11 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
 from keras_tfm.layers.base_layer import RematerializedLayer
+from keras_tfm.layers.types import Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder, outputs_in
 from keras_tfm.models.model import Model
 from keras_tfm.models.vision.clip_encoders import HEAD, MEAN, STD, clip_image, clip_text
-
-Tensor = Any
 
 
 def _size(patch_size: int, image: Sequence[int], text: Sequence[int], **more: Any) -> Any:
@@ -28,7 +27,7 @@ def _size(patch_size: int, image: Sequence[int], text: Sequence[int], **more: An
 # Table 20 of the paper; the large models have embeddings of 768. Use: clip(**SIZES["base-32"]).
 _BASE = ((768, 12, 12, 3072), (512, 12, 8, 2048))
 _LARGE = ((1024, 24, 16, 4096), (768, 12, 12, 3072))
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "base-32": _size(32, *_BASE),
     "base-16": _size(16, *_BASE),
     "large-14": _size(14, *_LARGE, projection_dim=768),
@@ -50,7 +49,7 @@ def clip(
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "clip",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """CLIP: an encoder of images and one of texts, whose embeddings of a pair become similar.
 
@@ -212,7 +211,7 @@ class LogitScale(RematerializedLayer):
         self.initial = initial
         self.maximum = maximum
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates s."""
         self.logit_scale = self.add_weight(
             name="logit_scale",
@@ -233,11 +232,11 @@ class LogitScale(RematerializedLayer):
         ones = ops.ones((ops.shape(x)[0], 1), self.compute_dtype)
         return ones * ops.cast(self.scale, self.compute_dtype)
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, 1)."""
         return (x_shape[0], 1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {**super().get_config(), "initial": self.initial, "maximum": self.maximum}
 

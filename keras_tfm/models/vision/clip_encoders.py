@@ -15,12 +15,11 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
     quick_gelu,
 )
+from keras_tfm.layers.types import Activation, DType, Tensor
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 from keras_tfm.models.vision.vit import PixelEncoder
-
-Tensor = Any
 
 # The mean and standard deviation of the pixels in the original's training data.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -40,13 +39,13 @@ def clip_image(
     projection_dim: int | None = 512,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Any = quick_gelu,
+    activation: Activation = quick_gelu,
     layer_norm_epsilon: float = 1e-5,
     position_size: int | Sequence[int] | None = None,
     image_mean: Sequence[float] = MEAN,
     image_std: Sequence[float] = STD,
     name: str = "clip_image",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """The image encoder of CLIP: from pixels to an embedding.
 
@@ -116,10 +115,10 @@ def clip_text(
     end_id: int | None = 49407,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    activation: Any = quick_gelu,
+    activation: Activation = quick_gelu,
     layer_norm_epsilon: float = 1e-5,
     name: str = "clip_text",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """The text encoder of CLIP: from token ids to an embedding.
 
@@ -218,7 +217,7 @@ def _output(
     features: Tensor,
     pool: Callable[[Tensor], Tensor],
     projection_dim: int | None,
-    dtype: Any,
+    dtype: DType,
 ) -> Any:
     """The embedding, or the features and the pooled vector without a projection."""
     if projection_dim is None:

@@ -11,6 +11,7 @@ from keras_tfm.layers import ImageNormalization, LayerNormalization, PositionalE
 from keras_tfm.layers.arguments import as_initializer
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.layers.types import Activation, Arguments, Config, DType, Initializer, Shape, Tensor
 from keras_tfm.models.encoder_decoders.encoder_decoder import Blocks
 from keras_tfm.models.heads.head_base import checked_labels
 from keras_tfm.models.identity import Marker, builder
@@ -18,10 +19,8 @@ from keras_tfm.models.model import Model
 from keras_tfm.models.vision.resnet import IMAGENET_MEAN, IMAGENET_STD, feature_map
 from keras_tfm.models.vision.resnet import SIZES as RESNET_SIZES
 
-Tensor = Any
-
 # Table 1 of the paper: DETR and DETR-R101. Use: detr((800, 1066), **SIZES["resnet50"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "resnet50": {"backbone": RESNET_SIZES["50"]},
     "resnet101": {"backbone": RESNET_SIZES["101"]},
 }
@@ -42,7 +41,7 @@ def detr(
     dropout: float = 0.1,
     attention_dropout: float | None = None,
     activation_dropout: float = 0.0,
-    activation: Any = "relu",
+    activation: Activation = "relu",
     backbone: Mapping[str, Any] | None = None,
     frozen_batch_norm: bool = True,
     auxiliary_outputs: bool = False,
@@ -50,7 +49,7 @@ def detr(
     image_mean: Sequence[float] = IMAGENET_MEAN,
     image_std: Sequence[float] = IMAGENET_STD,
     name: str = "detr",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """DETR, from pixels to a set of objects, without anchors and non-maximum suppression.
 
@@ -198,7 +197,7 @@ def without_auxiliary_outputs(model: keras.Model) -> Model:
 class _Head:
     """The layers that turn features (..., D) into classes and boxes."""
 
-    def __init__(self, dim: int, num_classes: int, dtype: Any):
+    def __init__(self, dim: int, num_classes: int, dtype: DType):
         self.classifier = keras.layers.Dense(num_classes + 1, dtype=dtype, name="classifier")
         self.layers = [
             keras.layers.Dense(dim, "relu", dtype=dtype, name="box_0"),
@@ -242,7 +241,7 @@ class ObjectQueries(RematerializedLayer):
     """
 
     def __init__(
-        self, num_queries: int, dim: int, initializer: Any = "random_normal", **kwargs: Any
+        self, num_queries: int, dim: int, initializer: Initializer = "random_normal", **kwargs: Any
     ):
         super().__init__(**kwargs)
         check_integer("num_queries", num_queries)
@@ -251,7 +250,7 @@ class ObjectQueries(RematerializedLayer):
         self.dim = dim
         self.initializer = as_initializer("initializer", initializer)
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the encodings."""
         self.queries = self.add_weight(
             name="queries", shape=(self.num_queries, self.dim), initializer=self.initializer
@@ -264,11 +263,11 @@ class ObjectQueries(RematerializedLayer):
         shape = (ops.shape(x)[0], self.num_queries, self.dim)
         return ops.zeros(shape, self.compute_dtype), encodings
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, N, D) and (1, N, D)."""
         return (x_shape[0], self.num_queries, self.dim), (1, self.num_queries, self.dim)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

@@ -10,13 +10,12 @@ from keras_tfm.arguments import check_integer
 from keras_tfm.layers import ImageNormalization
 from keras_tfm.layers.base_layer import RematerializedLayer
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.layers.types import Arguments, Config, DType, Shape, Tensor
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 # Table 1 of the paper. Use: resnet(224, **SIZES["50"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "18": {"dims": (64, 128, 256, 512), "depths": (2, 2, 2, 2), "bottleneck": False},
     "34": {"dims": (64, 128, 256, 512), "depths": (3, 4, 6, 3), "bottleneck": False},
     "50": {"dims": (256, 512, 1024, 2048), "depths": (3, 4, 6, 3), "bottleneck": True},
@@ -39,7 +38,7 @@ def resnet(
     image_mean: Sequence[float] = IMAGENET_MEAN,
     image_std: Sequence[float] = IMAGENET_STD,
     name: str = "resnet",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """A ResNet, from pixels to a feature map, without a head.
 
@@ -95,7 +94,7 @@ def feature_map(
     depths: Sequence[int] = (3, 4, 6, 3),
     bottleneck: bool = True,
     frozen_batch_norm: bool = False,
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> tuple[Tensor, list[str]]:
     """The layers of `resnet` between normalised pixels and features, and the names of the blocks.
 
@@ -186,7 +185,7 @@ class ResNetBlock(RematerializedLayer):
         self.shortcut: Any = None
         self.shortcut_norm: Any = None
 
-    def build(self, x_shape: Any) -> None:
+    def build(self, x_shape: Shape) -> None:
         """Creates the weights for C channels."""
         x_shape = (None, None, None, x_shape[-1])  # Keras would check it without the padding
         if x_shape[-1] != self.dim or self.stride != 1:
@@ -204,7 +203,7 @@ class ResNetBlock(RematerializedLayer):
         """(B, H, W, C) -> (B, H', W', dim)."""
         y = x
         for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            y = norm(convolution(_padded(y, convolution)), training=training)
+            y = norm(convolution(_pad(y, convolution)), training=training)
             y = ops.relu(y) if i < len(self.norms) - 1 else y
         if self.shortcut is not None:
             x = self.shortcut_norm(self.shortcut(x), training=training)
@@ -214,7 +213,7 @@ class ResNetBlock(RematerializedLayer):
         """`layer_call`: recomputing would update the moving statistics twice."""
         return layer_call
 
-    def compute_output_shape(self, x_shape: Any) -> Any:
+    def compute_output_shape(self, x_shape: Shape) -> Shape:
         """(B, H', W', dim)."""
         sizes = (None if x is None else -(-x // self.stride) for x in x_shape[1:3])
         return (x_shape[0], *sizes, self.dim)
@@ -222,7 +221,7 @@ class ResNetBlock(RematerializedLayer):
     def _norm(self, name: str) -> keras.layers.Layer:
         return _norm(name, self.frozen_batch_norm, self.dtype_policy)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),
@@ -233,7 +232,9 @@ class ResNetBlock(RematerializedLayer):
         }
 
 
-def _convolution(name: str, dim: int, window: int, stride: int, dtype: Any) -> keras.layers.Conv2D:
+def _convolution(
+    name: str, dim: int, window: int, stride: int, dtype: DType
+) -> keras.layers.Conv2D:
     """A convolution without bias; with a stride, its input has to be padded."""
     return keras.layers.Conv2D(
         dim,
@@ -249,7 +250,7 @@ def _convolution(name: str, dim: int, window: int, stride: int, dtype: Any) -> k
     )
 
 
-def _padded(x: Tensor, convolution: keras.layers.Conv2D) -> Tensor:
+def _pad(x: Tensor, convolution: keras.layers.Conv2D) -> Tensor:
     """The input of a convolution, padded as in PyTorch."""
     margin = convolution.kernel_size[0] // 2
     if convolution.padding == "same" or margin == 0:
@@ -257,7 +258,7 @@ def _padded(x: Tensor, convolution: keras.layers.Conv2D) -> Tensor:
     return ops.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
 
 
-def _norm(name: str, frozen: bool, dtype: Any) -> keras.layers.BatchNormalization:
+def _norm(name: str, frozen: bool, dtype: DType) -> keras.layers.BatchNormalization:
     # Keras's `momentum` is 1 - PyTorch's.
     return keras.layers.BatchNormalization(
         momentum=0.9, epsilon=1e-5, trainable=not frozen, dtype=dtype, name=name

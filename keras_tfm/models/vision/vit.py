@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 
@@ -19,16 +18,15 @@ from keras_tfm.layers import (
     TransformerEncoderBlock,
 )
 from keras_tfm.layers.images.patch_embedding import as_pair
+from keras_tfm.layers.types import Activation, Arguments, DType, Tensor
 from keras_tfm.models.encoder_arguments import EncoderArguments
 from keras_tfm.models.heads.head_base import token
 from keras_tfm.models.identity import Marker, builder
 from keras_tfm.models.model import Model
 
-Tensor = Any
-
 # "base", "large", "huge": table 1 of the ViT paper; "tiny" and "small": table 1 of DeiT, table 1 of
 # DINO; "giant": table 17 of DINOv2 (arXiv:2304.07193). Use: vit(224, 16, **SIZES["small"]).
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Arguments] = {
     "tiny": {"dim": 192, "num_layers": 12, "num_heads": 3, "intermediate_dim": 768},
     "small": {"dim": 384, "num_layers": 12, "num_heads": 6, "intermediate_dim": 1536},
     "base": {"dim": 768, "num_layers": 12, "num_heads": 12, "intermediate_dim": 3072},
@@ -52,7 +50,7 @@ def vit(
     dropout: float = 0.0,
     attention_dropout: float | None = None,
     drop_path: float = 0.0,
-    activation: Any = "gelu",
+    activation: Activation = "gelu",
     gated: bool = False,
     layer_norm_epsilon: float = 1e-6,
     layer_scale: float | None = None,
@@ -65,7 +63,7 @@ def vit(
     image_mean: Sequence[float] = (0.5, 0.5, 0.5),
     image_std: Sequence[float] = (0.5, 0.5, 0.5),
     name: str = "vit",
-    dtype: Any = None,
+    dtype: DType = None,
 ) -> Model:
     """A Vision Transformer, from pixels to features, without a head.
 

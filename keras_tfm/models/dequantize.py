@@ -3,10 +3,10 @@
 Example:
 
 >>> from keras_tfm.models import gpt
->>> from keras_tfm.models.dequantized import dequantized, is_quantized
+>>> from keras_tfm.models.dequantize import dequantize, is_quantized
 >>> model = gpt(11, dim=8, num_layers=1, num_heads=2, intermediate_dim=16, max_length=4)
 >>> model.quantize("int8", filters="dense|projection|query|inner|outer")
->>> is_quantized(model), is_quantized(dequantized(model))
+>>> is_quantized(model), is_quantized(dequantize(model))
 (True, False)
 """
 
@@ -24,7 +24,7 @@ def is_quantized(model: keras.Model) -> bool:
     return any(getattr(x, "quantization_mode", None) is not None for x in sublayers(model))
 
 
-def dequantized(model: keras.Model) -> keras.Model:
+def dequantize(model: keras.Model) -> keras.Model:
     """Copies a functional model with float weights: the rounded ones, and LoRA adapters merged.
 
     Its outputs differ a little: Keras rounds the inputs of quantized layers in every call, too.
@@ -35,7 +35,7 @@ def dequantized(model: keras.Model) -> keras.Model:
     _, copy = recreate(model, lambda layer, config: _plain(config), "without quantization")
     for old, new in zip(_leaves(model), _leaves(copy), strict=True):
         weights = [ops.convert_to_tensor(x) for x in old.weights]
-        if getattr(old, "quantization_mode", None) is not None or _adapted(old):
+        if getattr(old, "quantization_mode", None) is not None or _has_adapters(old):
             if not isinstance(old, keras.layers.Dense):
                 raise ValueError(
                     f"{old.path} ({type(old).__name__}) is quantized by Keras, which has no way "
@@ -62,7 +62,7 @@ class _Own:
         self.weights = [x for x in layer.weights if id(x) not in inner]
 
 
-def _adapted(layer: Any) -> bool:
+def _has_adapters(layer: Any) -> bool:
     return bool(getattr(layer, "lora_enabled", False))
 
 
