@@ -1,19 +1,21 @@
 """Plots: attention maps, positional encodings, training curves, and sizes of layers in a file."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from keras_tfm.optional_package import optional_package
 
+Figure: TypeAlias = Any  # matplotlib's, which is imported where it draws
+
 
 def plot_attention(
-    weights: Any,
+    weights: np.ndarray,
     queries: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     title: str | None = None,
-) -> Any:
+) -> Figure:
     """Draws the attention maps of one row of a batch, one panel per head.
 
     Args:
@@ -73,7 +75,7 @@ def plot_attention(
     return figure
 
 
-def plot_positions(encoding: Any, title: str | None = None) -> Any:
+def plot_positions(encoding: np.ndarray, title: str | None = None) -> Figure:
     """Draws a table of position vectors as a heat map.
 
     Args:
@@ -111,7 +113,7 @@ def plot_positions(encoding: Any, title: str | None = None) -> Any:
     return figure
 
 
-def plot_history(history: Mapping[str, Sequence[float]], title: str | None = None) -> Any:
+def plot_history(history: Mapping[str, Sequence[float]], title: str | None = None) -> Figure:
     """Draws training curves, one panel per loss or metric, with its validation value.
 
     Args:
@@ -152,7 +154,7 @@ def plot_history(history: Mapping[str, Sequence[float]], title: str | None = Non
     return figure
 
 
-def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = None) -> Any:
+def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = None) -> Figure:
     """Draws the number of bytes of each layer as a bar chart.
 
     Args:
@@ -198,7 +200,7 @@ def plot_sizes(sizes: Mapping[str, int], depth: int = 1, title: str | None = Non
     return figure
 
 
-def _figure(size: tuple[float, float]) -> Any:
+def _figure(size: tuple[float, float]) -> Figure:
     """A figure without a window, so that it works without a screen."""
     figures = optional_package(
         "matplotlib.figure", "plots need matplotlib", "matplotlib", extra="plots"

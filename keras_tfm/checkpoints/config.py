@@ -13,17 +13,26 @@ Example:
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import keras
 
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.layers import gelu_tanh, quick_gelu
 
+# The fields of a JSON file, and the arguments of a builder.
+Fields: TypeAlias = dict[str, Any]
+Arguments: TypeAlias = dict[str, Any]
+Activation: TypeAlias = Callable[[Any], Any]
+# A default, and what the field is then: None if the default is.
+Integer = TypeVar("Integer", int, None)
+Number = TypeVar("Number", float, None)
+Text = TypeVar("Text", str, None)
+
 # The names of supported activations in transformers.
-ACTIVATIONS: dict[str, Any] = {
+ACTIVATIONS: dict[str, Activation] = {
     "gelu": keras.activations.gelu,
     "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
@@ -55,11 +64,11 @@ class Config:
             raise FileNotFoundError(f"no such folder: {folder}")
         if not self.file.is_file():
             raise FileNotFoundError(f"{folder} has no config.json")
-        self.fields = read_json(self.file)
+        self.fields: Fields = read_json(self.file)
 
     def integer(
-        self, name: str, default: int | None, minimum: int = 1, maximum: int = 2**31 - 1
-    ) -> Any:
+        self, name: str, default: Integer, minimum: int = 1, maximum: int = 2**31 - 1
+    ) -> int | Integer:
         """Reads an integer; None if the field is null or missing and the default is None."""
         value = self._value(name, default)
         if value is None and default is None:
@@ -68,7 +77,7 @@ class Config:
             self.refuse(name, value, f"an integer from {minimum} to {maximum}")
         return value
 
-    def number(self, name: str, default: float | None, maximum: float = math.inf) -> Any:
+    def number(self, name: str, default: Number, maximum: float = math.inf) -> float | Number:
         """Reads a number of at least 0; None as in `integer`."""
         value = self._value(name, default)
         if value is None and default is None:
@@ -78,7 +87,7 @@ class Config:
             self.refuse(name, value, f"a number from 0 to {maximum}")
         return value
 
-    def size(self, name: str, default: int) -> Any:
+    def size(self, name: str, default: int) -> int | tuple[int, int]:
         """Reads a height and width: an integer for both, or a list of two, returned as a tuple."""
         value = self._value(name, default)
         sizes = value if isinstance(value, list) and len(value) == 2 else [value]
@@ -113,22 +122,25 @@ class Config:
             self.refuse(name, value, "true or false")
         return bool(value)
 
-    def text(self, name: str, default: str | None) -> Any:
+    def text(self, name: str, default: Text) -> str | Text:
         """Reads a string; None as in `integer`."""
         value = self._value(name, default)
-        if value is not None and not isinstance(value, str):
+        if value is None:
+            return default
+        if not isinstance(value, str):
             self.refuse(name, value, "a string")
         return value
 
-    def activation(self, name: str, default: str, known: dict[str, Any] | None = None) -> Any:
+    def activation(
+        self, name: str, default: str, known: Mapping[str, Activation] = ACTIVATIONS
+    ) -> Activation:
         """Reads the name of an activation and returns the activation."""
-        known = known or ACTIVATIONS
         value = self.text(name, default)
         if value not in known:
             self.refuse(name, value, f"one of {list(known)}")
         return known[value]
 
-    def only(self, **allowed: Any) -> None:
+    def only(self, **allowed: object) -> None:
         """Raises if a field has an unsupported value.
 
         Args:
@@ -149,12 +161,12 @@ class Config:
             if self.fields.get(alias) is not None:
                 self.fields[name] = self.fields[alias]
 
-    def refuse(self, name: str, value: Any, expected: str) -> None:
+    def refuse(self, name: str, value: object, expected: str) -> NoReturn:
         """Raises a ValueError that names the field."""
         raise ValueError(f"{self.file}: {name} must be {expected}, got {value!r}")
 
     @property
-    def generation_fields(self) -> dict[str, Any] | None:
+    def generation_fields(self) -> Fields | None:
         """The fields of `generation_config.json`, or None if the folder has no such file."""
         file = self.file.with_name("generation_config.json")
         return dict(read_json(file)) if file.is_file() else None
@@ -181,7 +193,7 @@ class Config:
         return default if value is None else value
 
 
-def activation_name(activation: Any) -> str:
+def activation_name(activation: Activation | str | None) -> str:
     """The name of an activation in transformers.
 
     Args:

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 import numpy as np
 
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Entry, Row, entries
 from keras_tfm.models import Model
@@ -27,7 +26,7 @@ class Architecture:
 
     make: Callable[[keras.Model, Config], keras.Model]
     kind: str | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
 
     def is_of(self, model: Model) -> bool:
@@ -69,14 +68,14 @@ class Family:
     model_type: str
     builder: Callable[..., keras.Model]
     table: Callable[[Model], tuple[Row, ...]]
-    arguments: Callable[[Config, Named], dict[str, Any]]
-    fields: Callable[[Model, str], dict[str, Any]]
+    arguments: Callable[[Config, Named], Arguments]
+    fields: Callable[[Model, str], Fields]
     architectures: Mapping[str, Architecture]
     is_of: Callable[[Model], bool] = lambda model: True
     names: Names = field(default_factory=Names)
     base: str = ""
     constants: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
-    preprocessor: Callable[[Model], dict[str, Any] | None] = lambda model: None
+    preprocessor: Callable[[Model], Fields | None] = lambda model: None
     unused: Callable[[Model], dict[str, np.ndarray]] = lambda model: {}
     aliases: Mapping[str, str] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from keras import ops
 
 from keras_tfm import atomic_files
 from keras_tfm.arguments import check_integer
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config
 from keras_tfm.checkpoints.family import Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
 from keras_tfm.checkpoints.image_settings import image_fields
@@ -124,7 +124,7 @@ def load_huggingface(
     own = {key: x for key, x in options.items() if key not in (*sizes, *added)}
     arguments = {**stored, **own}
 
-    def build(arguments: dict[str, Any]) -> keras.Model:
+    def build(arguments: Arguments) -> keras.Model:
         return make(family.builder(**arguments), config)
 
     with without_storage():  # check first: a configuration may describe a model of any size
@@ -138,7 +138,7 @@ def load_huggingface(
         arguments["max_length"] = sizes.pop("max_length")  # which the builder only stores
     model = build(arguments)
     load_entries(named, family.entries(model))
-    model = _resized(model, str(folder), stored, sizes)
+    model = _resize(model, str(folder), stored, sizes)
     if added:
         resized, model = model, build(given)
         for new, old in zip(model.weights, resized.weights, strict=True):
@@ -146,7 +146,7 @@ def load_huggingface(
     return model
 
 
-def _added_ids(options: dict[str, Any], stored: dict[str, Any], sizes: dict[str, int]) -> list[str]:
+def _added_ids(options: Arguments, stored: Arguments, sizes: dict[str, int]) -> list[str]:
     """The options that are ids of added tokens, such as `pad_id`, which no table has yet."""
     old = min((stored[key] for key in sizes if key != "max_length"), default=None)
     if old is None:
@@ -160,9 +160,7 @@ def _has_positions(model: Model) -> bool:
     return bool(position_tables(model)) or model.arguments.get("max_distance", 0) is None
 
 
-def _resized(
-    model: Model, folder: str, stored: dict[str, Any], sizes: dict[str, int]
-) -> keras.Model:
+def _resize(model: Model, folder: str, stored: Arguments, sizes: dict[str, int]) -> keras.Model:
     """The model with other sizes than the folder's."""
     sizes = {key: x for key, x in sizes.items() if x != stored[key]}
     vocabularies = [key for key in sizes if key != "max_length"]
@@ -174,7 +172,7 @@ def _resized(
                 "models.resize_vocabulary removes ids"
             )
     if vocabularies:
-        size = sizes.get("vocabulary_size", stored["vocabulary_size"])
+        size = {**stored, **sizes}["vocabulary_size"]
         model = resize_vocabulary(model, size, sizes.get("target_vocabulary_size"))
     if "max_length" in sizes:
         model = resize_positions(model, sizes["max_length"])
@@ -267,7 +265,7 @@ def save_huggingface(
     folder = Path(folder)
     if (folder / INDEX).exists():
         raise FileExistsError(f"{folder} holds a checkpoint in several files: use another folder")
-    family, model = _known(model)
+    family, model = _model_family(model)
     if is_quantized(model):
         model = dequantize(model)
     layers = sublayers(model)
@@ -335,7 +333,7 @@ def _check_end_id(model: Model, end_id: int | None) -> None:
         )
 
 
-def _known(model: keras.Model) -> tuple[Family, Model]:
+def _model_family(model: keras.Model) -> tuple[Family, Model]:
     """The family of a model, and the model as a `keras_tfm.Model`."""
     if not isinstance(model, Model) and is_functional(model):
         model = Model(model.input, model.output, name=model.name)

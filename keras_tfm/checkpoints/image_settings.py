@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.runtime.media.image_processor import FILTERS, ImageProcessor
 
@@ -28,7 +28,7 @@ _WITHOUT = {
 
 def image_statistics(
     config: Config, mean: Sequence[float] = (), std: Sequence[float] = ()
-) -> dict[str, Any]:
+) -> Fields:
     """The builder's `image_mean` and `image_std`: the folder's, or 0.5 for every channel.
 
     Args:
@@ -84,10 +84,10 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
     return _Settings(path).processor()
 
 
-def image_fields(model: models.Model, processor: ImageProcessor | None) -> dict[str, Any]:
+def image_fields(model: models.Model, processor: ImageProcessor | None) -> Fields:
     """The fields of `preprocessor_config.json` for a model with `ImageNormalization`."""
     given = model.arguments
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -126,15 +126,15 @@ class _Settings:
 
     def __init__(self, path: Path):
         self.path = path
-        self.fields: dict[str, Any] = read_json(path) if path.is_file() else {}
+        self.fields: Fields = read_json(path) if path.is_file() else {}
 
-    def only(self, **allowed: Any) -> None:
+    def only(self, **allowed: object) -> None:
         for name, value in allowed.items():
             found = self.fields.get(name, value)
             if found != value:
                 self.refuse(name, found, repr(value))
 
-    def refuse(self, name: str, value: Any, expected: str) -> None:
+    def refuse(self, name: str, value: object, expected: str) -> NoReturn:
         raise ValueError(f"{self.path}: {name} must be {expected}, got {value!r}")
 
     def statistic(self, name: str, channels: int) -> list[float]:
@@ -150,7 +150,7 @@ class _Settings:
     def processor(self) -> ImageProcessor:
         """The rules for resizing and cropping."""
         cropping = self._kind(_CROPPING)
-        number = self._given("resample", 3 if cropping else 2)
+        number = self._value("resample", 3 if cropping else 2)
         resample = _NUMBERS.get(number) if isinstance(number, int) else number
         if resample not in FILTERS:
             self.refuse("resample", number, f"one of {list(_NUMBERS)}")
@@ -161,7 +161,7 @@ class _Settings:
                 self.refuse(name, found, "left out, as the runtime lacks it")
         size = self._size("size")
         said = "crop_size" in self.fields and not self._kind(("ViT",))  # whose class never crops
-        crops = bool(self._given("do_center_crop", cropping or said))
+        crops = bool(self._value("do_center_crop", cropping or said))
         crop = self._size("crop_size") if crops else None
         mean = self.fields.get("image_mean")
         channels = len(mean) if isinstance(mean, list) else 3
@@ -173,14 +173,14 @@ class _Settings:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.path}: {error}") from None
 
-    def _given(self, name: str, default: Any) -> Any:
+    def _value(self, name: str, default: object) -> Any:
         """A field; null is as none."""
         found = self.fields.get(name)
         return default if found is None else found
 
     def _kind(self, names: tuple[str, ...]) -> bool:
         """Whether the file is of one of these classes; older files have another field."""
-        kind = self._given("image_processor_type", self.fields.get("feature_extractor_type"))
+        kind = self._value("image_processor_type", self.fields.get("feature_extractor_type"))
         return isinstance(kind, str) and kind.startswith(names)
 
     def _size(self, name: str) -> int | tuple[int, int]:

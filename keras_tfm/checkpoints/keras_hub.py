@@ -121,11 +121,11 @@ def _values(source: keras.layers.Layer) -> dict[str, np.ndarray]:
     return found
 
 
-def _kind(layer: Any) -> str:
+def _kind(layer: keras.layers.Layer) -> str:
     return f"{type(layer).__module__.split('.')[0]}.{type(layer).__name__}"
 
 
-def _name(weight: Any, layer: keras.layers.Layer) -> str:
+def _name(weight: keras.Variable, layer: keras.layers.Layer) -> str:
     return str(weight.path).removeprefix(layer.path + "/")
 
 
@@ -150,7 +150,7 @@ def _block(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return values
 
 
-def _check_embedding(source: Any, target: Any) -> None:
+def _check_embedding(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     if not source.tie_weights or source.logit_soft_cap is not None:
         raise ValueError(
             f"{source.name} has tie_weights={source.tie_weights} and "
@@ -165,7 +165,7 @@ def _check_embedding(source: Any, target: Any) -> None:
         )
 
 
-def _check_block(source: Any, target: Any) -> None:
+def _check_block(source: keras.layers.Layer, target: keras.layers.Layer) -> None:
     """Other arguments would give other values without an error."""
     theirs, ours = source.get_config(), target.get_config()
     for name in ("intermediate_dim", "num_heads", "normalize_first", "layer_norm_epsilon"):

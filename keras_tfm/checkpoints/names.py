@@ -119,7 +119,7 @@ class Named:
         """Whether the name of any tensor begins with `prefix`."""
         return any(name.startswith(prefix) for name in self.own)
 
-    def shown(self, name: str, head: bool) -> str:
+    def name_in_files(self, name: str, head: bool) -> str:
         """A name of the table in the form that these files use."""
         return ("" if head or not self.prefixed else self.names.prefix) + name
 
@@ -139,7 +139,7 @@ class Named:
         self.merge_aliases(set(expected))
         found = {name: self.tensors[own] for name, own in self.own.items()}
         missing = [
-            f"{self.shown(name, entry.head)} {entry.shapes[name]}"
+            f"{self.name_in_files(name, entry.head)} {entry.shapes[name]}"
             for name, entry in expected.items()
             if name not in found
         ]

@@ -8,12 +8,11 @@ Example:
 >>> check_equal(model, model)
 """
 
-from typing import Any
-
 import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.checkpoints.config import Arguments
 from keras_tfm.layers.images.patch_embedding import as_pair
 from keras_tfm.models import Model
 
@@ -56,7 +55,7 @@ def check_equal(model: Model, again: Model) -> None:
             )
 
 
-def _ids(model: Model, again: Model, rng: Any) -> dict[str, np.ndarray]:
+def _ids(model: Model, again: Model, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random ids for each input of a model of texts."""
     given = model.arguments
     length = min(9, given.get("max_length", 9))
@@ -78,7 +77,7 @@ def _ids(model: Model, again: Model, rng: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _regions(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
+def _regions(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random regions of images; the last ones of the second image are padding."""
     count = given["num_regions"] or 7
     mask = np.ones((3, count), "int32")
@@ -90,14 +89,14 @@ def _regions(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _images(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
+def _images(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random pixels."""
     size = given["image_size"] or given.get("position_size") or 67
     size = as_pair("image_size", size)
     return {"pixels": rng.integers(0, 256, (3, *size, len(given["image_mean"]))).astype("float32")}
 
 
-def _speech(given: dict[str, Any], rng: Any) -> dict[str, np.ndarray]:
+def _speech(given: Arguments, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Noise, as samples and as features."""
     shape = (3, 2 * given["max_source_length"], given["num_mels"])
     return {

@@ -1,13 +1,14 @@
 """Loads folders of sentence-transformers: a model, its pooling, its prompts."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config
 from keras_tfm.checkpoints.huggingface import FAMILIES, load_huggingface
 from keras_tfm.checkpoints.tensors import Tensors, read_json
 from keras_tfm.checkpoints.tokenizers.tokenizer_files import load_tokenizer
@@ -126,7 +127,7 @@ def load_sentence_transformer(folder: str | Path, **options: Any) -> models.Mode
     return model
 
 
-def _is_decoder(builder: Any) -> bool:
+def _is_decoder(builder: Callable[..., models.Model]) -> bool:
     """Whether a builder makes decoder-only models, which have a padding id only if it is given."""
     parameters = inspect.signature(builder).parameters
     return "start_id" not in parameters and (
@@ -134,7 +135,7 @@ def _is_decoder(builder: Any) -> bool:
     )
 
 
-def _padding(transformer: Path, folder: Path, vocabulary_size: Any) -> tuple[int, bool]:
+def _padding(transformer: Path, folder: Path, vocabulary_size: int | None) -> tuple[int, bool]:
     """The padding id of a folder's tokenizer, and whether the tokenizer appends it to each text.
 
     -1 if it has none: rows are then padded with -1, which is no token.
@@ -199,7 +200,7 @@ def _pooling(folder: Path) -> str:
     return POOLING[modes[0]][1]
 
 
-def _dense_arguments(folder: Path, dim: int) -> dict[str, Any]:
+def _dense_arguments(folder: Path, dim: int) -> Arguments:
     """The arguments of the head for a dense layer."""
     config = Config(folder)
     name = config.text("activation_function", "torch.nn.modules.activation.Tanh").split(".")[-1]
@@ -229,7 +230,7 @@ def _load_dense(folder: Path, layer: keras.layers.Dense) -> None:
         layer.bias.assign(tensors.array("linear.bias"))
 
 
-def _prompts(folder: Path) -> dict[str, Any]:
+def _prompts(folder: Path) -> Arguments:
     file = folder / "config_sentence_transformers.json"
     settings = read_json(file) if file.is_file() else {}
     prompts = settings.get("prompts") or {}

@@ -1,13 +1,19 @@
 """The base of the data pipelines of this package."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.text.rows import Rows
+from keras_tfm.text.rows import Ids, Rows
+
+# Arrays, or tuples and dictionaries of arrays.
+Batch: TypeAlias = Any
+# `tf.data.Dataset`, which only `Batches.dataset` imports.
+Dataset: TypeAlias = Any
+
 
 # One id for all inputs and labels, or ids by name; the labels have the name LABELS.
 PadIds: TypeAlias = int | Mapping[str, int]
@@ -71,10 +77,10 @@ class Batches(abc.ABC):
     steps: int
 
     @abc.abstractmethod
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Batch:
         """The batch of a step: inputs by name, or a tuple of inputs, labels and weights."""
 
-    def dataset(self, start: int = 0, epochs: int | None = None) -> Any:
+    def dataset(self, start: int = 0, epochs: int | None = None) -> Dataset:
         """The batches as a `tf.data.Dataset`, starting with step `start`.
 
         Args:
@@ -98,13 +104,13 @@ class Batches(abc.ABC):
                 f"start must be at most {stop}, {epochs} epochs of {self.steps} steps, got {start}"
             )
 
-        def generate() -> Any:
+        def generate() -> Iterator[Batch]:
             step = start
             while stop is None or step < stop:
                 yield self.batch(step)
                 step += 1
 
-        def spec(array: np.ndarray) -> Any:
+        def spec(array: np.ndarray) -> object:
             return tf.TensorSpec((None,) * array.ndim, array.dtype)
 
         dataset = tf.data.Dataset.from_generator(
@@ -113,7 +119,7 @@ class Batches(abc.ABC):
         count = tf.data.INFINITE_CARDINALITY if stop is None else stop - start
         return dataset.apply(tf.data.experimental.assert_cardinality(count)).prefetch(4)
 
-    def map(self, function: Callable[[Any, int], Any]) -> "Batches":
+    def map(self, function: Callable[[Batch, int], Batch]) -> "Batches":
         """Applies `function(batch, step)` to every batch, such as `MaskTokens`.
 
         >>> from keras_tfm.text import BucketedBatches
@@ -125,15 +131,17 @@ class Batches(abc.ABC):
 
 
 class _Mapped(Batches):
-    def __init__(self, batches: Batches, function: Callable[[Any, int], Any]):
+    def __init__(self, batches: Batches, function: Callable[[Batch, int], Batch]):
         self.steps = batches.steps
         self._batches, self._function = batches, function
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Batch:
         return self._function(self._batches.batch(step), step)
 
 
-def checked_parts(inputs: Mapping[str, Any], labels: Any) -> tuple[dict[str, Rows], Rows | None]:
+def checked_parts(
+    inputs: Mapping[str, Ids], labels: Ids | None
+) -> tuple[dict[str, Rows], Rows | None]:
     """Inputs and labels as `Rows`.
 
     Raises:

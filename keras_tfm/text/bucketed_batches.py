@@ -1,13 +1,20 @@
 """Batches of examples of similar lengths."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from keras_tfm.arguments import check_integer
-from keras_tfm.text.batches import LABELS, Batches, Padding, PadIds, checked_parts, pad_ids_by_part
-from keras_tfm.text.rows import Rows
+from keras_tfm.text.batches import (
+    LABELS,
+    Batch,
+    Batches,
+    Padding,
+    PadIds,
+    checked_parts,
+    pad_ids_by_part,
+)
+from keras_tfm.text.rows import Ids, Rows
 
 
 class BucketedBatches(Batches):
@@ -57,8 +64,8 @@ class BucketedBatches(Batches):
 
     def __init__(
         self,
-        inputs: Mapping[str, Any],
-        labels: Any = None,
+        inputs: Mapping[str, Ids],
+        labels: Ids | None = None,
         boundaries: Sequence[int] = (8, 16, 32, 64, 128),
         tokens: int | None = None,
         batch_size: int | None = None,
@@ -90,7 +97,7 @@ class BucketedBatches(Batches):
             )
         self._planned: tuple[int, list[np.ndarray]] = (-1, [])
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all epochs.
 
         Returns:
@@ -99,11 +106,11 @@ class BucketedBatches(Batches):
         check_integer("step", step, minimum=0)
         indices = self._plan(step // self.steps)[step % self.steps]
 
-        def padded(name: str, part: Rows) -> np.ndarray:
+        def pad(name: str, part: Rows) -> np.ndarray:
             return part.padded(indices, self._length(part, indices), self.pad_ids[name])
 
-        inputs = {name: padded(name, part) for name, part in self.inputs.items()}
-        return inputs if self.labels is None else (inputs, padded(LABELS, self.labels))
+        inputs = {name: pad(name, part) for name, part in self.inputs.items()}
+        return inputs if self.labels is None else (inputs, pad(LABELS, self.labels))
 
     def padding(self) -> Padding:
         """The share of padding in the first epoch; other epochs differ slightly."""

@@ -1,7 +1,6 @@
 """Rows of a text and the codes of an image, for DALL-E."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -96,14 +95,14 @@ class CaptionedImages:
             row[: len(ids)] = ids
         return result
 
-    def codes(self, tokens: Any) -> np.ndarray:
+    def codes(self, tokens: np.ndarray) -> np.ndarray:
         """The codes in generated rows (B, N + M): (B, M), int32."""
         codes = np.asarray(tokens)[:, self.text_length :] - self.first_code
         _check_range("the codes of generated rows", codes, self.image_vocabulary_size)
         return codes.astype("int32")
 
     def __call__(
-        self, captions: Sequence[Sequence[int]], codes: Any, step: int
+        self, captions: Sequence[Sequence[int]], codes: np.ndarray, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Captions and codes -> tokens, next tokens, weights."""
         codes = np.asarray(codes)

@@ -1,7 +1,5 @@
 """Masked alignments: hides residues and makes the labels."""
 
-from typing import Any
-
 import numpy as np
 
 from keras_tfm.arguments import check_rate
@@ -12,6 +10,7 @@ from keras_tfm.text.alignments import (
     MASK_ID,
     alignment_profile,
 )
+from keras_tfm.text.batches import Batch
 
 
 class MaskAlignments:
@@ -79,7 +78,7 @@ class MaskAlignments:
         self.random_share, self.profile_share = random_share, profile_share
         self.same_share = same_share
 
-    def __call__(self, batch: Any, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    def __call__(self, batch: Batch, step: int) -> tuple[Batch, np.ndarray, np.ndarray]:
         """Inputs -> inputs with masked residues, labels, weights."""
         ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
         if ids.ndim != 3:

@@ -1,7 +1,5 @@
 """Masked image regions: hides features of regions and makes the targets."""
 
-from typing import Any
-
 import numpy as np
 
 from keras_tfm.arguments import check_integer, check_rate
@@ -64,8 +62,8 @@ class MaskRegions:
         self.name, self.targets, self.seed = name, targets, seed
 
     def __call__(
-        self, batch: dict[str, Any], step: int
-    ) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
+        self, batch: dict[str, np.ndarray], step: int
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """Inputs and targets -> inputs with masked regions, targets, weights."""
         missing = [x for x in (self.name, self.targets) if x not in batch]
         if missing:

@@ -1,11 +1,11 @@
 """Masked language modelling: masks tokens and makes the labels."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from keras_tfm.arguments import check_integer, check_rate
+from keras_tfm.text.batches import Batch
 
 
 class MaskTokens:
@@ -113,7 +113,7 @@ class MaskTokens:
         self.pad_id, self.ignore_id, self.name, self.seed = pad_id, ignore_id, name, seed
         self.positions = positions
 
-    def __call__(self, batch: Any, step: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    def __call__(self, batch: Batch, step: int) -> tuple[Batch, np.ndarray, np.ndarray]:
         """Inputs -> inputs with masked tokens, labels, weights."""
         if isinstance(batch, tuple):
             raise ValueError("a batch to mask must be inputs without labels, got a tuple")
@@ -124,7 +124,7 @@ class MaskTokens:
             )
         ids = np.asarray(batch[self.name] if isinstance(batch, dict) else batch)
         rng = np.random.default_rng([self.seed, step])
-        chosen = self._chosen(ids, rng)
+        chosen = self._choose(ids, rng)
         draw = rng.random(ids.shape)
         other = self._ordinary[rng.integers(len(self._ordinary), size=ids.shape)]
         hidden = np.where(draw < self.mask_share, self.mask_id, ids)
@@ -143,7 +143,7 @@ class MaskTokens:
             inputs["mask_positions"] = np.where(chosen, places, 0).astype("int32")
         return inputs, labels, chosen.astype("float32")
 
-    def _chosen(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _choose(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The positions to predict: (B, T), boolean."""
         ordinary = ~np.isin(ids, self.special_ids)
         available = ordinary.sum(axis=1)
@@ -153,6 +153,6 @@ class MaskTokens:
         ranks = np.argsort(np.argsort(numbers, axis=1, kind="stable"), axis=1, kind="stable")
         return ranks < counts[:, None]
 
-    def _count(self, available: Any) -> Any:
+    def _count(self, available: np.ndarray | int) -> np.ndarray:
         """The number of chosen tokens among `available` ones."""
         return np.maximum(1, np.rint(self.rate * available)).astype("int64")

@@ -2,19 +2,20 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.text.batches import (
     LABELS,
+    Batch,
     Batches,
     Padding,
     PadIds,
     checked_parts,
     pad_ids_by_part,
 )
+from keras_tfm.text.rows import Ids
 
 
 class PackedBatches(Batches):
@@ -66,8 +67,8 @@ class PackedBatches(Batches):
 
     def __init__(
         self,
-        inputs: Mapping[str, Any],
-        labels: Any = None,
+        inputs: Mapping[str, Ids],
+        labels: Ids | None = None,
         length: int = 512,
         batch_size: int = 32,
         seed: int = 0,
@@ -84,12 +85,12 @@ class PackedBatches(Batches):
         self.seed, self.shuffle = seed, shuffle
         self.pad_ids = pad_ids_by_part(pad_id, list(self.inputs), self.labels is not None)
         lengths = self._lengths()
-        self._packed = _packed(lengths, length)
+        self._packed = _pack_rows(lengths, length)
         self._tokens = int(lengths.sum())
         self.rows = len(self._packed)
         self.steps = -(-self.rows // batch_size)
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0 over all epochs.
 
         Returns:
@@ -171,7 +172,7 @@ def segment_mask(segments: np.ndarray) -> np.ndarray:
     return result
 
 
-def _packed(lengths: np.ndarray, length: int) -> list[list[int]]:
+def _pack_rows(lengths: np.ndarray, length: int) -> list[list[int]]:
     """The examples of each row by best fit decreasing, in the order of the first examples."""
     rows: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (free positions, row), ascending

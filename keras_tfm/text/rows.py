@@ -1,6 +1,7 @@
 """Rows of integers of different lengths, in one array."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class Rows:
         self.lengths = np.diff(starts)
 
     @classmethod
-    def of(cls, rows: "Rows | Iterable[Sequence[int] | np.ndarray]") -> "Rows":
+    def of(cls, rows: "Ids") -> "Rows":
         """Creates `Rows` from sequences of integers; `Rows` are returned unchanged.
 
         Raises:
@@ -89,3 +90,7 @@ class Rows:
                 raise ValueError(f"row {i} has {len(tokens)} tokens, the length is {length}")
             row[: len(tokens)] = tokens
         return result
+
+
+# Rows of integers, in any form that `Rows.of` takes.
+Ids: TypeAlias = Rows | Iterable[Sequence[int] | np.ndarray]

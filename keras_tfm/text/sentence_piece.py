@@ -3,11 +3,15 @@
 import io
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.optional_package import optional_package
 from keras_tfm.text.word_piece import END, PADDING, START, UNKNOWN
+
+# A `SentencePieceProcessor`, which only the function imports.
+Tokenizer: TypeAlias = Any
+
 
 KINDS = ("unigram", "bpe", "char")
 
@@ -19,7 +23,7 @@ def train_sentence_piece(
     special_tokens: Sequence[str] = (),
     ends: bool = True,
     byte_fallback: bool = False,
-) -> Any:
+) -> Tokenizer:
     """Trains a SentencePiece tokenizer, which splits text into pieces without word boundaries.
 
     "SentencePiece" (arXiv:1808.06226); by default the unigram model of "Subword Regularization"

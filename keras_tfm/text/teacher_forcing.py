@@ -1,14 +1,12 @@
 """Decoder inputs and labels for teacher forcing."""
 
-from typing import Any
-
 import numpy as np
 
-from keras_tfm.text.rows import Rows
+from keras_tfm.text.rows import Ids, Rows
 
 
 def teacher_forcing(
-    source: Any, target: Any, names: tuple[str, str] = ("source", "target")
+    source: Ids | None, target: Ids, names: tuple[str, str] = ("source", "target")
 ) -> tuple[dict[str, Rows], Rows]:
     """Makes inputs and labels of a decoder: the labels are the target shifted by one token.
 

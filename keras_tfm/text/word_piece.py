@@ -1,10 +1,14 @@
 """Trains a WordPiece tokenizer whose decoding restores the text."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.optional_package import optional_package
+
+# A `Tokenizer` of `tokenizers`, which only the function imports.
+Tokenizer: TypeAlias = Any
+
 
 PADDING, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unknown>"
 # The prefix of a piece inside a word: a private-use character. With the usual "##", decoding would
@@ -25,7 +29,7 @@ def train_word_piece(
     special_tokens: Sequence[str] = (),
     ends: bool = True,
     min_frequency: int = 2,
-) -> Any:
+) -> Tokenizer:
     """Trains a WordPiece tokenizer that keeps capitals and spaces.
 
     A word is split into the longest pieces in the vocabulary, from its start: "Google's Neural
@@ -158,7 +162,7 @@ def _pieces(words: Iterable[list[str]], size: int, min_frequency: int) -> list[s
     return [read(piece) for piece in sorted(vocabulary, key=vocabulary.__getitem__)]
 
 
-def _import_tokenizers() -> Any:
+def _import_tokenizers() -> Tokenizer:
     return optional_package(
         "tokenizers", "training this vocabulary needs tokenizers", "tokenizers", extra="text"
     )

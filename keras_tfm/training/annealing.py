@@ -1,7 +1,6 @@
 """A variable that follows a schedule during training."""
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 from keras import ops
@@ -35,7 +34,7 @@ class Annealing(keras.callbacks.Callback):
     0.135
     """
 
-    def __init__(self, variable: keras.Variable, schedule: Callable[[int], Any]):
+    def __init__(self, variable: keras.Variable, schedule: Callable[[int], float]):
         super().__init__()
         if not isinstance(variable, keras.Variable):
             raise TypeError(f"variable must be a keras.Variable, got {variable!r}")
@@ -49,6 +48,6 @@ class Annealing(keras.callbacks.Callback):
         value = float(ops.convert_to_numpy(self.schedule(step)))
         self.variable.assign(ops.convert_to_tensor(value, dtype=self.variable.dtype))
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Assigns the value of the step that begins."""
         self.set(int(ops.convert_to_numpy(self.model.optimizer.iterations)))

@@ -11,20 +11,23 @@ Example:
 'the weight answer/kernel has 1 nan of 1 numbers'
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_tfm import keras_internals
+from keras_tfm.layers.types import Tensor
 
-Tensor = Any
+# A batch of `fit`: tensors, or tuples and dictionaries of tensors.
+Batch: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Call: TypeAlias = Callable[..., Tensor]
 
 
-def first_not_finite(model: keras.Model, data: Any) -> str:
+def first_not_finite(model: keras.Model, data: Batch) -> str:
     """Describes the first value of a training step on `data` that is NaN or infinite.
 
     It repeats the step eagerly with the current weights and checks in this order: inputs,
@@ -48,19 +51,19 @@ def first_not_finite(model: keras.Model, data: Any) -> str:
 def of_weights(model: keras.Model) -> str | None:
     """Describes the first weight that is not finite, or returns None."""
     for weight in model.weights:
-        found = _described(weight)
+        found = _describe(weight)
         if found:
             return f"the weight {weight.path} has {found}"
     return None
 
 
-def _of_batch(model: keras.Model, data: Any) -> str | None:
+def _of_batch(model: keras.Model, data: Batch) -> str | None:
     import tensorflow as tf
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     for kind, given in (("input", x), ("label", y), ("sample weight", sample_weight)):
         for path, value in keras.tree.flatten_with_path(given):
-            found = _described(value, rows=True)
+            found = _describe(value, rows=True)
             if found:
                 name = "/".join(map(str, path)) or _only_name(model, kind)
                 return f"{kind} {name} has {found}".replace("  ", " ")
@@ -76,17 +79,17 @@ def _of_batch(model: keras.Model, data: Any) -> str | None:
             )
         if bad:
             return bad[0]
-        found = _described(y_pred)
+        found = _describe(y_pred)
         if found:
             return f"the model's output has {found}, computed by an operation outside any layer"
-        found = _described(loss)
+        found = _describe(loss)
         if found:
             return f"the outputs of all layers are finite, but their loss is {float(loss)}"
         weights = model.trainable_variables
         for weight, gradient in reversed(
             list(zip(weights, tape.gradient(loss, [w.value for w in weights]), strict=True))
         ):
-            found = None if gradient is None else _described(gradient)
+            found = None if gradient is None else _describe(gradient)
             if found:
                 return f"all outputs are finite, but the gradient of {weight.path} has {found}"
     finally:
@@ -100,11 +103,11 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
     """Inside this context, a list that describes the first layer output that is not finite."""
     bad: list[str] = []
 
-    def watched(layer: keras.layers.Layer, call: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
+    def watch_outputs(layer: keras.layers.Layer, call: Call) -> Call:
+        def run(*args: Tensor, **kwargs: Tensor) -> Tensor:
             outputs = call(*args, **kwargs)
             if not bad:
-                found = _described(outputs)
+                found = _describe(outputs)
                 if found:
                     bad.append(f"the output of {layer.path or layer.name} has {found}")
             return outputs
@@ -114,7 +117,7 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
     layers = keras_internals.sublayers(model)
     for layer in layers:
         # Not setattr: Keras would track the function.
-        object.__setattr__(layer, "call", watched(layer, layer.call))
+        object.__setattr__(layer, "call", watch_outputs(layer, layer.call))
     try:
         yield bad
     finally:
@@ -122,7 +125,7 @@ def _outputs(model: keras.Model) -> Iterator[list[str]]:
             object.__delattr__(layer, "call")
 
 
-def _described(values: Any, rows: bool = False) -> str | None:
+def _describe(values: Batch, rows: bool = False) -> str | None:
     """The counts of NaN and infinite values, or None; with `rows`, also the first such row."""
     for value in keras.tree.flatten(values):
         if value is None or not hasattr(value, "dtype"):

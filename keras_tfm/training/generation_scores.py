@@ -1,16 +1,24 @@
 """Scores generated texts during training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
 from keras_tfm.generation import Generator, Strategy
 from keras_tfm.generation.interface import interface_of
+from keras_tfm.layers.types import Arguments
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.decoding.trailing_padding import unpadded_length
 from keras_tfm.runtime.tokenizers.tokenizer import until_end
+
+# What the inputs of a `Generator` are: one array, or several by name.
+Inputs: TypeAlias = np.ndarray | Sequence[Sequence[int]] | dict[str, np.ndarray]
+# A function of one row's ids, or a tokenizer, of which each kind has another method.
+Decoder: TypeAlias = Any
+# With `corpus_score(texts, references).score`.
+Metric: TypeAlias = Any
 
 
 class GenerationScores(keras.callbacks.Callback):
@@ -73,9 +81,9 @@ class GenerationScores(keras.callbacks.Callback):
 
     def __init__(
         self,
-        inputs: Any,
+        inputs: Inputs,
         references: Sequence[str | Sequence[str]],
-        decode: Any,
+        decode: Decoder,
         max_length: int | None = None,
         start_id: int | None = None,
         end_id: int | Sequence[int] | None = None,
@@ -85,7 +93,7 @@ class GenerationScores(keras.callbacks.Callback):
         max_examples: int | None = None,
         batch_size: int = 32,
         every: int = 1,
-        metrics: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         prefix: str = "val_",
     ):
         super().__init__()
@@ -103,7 +111,7 @@ class GenerationScores(keras.callbacks.Callback):
         self.references = [[x] if isinstance(x, str) else list(x) for x in references]
         self.references = self.references[:max_examples]
         self.decode = _decoder(decode)
-        self.options: dict[str, Any] = {
+        self.options: Arguments = {
             "max_length": max_length,
             "start_id": start_id,
             "end_id": end_id,
@@ -116,12 +124,12 @@ class GenerationScores(keras.callbacks.Callback):
         self.texts: list[str] = []
         self._generator: Generator | None = None
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Creates the generator, which raises for a model that cannot be stepped."""
         if self._generator is None or self._generator.model is not self.model:
             self._generator = Generator(self.model, **self.options)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Generates, and adds the scores to the logs."""
         if (epoch + 1) % self.every:
             return
@@ -131,7 +139,7 @@ class GenerationScores(keras.callbacks.Callback):
 
     def score(self) -> dict[str, float]:
         """The score of each metric with the current weights."""
-        self.texts = self._generated()
+        self.texts = self._generate()
         most = max(map(len, self.references))
         # For sacrebleu: a list of all first references, one of all second references, and so on.
         rows = self.references
@@ -143,7 +151,7 @@ class GenerationScores(keras.callbacks.Callback):
             for name, metric in self.metrics.items()
         }
 
-    def _generated(self) -> list[str]:
+    def _generate(self) -> list[str]:
         assert self._generator is not None, "on_train_begin was not called"
         generator, rows = self._generator, []
         count = generator.max_new_tokens
@@ -151,7 +159,7 @@ class GenerationScores(keras.callbacks.Callback):
             end = min(start + self.batch_size, len(self.references))
             # The last batch repeats its last row: a new batch size would be compiled again.
             index = np.minimum(np.arange(start, start + self.batch_size), end - 1)
-            batch = _taken(self.inputs, index)
+            batch = _rows_at(self.inputs, index)
             tokens = generator(batch).tokens[: end - start]
             if tokens.ndim == 3:
                 tokens = tokens[:, 0]
@@ -162,19 +170,19 @@ class GenerationScores(keras.callbacks.Callback):
         return self.decode(rows)
 
 
-def _taken(inputs: Any, index: np.ndarray) -> Any:
+def _rows_at(inputs: Inputs, index: np.ndarray) -> Any:
     """Rows of the inputs; prompts of different lengths are a list."""
     if isinstance(inputs, dict):
-        return {name: _taken(x, index) for name, x in inputs.items()}
+        return {name: _rows_at(x, index) for name, x in inputs.items()}
     if isinstance(inputs, list | tuple):
         return [inputs[i] for i in index]
     return np.asarray(inputs)[index]
 
 
-def _prompts(generator: Generator, batch: Any) -> list[int]:
+def _prompts(generator: Generator, batch: Inputs) -> list[int]:
     """The number of tokens of each row that were not generated: the prompt, or the start token."""
     if isinstance(batch, dict):
-        rows = batch.get(generator.target)
+        rows: Inputs | None = batch.get(generator.target)
     else:
         rows = batch if len(generator.model.inputs) == 1 else None
     if rows is None:
@@ -185,7 +193,7 @@ def _prompts(generator: Generator, batch: Any) -> list[int]:
     return [max(1, unpadded_length(np.asarray(row), masked)) for row in rows]
 
 
-def _decoder(decode: Any) -> Callable[[list[list[int]]], list[str]]:
+def _decoder(decode: Decoder) -> Callable[[list[list[int]]], list[str]]:
     """A function from rows of ids to texts."""
     for name in ("decode_batch", "detokenize"):
         if hasattr(decode, name):
@@ -200,13 +208,13 @@ def _decoder(decode: Any) -> Callable[[list[list[int]]], list[str]]:
     return lambda rows: [_text(function(row)) for row in rows]
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     if hasattr(x, "numpy"):
         x = x.numpy()
     return x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x)
 
 
-def _default_metrics() -> dict[str, Any]:
+def _default_metrics() -> dict[str, Metric]:
     sacrebleu = optional_package(
         "sacrebleu", "BLEU and chrF need sacrebleu", "sacrebleu", extra="scores"
     )

@@ -1,7 +1,5 @@
 """Reads and checks gradients before the optimizer applies them."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
@@ -11,9 +9,8 @@ from keras_tfm.distributed.global_gradients import (
     sum_over_replicas,
     sums_are_left_to_the_model,
 )
+from keras_tfm.layers.types import Tensor
 from keras_tfm.optimizer_internals import restore_gradient_sum
-
-Tensor = Any
 
 
 class GradientWatch:
@@ -58,7 +55,9 @@ class GradientWatch:
             )
         return getattr(innermost(model.optimizer), "_gradient_watch", None) or cls(model)
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        self, grads: list[Tensor], trainable_variables: list[keras.Variable] | None = None
+    ) -> None:
         """Replaces the optimizer's `apply`."""
         grads = sum_over_replicas(list(grads)) if self._sums else list(grads)
         squares = [_square(g) for g in grads if g is not None]

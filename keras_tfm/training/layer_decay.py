@@ -1,7 +1,5 @@
 """Smaller learning rates for lower blocks."""
 
-from typing import Any
-
 import keras
 
 from keras_tfm import keras_internals, optimizer_internals
@@ -12,7 +10,7 @@ from keras_tfm.layers.transformer_block import TransformerBlock
 
 
 def layer_decay(
-    optimizer: Any, model: keras.Model, rate: float = 0.75
+    optimizer: keras.optimizers.Optimizer, model: keras.Model, rate: float = 0.75
 ) -> keras.optimizers.Optimizer:
     """Lets lower blocks learn more slowly than upper ones when a trained model is fine-tuned.
 
@@ -61,7 +59,7 @@ def layer_decay(
     depths, blocks = _depths(model)
     if not blocks:
         raise ValueError(f"expected a model with transformer blocks, got {model.name} without any")
-    groups: dict[int, list[Any]] = {}
+    groups: dict[int, list[keras.Variable]] = {}
     for variable in model.trainable_weights:
         groups.setdefault(depths[id(variable)], []).append(variable)
     factors = [(rate ** (blocks + 1 - depth), group) for depth, group in groups.items()]
@@ -73,7 +71,7 @@ def _depths(model: keras.Model) -> tuple[dict[int, int], int]:
     """The depth of each trainable weight, by its id, and the number of blocks."""
     depths: dict[int, int] = {}
     blocks, waiting = 0, list(model.layers)
-    above: list[Any] = []  # the weights behind the last block so far
+    above: list[keras.Variable] = []  # the weights behind the last block so far
     while waiting:
         layer = waiting.pop(0)
         if isinstance(layer, keras.Model):
@@ -92,6 +90,6 @@ def _depths(model: keras.Model) -> tuple[dict[int, int], int]:
     return depths | {id(x): blocks + 1 for x in above}, blocks
 
 
-def _is_embedding(layer: Any) -> bool:
+def _is_embedding(layer: keras.layers.Layer) -> bool:
     parts = [layer, *keras_internals.sublayers(layer)]
     return any(isinstance(x, AttentionPosition) or "Embedding" in type(x).__name__ for x in parts)

@@ -4,7 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import keras
 
@@ -13,6 +13,7 @@ from keras_tfm.layers import FeedForward
 from keras_tfm.models.without_storage import without_storage
 
 Axes = tuple[str | None, ...]
+Layout: TypeAlias = keras.distribution.TensorLayout
 
 # Weights of fewer values, besides kernels and embeddings, are copied to every device: they are not
 # worth an exchange.
@@ -121,13 +122,13 @@ class ModelLayouts(keras.distribution.LayoutMap):
         automatic: names that Keras gave to layers, without their numbers.
     """
 
-    def __init__(self, mesh: Any, model: str, automatic: set[str]):
+    def __init__(self, mesh: keras.distribution.DeviceMesh, model: str, automatic: set[str]):
         super().__init__(mesh)
         self._model = model
         self._automatic = automatic
-        self._known: dict[str, Any] = {}  # layouts by key; None: the entry was deleted
+        self._known: dict[str, Layout] = {}  # layouts by key; None: the entry was deleted
         self._patterns: list[str] = []  # keys of others that are regular expressions
-        self._adapters: dict[str, Any] = {}
+        self._adapters: dict[str, Layout | None] = {}
         self._names: set[str] = set()  # the last parts of the paths of weights
 
     def add(self, path: str, axes: Axes) -> None:
@@ -158,7 +159,7 @@ class ModelLayouts(keras.distribution.LayoutMap):
             key = self._key(f"{kernel.removesuffix('kernel')}{name}")
             self._adapters[key] = keras.distribution.TensorLayout(axes, self.device_mesh)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Layout | None:
         """The layout of a variable's path; None for what is no weight, as an optimizer's step.
 
         Raises:
@@ -179,7 +180,7 @@ class ModelLayouts(keras.distribution.LayoutMap):
             )
         return None
 
-    def __setitem__(self, key: str, layout: Any) -> None:
+    def __setitem__(self, key: str, layout: Layout) -> None:
         """Adds an entry; the key is a path or a regular expression."""
         super().__setitem__(key, layout)
         if re.fullmatch(r"[\w/ -]*", key.replace(NUMBER, "")):
@@ -201,7 +202,7 @@ class ModelLayouts(keras.distribution.LayoutMap):
         return "/".join(x + NUMBER if x in self._automatic else part for part, x in parts)
 
 
-def _automatic_names(layers: list[Any]) -> set[str]:
+def _automatic_names(layers: list[keras.layers.Layer]) -> set[str]:
     """The names that Keras gave to layers, without their numbers."""
     found = set()
     for layer in layers:
@@ -213,7 +214,7 @@ def _automatic_names(layers: list[Any]) -> set[str]:
     return found
 
 
-def _check_heads(layer: Any, axis: str, size: int) -> None:
+def _check_heads(layer: keras.layers.Layer, axis: str, size: int) -> None:
     heads = getattr(layer, "num_heads", None)
     if isinstance(heads, int) and hasattr(layer, "output_projection") and heads % size:
         raise ValueError(
@@ -222,7 +223,7 @@ def _check_heads(layer: Any, axis: str, size: int) -> None:
         )
 
 
-def _ends(layer: Any) -> list[Any]:
+def _ends(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The projections out of a sublayer, which add up what the devices have computed."""
     ends = [getattr(layer, "output_projection", None)]
     if isinstance(layer, FeedForward) and layer.built:
@@ -230,11 +231,13 @@ def _ends(layer: Any) -> list[Any]:
     return [x for x in ends if x is not None]
 
 
-def _kernel(layer: Any) -> Any:
+def _kernel(layer: keras.layers.Layer) -> Layout | None:
     return next((x for x in layer.variables if x.name == "kernel"), None)
 
 
-def _divided_axis(variable: Any, layer: Any, is_end: bool, size: int) -> int | None:
+def _divided_axis(
+    variable: keras.Variable, layer: keras.layers.Layer, is_end: bool, size: int
+) -> int | None:
     """The axis along which a variable is divided, or None."""
     shape, rank = tuple(variable.shape), len(variable.shape)
     kernel = _kernel(layer)

@@ -1,15 +1,13 @@
 """Metrics over token ids."""
 
 from abc import abstractmethod
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tfm.keras_internals import get_mask
+from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.losses.token_losses import label_weights
-
-Tensor = Any
 
 
 class TokenMean(keras.metrics.Mean):
@@ -23,7 +21,7 @@ class TokenMean(keras.metrics.Mean):
         count: variable, the sum of the weights; without `sample_weight`, the number of labels.
     """
 
-    def __init__(self, ignore_class: int | None, name: str, dtype: Any = None):
+    def __init__(self, ignore_class: int | None, name: str, dtype: DType = None):
         given_dtype = dtype
         if dtype is None and keras.backend.backend() in ("tensorflow", "torch"):
             dtype = "float64"
@@ -50,7 +48,7 @@ class TokenMean(keras.metrics.Mean):
         # rows more weight.
         super().update_state(ops.reshape(values, (-1,)), ops.reshape(weights, (-1,)))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {"name": self.name, "dtype": self._given_dtype, "ignore_class": self.ignore_class}
 
@@ -80,7 +78,7 @@ class MaskedAccuracy(TokenMean):
     """
 
     def __init__(
-        self, ignore_class: int | None = 0, name: str = "masked_accuracy", dtype: Any = None
+        self, ignore_class: int | None = 0, name: str = "masked_accuracy", dtype: DType = None
     ):
         super().__init__(ignore_class, name=name, dtype=dtype)
 

@@ -1,10 +1,9 @@
 """Perplexity as a metric."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
+from keras_tfm.layers.types import DType
 from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy
 from keras_tfm.training.metrics import Tensor, TokenMean
 
@@ -39,7 +38,7 @@ class Perplexity(TokenMean):
     2.8284
     """
 
-    def __init__(self, ignore_class: int | None = 0, name: str = "perplexity", dtype: Any = None):
+    def __init__(self, ignore_class: int | None = 0, name: str = "perplexity", dtype: DType = None):
         super().__init__(ignore_class, name=name, dtype=dtype)
         self._loss = LabelSmoothedCrossEntropy(0.0, ignore_class)
 

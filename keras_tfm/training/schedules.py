@@ -1,9 +1,9 @@
 """Learning rate schedules."""
 
-from typing import Any
-
 import keras
 from keras import ops
+
+from keras_tfm.layers.types import Config, Tensor
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -39,13 +39,13 @@ class TransformerSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = warmup_steps
         self.factor = factor
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Tensor) -> Tensor:
         """The rate of a step; Keras optimizers count from 0."""
         step = ops.cast(step, "float32") + 1.0
         rate = ops.minimum(ops.rsqrt(step), step * self.warmup_steps**-1.5)
         return self.factor * self.dim**-0.5 * rate
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {"dim": self.dim, "warmup_steps": self.warmup_steps, "factor": self.factor}
 
@@ -91,7 +91,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = warmup_steps
         self.end = end
 
-    def __call__(self, step: Any) -> Any:
+    def __call__(self, step: Tensor) -> Tensor:
         """The rate of a step; Keras optimizers count from 0."""
         step = ops.cast(step, "float32")
         left = (self.total_steps - step) / (self.total_steps - self.warmup_steps)
@@ -100,7 +100,7 @@ class LinearSchedule(keras.optimizers.schedules.LearningRateSchedule):
             rate = ops.minimum(step / self.warmup_steps, 1.0) * rate
         return rate
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             "peak": self.peak,

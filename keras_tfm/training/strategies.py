@@ -3,9 +3,13 @@
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
+
+# `tf.distribute.Strategy`, which only `distribution` imports.
+Strategy: TypeAlias = Any
+
 
 # What other backends have.
 INSTEAD = {
@@ -15,7 +19,7 @@ INSTEAD = {
 KINDS = ("auto", "one", "mirrored", "multi_worker", "tpu")
 
 
-def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> Any:
+def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> Strategy:
     """Returns the strategy for training a `keras_tfm.Model`; create the model in its `scope()`.
 
     `fit` then splits each batch among the replicas: `batch_size` is the size of the whole batch.
@@ -62,7 +66,7 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     import tensorflow as tf
 
-    chosen = _chosen() if kind == "auto" else kind
+    chosen = _choose() if kind == "auto" else kind
     if devices is not None and chosen not in ("one", "mirrored"):
         raise ValueError(f"devices must be None with kind {chosen!r}, got {list(devices)}")
     if chosen == "multi_worker":
@@ -92,7 +96,7 @@ def distribution(kind: str = "auto", devices: Sequence[str] | None = None) -> An
     return tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
 
 
-def is_chief(strategy: Any = None) -> bool:
+def is_chief(strategy: Strategy | None = None) -> bool:
     """Whether this process should write files, such as images and the exported model.
 
     False only on workers other than the first under `MultiWorkerMirroredStrategy`.
@@ -117,7 +121,7 @@ def is_chief(strategy: Any = None) -> bool:
     return resolver.task_type == "worker" and resolver.task_id == 0 and not has_chief
 
 
-def _chosen() -> str:
+def _choose() -> str:
     import tensorflow as tf
 
     if len(_workers()) > 1:
@@ -140,7 +144,7 @@ def _workers() -> list[str]:
         ) from error
 
 
-def _multi_worker() -> Any:
+def _multi_worker() -> Strategy:
     import tensorflow as tf
 
     if not _workers():

@@ -12,8 +12,10 @@ import numpy as np
 
 from keras_tfm.keras_internals import is_functional
 from keras_tfm.layers import AttentionProbe
+from keras_tfm.layers.types import Tensor
 from keras_tfm.models.checked_inputs import known_inputs
 from keras_tfm.optional_package import missing_package
+from keras_tfm.plots import Figure
 from keras_tfm.training.gradients import GradientWatch
 from keras_tfm.training.metrics import TokenMean
 
@@ -63,7 +65,7 @@ class TensorBoard(keras.callbacks.TensorBoard):
     log_dir: str
 
     def __init__(
-        self, *args: Any, attention_inputs: Any = None, attention_freq: int = 1, **kwargs: Any
+        self, *args: Any, attention_inputs: Tensor = None, attention_freq: int = 1, **kwargs: Any
     ):
         super().__init__(*args, **kwargs)
         if importlib.util.find_spec("tensorboard") is None:
@@ -95,28 +97,28 @@ class TensorBoard(keras.callbacks.TensorBoard):
             self.log_dir = str(self._folder / f"worker_{worker}")
         super().set_model(model)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Installs the watch in the optimizer."""
         super().on_train_begin(logs)
         self._counter = None
         if keras.backend.backend() == "tensorflow":
             self._watch = GradientWatch.of(self.model)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Removes the watch."""
         super().on_train_end(logs)
         if self._watch is not None:
             self._watch.remove()
             self._watch = None
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Starts the clock."""
         super().on_epoch_begin(epoch, logs)
         self._norms = []
         self._first = self._last = self._now = (time.perf_counter(), 0.0)
         self._is_counted = False
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Writes the summaries of the step."""
         super().on_train_batch_end(batch, logs)
         if self._watch is not None:
@@ -130,19 +132,19 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self._norms:
             values["gradient_norm"] = self._norms[-1]
         if self._counter is not None:
-            self._now = (self._now[0], self._counted())
+            self._now = (self._now[0], self._tokens_seen())
             values["tokens_per_second"] = _rate(self._last, self._now)
             self._last = self._now
         with self._train_writer.as_default():
             for name, value in values.items():
                 self.summary.scalar(f"batch_{name}", value, step=self._global_train_batch)
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Reads the epoch's number of tokens before validation resets the metrics."""
         super().on_test_begin(logs)
         self._count_the_epoch()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes the summaries of the epoch, and the images."""
         super().on_epoch_end(epoch, logs)
         self._count_the_epoch()
@@ -157,13 +159,13 @@ class TensorBoard(keras.callbacks.TensorBoard):
         if self.attention_inputs is not None and not (epoch + 1) % self.attention_freq:
             self._draw_attention(epoch)
 
-    def _counted(self) -> float:
+    def _tokens_seen(self) -> float:
         assert self._counter is not None
         return float(keras.ops.convert_to_numpy(self._counter.count))
 
     def _count_the_epoch(self) -> None:
         if self._counter is not None and not self._is_counted:
-            self._now = (self._now[0], self._counted())
+            self._now = (self._now[0], self._tokens_seen())
         self._is_counted = True
 
     def _draw_attention(self, epoch: int) -> None:
@@ -193,7 +195,7 @@ def _rate(before: tuple[float, float], now: tuple[float, float]) -> float:
     return (now[1] - before[1]) / max(now[0] - before[0], 1e-9)
 
 
-def _pixels(figure: Any) -> np.ndarray:
+def _pixels(figure: Figure) -> np.ndarray:
     """(1, height, width, 4), uint8."""
     from matplotlib.image import imread
 

@@ -1,15 +1,19 @@
 """Stops training at the first loss that is not finite, and names its origin."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import keras
 import numpy as np
 
 from keras_tfm.distributed.global_gradients import innermost
 from keras_tfm.optimizer_internals import batches_seen
-from keras_tfm.training.first_not_finite import first_not_finite, of_weights
+from keras_tfm.training.first_not_finite import Batch, first_not_finite, of_weights
 from keras_tfm.training.gradients import GradientWatch
+
+Logs: TypeAlias = dict[str, float]
+# Keras's function of one step of training.
+Step: TypeAlias = Callable[[Iterator[Batch]], Logs]
 
 
 class TerminateOnNaN(keras.callbacks.Callback):
@@ -61,24 +65,24 @@ class TerminateOnNaN(keras.callbacks.Callback):
         self.message: str | None = None
         self._watch: GradientWatch | None = None
         # Of the steps of one execution.
-        self._batches: list[Any] = []
-        self._losses: list[Any] = []
+        self._batches: list[Batch] = []
+        self._losses: list[Batch] = []
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Installs the guard in the optimizer."""
         self.message, self._batches, self._losses = None, [], []
-        self._epoch, self._before = 0, self._taken()
+        self._epoch, self._before = 0, self._batches_seen()
         if keras.backend.backend() == "tensorflow":
             self._watch = GradientWatch.of(self.model)
             self._watch.guard = True
             self._watch.retrace()
             self.model.train_function = self._keeping(self.model.train_function)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Starts counting the batches of the epoch."""
         self._epoch, self._in_epoch = epoch, 0
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Checks the loss."""
         first = batch + 1 - self.model.steps_per_execution
         self._in_epoch = first + len(self._batches) if self._batches else batch + 1
@@ -98,24 +102,24 @@ class TerminateOnNaN(keras.callbacks.Callback):
         print(self.message)
         self.model.stop_training = True
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Adds the batches of the epoch to the total."""
         self._before += self._in_epoch
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Removes the guard."""
         self._remove()
 
-    def _taken(self) -> int:
+    def _batches_seen(self) -> int:
         """The number of batches that the optimizer saw in earlier calls of `fit`."""
         return int(keras.ops.convert_to_numpy(batches_seen(innermost(self.model.optimizer))))
 
-    def _keeping(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _keeping(self, function: Step) -> Step:
         """The training function, which keeps its batches and losses until the next call."""
 
-        def run(iterator: Any) -> Any:
+        def run(iterator: Iterator[Batch]) -> Logs:
             self._batches, self._losses = [], []
-            logs: Any = None
+            logs: Logs = {}
             for _ in range(self.model.steps_per_execution):
                 try:
                     batch = next(iterator)

@@ -1,7 +1,5 @@
 """Excludes biases, norms and embeddings from weight decay."""
 
-from typing import Any
-
 import keras
 
 from keras_tfm import keras_internals
@@ -10,7 +8,7 @@ from keras_tfm.layers import AttentionPosition
 
 
 def exclude_from_weight_decay(
-    optimizer: Any, model: keras.Model, embeddings: bool = True
+    optimizer: keras.optimizers.Optimizer, model: keras.Model, embeddings: bool = True
 ) -> keras.optimizers.Optimizer:
     """Excludes biases, norm scales and embeddings from weight decay, so that only kernels decay.
 

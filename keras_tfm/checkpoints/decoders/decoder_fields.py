@@ -1,19 +1,23 @@
 """Fields of `config.json` and architectures that decoder-only families share."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.models.decoders.causal_decoder import each_window
 
+# The window of every block, or one for each; None: no window.
+Windows: TypeAlias = int | Sequence[int | None] | None
+
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_windows(config: Config, kinds: Any, window: int | None) -> Any:
+def read_windows(config: Config, kinds: object, window: int | None) -> Windows:
     """The window of each block from `layer_types`; one for all if they are equal."""
     if not isinstance(kinds, list) or not kinds or not set(kinds) <= {FULL, SLIDING}:
         config.refuse("layer_types", kinds, f"a list of {FULL} and {SLIDING}")
@@ -49,7 +53,7 @@ def read_pad_id(config: Config, named: Named, default: int | None = None) -> int
     return default if "pad_token_id" not in config.fields else value
 
 
-def classifier_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def classifier_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of a classifier: class names and padding id."""
     if not architecture.endswith("ForSequenceClassification"):
         return {}
@@ -92,7 +96,7 @@ def check_heads(model: models.Model, kind: str) -> None:
         )
 
 
-def check_saved(model: models.Model, kind: str, **allowed: Any) -> None:
+def check_saved(model: models.Model, kind: str, **allowed: object) -> None:
     """Raises if a model has an argument that checkpoints of its kind cannot express.
 
     Args:
@@ -101,7 +105,7 @@ def check_saved(model: models.Model, kind: str, **allowed: Any) -> None:
         allowed: by argument, its only value, or a tuple of values.
     """
     for name, value in allowed.items():
-        values: Sequence[Any] = value if isinstance(value, tuple) else (value,)
+        values: Sequence[object] = value if isinstance(value, tuple) else (value,)
         found = model.arguments[name]
         if not any(found == x for x in values):
             expected = " or ".join(repr(x) for x in values)

@@ -1,13 +1,21 @@
 """Checkpoints of the text models of Gemma 1, 2 and 3: tensor names, configuration and heads."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
+from keras_tfm.checkpoints.config import (
+    ACTIVATIONS,
+    Activation,
+    Arguments,
+    Config,
+    Fields,
+    activation_name,
+)
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
+    Windows,
     architectures,
     check_heads,
     check_saved,
@@ -27,12 +35,12 @@ from keras_tfm.checkpoints.names import Named
 from keras_tfm.layers import gelu_tanh
 
 # Values of fields that are missing in `config.json`.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: Arguments = {
     "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
     "intermediate_size": 9216, "num_key_value_heads": 4, "head_dim": 256,
     "max_position_embeddings": 8192, "tie_word_embeddings": True,
 }  # fmt: skip
-_DEFAULTS1: dict[str, Any] = {
+_DEFAULTS1: Arguments = {
     **_DEFAULTS, "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
     "intermediate_size": 24576, "num_key_value_heads": 16,
 }  # fmt: skip
@@ -43,7 +51,7 @@ _PAD_ID, _WINDOW = 0, 4096
 _ACTIVATIONS1 = {**ACTIVATIONS, "gelu": gelu_tanh}
 
 
-def _arguments(config: Config, named: Named, version: int) -> dict[str, Any]:
+def _arguments(config: Config, named: Named, version: int) -> Arguments:
     config.only(use_bidirectional_attention=False)
     defaults = {1: _DEFAULTS1, 2: _DEFAULTS, 3: _DEFAULTS3}[version]
     arguments = {
@@ -67,7 +75,7 @@ def _arguments(config: Config, named: Named, version: int) -> dict[str, Any]:
     return {**arguments, **(read_rope if version == 2 else read_rope_by_layer_type)(config)}
 
 
-def _activation(config: Config, version: int) -> Any:
+def _activation(config: Config, version: int) -> Activation:
     """The activation; the field of other versions may repeat it."""
     field, other = "hidden_act", "hidden_activation"
     if version > 1:
@@ -88,7 +96,7 @@ def _cap(config: Config, name: str, default: float | None) -> float | None:
     return config.number(name, None) if name in config.fields else default
 
 
-def _windows(config: Config, num_layers: int, version: int) -> Any:
+def _windows(config: Config, num_layers: int, version: int) -> Windows:
     """The window of each block, from `layer_types` or `sliding_window_pattern`."""
     kinds = config.fields.get("layer_types")
     if kinds is None:
@@ -102,10 +110,10 @@ def _windows(config: Config, num_layers: int, version: int) -> Any:
     return read_windows(config, kinds, window)
 
 
-def _fields(model: models.Model, architecture: str, version: int) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str, version: int) -> Fields:
     given = model.arguments
     name = activation_name(given["activation"])
-    fields: dict[str, Any] = {
+    fields: Fields = {
         **shared_fields(model, architecture),
         "hidden_act" if version == 1 else "hidden_activation": (
             "gelu_pytorch_tanh" if name == "gelu_new" else name
@@ -153,7 +161,9 @@ def _fields(model: models.Model, architecture: str, version: int) -> dict[str, A
     return fields
 
 
-def _family(model_type: str, name: str, version: int, is_of: Any, base: str) -> Family:
+def _family(
+    model_type: str, name: str, version: int, is_of: Callable[[models.Model], bool], base: str
+) -> Family:
     return Family(
         model_type=model_type,
         builder=models.gemma,

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
+from keras_tfm.checkpoints.config import ACTIVATIONS, Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
@@ -45,7 +45,7 @@ def _table(embedding: str, positions: str) -> tuple[Row, ...]:
     )
 
 
-def _common(config: Config, named: Named, embedding: str) -> dict[str, Any]:
+def _common(config: Config, named: Named, embedding: str) -> Arguments:
     config.only(add_cross_attention=False, pruned_heads={}, is_causal=True)
     dim = config.integer("n_embd", 768)
     return {
@@ -62,7 +62,7 @@ def _common(config: Config, named: Named, embedding: str) -> dict[str, Any]:
     }
 
 
-def _arguments_of_gpt2(config: Config, named: Named) -> dict[str, Any]:
+def _arguments_of_gpt2(config: Config, named: Named) -> Arguments:
     arguments = _common(config, named, "wte.weight")
     return {
         **arguments,
@@ -75,7 +75,7 @@ def _arguments_of_gpt2(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _arguments_of_gpt1(config: Config, named: Named) -> dict[str, Any]:
+def _arguments_of_gpt1(config: Config, named: Named) -> Arguments:
     # The first GPT has its own names: its "gelu" is the tanh approximation.
     names = ("relu", "silu", "swish")
     known = {"gelu": gelu_tanh, **{name: ACTIVATIONS[name] for name in names}}
@@ -88,7 +88,7 @@ def _arguments_of_gpt1(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _common_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _common_fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     attention, embedding = given["attention_dropout"], given["embedding_dropout"]
     return {
@@ -106,7 +106,7 @@ def _common_fields(model: models.Model, architecture: str) -> dict[str, Any]:
     }
 
 
-def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields_of_gpt2(model: models.Model, architecture: str) -> Fields:
     check_saved(model, "GPT-2", windows=None, attention_bias=True)
     given = model.arguments
     is_own = given["vocabulary_size"] == END + 1
@@ -120,7 +120,7 @@ def _fields_of_gpt2(model: models.Model, architecture: str) -> dict[str, Any]:
     }
 
 
-def _fields_of_gpt1(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields_of_gpt1(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     if given["intermediate_dim"] != 4 * given["dim"]:
         raise ValueError(

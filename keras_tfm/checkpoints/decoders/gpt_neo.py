@@ -1,9 +1,7 @@
 """GPT-Neo checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     architectures,
     check_saved,
@@ -50,7 +48,8 @@ def _kinds(config: Config, num_layers: int) -> list[str]:
         field, types = "attention_layers", config.fields["attention_layers"]
         example = '["global", "local"]'
     try:
-        pairs = types if field == "attention_types" else [[types, 1]]
+        pairs: list[tuple[list[str], int]]
+        pairs = types if field == "attention_types" else [(types, 1)]
         kinds = [kind for names, count in pairs for _ in range(count) for kind in names]
     except (TypeError, ValueError):
         kinds = []
@@ -61,7 +60,7 @@ def _kinds(config: Config, num_layers: int) -> list[str]:
     return kinds
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     dim = config.integer("hidden_size", 2048)
     num_layers = config.integer("num_layers", 24, maximum=1000)
     kinds = _kinds(config, num_layers)
@@ -87,7 +86,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     check_saved(
         model,
         "GPT-Neo",

@@ -1,14 +1,14 @@
 """Checkpoints of Llama, Mistral, Qwen2 and Qwen3: tensor names, configuration and heads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import (
     FULL,
     SLIDING,
+    Windows,
     architectures,
     check_heads,
     check_saved,
@@ -25,7 +25,7 @@ from keras_tfm.checkpoints.rows import Row, dense, rms_norm
 
 _QKV = ["query", "key", "value"]
 # Values of fields that are missing in `config.json`.
-_LLAMA: dict[str, Any] = {
+_LLAMA: Arguments = {
     "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
     "max_position_embeddings": 2048, "tie_word_embeddings": False,
@@ -91,7 +91,7 @@ def table(model: models.Model, offset: float = 0.0, post_norm: bool = False) -> 
     )
 
 
-def shared_arguments(config: Config, named: Named, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def shared_arguments(config: Config, named: Named, defaults: Arguments) -> Arguments:
     """The builder's arguments that Llama and Gemma have in common.
 
     Args:
@@ -124,7 +124,7 @@ def shared_arguments(config: Config, named: Named, defaults: Mapping[str, Any]) 
     }
 
 
-def shared_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def shared_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json` that Llama and Gemma have in common."""
     given = model.arguments
     heads = given["num_heads"]
@@ -145,7 +145,7 @@ def shared_fields(model: models.Model, architecture: str) -> dict[str, Any]:
     }
 
 
-def _windows(config: Config, num_layers: int) -> Any:
+def _windows(config: Config, num_layers: int) -> Windows:
     """The window of each block: one for all of Mistral's, by `layer_types` those of Qwen."""
     model_type = config.text("model_type", None)
     if model_type == "llama":
@@ -163,7 +163,7 @@ def _windows(config: Config, num_layers: int) -> Any:
     return read_windows(config, kinds, window)
 
 
-def _arguments(config: Config, named: Named, bias: Any) -> dict[str, Any]:
+def _arguments(config: Config, named: Named, bias: bool | Sequence[str] | None) -> Arguments:
     model_type = config.fields["model_type"]
     arguments = shared_arguments(config, named, _DEFAULTS[model_type])
     return {
@@ -178,7 +178,7 @@ def _arguments(config: Config, named: Named, bias: Any) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str, model_type: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str, model_type: str) -> Fields:
     given = model.arguments
     if model_type == "llama":
         check_heads(model, model_type)
@@ -202,16 +202,21 @@ def _fields(model: models.Model, architecture: str, model_type: str) -> dict[str
     return fields
 
 
-def _biased(model: models.Model) -> Any:
+def _bias_names(model: models.Model) -> bool | list[str]:
     bias = model.arguments["attention_bias"]
     return sorted(bias) if not isinstance(bias, bool) else bias
 
 
 def _is_qwen(model: models.Model) -> bool:
-    return model.arguments["query_key_norm"] or _biased(model) == sorted(_QKV)
+    return model.arguments["query_key_norm"] or _bias_names(model) == sorted(_QKV)
 
 
-def _family(model_type: str, name: str, is_of: Any, bias: Any = None) -> Family:
+def _family(
+    model_type: str,
+    name: str,
+    is_of: Callable[[models.Model], bool],
+    bias: bool | Sequence[str] | None = None,
+) -> Family:
     return Family(
         model_type=model_type,
         builder=models.llama,
@@ -226,6 +231,6 @@ def _family(model_type: str, name: str, is_of: Any, bias: Any = None) -> Family:
 
 
 QWEN3 = _family("qwen3", "Qwen3", lambda model: model.arguments["query_key_norm"])
-QWEN2 = _family("qwen2", "Qwen2", lambda model: _biased(model) == sorted(_QKV), _QKV)
+QWEN2 = _family("qwen2", "Qwen2", lambda model: _bias_names(model) == sorted(_QKV), _QKV)
 MISTRAL = _family("mistral", "Mistral", lambda model: model.arguments["windows"] is not None, False)
-LLAMA = _family("llama", "Llama", lambda model: isinstance(_biased(model), bool))
+LLAMA = _family("llama", "Llama", lambda model: isinstance(_bias_names(model), bool))

@@ -1,9 +1,7 @@
 """Checkpoints of OLMo 2: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.decoder_fields import architectures, check_heads, read_pad_id
 from keras_tfm.checkpoints.decoders.llama import NAMES, shared_arguments, shared_fields
 from keras_tfm.checkpoints.decoders.llama import table as llama_table
@@ -14,7 +12,7 @@ from keras_tfm.checkpoints.rows import Row, rms_norm
 from keras_tfm.checkpoints.transforms import Reshaped
 
 # Values of fields that are missing in `config.json`.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: Arguments = {
     "vocab_size": 50304, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "num_key_value_heads": None, "head_dim": None,
     "max_position_embeddings": 2048, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
@@ -45,7 +43,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     arguments = shared_arguments(config, named, _DEFAULTS)
     dim, heads, head_dim = (arguments[x] for x in ("dim", "num_heads", "head_dim"))
     del arguments["head_dim"]
@@ -59,7 +57,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     check_heads(model, "olmo2")
     fields = {
         **shared_fields(model, architecture),

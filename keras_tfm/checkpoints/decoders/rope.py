@@ -7,11 +7,10 @@ and prefers `rope_scaling` to `rope_parameters`.
 
 import math
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.decoders.decoder_fields import FULL, SLIDING
 from keras_tfm.layers import LinearScaling, Llama3Scaling, YaRNScaling
 
@@ -46,7 +45,7 @@ _NEUTRAL = {"partial_rotary_factor": 1.0}
 _BASE, _LOCAL_BASE, _GLOBAL_BASE = 10000.0, 10000.0, 1000000.0
 
 
-def read_rope(config: Config) -> dict[str, Any]:
+def read_rope(config: Config) -> Arguments:
     """The builder's arguments for rotary positions that are the same in all blocks."""
     newer, older = config.fields.get("rope_parameters"), config.fields.get("rope_scaling")
     name = "rope_scaling" if older else "rope_parameters"
@@ -72,7 +71,7 @@ def read_rope_by_layer_type(
     config: Config,
     whole: tuple[str, float] = ("rope_theta", _GLOBAL_BASE),
     local: tuple[str, float] = ("rope_local_base_freq", _LOCAL_BASE),
-) -> dict[str, Any]:
+) -> Arguments:
     """The builder's arguments for rotary positions of blocks without and with a window.
 
     Args:
@@ -104,17 +103,17 @@ def read_rope_by_layer_type(
     }
 
 
-def _dictionary(config: Config, name: str, value: Any) -> dict[str, Any]:
+def _dictionary(config: Config, name: str, value: Any) -> Fields:
     if not isinstance(value, dict):
         config.refuse(name, value, "a dictionary")
     return dict(value)
 
 
-def _kind(rope: Mapping[str, Any]) -> Any:
+def _kind(rope: Fields) -> Any:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
-def _read(config: Config, name: str, rope: dict[str, Any]) -> tuple[float, Any]:
+def _read(config: Config, name: str, rope: Fields) -> tuple[float, Any]:
     """The base and the scaling of one dictionary; no scaling if it changes nothing.
 
     Args:
@@ -159,7 +158,7 @@ def _read(config: Config, name: str, rope: dict[str, Any]) -> tuple[float, Any]:
     return theta, scaling if changes else None
 
 
-def _take_mscales(config: Config, name: str, fields: dict[str, Any]) -> None:
+def _take_mscales(config: Config, name: str, fields: Fields) -> None:
     """Replaces DeepSeek's two factors by the attention factor that they mean."""
     scales = [fields.pop(key, None) for key in _MSCALES]
     if "attention_factor" in fields or not all(scales):
@@ -173,13 +172,13 @@ def _take_mscales(config: Config, name: str, fields: dict[str, Any]) -> None:
     fields["attention_factor"] = one / all_dims
 
 
-def rope_fields(model: models.Model) -> dict[str, Any]:
+def rope_fields(model: models.Model) -> Fields:
     """The fields of rotary positions that are the same in all blocks, for every version."""
     given = model.arguments
     return _for_every_version(_rope(model, given["rope_theta"], given["rope_scaling"]))
 
 
-def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> dict[str, Any]:
+def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> Fields:
     """The fields of rotary positions of blocks without and with a window, for every version."""
     given = model.arguments
     whole = _rope(model, given["rope_theta"], given["rope_scaling"])
@@ -203,14 +202,14 @@ def rope_fields_by_layer_type(model: models.Model, has_windows: bool) -> dict[st
     }
 
 
-def _for_every_version(rope: dict[str, Any]) -> dict[str, Any]:
+def _for_every_version(rope: Fields) -> Fields:
     """Both forms, which agree: version 5 of `transformers` prefers `rope_scaling`."""
     scaling = {key: x for key, x in rope.items() if key != "rope_theta"}
     older = {} if rope["rope_type"] == "default" else {"rope_scaling": scaling}
     return {"rope_parameters": rope, "rope_theta": rope["rope_theta"], **older}
 
 
-def _rope(model: models.Model, theta: float, scaling: Any) -> dict[str, Any]:
+def _rope(model: models.Model, theta: float, scaling: Any) -> Fields:
     """One dictionary of `rope_parameters`."""
     if scaling is None:
         return {"rope_theta": theta, "rope_type": "default"}

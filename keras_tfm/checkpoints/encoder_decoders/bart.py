@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -78,10 +77,10 @@ def _sinusoids(model: models.Model) -> dict[str, np.ndarray]:
     return {f"{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 
 
-def _ids(config: Config, defaults: Mapping[str, Any], sizes: tuple[int, int]) -> dict[str, Any]:
+def _ids(config: Config, defaults: Arguments, sizes: tuple[int, int]) -> Arguments:
     """The padding id, and the ids of `_IDS`: those of `generation_config.json`, if it exists."""
     pad_id = config.integer("pad_token_id", defaults["pad_id"], 0, min(sizes) - 1)
-    result: dict[str, Any] = {"pad_id": pad_id}
+    result: Arguments = {"pad_id": pad_id}
     generation = config.generation_fields
     for argument, name in _IDS.items():
         value = config.fields.get(name, defaults[argument])
@@ -99,8 +98,8 @@ def _ids(config: Config, defaults: Mapping[str, Any], sizes: tuple[int, int]) ->
 
 
 def _arguments(
-    config: Config, named: Named, forms: Mapping[str, bool], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
+    config: Config, named: Named, forms: Mapping[str, bool], defaults: Arguments
+) -> Arguments:
     config.only(
         is_causal=True,
         is_decoder=False,
@@ -140,7 +139,7 @@ def _arguments(
     return {**arguments, **_ids(config, defaults, (size, target_size))}
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     heads, layers = given["num_heads"], given["num_layers"]
     width, target_size = given["intermediate_dim"], given.get("target_vocabulary_size")
@@ -201,12 +200,12 @@ def _architectures(name: str, logits: str, heads: bool) -> dict[str, Architectur
 
 
 def _family(
-    builder: Callable[..., Any],
+    builder: Callable[..., models.Model],
     name: str,
     normalize_first: bool,
     learned: bool,
     logits: str = "ForConditionalGeneration",
-    **defaults: Any,
+    **defaults: object,
 ) -> Family:
     # Fields of older files. transformers ignores them, but other values mean another model.
     forms = {

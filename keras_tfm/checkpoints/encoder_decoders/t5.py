@@ -2,10 +2,9 @@
 
 import warnings
 from functools import partial
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import ACTIVATIONS, Config, activation_name
+from keras_tfm.checkpoints.config import ACTIVATIONS, Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, rms_norm
@@ -53,7 +52,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(is_decoder=False, pad_token_id=0, pruned_heads={}, is_causal=True)
     if named.begins("decoder."):
         config.only(is_encoder_decoder=True)
@@ -98,7 +97,7 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     activation = activation_name(given["activation"])
     logits, decoder = architecture == "T5ForConditionalGeneration", architecture != "T5EncoderModel"

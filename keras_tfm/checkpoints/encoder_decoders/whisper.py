@@ -1,10 +1,9 @@
 """Whisper checkpoints: tensor names, configuration and special tokens."""
 
 import copy
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import FILE as PREPROCESSOR
@@ -57,7 +56,7 @@ TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(
         is_causal=True,
         is_encoder_decoder=True,
@@ -95,7 +94,7 @@ def _check_features(config: Config, num_mels: int) -> None:
         extractor.only(feature_size=num_mels, do_normalize=False, dither=0.0, **_EXTRACTOR)
 
 
-def _preprocessor(model: models.Model) -> dict[str, Any] | None:
+def _preprocessor(model: models.Model) -> Fields | None:
     """The fields of the feature extractor, which counts in whole seconds."""
     given = model.arguments
     samples = given["max_source_length"] * SAMPLES_PER_POSITION
@@ -115,11 +114,11 @@ def _preprocessor(model: models.Model) -> dict[str, Any] | None:
     }
 
 
-def _ids(config: Config, size: int) -> dict[str, Any]:
+def _ids(config: Config, size: int) -> Arguments:
     """The special tokens: those of `generation_config.json`, if it names them."""
     fields = {**config.fields, **(config.generation_fields or {})}
     names = {**_ONE, **_SEVERAL, "no_timestamps_id": _NO_TIMESTAMPS}
-    result: dict[str, Any] = {}
+    result: Arguments = {}
     for argument, name in names.items():
         value = fields.get(name)
         ids = value if isinstance(value, list) and argument in _SEVERAL else [value]
@@ -129,7 +128,7 @@ def _ids(config: Config, size: int) -> dict[str, Any]:
     return result
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     end_id = given["end_id"]
     layers, heads, width = (given[x] for x in ("num_layers", "num_heads", "intermediate_dim"))

@@ -1,9 +1,7 @@
 """ALBERT checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import encoder_arguments, encoder_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -38,7 +36,7 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(num_hidden_groups=1, inner_group_num=1)
     known = ("pooler.", "predictions.", "classifier.", "qa_outputs.")
     return {
@@ -51,7 +49,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _dropout(config: Config) -> Any:
+def _dropout(config: Config) -> float | None:
     return config.number("classifier_dropout_prob", 0.1, 1)
 
 
@@ -92,7 +90,7 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     fields = encoder_fields(model, architecture)
     if "classifier_dropout" in fields:
         fields["classifier_dropout_prob"] = fields.pop("classifier_dropout")

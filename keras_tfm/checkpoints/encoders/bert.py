@@ -1,9 +1,7 @@
 """BERT checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -41,9 +39,7 @@ TABLE = (
 )
 
 
-def encoder_arguments(
-    config: Config, named: Named, pad_id: int = 0, **defaults: int
-) -> dict[str, Any]:
+def encoder_arguments(config: Config, named: Named, pad_id: int = 0, **defaults: int) -> Arguments:
     """The builder's arguments that BERT and its successors have in common.
 
     Args:
@@ -82,13 +78,13 @@ def check_tied(config: Config, named: Named) -> None:
         config.only(tie_word_embeddings=True)
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     # Files of a head without a pooler say nothing about it.
     known = ("pooler.", _MASKED, _NEXT, "classifier.", "qa_outputs.")
     return {**encoder_arguments(config, named), "pooler": any(named.begins(x) for x in known)}
 
 
-def classifier_dropout(config: Config) -> Any:
+def classifier_dropout(config: Config) -> float | None:
     """The dropout rate of a classifier; None for the encoder's."""
     return config.number("classifier_dropout", None, 1)
 
@@ -136,11 +132,11 @@ ARCHITECTURES = {
 }
 
 
-def encoder_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def encoder_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json` that BERT and its successors have in common."""
     given = model.arguments
     attention = given["attention_dropout"]
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "vocab_size": given["vocabulary_size"],
         "hidden_size": given["dim"],
         "num_hidden_layers": given["num_layers"],
@@ -162,7 +158,7 @@ def encoder_fields(model: models.Model, architecture: str) -> dict[str, Any]:
     return fields
 
 
-def label_fields(model: models.Model) -> dict[str, Any]:
+def label_fields(model: models.Model) -> Fields:
     """The fields of a classifier's class names."""
     given = model.head.arguments
     labels = given["labels"] or [f"LABEL_{i}" for i in range(given["num_classes"])]

@@ -1,9 +1,7 @@
 """DeBERTa v2 and v3 checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoders.bert import check_tied, encoder_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -42,7 +40,7 @@ TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     dim = config.integer("hidden_size", 1536)
     num_heads = config.integer("num_attention_heads", 24)
     config.only(
@@ -77,7 +75,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
         "content_to_position": "c2p" in terms,
         "position_to_content": "p2c" in terms,
         "position_projections": bool(terms) and not config.flag("share_att_key", False),
-        "normalize_positions": _normalized(config, bool(terms)),
+        "normalize_positions": _has_relative_norm(config, bool(terms)),
         "kernel_size": kernel_size or None,
         "kernel_activation": config.activation("conv_act", "tanh"),
         "num_segments": config.integer("type_vocab_size", 0, minimum=0),
@@ -101,7 +99,7 @@ def _terms(config: Config) -> list[str]:
     return list(terms)
 
 
-def _distances(config: Config, max_length: int) -> dict[str, Any]:
+def _distances(config: Config, max_length: int) -> Arguments:
     """The arguments `num_buckets` and `max_distance`; numbers below 1 are the defaults."""
     num_buckets = config.integer("position_buckets", -1, minimum=-(2**31))
     given = config.integer("max_relative_positions", -1, minimum=-(2**31))
@@ -120,7 +118,7 @@ def _distances(config: Config, max_length: int) -> dict[str, Any]:
     }
 
 
-def _normalized(config: Config, relative: bool) -> bool:
+def _has_relative_norm(config: Config, relative: bool) -> bool:
     """Whether the table of relative positions is normalised."""
     value = config.text("norm_rel_ebd", "none")
     kinds = [x.strip() for x in value.lower().split("|")]
@@ -160,7 +158,7 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     terms = {"c2p": given["content_to_position"], "p2c": given["position_to_content"]}
     relative = any(terms.values())

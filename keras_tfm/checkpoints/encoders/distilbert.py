@@ -1,9 +1,7 @@
 """DistilBERT checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoders.bert import check_tied, label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -30,7 +28,7 @@ TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(pad_token_id=0, pruned_heads={})
     check_tied(config, named)
     return {
@@ -79,10 +77,10 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     attention = given["attention_dropout"]
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "vocab_size": given["vocabulary_size"],
         "dim": given["dim"],
         "n_layers": given["num_layers"],

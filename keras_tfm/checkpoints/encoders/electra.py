@@ -1,9 +1,7 @@
 """ELECTRA checkpoints, generators and discriminators: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
     ENCODER,
     classifier_dropout,
@@ -36,7 +34,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     return {
         **encoder_arguments(
             config, named, hidden_size=256, num_attention_heads=4, intermediate_size=1024
@@ -80,7 +78,7 @@ ARCHITECTURES = {
 }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     embedding_dim = given["embedding_dim"] or given["dim"]
     return {**encoder_fields(model, architecture), "embedding_size": embedding_dim}

@@ -1,10 +1,9 @@
 """RoBERTa and XLM-R checkpoints: tensor names, configuration and heads."""
 
 from dataclasses import replace
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import (
     ENCODER,
     classifier_dropout,
@@ -33,7 +32,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     pad_id = config.integer("pad_token_id", 1, minimum=0)
     multilingual = config.text("model_type", None) == "xlm-roberta"
     vocab_size = 30522 if multilingual else 50265  # if the field is missing
@@ -79,7 +78,7 @@ def _architectures(name: str) -> dict[str, Architecture]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     rows = given["max_length"] + given["pad_id"] + 1
     fields = encoder_fields(model, architecture)

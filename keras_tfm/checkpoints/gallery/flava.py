@@ -1,9 +1,7 @@
 """FLAVA's image codebook, the encoder of a discrete VAE: tensor names and configuration."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named
 from keras_tfm.checkpoints.rows import Row, convolution
@@ -28,7 +26,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     # Their product scales the residuals.
     config.only(num_groups=_GROUPS, input_channels=3)
     return {
@@ -40,7 +38,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     channels = len(given["image_mean"])
     if given["num_groups"] != _GROUPS or channels != 3:

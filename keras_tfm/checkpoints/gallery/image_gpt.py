@@ -1,10 +1,9 @@
 """ImageGPT checkpoints: tensor names and configuration."""
 
 from functools import partial
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.decoders.gpt import ALIASES
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -29,7 +28,7 @@ _TABLE = (
 )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(add_cross_attention=False, tie_word_embeddings=False, is_causal=True)
     dim = config.integer("n_embd", 512)
     return {
@@ -50,7 +49,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     attention, embedding = given["attention_dropout"], given["embedding_dropout"]
     return {

@@ -1,11 +1,9 @@
 """LXMERT checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoders.bert import ENCODER, check_tied
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
@@ -73,7 +71,7 @@ TABLE = (
 )  # fmt: skip
 
 
-def _unused(model: models.Model) -> dict[str, np.ndarray]:
+def _unused_tensors(model: models.Model) -> dict[str, np.ndarray]:
     """The last block of regions in a model whose head reads the text alone."""
     given = model.arguments
     name = f"cross_visual_{given['num_cross_layers'] - 1}"
@@ -94,7 +92,7 @@ def _unused(model: models.Model) -> dict[str, np.ndarray]:
     }
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(visual_pos_dim=4)
     check_tied(config, named)
     return {
@@ -116,7 +114,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     if given["layer_norm_epsilon"] != _EPSILON:
         raise ValueError(
@@ -145,7 +143,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
     return fields if model.head is None else fields | _head_fields(model.head.arguments)
 
 
-def _head_fields(given: dict[str, Any]) -> dict[str, Any]:
+def _head_fields(given: Arguments) -> Fields:
     """The fields of a head; absent tasks have no number of labels."""
     answers, attributes = given["num_answers"], given.get("num_region_attributes")
     fields = {"task_qa": answers is not None, "num_qa_labels": answers}
@@ -194,5 +192,5 @@ LXMERT = Family(
         aliases={"cls.predictions.decoder.weight": "embeddings.word_embeddings.weight"},
     ),
     base="LxmertModel",
-    unused=_unused,
+    unused=_unused_tensors,
 )

@@ -1,10 +1,14 @@
 """Tokenizers from `vocab.json` and `merges.txt`: GPT, GPT-2, RoBERTa, BART, Qwen."""
 
 from pathlib import Path
-from typing import Any
 
 from keras_tfm.checkpoints.tensors import read_json
-from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings, reading
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    Package,
+    Tokenizer,
+    TokenizerSettings,
+    reading,
+)
 
 # Qwen's rule for words: like GPT-4's, but each digit alone.
 _QWEN_WORDS = (
@@ -13,7 +17,7 @@ _QWEN_WORDS = (
 )
 
 
-def gpt2(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
+def gpt2(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     """The byte-level BPE tokenizer of GPT-2 (arXiv:1508.07909)."""
     tokenizer = _byte_level(settings, file, merges)
     names = dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>")
@@ -23,7 +27,7 @@ def gpt2(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
     return tokenizer
 
 
-def roberta(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
+def roberta(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     """The tokenizer of RoBERTa and BART: GPT-2's, with <s> and </s> around each text."""
     tokenizer = _byte_level(settings, file, merges)
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
@@ -37,7 +41,7 @@ def roberta(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
     return tokenizer
 
 
-def qwen2(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
+def qwen2(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     """The tokenizer of Qwen 2 and 3: byte-level BPE of normalised text, split into other words."""
     package = settings.package
     tokenizer = _byte_level(settings, file, merges)
@@ -55,7 +59,7 @@ def qwen2(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
     return tokenizer
 
 
-def gpt1(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
+def gpt1(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     """The BPE tokenizer of the first GPT: lowercase words, split by the rules of BERT."""
     package = settings.package
     unknown = settings.text("unk", "<unk>")
@@ -69,7 +73,7 @@ def gpt1(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
     return tokenizer
 
 
-def _byte_level(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
+def _byte_level(settings: TokenizerSettings, file: Path, merges: Path) -> Tokenizer:
     package = settings.package
     tokenizer = package.Tokenizer(_pairs(package, file, merges, end_of_word_suffix=""))
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(
@@ -79,7 +83,7 @@ def _byte_level(settings: TokenizerSettings, file: Path, merges: Path) -> Any:
     return tokenizer
 
 
-def _pairs(package: Any, file: Path, merges: Path, **options: Any) -> Any:
+def _pairs(package: Package, file: Path, merges: Path, **options: object) -> Tokenizer:
     with reading(file):
         vocabulary = read_json(file)
         if not all(isinstance(i, int) and i >= 0 for i in vocabulary.values()):

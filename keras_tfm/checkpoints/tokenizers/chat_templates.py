@@ -1,8 +1,9 @@
 """Reads the chat template of a Hugging Face folder as plain strings."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from keras_tfm.checkpoints.config import Fields
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizers.jinja.meter import TemplateError
 from keras_tfm.checkpoints.tokenizers.jinja.program import LARGEST_SOURCE, Program
@@ -62,7 +63,7 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
         for name, x in settings.items()
         if name.endswith("_token") and isinstance(x, str | dict)
     }
-    render = _compiled(folder, source, tokens)
+    render = _compile(folder, source, tokens)
     user, answer, last = (
         {"role": role, "content": content}
         for role, content in (("user", _USER), ("assistant", _ANSWER), ("user", _LAST))
@@ -80,7 +81,7 @@ def load_chat_template(folder: str | Path) -> ChatTemplate:
     return _without_start(folder, template, tokens.get("bos_token"))
 
 
-def _source(folder: Path, settings: dict[str, Any]) -> str:
+def _source(folder: Path, settings: Fields) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
         size = file.stat().st_size
@@ -104,7 +105,7 @@ def _source(folder: Path, settings: dict[str, Any]) -> str:
     return source
 
 
-def _compiled(folder: Path, source: str, tokens: dict[str, str]) -> Any:
+def _compile(folder: Path, source: str, tokens: dict[str, str]) -> Callable[..., str]:
     """A function of messages that renders the template, with the variables of `transformers`."""
     optional_package("jinja2", "chat templates need jinja2", "jinja2", extra="checkpoints")
     try:
@@ -135,7 +136,7 @@ def _between(folder: Path, text: str, *contents: str) -> list[str]:
     return [*parts, text]
 
 
-def _check(folder: Path, template: ChatTemplate, render: Any) -> None:
+def _check(folder: Path, template: ChatTemplate, render: Callable[..., str]) -> None:
     """Raises unless the strings give the template's text for conversations of several turns."""
     roles = ["user", "assistant"] * 3 + ["user"]
     messages = [{"role": role, "content": f"message {number}"} for number, role in enumerate(roles)]
@@ -150,7 +151,7 @@ def _check(folder: Path, template: ChatTemplate, render: Any) -> None:
             )
 
 
-def _without_start(folder: Path, template: ChatTemplate, start: Any) -> ChatTemplate:
+def _without_start(folder: Path, template: ChatTemplate, start: str | None) -> ChatTemplate:
     """Without the start token, if the tokenizer puts one before every text."""
     if not isinstance(start, str) or not template.first.startswith(start):
         return template

@@ -1,7 +1,6 @@
 """The tokenizers of Marian: two SentencePiece models, whose ids are in `vocab.json`."""
 
 from pathlib import Path
-from typing import Any
 
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.checkpoints.tokenizers.sentence_pieces import (
@@ -9,7 +8,11 @@ from keras_tfm.checkpoints.tokenizers.sentence_pieces import (
     read_model,
     split_at_spaces,
 )
-from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings, reading
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    Tokenizer,
+    TokenizerSettings,
+    reading,
+)
 
 # Put before pieces that no text may match. A noncharacter of Unicode, which texts do not have.
 _UNMATCHED, _REPLACED = "\U0010ffff", "\U0010fffe"
@@ -18,7 +21,7 @@ _SPECIAL = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 
 def marian(
     settings: TokenizerSettings, source: Path, target: Path, vocabulary: Path, is_target: bool
-) -> Any:
+) -> Tokenizer:
     """The tokenizer of Marian: the pieces of one SentencePiece model, with ids of `vocab.json`.
 
     It decodes every id. In texts it finds only the pieces of its own side.

@@ -2,9 +2,11 @@
 
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    Package,
+    Tokenizer,
     TokenizerSettings,
     import_package,
     reading,
@@ -61,7 +63,7 @@ def read_model(file: Path) -> SentencePieceModel:
     return SentencePieceModel(pieces, kinds, algorithm, characters)
 
 
-def processor_of(file: Path) -> Any:
+def processor_of(file: Path) -> Tokenizer:
     """The model as a `sentencepiece.SentencePieceProcessor`."""
     content = file.read_bytes()
     if not content:
@@ -71,7 +73,7 @@ def processor_of(file: Path) -> Any:
     return package.SentencePieceProcessor(model_proto=content)
 
 
-def llama(settings: TokenizerSettings, file: Path) -> Any:
+def llama(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of Llama 1 and 2: byte pairs, a space before the text, bytes as fallback."""
     package = settings.package
     tokenizer, added = _byte_pairs(settings, file)
@@ -90,7 +92,7 @@ def llama(settings: TokenizerSettings, file: Path) -> Any:
     return tokenizer
 
 
-def gemma(settings: TokenizerSettings, file: Path) -> Any:
+def gemma(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of Gemma: byte pairs that keep all spaces, and bytes as fallback."""
     package = settings.package
     names = {
@@ -105,7 +107,7 @@ def gemma(settings: TokenizerSettings, file: Path) -> Any:
     return tokenizer
 
 
-def albert(settings: TokenizerSettings, file: Path) -> Any:
+def albert(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of ALBERT: unigrams of text in lower case, without accents."""
     package = settings.package
     normalizers = package.normalizers
@@ -125,7 +127,7 @@ def albert(settings: TokenizerSettings, file: Path) -> Any:
     split_at_spaces(settings, tokenizer)
     names = {"bos": "[CLS]", "eos": "[SEP]", "unk": "<unk>", "sep": "[SEP]", "pad": "<pad>"}
     names |= {"cls": "[CLS]", "mask": "[MASK]"}
-    settings.add_tokens(tokenizer, {**names}, _added(package, model))
+    settings.add_tokens(tokenizer, {**names}, _added_tokens(package, model))
     first, last = settings.text("cls", "[CLS]"), settings.text("sep", "[SEP]")
     tokenizer.post_processor = package.processors.TemplateProcessing(
         single=f"{first}:0 $A:0 {last}:0",
@@ -135,7 +137,7 @@ def albert(settings: TokenizerSettings, file: Path) -> Any:
     return tokenizer
 
 
-def xlm_roberta(settings: TokenizerSettings, file: Path) -> Any:
+def xlm_roberta(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The tokenizer of XLM-R: unigrams, whose ids follow those of <s>, <pad>, </s> and <unk>."""
     package = settings.package
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>"}
@@ -149,7 +151,7 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Any:
         if model.characters:
             tokenizer.normalizer = package.normalizers.Precompiled(model.characters)
     split_at_spaces(settings, tokenizer)
-    settings.add_tokens(tokenizer, {**names}, _added(package, model))
+    settings.add_tokens(tokenizer, {**names}, _added_tokens(package, model))
     begin, end = texts["bos"], texts["eos"]
     tokenizer.post_processor = package.processors.TemplateProcessing(
         single=[begin, "$A", end],
@@ -159,7 +161,7 @@ def xlm_roberta(settings: TokenizerSettings, file: Path) -> Any:
     return tokenizer
 
 
-def t5(settings: TokenizerSettings, file: Path) -> Any:
+def t5(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The unigram tokenizer of T5 (arXiv:1804.10959); sentinels follow in reverse order."""
     package = settings.package
     with reading(file):
@@ -184,7 +186,9 @@ def t5(settings: TokenizerSettings, file: Path) -> Any:
     return tokenizer
 
 
-def _byte_pairs(settings: TokenizerSettings, file: Path, **options: Any) -> tuple[Any, list[Any]]:
+def _byte_pairs(
+    settings: TokenizerSettings, file: Path, **options: object
+) -> tuple[Tokenizer, list[object]]:
     """A BPE tokenizer with bytes as fallback, and the tokens to add to it.
 
     Merges are not stored: two pieces are merged if the result is a piece, the first ones first.
@@ -209,10 +213,10 @@ def _byte_pairs(settings: TokenizerSettings, file: Path, **options: Any) -> tupl
                 **options,
             )
         )
-    return tokenizer, _added(package, model)
+    return tokenizer, _added_tokens(package, model)
 
 
-def _added(package: Any, model: SentencePieceModel) -> list[Any]:
+def _added_tokens(package: Package, model: SentencePieceModel) -> list[object]:
     """The control and user-defined pieces, which are never split."""
     return [
         package.AddedToken(piece, normalized=False, special=kind == _CONTROL)
@@ -230,12 +234,12 @@ def _of_kind(model: SentencePieceModel, algorithm: int) -> SentencePieceModel:
     return model
 
 
-def _decoders(package: Any) -> list[Any]:
+def _decoders(package: Package) -> list[object]:
     decoders = package.decoders
     return [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
 
 
-def split_at_spaces(settings: TokenizerSettings, tokenizer: Any) -> None:
+def split_at_spaces(settings: TokenizerSettings, tokenizer: Tokenizer) -> None:
     """Words at spaces, which are marked, as unigram models expect them."""
     package = settings.package
     prefix = settings.get("add_prefix_space")

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from keras_tfm.arguments import check_integer
 from keras_tfm.checkpoints.config import Config
 from keras_tfm.checkpoints.tokenizers import byte_pairs, sentence_pieces
 from keras_tfm.checkpoints.tokenizers.marian_pieces import marian
-from keras_tfm.checkpoints.tokenizers.tokenizer_settings import TokenizerSettings, reading
+from keras_tfm.checkpoints.tokenizers.tokenizer_settings import (
+    Tokenizer,
+    TokenizerSettings,
+    reading,
+)
 from keras_tfm.model_types import MODEL_TYPES
 from keras_tfm.runtime.tokenizers.tokenizer_limits import check_tokenizer_json
 
@@ -18,7 +21,7 @@ SPARE_ROWS = 1024
 
 def load_tokenizer(
     folder: str | Path, target: bool = False, vocabulary_size: int | None = None
-) -> Any:
+) -> Tokenizer:
     """Loads the tokenizer of a folder saved by `transformers`, with the same ids for every text.
 
     Args:
@@ -86,7 +89,7 @@ def load_tokenizer(
     return tokenizer
 
 
-def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
+def _check_size(folder: Path, tokenizer: Tokenizer, rows: int) -> None:
     size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if not size <= rows <= size + SPARE_ROWS:
         raise ValueError(
@@ -96,7 +99,7 @@ def _check_size(folder: Path, tokenizer: Any, rows: int) -> None:
         )
 
 
-def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: bool) -> Any:
+def _of_vocabulary(settings: TokenizerSettings, config: Config | None, target: bool) -> Tokenizer:
     """The tokenizer of a folder without `tokenizer.json`, by its class in transformers."""
     folder = settings.folder
     model_type = None if config is None else config.fields.get("model_type")
@@ -122,7 +125,7 @@ def _has(folder: Path, files: tuple[str, ...]) -> bool:
     return all((folder / file).is_file() for file in files)
 
 
-def _word_piece(settings: TokenizerSettings, file: Path) -> Any:
+def _word_piece(settings: TokenizerSettings, file: Path) -> Tokenizer:
     """The WordPiece tokenizer of BERT (arXiv:1810.04805)."""
     package = settings.package
     names = {
@@ -157,7 +160,7 @@ def _word_piece(settings: TokenizerSettings, file: Path) -> Any:
 
 _PAIRS = ("vocab.json", "merges.txt")
 # By class of transformers, its files and the function that makes its tokenizer from them.
-_CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+_CLASSES: dict[str, tuple[tuple[str, ...], Callable[..., Tokenizer]]] = {
     **dict.fromkeys(
         ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), (("vocab.txt",), _word_piece)
     ),

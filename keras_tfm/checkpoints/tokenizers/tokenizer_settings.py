@@ -1,12 +1,21 @@
 """The settings of a folder's tokenizer: class, special tokens, added tokens."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from keras_tfm.checkpoints.config import Fields
 from keras_tfm.checkpoints.tensors import read_json
 from keras_tfm.optional_package import optional_package
 from keras_tfm.runtime.tokenizers.tokenizer import refusing
+
+# A `Tokenizer` of `tokenizers` or a `SentencePieceProcessor`, and a package that has no types.
+Tokenizer: TypeAlias = Any
+Package: TypeAlias = Any
+# An `AddedToken` of `tokenizers`.
+Token: TypeAlias = Any
+
 
 # In the order in which transformers adds them.
 _SPECIAL = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -24,7 +33,7 @@ class TokenizerSettings:
     def __init__(self, folder: Path):
         self.folder = folder
         self.package = import_package("tokenizers")
-        self.fields: dict[str, Any] = self._read("tokenizer_config.json")
+        self.fields: Fields = self._read("tokenizer_config.json")
         if "added_tokens_decoder" not in self.fields:  # older folders
             self.fields = {**self.fields, **self._read("special_tokens_map.json")}
 
@@ -45,7 +54,9 @@ class TokenizerSettings:
             value = value.get("content")
         return default if value is None else str(value)
 
-    def add_tokens(self, tokenizer: Any, special: dict[str, str | None], more: Any = ()) -> None:
+    def add_tokens(
+        self, tokenizer: Tokenizer, special: dict[str, str | None], more: Iterable[Token] = ()
+    ) -> None:
         """Adds the tokens of the settings and the special tokens of a class, as transformers does.
 
         Args:
@@ -57,7 +68,7 @@ class TokenizerSettings:
         Raises:
             ValueError: a token gets another id than the settings say.
         """
-        numbered = self._numbered()
+        numbered = self._tokens_by_id()
         known = {token.content for token in numbered.values()}
         tokens = [numbered[i] for i in sorted(numbered)]
         for name in _SPECIAL:
@@ -78,7 +89,7 @@ class TokenizerSettings:
                     f"settings say, got {found}"
                 )
 
-    def add_ends(self, tokenizer: Any, begin: str, end: str) -> None:
+    def add_ends(self, tokenizer: Tokenizer, begin: str, end: str) -> None:
         """Adds a start and an end token to each text, where the settings ask for it."""
         first = f"{begin}:0 " if self.get("add_bos_token", False) else ""
         last = f" {end}:0" if self.get("add_eos_token", False) else ""
@@ -90,7 +101,7 @@ class TokenizerSettings:
                 special_tokens=[(token, tokenizer.token_to_id(token)) for token in tokens],
             )
 
-    def _numbered(self) -> dict[int, Any]:
+    def _tokens_by_id(self) -> dict[int, Token]:
         """The added tokens by their ids."""
         entries = self.get("added_tokens_decoder")
         with reading(self.folder / "tokenizer_config.json"):
@@ -106,13 +117,13 @@ class TokenizerSettings:
                 for token, i in self._read(file.name).items()
             }
 
-    def _extra(self) -> list[Any]:
+    def _extra(self) -> list[Token]:
         """Special tokens without a name."""
         extra = self.get("extra_special_tokens") or self.get("additional_special_tokens") or []
         values = extra.values() if isinstance(extra, dict) else extra
         return [self._token(value, special=True) for value in values]
 
-    def _token(self, value: Any, special: bool = False) -> Any:
+    def _token(self, value: object, special: bool = False) -> Token:
         """A token of the settings, a text or a dictionary, as `tokenizers.AddedToken`."""
         if value is None:
             return None
@@ -123,7 +134,7 @@ class TokenizerSettings:
             return self.package.AddedToken(str(value["content"]), **options)
         return self.package.AddedToken(str(value), special=special)
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str) -> Fields:
         file = self.folder / name
         return dict(read_json(file)) if file.is_file() else {}
 
@@ -133,6 +144,6 @@ def reading(file: Path) -> AbstractContextManager[None]:
     return refusing(f"{file} cannot be read")
 
 
-def import_package(package: str) -> Any:
+def import_package(package: str) -> Package:
     """Imports a package of the extra `text`; the error names the extra to install."""
     return optional_package(package, f"this tokenizer needs {package}", package, extra="text")

@@ -1,9 +1,7 @@
 """CLIP checkpoints, of both encoders or of one: tensor names and configuration."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
 from keras_tfm.checkpoints.names import Named, Names
@@ -64,7 +62,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _tower_arguments(config: Config, dim: int, heads: int, width: int) -> dict[str, Any]:
+def _tower_arguments(config: Config, dim: int, heads: int, width: int) -> Arguments:
     """The arguments that both encoders have, with the defaults of transformers."""
     return {
         "dim": config.integer("hidden_size", dim),
@@ -78,7 +76,7 @@ def _tower_arguments(config: Config, dim: int, heads: int, width: int) -> dict[s
     }
 
 
-def _sizes_of_images(config: Config) -> dict[str, Any]:
+def _sizes_of_images(config: Config) -> Arguments:
     return {
         "image_size": config.size("image_size", 224),
         "patch_size": config.size("patch_size", 32),
@@ -86,7 +84,7 @@ def _sizes_of_images(config: Config) -> dict[str, Any]:
     }
 
 
-def _sizes_of_texts(config: Config) -> dict[str, Any]:
+def _sizes_of_texts(config: Config) -> Arguments:
     config.only(is_causal=True)
     size = config.integer("vocab_size", 49408)
     end_id = config.integer("eos_token_id", 49407, minimum=0, maximum=size - 1)
@@ -97,7 +95,7 @@ def _sizes_of_texts(config: Config) -> dict[str, Any]:
     }
 
 
-def _image_arguments(config: Config, named: Named) -> dict[str, Any]:
+def _image_arguments(config: Config, named: Named) -> Arguments:
     projects = named.begins("visual_projection.")
     size = config.size("image_size", 224)
     return {
@@ -108,7 +106,7 @@ def _image_arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _text_arguments(config: Config, named: Named) -> dict[str, Any]:
+def _text_arguments(config: Config, named: Named) -> Arguments:
     projects = named.begins("text_projection.")
     return {
         **_sizes_of_texts(config),
@@ -117,7 +115,7 @@ def _text_arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     image, text = config.part("vision_config"), config.part("text_config")
     sizes = _sizes_of_images(image)
     return {
@@ -133,7 +131,7 @@ def _arguments(config: Config, named: Named) -> dict[str, Any]:
     }
 
 
-def _tower_fields(given: dict[str, Any]) -> dict[str, Any]:
+def _tower_fields(given: Arguments) -> Fields:
     attention = given["attention_dropout"]
     return {
         "hidden_size": given["dim"],
@@ -147,7 +145,7 @@ def _tower_fields(given: dict[str, Any]) -> dict[str, Any]:
     } | ({} if given["projection_dim"] is None else {"projection_dim": given["projection_dim"]})
 
 
-def _image_fields(given: dict[str, Any]) -> dict[str, Any]:
+def _image_fields(given: Arguments) -> Fields:
     size = given["image_size"] if given["position_size"] is None else given["position_size"]
     return {
         **_tower_fields(given),
@@ -157,7 +155,7 @@ def _image_fields(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _side(name: str, value: Any) -> int:
+def _side(name: str, value: int | tuple[int, int]) -> int:
     height, width = as_pair(name, value)
     if height != width:
         raise ValueError(
@@ -167,7 +165,7 @@ def _side(name: str, value: Any) -> int:
     return height
 
 
-def _text_fields(given: dict[str, Any]) -> dict[str, Any]:
+def _text_fields(given: Arguments) -> Fields:
     end_id = given["end_id"]
     if end_id == _LARGEST:
         raise ValueError(
@@ -183,7 +181,7 @@ def _text_fields(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     towers = models.clip_towers(model)
     return {
         "vision_config": {
@@ -197,7 +195,7 @@ def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
 
 
 def _architectures(name: str, projection: str) -> dict[str, Architecture]:
-    def same(model: Any, config: Config) -> Any:
+    def same(model: models.Model, config: Config) -> models.Model:
         return model
 
     return {

@@ -1,9 +1,7 @@
 """DETR checkpoints: tensor names, configuration and heads."""
 
-from typing import Any
-
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoder_decoders.bart import ALIASES
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
@@ -49,7 +47,7 @@ def _cross_attention() -> list[Row]:
     return [*rows, *norm(f"{path}_residual/norm", f"{tensor}_layer_norm")]
 
 
-def _backbone(model: models.Model) -> dict[str, Any]:
+def _backbone(model: models.Model) -> Arguments:
     """The arguments of the ResNet, defaults included."""
     given = model.arguments["backbone"]
     defaults = {"stem_dim": 64, **SIZES["50"]}
@@ -74,7 +72,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     config.only(
         position_embedding_type="sine",
         # transformers then feeds each decoder layer's normalised output to the next one.
@@ -110,7 +108,7 @@ def _heads(config: Config, name: str, dim: int) -> int:
     return heads
 
 
-def _backbone_arguments(config: Config) -> dict[str, Any]:
+def _backbone_arguments(config: Config) -> Arguments:
     """The ResNet of `backbone_config`, or of timm by its name."""
     part = config.part("backbone_config")
     kind = part.text("model_type", "timm_backbone")
@@ -125,7 +123,7 @@ def _backbone_arguments(config: Config) -> dict[str, Any]:
     return {"stem_dim": 64, **SIZES[size]}
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     channels = len(given["image_mean"])
     attention, decoders = given["attention_dropout"], given["num_decoder_layers"]

@@ -1,12 +1,11 @@
 """DINOv2 checkpoints, with and without registers: tensor names, configuration and heads."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.names import Named, Names
 from keras_tfm.checkpoints.rows import Row, dense, norm
@@ -44,7 +43,7 @@ def _width(dim: int, ratio: int, gated: bool) -> int:
     return -(-(dim * ratio * 2 // 3) // 8) * 8 if gated else dim * ratio
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     arguments = vision_arguments(config, 14 if _registers(config) == 0 else 16)
     gated = config.flag("use_swiglu_ffn", False)
     if gated:
@@ -67,7 +66,7 @@ def _registers(config: Config) -> int:
     return int(config.integer("num_register_tokens", 4))
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     given = model.arguments
     dim, width, gated = given["dim"], given["intermediate_dim"], given["gated"]
     ratios = [x for x in range(1, 33) if _width(dim, x, gated) == width]

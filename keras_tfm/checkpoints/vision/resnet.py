@@ -1,12 +1,9 @@
 """ResNet checkpoints: tensor names, configuration and heads."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config
+from keras_tfm.checkpoints.config import Arguments, Config, Fields
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
@@ -15,7 +12,7 @@ from keras_tfm.checkpoints.rows import Row, batch_norm, convolution, dense
 from keras_tfm.checkpoints.vision.vit import classifier
 
 
-def grid_rows(given: Mapping[str, Any], prefix: str = "") -> tuple[Row, ...]:
+def grid_rows(given: Arguments, prefix: str = "") -> tuple[Row, ...]:
     """The rows of the layers between pixels and the feature map.
 
     Args:
@@ -45,7 +42,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     return (*grid_rows(model.arguments), *dense("classifier", "classifier.1", head=True))
 
 
-def grid_arguments(config: Config) -> dict[str, Any]:
+def grid_arguments(config: Config) -> Arguments:
     """The builder's arguments of the layers between pixels and the feature map."""
     config.only(hidden_act="relu", downsample_in_first_stage=False)
     layer_type = config.text("layer_type", "bottleneck")
@@ -68,7 +65,7 @@ def grid_arguments(config: Config) -> dict[str, Any]:
     }
 
 
-def grid_fields(given: Mapping[str, Any], channels: int) -> dict[str, Any]:
+def grid_fields(given: Arguments, channels: int) -> Fields:
     """The fields of `config.json` for these layers."""
     stages = [f"stage{i + 1}" for i in range(len(given["depths"]))]
     return {
@@ -86,12 +83,12 @@ def grid_fields(given: Mapping[str, Any], channels: int) -> dict[str, Any]:
     }
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     size = config.size("image_size", 224)  # our own field
     return {"image_size": size, **grid_arguments(config), **image_statistics(config)}
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     fields = grid_fields(model.arguments, len(model.arguments["image_mean"]))
     fields["image_size"] = model.arguments["image_size"]
     return fields | label_fields(model) if "Classification" in architecture else fields

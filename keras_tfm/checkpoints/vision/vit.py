@@ -1,10 +1,9 @@
 """ViT and DeiT checkpoints, DINO's among them: tensor names, configuration and heads."""
 
 from dataclasses import replace
-from typing import Any
 
 from keras_tfm import models
-from keras_tfm.checkpoints.config import Config, activation_name
+from keras_tfm.checkpoints.config import Arguments, Config, Fields, activation_name
 from keras_tfm.checkpoints.encoders.bert import label_fields
 from keras_tfm.checkpoints.family import Architecture, Family
 from keras_tfm.checkpoints.image_settings import image_statistics
@@ -49,7 +48,7 @@ def _table(model: models.Model) -> tuple[Row, ...]:
     )
 
 
-def vision_arguments(config: Config, patch_size: int = 16) -> dict[str, Any]:
+def vision_arguments(config: Config, patch_size: int = 16) -> Arguments:
     """The builder's arguments that ViT, DeiT and DINOv2 have in common."""
     size = config.size("image_size", 224)
     return {
@@ -67,7 +66,7 @@ def vision_arguments(config: Config, patch_size: int = 16) -> dict[str, Any]:
     }
 
 
-def _arguments(config: Config, named: Named) -> dict[str, Any]:
+def _arguments(config: Config, named: Named) -> Arguments:
     dim = config.integer("hidden_size", 768)
     pooler = named.begins("pooler.")
     if pooler:
@@ -88,12 +87,12 @@ def classifier(model: models.Model, config: Config, pooling: str) -> models.Mode
     )
 
 
-def vision_fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def vision_fields(model: models.Model, architecture: str) -> Fields:
     """The fields of `config.json` that ViT, DeiT and DINOv2 have in common."""
     given = model.arguments
     attention = given["attention_dropout"]
     size = given["image_size"] if given["position_size"] is None else given["position_size"]
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "image_size": size,
         "patch_size": given["patch_size"],
         "num_channels": len(given["image_mean"]),
@@ -111,7 +110,7 @@ def vision_fields(model: models.Model, architecture: str) -> dict[str, Any]:
     return fields
 
 
-def _fields(model: models.Model, architecture: str) -> dict[str, Any]:
+def _fields(model: models.Model, architecture: str) -> Fields:
     fields = vision_fields(model, architecture)
     return {**fields, "intermediate_size": model.arguments["intermediate_dim"]}
 

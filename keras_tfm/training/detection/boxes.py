@@ -10,11 +10,9 @@ Example:
 0.5
 """
 
-from typing import Any
-
 from keras import ops
 
-Tensor = Any
+from keras_tfm.layers.types import Tensor
 
 
 def corners(boxes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,16 @@
 """The loss of object detection by sets: matching, classes and boxes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_number
+from keras_tfm.layers.types import Config, DType, Tensor
 from keras_tfm.training.detection.boxes import generalized_iou
 from keras_tfm.training.detection.matching import assign, on_host
-from keras_tfm.training.losses.token_losses import zero_uncounted
-
-Tensor = Any
+from keras_tfm.training.losses.token_losses import Tensors, zero_uncounted
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -82,7 +80,7 @@ class DetectionLoss(keras.losses.Loss):
         giou_weight: float = 2.0,
         no_object_weight: float = 0.1,
         name: str = "detection_loss",
-        dtype: Any = None,
+        dtype: DType = None,
     ):
         super().__init__(name=name, reduction="sum", dtype=dtype)
         self.weights = {
@@ -98,22 +96,30 @@ class DetectionLoss(keras.losses.Loss):
             if value < 0:
                 raise ValueError(f"{argument} must be at least 0, got {value}")
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        y_true: Tensors,
+        y_pred: Tensors,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
         """The loss, a scalar."""
         parts = self.sums_and_counts(y_true, y_pred, sample_weight)
         return sum(ops.divide_no_nan(total, count) for total, count in parts)
 
-    def call(self, y_true: Any, y_pred: Any) -> Tensor:
+    def call(self, y_true: Tensors, y_pred: Tensors) -> Tensor:
         """The loss, a scalar."""
         return self(y_true, y_pred)
 
     def sums_and_counts(
-        self, y_true: Any, y_pred: Any, sample_weight: Tensor | None = None
+        self,
+        y_true: Tensors,
+        y_pred: Tensors,
+        sample_weight: Tensor | None = None,
     ) -> list[tuple[Tensor, Tensor]]:
         """The weighted sums of which the loss consists, each with its divisor: classes, boxes."""
         classes, targets = _entries("y_true", y_true, {"classes": 2, "boxes": 3})
         logits, boxes, layers = _predictions(y_pred)
-        weight: Any = 1.0
+        weight: Tensor = 1.0
         if sample_weight is not None:
             weight = self._image_weights(sample_weight, layers)
             logits, boxes = (zero_uncounted(x, weight) for x in (logits, boxes))
@@ -124,7 +130,7 @@ class DetectionLoss(keras.losses.Loss):
         # Padding becomes a box in the middle, of class 0: finite, and masked below.
         targets = ops.where(ops.expand_dims(is_object, -1), targets, 0.5)
         classes = ops.where(is_object, classes, 0)
-        queries = self._matched(logits, boxes, classes, targets, is_object)
+        queries = self._match(logits, boxes, classes, targets, is_object)
         matched = queries >= 0
 
         # (B L, M, N), 1 where an object is matched to a query; rows of -1 are 0.
@@ -152,7 +158,7 @@ class DetectionLoss(keras.losses.Loss):
             (box_sum, ops.sum(weight * ops.cast(is_object, "float32")) / layers),
         ]
 
-    def _matched(
+    def _match(
         self, logits: Tensor, boxes: Tensor, classes: Tensor, targets: Tensor, is_object: Tensor
     ) -> Tensor:
         """The query of each object, (B, M); -1 for padding."""
@@ -167,19 +173,21 @@ class DetectionLoss(keras.losses.Loss):
         cost -= self.weights["class_cost"] * likelihood
         cost -= self.weights["giou_cost"] * generalized_iou(each, target)
 
-        def checked(cost: Any, classes: Any, targets: Any, is_object: Any) -> np.ndarray:
+        def check_and_assign(
+            cost: Tensor, classes: Tensor, targets: Tensor, is_object: Tensor
+        ) -> np.ndarray:
             check_targets(classes, targets, is_object, num_classes)
             return assign(cost, is_object)
 
         inputs = [ops.stop_gradient(x) for x in (cost, classes, targets, is_object)]
-        return on_host(checked, tuple(inputs), tuple(classes.shape))
+        return on_host(check_and_assign, tuple(inputs), tuple(classes.shape))
 
     def _image_weights(self, sample_weight: Tensor, layers: int) -> Tensor:
         """(B,) or (B, 1) -> (B L, 1)."""
         weight = ops.reshape(ops.cast(sample_weight, "float32"), (-1, 1))
         return ops.repeat(weight, layers, axis=0)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         config = super().get_config()
         del config["reduction"]
@@ -213,7 +221,7 @@ def check_targets(
         )
 
 
-def _predictions(y_pred: Any) -> tuple[Tensor, Tensor, int]:
+def _predictions(y_pred: Tensors) -> tuple[Tensor, Tensor, int]:
     """Logits (B L, N, C + 1), boxes (B L, N, 4) and the number L of decoder blocks."""
     logits, boxes = _entries("y_pred", y_pred, {"logits": 3, "boxes": 3})
     logits, boxes = ops.expand_dims(logits, 1), ops.expand_dims(boxes, 1)
@@ -226,7 +234,7 @@ def _predictions(y_pred: Any) -> tuple[Tensor, Tensor, int]:
     return logits, ops.reshape(ops.cast(boxes, "float32"), (-1, shape[0], 4)), layers
 
 
-def _entries(what: str, given: Any, axes: dict[str, int]) -> list[Tensor]:
+def _entries(what: str, given: dict[str, Tensor], axes: dict[str, int]) -> list[Tensor]:
     """The tensors of a dict, checked."""
     if not isinstance(given, Mapping):
         shape = getattr(given, "shape", None)

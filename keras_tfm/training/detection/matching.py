@@ -8,9 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_tfm.layers.types import Shape, Tensor
 from keras_tfm.optional_package import optional_package
 
-Tensor = Any
 # In place of a cost that is infinite or not a number: such a pair is matched only without choice.
 _FORBIDDEN = float(np.finfo("float32").max)
 
@@ -62,7 +62,9 @@ def assign(cost: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return result
 
 
-def on_host(function: Callable[..., np.ndarray], inputs: tuple[Tensor, ...], shape: Any) -> Tensor:
+def on_host(
+    function: Callable[..., np.ndarray], inputs: tuple[Tensor, ...], shape: Shape
+) -> Tensor:
     """The int32 result of a NumPy function of tensors, also in a graph.
 
     Args:

@@ -1,11 +1,11 @@
 """Mean average precision of object detection."""
 
-from typing import Any
-
 import numpy as np
 from keras import ops
 
 from keras_tfm.arguments import check_integer, check_number
+from keras_tfm.layers.types import Tensor
+from keras_tfm.training.losses.token_losses import Tensors
 
 # COCO's recalls, at which precision is read.
 _RECALLS = np.linspace(0.0, 1.0, 101)
@@ -58,7 +58,7 @@ class MeanAveragePrecision:
         self._scores: dict[int, list[np.ndarray]] = {}
         self._right: dict[int, list[np.ndarray]] = {}
 
-    def update_state(self, y_true: Any, y_pred: Any) -> None:
+    def update_state(self, y_true: Tensors, y_pred: Tensors) -> None:
         """Adds a batch.
 
         Args:
@@ -77,7 +77,9 @@ class MeanAveragePrecision:
         for image in zip(classes, targets, labels, scores, boxes, strict=True):
             self.add_image(*image)
 
-    def add_image(self, classes: Any, targets: Any, labels: Any, scores: Any, boxes: Any) -> None:
+    def add_image(
+        self, classes: Tensor, targets: Tensor, labels: Tensor, scores: Tensor, boxes: Tensor
+    ) -> None:
         """Adds one image.
 
         Args:
@@ -95,9 +97,9 @@ class MeanAveragePrecision:
             mine = mine[np.argsort(-scores[mine], kind="stable")][: self.max_detections]
             self._objects[label] = self._objects.get(label, 0) + len(wanted)
             self._scores.setdefault(label, []).append(scores[mine])
-            self._right.setdefault(label, []).append(self._matched(boxes[mine], wanted))
+            self._right.setdefault(label, []).append(self._match(boxes[mine], wanted))
 
-    def _matched(self, boxes: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def _match(self, boxes: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Whether each detection, best first, finds an object that none before it found."""
         overlaps = pairwise_iou(boxes, targets)
         free = np.ones(len(targets), bool)

@@ -1,7 +1,6 @@
 """The symmetric contrastive loss of pairs, such as images and their texts."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 from keras import ops
@@ -9,8 +8,9 @@ from keras import ops
 from keras_tfm.arguments import check_positive
 from keras_tfm.distributed.gather_rows import gather_rows
 from keras_tfm.layers.finite_padding import finite_padding
+from keras_tfm.layers.types import Config, DType, Tensor
+from keras_tfm.training.losses.token_losses import Tensors
 
-Tensor = Any
 OUTPUTS = ("image_embedding", "text_embedding")
 
 
@@ -65,23 +65,31 @@ class ContrastiveLoss(keras.losses.Loss):
     compares_rows = True
 
     def __init__(
-        self, temperature: float = 0.07, name: str = "contrastive_loss", dtype: Any = None
+        self, temperature: float = 0.07, name: str = "contrastive_loss", dtype: DType = None
     ):
         super().__init__(name=name, reduction="sum", dtype=dtype)
         check_positive("temperature", temperature)
         self.temperature = temperature
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        y_true: Tensors,
+        y_pred: Tensors,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
         """The loss, a scalar."""
         ((total, count),) = self.sums_and_counts(y_true, y_pred, sample_weight)
         return ops.divide_no_nan(total, count)
 
-    def call(self, y_true: Any, y_pred: Any) -> Tensor:
+    def call(self, y_true: Tensors, y_pred: Tensors) -> Tensor:
         """The loss, a scalar."""
         return self(y_true, y_pred)
 
     def sums_and_counts(
-        self, y_true: Any, y_pred: Any, sample_weight: Tensor | None = None
+        self,
+        y_true: Tensors,
+        y_pred: Tensors,
+        sample_weight: Tensor | None = None,
     ) -> list[tuple[Tensor, Tensor]]:
         """The sum of the loss over this replica's rows, and the sum of their weights."""
         images, texts, scale = self._outputs(y_pred)
@@ -104,7 +112,7 @@ class ContrastiveLoss(keras.losses.Loss):
         loss += _cross_entropy(targets, scale * ops.matmul(texts, ops.transpose(all_images)))
         return [(ops.sum(weight * loss) / 2, ops.sum(weight))]
 
-    def _outputs(self, y_pred: Any) -> tuple[Tensor, Tensor, Any]:
+    def _outputs(self, y_pred: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """The vectors of images and texts, and the scale, float32."""
         if not isinstance(y_pred, Mapping) or not set(OUTPUTS) <= set(y_pred):
             found = list(y_pred) if isinstance(y_pred, Mapping) else type(y_pred).__name__
@@ -126,7 +134,7 @@ class ContrastiveLoss(keras.losses.Loss):
         scale = y_pred.get("scale")
         return images, texts, 1 / self.temperature if scale is None else ops.cast(scale, "float32")
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         config = {**super().get_config(), "temperature": self.temperature}
         return {key: x for key, x in config.items() if key != "reduction"}

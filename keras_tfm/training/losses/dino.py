@@ -1,5 +1,6 @@
 """Self-distillation without labels: DINO (arXiv:2104.14294)."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
@@ -7,11 +8,12 @@ from keras import ops
 
 from keras_tfm.arguments import check_integer, check_positive, check_rate
 from keras_tfm.distributed.gather_rows import gather_rows
+from keras_tfm.layers.types import Arguments, Config, Tensor
 from keras_tfm.models import Model
+from keras_tfm.training.losses.token_losses import Tensors
 
-Tensor = Any
 # A number, or a `keras.optimizers.schedules.LearningRateSchedule`.
-Schedule: TypeAlias = Any
+Schedule: TypeAlias = float | Callable[[Tensor], Tensor]
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -128,7 +130,7 @@ class DINO(Model):
         self.centering = centering
         self.head_batch_norm = head_batch_norm
         self.global_crop = global_crop
-        self.local_crop: Any = local_crop
+        self.local_crop: keras.layers.Layer = local_crop
         self.student_backbone = backbone
         self.backbone = keras.models.clone_model(backbone)
         self.student = self._network(self.student_backbone, "student")
@@ -139,7 +141,7 @@ class DINO(Model):
             shape=(bottleneck_dim, num_prototypes),
             initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         )
-        still: dict[str, Any] = {"initializer": "zeros", "trainable": False}
+        still: Arguments = {"initializer": "zeros", "trainable": False}
         self.teacher_prototypes = self.add_weight(
             name="teacher_prototypes", shape=self.prototypes.shape, **still
         )
@@ -165,7 +167,7 @@ class DINO(Model):
             )
         super().compile(*args, **kwargs)
 
-    def call(self, pixels: Tensor, training: bool | None = None) -> Any:
+    def call(self, pixels: Tensor, training: bool | None = None) -> Tensors:
         """(B, H, W, C) -> (B, D), or in training the outputs of student and teacher."""
         if not training:
             return _features(self.backbone(pixels, training=False))
@@ -188,10 +190,10 @@ class DINO(Model):
 
     def compute_loss(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: Tensor = None,
+        y: Tensor = None,
+        y_pred: Tensors = None,
+        sample_weight: Tensor = None,
         training: bool = True,
     ) -> Tensor:
         """The mean cross entropy of all pairs of crops."""
@@ -227,7 +229,7 @@ class DINO(Model):
             if "float" in mine.dtype:  # seeds of random generators are integers
                 mine.assign(momentum * mine + (1.0 - momentum) * ops.stop_gradient(new))
 
-    def _logits(self, x: Tensor, prototypes: Any) -> Tensor:
+    def _logits(self, x: Tensor, prototypes: Tensor) -> Tensor:
         """Products with vectors of length 1: (B, N) -> (B, K), float32."""
         kernel = ops.cast(prototypes, "float32")
         kernel = kernel / ops.norm(kernel, axis=0, keepdims=True)
@@ -251,7 +253,7 @@ class DINO(Model):
         x = keras.layers.UnitNormalization(dtype="float32", name="normalize")(x)
         return keras.Model(pixels, x, name=name)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         parts = {
             "backbone": self.student_backbone,
@@ -272,7 +274,7 @@ class DINO(Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(cls, config: Config, custom_objects: Arguments | None = None) -> "DINO":
         """The model of a configuration."""
         restored = {
             name: keras.saving.deserialize_keras_object(value, custom_objects)
@@ -283,7 +285,7 @@ class DINO(Model):
         return cls(**restored)
 
 
-def _features(y: Any) -> Tensor:
+def _features(y: Tensors) -> Tensor:
     """The vector (B, D) of a backbone's output: the first token's features."""
     y = y["features"] if isinstance(y, dict) else y
     if len(y.shape) not in (2, 3):
@@ -306,6 +308,6 @@ def _sinkhorn_knopp(logits: Tensor, iterations: int = 3) -> Tensor:
     return ops.exp(ops.slice(x, (before, 0), (rows, logits.shape[1])))
 
 
-def _at(value: Schedule, step: Any) -> Any:
+def _at(value: Schedule, step: Tensor) -> Tensor:
     """The value of a number or a schedule at a step."""
     return value(step) if callable(value) else value

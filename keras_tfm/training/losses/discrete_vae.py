@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_tfm.arguments import check_number
-from keras_tfm.training.losses.token_losses import zero_uncounted
+from keras_tfm.layers.types import Config, DType, Tensor
+from keras_tfm.training.losses.token_losses import Tensors, zero_uncounted
 
-Tensor = Any
 OUTPUTS = ("logits", "distribution", "normalized")
 # Normalised pixels are kept this far from 0 and 1, whose logits are infinite.
 _EDGE = 1e-6
@@ -61,24 +60,34 @@ class DiscreteVAELoss(keras.losses.Loss):
     # For `keras_tfm.Model`: the loss takes all outputs.
     joint = True
 
-    def __init__(self, kl_weight: float = 6.6, name: str = "discrete_vae_loss", dtype: Any = None):
+    def __init__(
+        self, kl_weight: float = 6.6, name: str = "discrete_vae_loss", dtype: DType = None
+    ):
         super().__init__(name=name, reduction="sum", dtype=dtype)
         check_number("kl_weight", kl_weight)
         if kl_weight < 0:
             raise ValueError(f"kl_weight must not be negative, got {kl_weight}")
         self.kl_weight = kl_weight
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        y_true: Tensors,
+        y_pred: Tensors,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
         """The loss, a scalar."""
         ((total, count),) = self.sums_and_counts(y_true, y_pred, sample_weight)
         return ops.divide_no_nan(total, count)
 
-    def call(self, y_true: Any, y_pred: Any) -> Tensor:
+    def call(self, y_true: Tensors, y_pred: Tensors) -> Tensor:
         """The loss, a scalar."""
         return self(y_true, y_pred)
 
     def sums_and_counts(
-        self, y_true: Any, y_pred: Any, sample_weight: Tensor | None = None
+        self,
+        y_true: Tensors,
+        y_pred: Tensors,
+        sample_weight: Tensor | None = None,
     ) -> list[tuple[Tensor, Tensor]]:
         """The weighted sum of the loss over images, and the weighted number of pixel values."""
         logits, distribution, x = self._outputs(y_pred)
@@ -99,7 +108,7 @@ class DiscreteVAELoss(keras.losses.Loss):
         values = ops.cast(ops.prod(ops.shape(x)[1:]), "float32")
         return [(ops.sum(weight * loss), ops.sum(weight) * values)]
 
-    def _outputs(self, y_pred: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _outputs(self, y_pred: Tensors) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, distribution and normalised pixels, float32."""
         if not isinstance(y_pred, Mapping) or not set(OUTPUTS) <= set(y_pred):
             found = list(y_pred) if isinstance(y_pred, Mapping) else type(y_pred).__name__
@@ -116,7 +125,7 @@ class DiscreteVAELoss(keras.losses.Loss):
             )
         return logits, distribution, x
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         config = {**super().get_config(), "kl_weight": self.kl_weight}
         return {key: x for key, x in config.items() if key != "reduction"}

@@ -1,13 +1,10 @@
 """The loss of draft heads."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
+from keras_tfm.layers.types import DType, Tensor
 from keras_tfm.training.losses.token_losses import LabelSmoothedCrossEntropy, label_weights
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -47,7 +44,7 @@ class DraftLoss(LabelSmoothedCrossEntropy):
         ignore_class: int = 0,
         reduction: str | None = "mean_with_sample_weight",
         name: str = "draft_loss",
-        dtype: Any = None,
+        dtype: DType = None,
     ):
         super().__init__(label_smoothing, ignore_class, reduction, name, dtype)
 
@@ -74,9 +71,9 @@ class DraftLoss(LabelSmoothedCrossEntropy):
         y_true = ops.cast(ops.convert_to_tensor(y_true), "int32")
         weights = None
         if sample_weight is not None:
-            weights = self._shifted(label_weights(y_true, None, sample_weight), heads, 0.0)
+            weights = self._shift(label_weights(y_true, None, sample_weight), heads, 0.0)
             weights = ops.reshape(weights, (batch, length * heads))
-        labels = self._shifted(y_true, heads, self.ignore_class)
+        labels = self._shift(y_true, heads, self.ignore_class)
         return (
             ops.reshape(labels, (batch, length * heads)),
             ops.reshape(y_pred, (batch, length * heads, size)),
@@ -84,7 +81,7 @@ class DraftLoss(LabelSmoothedCrossEntropy):
         )
 
     @staticmethod
-    def _shifted(x: Tensor, heads: int, fill: Any) -> Tensor:
+    def _shift(x: Tensor, heads: int, fill: float | bool | None) -> Tensor:
         """(B, T) -> (B, T, n), x 1 to n places further, `fill` behind the end."""
         length = ops.shape(x)[1]
         longer = ops.pad(x, [(0, 0), (0, heads)], constant_values=fill)

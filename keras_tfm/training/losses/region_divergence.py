@@ -1,14 +1,11 @@
 """The loss of masked regions."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_tfm.keras_internals import get_mask
+from keras_tfm.layers.types import DType, Tensor
 from keras_tfm.training.losses.token_losses import counted_logits
-
-Tensor = Any
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -44,7 +41,7 @@ class RegionKLDivergence(keras.losses.Loss):
         self,
         reduction: str | None = "mean_with_sample_weight",
         name: str = "region_kl_divergence",
-        dtype: Any = None,
+        dtype: DType = None,
     ):
         dtype = keras.backend.result_type(dtype or keras.config.floatx(), "float32")
         super().__init__(name=name, reduction=reduction, dtype=dtype)

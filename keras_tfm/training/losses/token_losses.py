@@ -1,13 +1,15 @@
 """Losses over token ids."""
 
-from typing import Any
+from typing import TypeAlias
 
 import keras
 from keras import ops
 
 from keras_tfm.keras_internals import are_probabilities, get_mask, set_mask
+from keras_tfm.layers.types import Config, DType, Tensor
 
-Tensor = Any
+# One tensor, or several by name.
+Tensors: TypeAlias = Tensor | dict[str, Tensor]
 
 
 @keras.saving.register_keras_serializable("keras_tfm")
@@ -50,7 +52,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         ignore_class: int | None = 0,
         reduction: str | None = "mean_with_sample_weight",
         name: str = "label_smoothed_cross_entropy",
-        dtype: Any = None,
+        dtype: DType = None,
     ):
         # Keras converts labels to this dtype; half precision would round ids above 256.
         dtype = keras.backend.result_type(dtype or keras.config.floatx(), "float32")
@@ -97,7 +99,7 @@ class LabelSmoothedCrossEntropy(keras.losses.Loss):
         a = self.label_smoothing
         return -(1.0 - a) * likelihood - a * ops.mean(log_probabilities, axis=-1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Config:
         """The constructor's arguments."""
         return {
             **super().get_config(),

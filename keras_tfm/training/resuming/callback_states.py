@@ -4,10 +4,14 @@ import hashlib
 import json
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
+
+# What JSON can hold, with arrays and tuples in another form.
+Json: TypeAlias = Any
+
 
 # Callbacks that only show the training; their attributes are handles and clocks.
 DISPLAYS = (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
@@ -27,12 +31,12 @@ class CallbackStates:
     >>> stopping = keras.callbacks.EarlyStopping(patience=3)
     >>> states = CallbackStates([stopping])
     >>> stopping.wait = 2
-    >>> states.changed([])
+    >>> states.changes([])
     {'EarlyStopping 0': {'wait': 2}}
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
-        self._callbacks: dict[str, Any] = {}
+        self._callbacks: dict[str, keras.callbacks.Callback] = {}
         for callback in callbacks:
             if not isinstance(callback, DISPLAYS):
                 kind = type(callback).__name__
@@ -45,9 +49,9 @@ class CallbackStates:
         }
         self._reported: set[tuple[str, str]] = set()
 
-    def changed(self, arrays: list[np.ndarray]) -> dict[str, dict[str, Any]]:
+    def changes(self, arrays: list[np.ndarray]) -> dict[str, dict[str, Json]]:
         """The changed attributes by callback, as JSON values; their arrays go into `arrays`."""
-        result: dict[str, dict[str, Any]] = {}
+        result: dict[str, dict[str, Json]] = {}
         for name, callback in self._callbacks.items():
             first = self._first[name]
             for key, value in _attributes(callback).items():
@@ -55,7 +59,7 @@ class CallbackStates:
                     continue
                 its_arrays = list(arrays)
                 try:
-                    encoded = _encoded(value, its_arrays)
+                    encoded = _encode(value, its_arrays)
                 except TypeError:
                     self._report(name, key, value)
                     continue
@@ -63,14 +67,14 @@ class CallbackStates:
                 result.setdefault(name, {})[key] = encoded
         return result
 
-    def restore(self, saved: dict[str, dict[str, Any]], arrays: Sequence[np.ndarray]) -> None:
-        """Sets the attributes that `changed` returned, of callbacks that are still there."""
+    def restore(self, saved: dict[str, dict[str, Json]], arrays: Sequence[np.ndarray]) -> None:
+        """Sets the attributes that `changes` returned, of callbacks that are still there."""
         for name, attributes in saved.items():
             for key, value in attributes.items():
                 if name in self._callbacks:
-                    setattr(self._callbacks[name], key, _decoded(value, arrays))
+                    setattr(self._callbacks[name], key, _decode(value, arrays))
 
-    def _report(self, name: str, key: str, value: Any) -> None:
+    def _report(self, name: str, key: str, value: Json) -> None:
         """Warns once that an attribute is not saved; Keras's own callbacks make theirs again."""
         package = type(self._callbacks[name]).__module__.split(".")[0]
         known = package in ("keras", "keras_tfm") or key.startswith("_")
@@ -84,18 +88,18 @@ class CallbackStates:
             )
 
 
-def _attributes(callback: Any) -> dict[str, Any]:
+def _attributes(callback: keras.callbacks.Callback) -> dict[str, Json]:
     skipped = {"params", "_model", "model"}
     if hasattr(callback, "monitor_op"):
         skipped.add("min_delta")  # Keras changes its sign whenever it sets `monitor_op`
     return {key: value for key, value in vars(callback).items() if key not in skipped}
 
 
-def _fingerprint(value: Any) -> Any:
+def _fingerprint(value: Json) -> Json:
     """Equal for equal values; of other objects their identity."""
     arrays: list[np.ndarray] = []
     try:
-        text = json.dumps(_encoded(value, arrays))
+        text = json.dumps(_encode(value, arrays))
     except TypeError:
         return id(value)
     digest = hashlib.sha256(text.encode())
@@ -105,7 +109,7 @@ def _fingerprint(value: Any) -> Any:
     return digest.hexdigest()
 
 
-def _encoded(value: Any, arrays: list[np.ndarray]) -> Any:
+def _encode(value: Json, arrays: list[np.ndarray]) -> Json:
     """A JSON value, in which an array is its index in `arrays`; TypeError for other objects."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -117,14 +121,14 @@ def _encoded(value: Any, arrays: list[np.ndarray]) -> Any:
         arrays.append(array)
         return {"array" if kind is np.ndarray else "scalar": len(arrays) - 1}
     if kind in (list, tuple):
-        return {kind.__name__: [_encoded(x, arrays) for x in value]}
+        return {kind.__name__: [_encode(x, arrays) for x in value]}
     if kind is dict:
-        items = [[_encoded(k, arrays), _encoded(x, arrays)] for k, x in value.items()]
+        items = [[_encode(k, arrays), _encode(x, arrays)] for k, x in value.items()]
         return {"dict": items}
     raise TypeError(f"expected a plain value, got {kind.__name__}")
 
 
-def _decoded(value: Any, arrays: Sequence[np.ndarray]) -> Any:
+def _decode(value: Json, arrays: Sequence[np.ndarray]) -> Json:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -133,6 +137,6 @@ def _decoded(value: Any, arrays: Sequence[np.ndarray]) -> Any:
     if kind == "scalar":
         return arrays[content][()]
     if kind == "dict":
-        return {_decoded(k, arrays): _decoded(x, arrays) for k, x in content}
-    values = [_decoded(x, arrays) for x in content]
+        return {_decode(k, arrays): _decode(x, arrays) for k, x in content}
+    values = [_decode(x, arrays) for x in content]
     return tuple(values) if kind == "tuple" else values

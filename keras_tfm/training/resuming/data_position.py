@@ -2,15 +2,17 @@
 
 import warnings
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from keras import tree
 
 from keras_tfm.trainer_internals import replace_next_epoch, restarts_each_epoch
 
+# The private iterator of Keras's `fit` on TensorFlow.
+EpochIterator: TypeAlias = Any
 
-def pass_epoch(data: Any, steps: int) -> None:
+
+def pass_epoch(data: EpochIterator, steps: int) -> None:
     """Skips an epoch of `steps` steps: draws its data as `fit` did, without training.
 
     Each epoch starts a new iterator over arrays and `tf.data`, and their shuffling depends on how
@@ -31,10 +33,10 @@ def pass_epoch(data: Any, steps: int) -> None:
                 next(batches)
 
 
-def begin_epoch_at(data: Any, steps: int) -> None:
+def begin_epoch_at(data: EpochIterator, steps: int) -> None:
     """Makes the next epoch of an `EpochIterator` skip its first `steps` steps."""
 
-    def rest(epoch: Iterator[Any]) -> Iterator[Any]:
+    def rest(epoch: EpochIterator) -> EpochIterator:
         for _ in range(steps):
             _, _, batches = next(epoch)
             next(batches)
@@ -44,7 +46,7 @@ def begin_epoch_at(data: Any, steps: int) -> None:
         replace_next_epoch(data, rest)
 
 
-def first_batch(data: Any) -> str | None:
+def first_batch(data: EpochIterator) -> str | None:
     """A checksum of the first batch of arrays or of `tf.data`, or None for other data."""
     if not restarts_each_epoch(data):
         return None

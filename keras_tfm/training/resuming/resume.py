@@ -5,10 +5,12 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import keras
+import numpy as np
 
+from keras_tfm.layers.types import Config
 from keras_tfm.trainer_internals import callback_list, set_initial_epoch
 from keras_tfm.training.resuming.callback_states import CallbackStates
 
@@ -76,7 +78,7 @@ class Resume(keras.callbacks.Callback):
         every_steps: int | None = None,
         every_minutes: float | None = None,
         keep: int = 3,
-        configuration: dict[str, Any] | None = None,
+        configuration: Config | None = None,
     ):
         super().__init__()
         for name, value in {"every_steps": every_steps, "every_minutes": every_minutes}.items():
@@ -91,7 +93,7 @@ class Resume(keras.callbacks.Callback):
         self.configuration = configuration or {}
         self.step = 0  # of all epochs together
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Restores the newest complete checkpoint, if any."""
         backend = keras.backend.backend()
         if backend != "tensorflow":
@@ -155,13 +157,13 @@ class Resume(keras.callbacks.Callback):
             if not self.in_epoch:  # the metrics are those of the epoch before
                 self.model.reset_metrics()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Restores an epoch that was interrupted, after `on_epoch_begin` of other callbacks."""
         self.epoch = epoch
         if self.found is not None and self.in_epoch:
             self.restore_again()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Writes a checkpoint if one is due."""
         self.found = None
         self.step += 1
@@ -176,11 +178,11 @@ class Resume(keras.callbacks.Callback):
             self._save(self.epoch, {name: float(value) for name, value in metrics.items()})
         self._exit_if_terminated()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Exits after SIGTERM; an evaluation changes nothing that needs a checkpoint."""
         self._exit_if_terminated()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Writes a checkpoint, after `on_epoch_end` of other callbacks."""
         self.found = None
         self.epochs.append(self.in_epoch)
@@ -188,7 +190,7 @@ class Resume(keras.callbacks.Callback):
         self._save(epoch + 1, {})
         self._exit_if_terminated()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Restores the signal handler of SIGTERM; warns if nothing was left to train."""
         set_initial_epoch(self.model, None)
         if hasattr(self, "previous"):
@@ -202,7 +204,7 @@ class Resume(keras.callbacks.Callback):
             )
 
     def _save(self, epoch: int, logs: dict[str, float]) -> None:
-        arrays: list[Any] = []
+        arrays: list[np.ndarray] = []
         position = {
             "step": self.step,
             "epoch": epoch,
@@ -210,12 +212,12 @@ class Resume(keras.callbacks.Callback):
             "epochs": self.epochs,
             "stopped": self.model.stop_training,
             "logs": logs,
-            "callbacks": self.states.changed(arrays),
+            "callbacks": self.states.changes(arrays),
         }
         self.state.save(self.step, position, arrays)
         self.saved_at = time.monotonic()
 
-    def _on_sigterm(self, number: int, frame: Any) -> None:
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, self.previous)  # a second SIGTERM ends the program at once
         while frame is not None and frame.f_code.co_name != "fit":
             frame = frame.f_back
@@ -237,7 +239,7 @@ class _First(keras.callbacks.Callback):
         super().__init__()
         self.resume, self.others = resume, others
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Restores the state between two epochs."""
         resume = self.resume
         if not resume.has_begun:
@@ -245,13 +247,13 @@ class _First(keras.callbacks.Callback):
             if not resume.in_epoch:
                 resume.restore_again()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Adds the training metrics, if the interruption came after the last step of the epoch."""
         if self.resume.found is not None and logs is not None:
             for name, value in self.resume.found["logs"].items():
                 logs.setdefault(name, value)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Restores the callbacks, with the history, if no epoch was left."""
         resume = self.resume
         if resume.has_begun or resume.found is None:

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from keras_tfm import keras_internals
 from keras_tfm.atomic_files import replacement
+from keras_tfm.training.resuming.callback_states import Json
 from keras_tfm.training.strategies import is_chief
 
 # The key, in a checkpoint, of the position and the configuration.
@@ -34,7 +34,7 @@ class TrainingState:
         model: keras.Model,
         directory: Path,
         keep: int,
-        settings: dict[str, Any],
+        settings: dict[str, Json],
         first_batch: str | None,
     ):
         strategy = model.distribute_strategy
@@ -68,18 +68,18 @@ class TrainingState:
                 (directory / ".writable").unlink()
             except OSError as error:
                 raise OSError(f"checkpoints cannot be written to {directory}: {error}") from error
-        self.manager: Any = None  # the chief's, after `restore`
+        self.manager: tf.train.CheckpointManager = None  # the chief's, after `restore`
         self._path: str | None = None  # of the checkpoint that was restored
         self.keep = keep
 
-    def restore(self) -> dict[str, Any] | None:
+    def restore(self) -> dict[str, Json] | None:
         """Restores the newest complete checkpoint; returns its `position`, see `save`, or None.
 
         Its arrays are in `arrays.value` afterwards.
         """
         paths = self._paths()
         whole: list[str] = []
-        found: dict[str, Any] | None = None
+        found: dict[str, Json] | None = None
         for path in reversed(paths):
             try:
                 notes = _read_whole(path)
@@ -107,7 +107,7 @@ class TrainingState:
         """Restores all variables again, because callbacks may have changed them since."""
         self.checkpoint.restore(self._path).assert_consumed()
 
-    def save(self, step: int, position: dict[str, Any], arrays: list[np.ndarray]) -> None:
+    def save(self, step: int, position: dict[str, Json], arrays: list[np.ndarray]) -> None:
         """Writes a checkpoint atomically: until it is complete, the previous one is the newest.
 
         Args:
@@ -156,7 +156,7 @@ class TrainingState:
             self.checkpoint, str(self.directory), max_to_keep=self.keep
         )
 
-    def _check_configuration(self, path: str, saved: dict[str, Any]) -> None:
+    def _check_configuration(self, path: str, saved: dict[str, Json]) -> None:
         lines = _differences(saved, self.configuration)
         if lines:
             raise ValueError(
@@ -171,7 +171,7 @@ class TrainingState:
         strategy = self.strategy
 
         @tf.function
-        def sum_of_steps() -> Any:
+        def sum_of_steps() -> tf.Tensor:
             steps = strategy.run(lambda: tf.constant(step, "int64"))
             return strategy.reduce(tf.distribute.ReduceOp.SUM, steps, axis=None)
 
@@ -186,13 +186,13 @@ class TrainingState:
 class Notes(tf.train.experimental.PythonState):
     """A JSON value that is part of a checkpoint."""
 
-    value: Any = None
+    value: Json = None
 
     def serialize(self) -> str:
         """The value as text."""
         return json.dumps(self.value)
 
-    def deserialize(self, text: Any) -> None:
+    def deserialize(self, text: str | bytes) -> None:
         """Sets the value from text."""
         self.value = json.loads(text)
 
@@ -207,7 +207,7 @@ class Arrays(tf.train.experimental.PythonState):
         header = [[x.dtype.name, x.shape] for x in self.value]
         return b"\n".join([json.dumps(header).encode(), b"".join(x.tobytes() for x in self.value)])
 
-    def deserialize(self, content: Any) -> None:
+    def deserialize(self, content: bytes) -> None:
         """Sets the arrays from bytes."""
         header, _, data = content.partition(b"\n")
         self.value, offset = [], 0
@@ -217,7 +217,7 @@ class Arrays(tf.train.experimental.PythonState):
             offset += array.nbytes
 
 
-def _read_whole(path: str) -> dict[str, Any]:
+def _read_whole(path: str) -> dict[str, Json]:
     """The notes of a checkpoint. Reads every tensor, which verifies its checksum."""
     reader = tf.train.load_checkpoint(path)
     for name in reader.get_variable_to_shape_map():
@@ -225,47 +225,47 @@ def _read_whole(path: str) -> dict[str, Any]:
     return json.loads(reader.get_tensor(NOTES))
 
 
-def _configuration(model: keras.Model) -> dict[str, Any]:
+def _configuration(model: keras.Model) -> dict[str, Json]:
     """The settings that determine the trained weights, without names.
 
     Names get new numbers when a notebook cell runs again.
     """
     compiled = model.get_compile_config()
     return {
-        "layers": [_unnamed(_layer_config(layer)) for layer in model.layers],
+        "layers": [_without_names(_layer_config(layer)) for layer in model.layers],
         "variables": [[list(v.shape), str(v.dtype)] for v in model.variables],
         **{
-            name: _unnamed(compiled.get(name))
+            name: _without_names(compiled.get(name))
             for name in ("optimizer", "loss", "loss_weights", "gradient_accumulation_steps")
         },
         "replicas": model.distribute_strategy.num_replicas_in_sync,
     }
 
 
-def _layer_config(layer: keras.layers.Layer) -> Any:
+def _layer_config(layer: keras.layers.Layer) -> Json:
     if isinstance(layer, keras.Model):
         return [_layer_config(inner) for inner in layer.layers]
     return {"class": type(layer).__name__, **layer.get_config()}
 
 
-def _unnamed(config: Any) -> Any:
+def _without_names(config: Json) -> Json:
     """A configuration as plain values, without names."""
     if isinstance(config, dict):
         return {
-            str(key): _unnamed(value)
+            str(key): _without_names(value)
             for key, value in config.items()
             if key not in ("name", "build_config", "registered_name", "module")
         }
     if isinstance(config, (list, tuple)):
-        return [_unnamed(value) for value in config]
+        return [_without_names(value) for value in config]
     if isinstance(config, (str, int, float, bool, type(None))):
         return config
     if hasattr(config, "get_config"):
-        return {"class": type(config).__name__, **_unnamed(config.get_config())}
+        return {"class": type(config).__name__, **_without_names(config.get_config())}
     return str(config)
 
 
-def _differences(saved: Any, now: Any, name: str = "") -> list[str]:
+def _differences(saved: Json, now: Json, name: str = "") -> list[str]:
     """One line for each difference between two nested values."""
     if isinstance(saved, dict) and isinstance(now, dict):
         keys = [*saved, *(key for key in now if key not in saved)]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from keras_tfm.checkpoints.tokenizers.jinja import filters
-from keras_tfm.checkpoints.tokenizers.jinja.meter import Meter, TemplateError, Undefined
+from keras_tfm.checkpoints.tokenizers.jinja.meter import (
+    Meter,
+    Node,
+    TemplateError,
+    Undefined,
+    Value,
+)
 from keras_tfm.checkpoints.tokenizers.jinja.operators import COMPARISONS, OPERATORS, TESTS
 
 
 class Scope:
     """The variables of a block, over those of the block around it."""
 
-    def __init__(self, outer: Scope | None, names: dict[str, Any] | None = None):
+    def __init__(self, outer: Scope | None, names: dict[str, Value] | None = None):
         self.outer, self.names = outer, {} if names is None else names
 
-    def find(self, name: str) -> Any:
+    def find(self, name: str) -> Value:
         """The innermost variable of a name, or undefined."""
         scope: Scope | None = self
         while scope is not None:
@@ -35,7 +39,7 @@ class Expressions:
     def __init__(self, meter: Meter):
         self._meter = meter
 
-    def value(self, node: Any, scope: Scope) -> Any:
+    def value(self, node: Node, scope: Scope) -> Value:
         """The value of an expression."""
         self._meter.charge()
         kind = type(node).__name__
@@ -51,51 +55,51 @@ class Expressions:
                 raise TemplateError(f"{kind} is not supported in chat templates")
             return expression(node, scope)
 
-    def _value_Const(self, node: Any, scope: Scope) -> Any:
+    def _value_Const(self, node: Node, scope: Scope) -> Value:
         return self._meter.keep(node.value)
 
-    def _value_TemplateData(self, node: Any, scope: Scope) -> Any:
+    def _value_TemplateData(self, node: Node, scope: Scope) -> Value:
         return node.data
 
-    def _value_Name(self, node: Any, scope: Scope) -> Any:
+    def _value_Name(self, node: Node, scope: Scope) -> Value:
         return scope.find(node.name)
 
-    def _value_Tuple(self, node: Any, scope: Scope) -> Any:
+    def _value_Tuple(self, node: Node, scope: Scope) -> Value:
         return self._meter.keep(tuple(self.value(x, scope) for x in node.items))
 
-    def _value_List(self, node: Any, scope: Scope) -> Any:
+    def _value_List(self, node: Node, scope: Scope) -> Value:
         return self._meter.keep([self.value(x, scope) for x in node.items])
 
-    def _value_Dict(self, node: Any, scope: Scope) -> Any:
+    def _value_Dict(self, node: Node, scope: Scope) -> Value:
         made = {self.value(x.key, scope): self.value(x.value, scope) for x in node.items}
         return self._meter.keep(made)
 
-    def _value_CondExpr(self, node: Any, scope: Scope) -> Any:
+    def _value_CondExpr(self, node: Node, scope: Scope) -> Value:
         if self.value(node.test, scope):
             return self.value(node.expr1, scope)
         return Undefined() if node.expr2 is None else self.value(node.expr2, scope)
 
-    def _value_And(self, node: Any, scope: Scope) -> Any:
+    def _value_And(self, node: Node, scope: Scope) -> Value:
         return self.value(node.left, scope) and self.value(node.right, scope)
 
-    def _value_Or(self, node: Any, scope: Scope) -> Any:
+    def _value_Or(self, node: Node, scope: Scope) -> Value:
         return self.value(node.left, scope) or self.value(node.right, scope)
 
-    def _value_Not(self, node: Any, scope: Scope) -> Any:
+    def _value_Not(self, node: Node, scope: Scope) -> Value:
         return not self.value(node.node, scope)
 
-    def _value_Neg(self, node: Any, scope: Scope) -> Any:
+    def _value_Neg(self, node: Node, scope: Scope) -> Value:
         return -self.value(node.node, scope)
 
-    def _value_Pos(self, node: Any, scope: Scope) -> Any:
+    def _value_Pos(self, node: Node, scope: Scope) -> Value:
         return +self.value(node.node, scope)
 
-    def _value_Concat(self, node: Any, scope: Scope) -> Any:
+    def _value_Concat(self, node: Node, scope: Scope) -> Value:
         texts = [self._meter.string(self.value(x, scope)) for x in node.nodes]
         self._meter.text(sum(map(len, texts)))
         return "".join(texts)
 
-    def _value_Compare(self, node: Any, scope: Scope) -> Any:
+    def _value_Compare(self, node: Node, scope: Scope) -> Value:
         left = self.value(node.expr, scope)
         for operand in node.ops:
             right = self.value(operand.expr, scope)
@@ -105,12 +109,12 @@ class Expressions:
             left = right
         return True
 
-    def _value_Getattr(self, node: Any, scope: Scope) -> Any:
+    def _value_Getattr(self, node: Node, scope: Scope) -> Value:
         owner = self.value(node.node, scope)
         method = self._method(owner, node.attr)
         return method if method is not None else self._item(owner, node.attr)
 
-    def _value_Getitem(self, node: Any, scope: Scope) -> Any:
+    def _value_Getitem(self, node: Node, scope: Scope) -> Value:
         owner = self.value(node.node, scope)
         if type(node.arg).__name__ == "Slice":
             arguments = (node.arg.start, node.arg.stop, node.arg.step)
@@ -122,13 +126,13 @@ class Expressions:
         method = self._method(owner, key) if isinstance(found, Undefined) else None
         return found if method is None else method
 
-    def _item(self, owner: Any, key: Any) -> Any:
+    def _item(self, owner: Value, key: Value) -> Value:
         found = filters.item(self._meter, owner, key)
         if isinstance(found, Undefined) and isinstance(key, str) and key.startswith("_"):
             raise TemplateError(f"the attribute {key[:40]!r} is unsafe")
         return found
 
-    def _method(self, owner: Any, name: Any) -> Any:
+    def _method(self, owner: Value, name: Value) -> Value:
         """A method of a text, a dictionary or a list; None if there is none of this name."""
         for kind, methods in (
             (str, filters.TEXT_METHODS),
@@ -140,25 +144,29 @@ class Expressions:
                 return lambda meter, /, *given, **named: method(meter, owner, *given, **named)
         return None
 
-    def _value_Filter(self, node: Any, scope: Scope) -> Any:
+    def _value_Filter(self, node: Node, scope: Scope) -> Value:
         value = self.value(node.node, scope)
         return self._filter(node.name, value, *self._arguments(node, scope))
 
-    def _filtered(self, node: Any, text: Any, scope: Scope) -> Any:
+    def _apply_filter(self, node: Node, text: Value, scope: Scope) -> Value:
         """The text of a block after its chain of filters."""
         if node is None:
             return text
-        text = self._filtered(node.node, text, scope)
+        text = self._apply_filter(node.node, text, scope)
         return self._filter(node.name, text, *self._arguments(node, scope))
 
-    def _filter(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> Any:
+    def _filter(
+        self, name: str, value: Value, given: list[Value], named: dict[str, Value]
+    ) -> Value:
         if name in ("map", "select", "reject", "selectattr", "rejectattr"):
             return self._meter.keep(self._each(name, value, given, named))
         if name not in filters.FILTERS:
             raise TemplateError(f"there is no filter {name!r} for chat templates")
         return self._meter.keep(filters.FILTERS[name](self._meter, value, *given, **named))
 
-    def _each(self, name: str, value: Any, given: list[Any], named: dict[str, Any]) -> list[Any]:
+    def _each(
+        self, name: str, value: Value, given: list[Value], named: dict[str, Value]
+    ) -> list[Value]:
         """The filters of lists whose argument is a filter, a test or an attribute."""
         meter, elements = self._meter, filters.elements(self._meter, value)
         if name == "map" and not given:
@@ -181,22 +189,22 @@ class Expressions:
                 kept.append(x)
         return kept
 
-    def _value_Test(self, node: Any, scope: Scope) -> Any:
+    def _value_Test(self, node: Node, scope: Scope) -> Value:
         value = self.value(node.node, scope)
         given, _ = self._arguments(node, scope)
         return self._test(node.name, value, given)
 
-    def _test(self, name: str, value: Any, given: list[Any]) -> bool:
+    def _test(self, name: str, value: Value, given: list[Value]) -> bool:
         if name not in TESTS:
             raise TemplateError(f"there is no test {name!r} for chat templates")
         if given:
             self._meter.read(value, *given)
         return bool(TESTS[name](value, *given))
 
-    def _value_Call(self, node: Any, scope: Scope) -> Any:
+    def _value_Call(self, node: Node, scope: Scope) -> Value:
         return self._call(node, scope, {})
 
-    def _call(self, node: Any, scope: Scope, more: dict[str, Any]) -> Any:
+    def _call(self, node: Node, scope: Scope, more: dict[str, Value]) -> Value:
         function = self.value(node.node, scope)
         given, named = self._arguments(node, scope)
         if isinstance(function, Undefined):
@@ -205,7 +213,7 @@ class Expressions:
             raise TemplateError("it calls a value that is no function")
         return self._meter.keep(function(self._meter, *given, **named, **more))
 
-    def _arguments(self, node: Any, scope: Scope) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(self, node: Node, scope: Scope) -> tuple[list[Value], dict[str, Value]]:
         given = [self.value(x, scope) for x in node.args]
         named = {x.key: self.value(x.value, scope) for x in node.kwargs}
         if node.dyn_args is not None:

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from keras_tfm.checkpoints.tokenizers.jinja.meter import (
     UNITS,
@@ -19,6 +18,7 @@ from keras_tfm.checkpoints.tokenizers.jinja.meter import (
     Namespace,
     TemplateError,
     Undefined,
+    Value,
     integer,
 )
 from keras_tfm.checkpoints.tokenizers.jinja.operators import OPERATORS, braces, percent
@@ -27,7 +27,7 @@ from keras_tfm.checkpoints.tokenizers.jinja.operators import OPERATORS, braces, 
 _ESCAPES = {"&": "&amp;", ">": "&gt;", "<": "&lt;", "'": "&#39;", '"': "&#34;"}
 
 
-def _replace(meter: Meter, x: Any, old: Any, new: Any, count: Any = None) -> str:
+def _replace(meter: Meter, x: Value, old: Value, new: Value, count: Value = None) -> str:
     x, old, new = meter.string(x), meter.string(old), meter.string(new)
     most = -1 if count is None else integer(count)
     meter.read(x)
@@ -35,7 +35,7 @@ def _replace(meter: Meter, x: Any, old: Any, new: Any, count: Any = None) -> str
     return str(x.replace(old, new, most))
 
 
-def _join(meter: Meter, x: Any, separator: Any = "", attribute: Any = None) -> str:
+def _join(meter: Meter, x: Value, separator: Value = "", attribute: Value = None) -> str:
     values = elements(meter, x)
     if attribute is not None:
         values = [attribute_of(meter, one, attribute) for one in values]
@@ -44,7 +44,7 @@ def _join(meter: Meter, x: Any, separator: Any = "", attribute: Any = None) -> s
     return str(separator.join(texts))
 
 
-def elements(meter: Meter, x: Any) -> list[Any]:
+def elements(meter: Meter, x: Value) -> list[Value]:
     """What a loop goes through."""
     if not isinstance(x, str | list | tuple | dict | Undefined):
         raise TemplateError(f"{_kind(x)} cannot be gone through")
@@ -52,18 +52,18 @@ def elements(meter: Meter, x: Any) -> list[Any]:
     return list(x)
 
 
-def _kind(x: Any) -> str:
+def _kind(x: Value) -> str:
     return f"a value of the kind {type(x).__name__.lower()}"
 
 
-def attribute_of(meter: Meter, x: Any, name: Any) -> Any:
+def attribute_of(meter: Meter, x: Value, name: Value) -> Value:
     """`x.name` in a filter: of an element of a list, or of an object."""
     for part in name.split(".") if isinstance(name, str) else [name]:
         x = item(meter, x, int(part) if isinstance(part, str) and part.isdecimal() else part)
     return x
 
 
-def item(meter: Meter, x: Any, key: Any) -> Any:
+def item(meter: Meter, x: Value, key: Value) -> Value:
     """`x[key]`, or undefined."""
     if isinstance(x, Undefined):
         raise TemplateError(f"{x.name} is undefined")
@@ -78,7 +78,9 @@ def item(meter: Meter, x: Any, key: Any) -> Any:
         return Undefined(str(key)[:40])
 
 
-def _indent(meter: Meter, x: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
+def _indent(
+    meter: Meter, x: Value, width: Value = 4, first: bool = False, blank: bool = False
+) -> str:
     x = meter.string(x)
     prefix = width if isinstance(width, str) else " " * integer(width, 1000)
     lines = (x + "\n").splitlines()
@@ -87,7 +89,7 @@ def _indent(meter: Meter, x: Any, width: Any = 4, first: bool = False, blank: bo
     return "\n".join([(prefix if first else "") + lines[0], *own])
 
 
-def _escape(meter: Meter, x: Any) -> str:
+def _escape(meter: Meter, x: Value) -> str:
     x = meter.string(x)
     meter.text(5 * len(x))
     for character, name in _ESCAPES.items():
@@ -95,7 +97,7 @@ def _escape(meter: Meter, x: Any) -> str:
     return str(x)
 
 
-def _title(meter: Meter, x: Any) -> str:
+def _title(meter: Meter, x: Value) -> str:
     """A capital after a space, a hyphen and an opening bracket, and not after an apostrophe."""
     x = meter.string(x)
     meter.text(3 * len(x))
@@ -103,23 +105,23 @@ def _title(meter: Meter, x: Any) -> str:
     return "".join(word[:1].upper() + word[1:].lower() for word in words)
 
 
-def _count_words(meter: Meter, x: Any) -> int:
+def _count_words(meter: Meter, x: Value) -> int:
     x = meter.string(x)
     meter.read(x)
     return len(re.findall(r"\w+", x))
 
 
-def _center(meter: Meter, x: Any, width: Any = 80) -> str:
+def _center(meter: Meter, x: Value, width: Value = 80) -> str:
     meter.text(max(len(meter.string(x)), integer(width)))
     return meter.string(x).center(width)
 
 
 def _to_json(
     meter: Meter,
-    x: Any,
+    x: Value,
     ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
+    indent: Value = None,
+    separators: Value = None,
     sort_keys: bool = False,
 ) -> str:
     """As `transformers` defines it: without HTML's escapes, and with options in this order."""
@@ -132,21 +134,25 @@ def _to_json(
     return str(meter.keep(text))
 
 
-def _default(meter: Meter, x: Any, default_value: Any = "", boolean: bool = False) -> Any:
+def _default(meter: Meter, x: Value, default_value: Value = "", boolean: bool = False) -> Value:
     return default_value if isinstance(x, Undefined) or (boolean and not x) else x
 
 
-def _fold(x: Any, case_sensitive: bool) -> Any:
+def _fold(x: Value, case_sensitive: bool) -> Value:
     """What Jinja compares: by default, texts in small letters."""
     return x.lower() if isinstance(x, str) and not case_sensitive else x
 
 
-def _ordered(
-    meter: Meter, x: Any, reverse: bool = False, case_sensitive: bool = False, attribute: Any = None
-) -> list[Any]:
+def _sort(
+    meter: Meter,
+    x: Value,
+    reverse: bool = False,
+    case_sensitive: bool = False,
+    attribute: Value = None,
+) -> list[Value]:
     several = attribute.split(",") if isinstance(attribute, str) else [attribute]
 
-    def key(one: Any) -> Any:
+    def key(one: Value) -> Value:
         if attribute is None:
             return _fold(one, case_sensitive)
         found = [attribute_of(meter, one, name) for name in several]
@@ -158,23 +164,23 @@ def _ordered(
 
 
 def _ordered_pairs(
-    meter: Meter, x: Any, case_sensitive: bool = False, by: str = "key", reverse: bool = False
-) -> list[Any]:
+    meter: Meter, x: Value, case_sensitive: bool = False, by: str = "key", reverse: bool = False
+) -> list[Value]:
     if by not in ("key", "value"):
         raise TemplateError(f"dictsort sorts by 'key' or 'value', got {str(by)[:40]!r}")
     place = 0 if by == "key" else 1
-    return _ordered(meter, _pairs(meter, x), reverse, case_sensitive, place)
+    return _sort(meter, _pairs(meter, x), reverse, case_sensitive, place)
 
 
 def _extreme(
-    largest: bool, meter: Meter, x: Any, case_sensitive: bool = False, attribute: Any = None
-) -> Any:
+    largest: bool, meter: Meter, x: Value, case_sensitive: bool = False, attribute: Value = None
+) -> Value:
     """The first of the largest or least elements."""
-    ordered = _ordered(meter, x, largest, case_sensitive, attribute)
+    ordered = _sort(meter, x, largest, case_sensitive, attribute)
     return ordered[0] if ordered else Undefined("the largest" if largest else "the least")
 
 
-def _pairs(meter: Meter, x: Any) -> list[Any]:
+def _pairs(meter: Meter, x: Value) -> list[Value]:
     if isinstance(x, Undefined):
         return []
     if not isinstance(x, dict):
@@ -182,7 +188,7 @@ def _pairs(meter: Meter, x: Any) -> list[Any]:
     return [meter.keep(pair) for pair in x.items()]
 
 
-def _batch(meter: Meter, x: Any, count: Any, fill: Any = None) -> list[Any]:
+def _batch(meter: Meter, x: Value, count: Value, fill: Value = None) -> list[Value]:
     values, count = elements(meter, x), max(1, integer(count, 1000))
     parts = [values[i : i + count] for i in range(0, len(values), count)]
     if parts and fill is not None:
@@ -190,9 +196,11 @@ def _batch(meter: Meter, x: Any, count: Any, fill: Any = None) -> list[Any]:
     return [meter.keep(part) for part in parts]
 
 
-def _unique(meter: Meter, x: Any, case_sensitive: bool = False, attribute: Any = None) -> list[Any]:
-    kept: list[Any] = []
-    keys: list[Any] = []
+def _unique(
+    meter: Meter, x: Value, case_sensitive: bool = False, attribute: Value = None
+) -> list[Value]:
+    kept: list[Value] = []
+    keys: list[Value] = []
     for one in elements(meter, x):
         key = one if attribute is None else attribute_of(meter, one, attribute)
         key = _fold(key, case_sensitive)
@@ -203,7 +211,7 @@ def _unique(meter: Meter, x: Any, case_sensitive: bool = False, attribute: Any =
     return kept
 
 
-def _round(meter: Meter, x: Any, precision: Any = 0, method: str = "common") -> float:
+def _round(meter: Meter, x: Value, precision: Value = 0, method: str = "common") -> float:
     if method == "common":
         return round(x, integer(precision, 20))
     if method not in ("ceil", "floor"):
@@ -212,7 +220,7 @@ def _round(meter: Meter, x: Any, precision: Any = 0, method: str = "common") -> 
     return float(getattr(math, method)(x * scale) / scale)
 
 
-def _number(kind: type, meter: Meter, x: Any, default: Any = 0, base: Any = 10) -> Any:
+def _number(kind: type, meter: Meter, x: Value, default: Value = 0, base: Value = 10) -> Value:
     """A number, or the default where `x` is none."""
     try:
         if kind is int and isinstance(x, str):
@@ -225,27 +233,27 @@ def _number(kind: type, meter: Meter, x: Any, default: Any = 0, base: Any = 10) 
         return default
 
 
-def _total(meter: Meter, x: Any, attribute: Any = None, start: Any = 0) -> Any:
+def _total(meter: Meter, x: Value, attribute: Value = None, start: Value = 0) -> Value:
     for one in elements(meter, x):
         one = one if attribute is None else attribute_of(meter, one, attribute)
         start = OPERATORS["Add"](meter, start, one)
     return start
 
 
-def _end(last: bool, meter: Meter, x: Any) -> Any:
+def _end(last: bool, meter: Meter, x: Value) -> Value:
     values = elements(meter, x)
     return values[-last] if values else Undefined("the last" if last else "the first")
 
 
-def _searched(meter: Meter, x: Any, y: Any) -> Any:
+def _search(meter: Meter, x: Value, y: Value) -> Value:
     meter.read(x, y)
     return x
 
 
-def _texts(name: str) -> Callable[..., Any]:
+def _texts(name: str) -> Callable[..., Value]:
     """A method of texts whose result is no longer than three times the text."""
 
-    def call(meter: Meter, x: Any, *arguments: Any) -> Any:
+    def call(meter: Meter, x: Value, *arguments: Value) -> Value:
         x = meter.string(x)
         meter.read(x, *arguments)
         return meter.keep(getattr(str, name)(x, *arguments))
@@ -253,8 +261,8 @@ def _texts(name: str) -> Callable[..., Any]:
     return call
 
 
-def _split(name: str) -> Callable[..., Any]:
-    def call(meter: Meter, x: Any, *arguments: Any, **names: Any) -> Any:
+def _split(name: str) -> Callable[..., Value]:
+    def call(meter: Meter, x: Value, *arguments: Value, **names: Value) -> Value:
         meter.read(x, x)
         return meter.keep(getattr(str, name)(x, *arguments, **names))
 
@@ -293,24 +301,24 @@ _SAME = [
     "title",
     "upper",
 ]
-TEXT_METHODS: dict[str, Callable[..., Any]] = {
+TEXT_METHODS: dict[str, Callable[..., Value]] = {
     **{name: _texts(name) for name in _SAME},
     **{name: _split(name) for name in ("split", "rsplit", "splitlines")},
     "replace": _replace,
     "join": lambda meter, x, values: _join(meter, values, x),
     "format": braces,
 }
-MAPPING_METHODS: dict[str, Callable[..., Any]] = {
+MAPPING_METHODS: dict[str, Callable[..., Value]] = {
     "items": _pairs,
     "keys": lambda meter, x: elements(meter, x),
     "values": lambda meter, x: elements(meter, list(x.values())),
     "get": lambda meter, x, key, default=None: x.get(key, default),
 }
-LIST_METHODS: dict[str, Callable[..., Any]] = {
-    "index": lambda meter, x, y: _searched(meter, x, y).index(y),
-    "count": lambda meter, x, y: _searched(meter, x, y).count(y),
+LIST_METHODS: dict[str, Callable[..., Value]] = {
+    "index": lambda meter, x, y: _search(meter, x, y).index(y),
+    "count": lambda meter, x, y: _search(meter, x, y).count(y),
 }
-FILTERS: dict[str, Callable[..., Any]] = {
+FILTERS: dict[str, Callable[..., Value]] = {
     **{name: _texts(name) for name in ("upper", "lower", "capitalize")},
     "title": _title,
     "trim": lambda meter, x, chars=None: _texts("strip")(meter, x, chars),
@@ -337,7 +345,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "float": lambda meter, x, default=0.0: _number(float, meter, x, default),
     "abs": lambda meter, x: abs(x),
     "round": _round,
-    "sort": _ordered,
+    "sort": _sort,
     "unique": _unique,
     "min": partial(_extreme, False),
     "max": partial(_extreme, True),
@@ -348,7 +356,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _now(meter: Meter, form: Any) -> str:
+def _now(meter: Meter, form: Value) -> str:
     """The date, without the widths of padding that some C libraries take."""
     form = meter.string(form)
     if len(form) > 200 or not re.fullmatch(r"(%[-#]?[A-Za-z%]|[^%])*", form):
@@ -356,17 +364,17 @@ def _now(meter: Meter, form: Any) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _refuse(meter: Meter, message: Any) -> None:
+def _refuse(meter: Meter, message: Value) -> None:
     raise TemplateError(meter.string(message)[:200])
 
 
-def _numbers(meter: Meter, *arguments: Any) -> Any:
+def _numbers(meter: Meter, *arguments: Value) -> Value:
     result = range(*(integer(one, 1 << 60) for one in arguments))
     meter.charge(1 + min(len(result), 2 * UNITS))
     return list(result)
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Value]] = {
     "range": _numbers,
     "dict": lambda meter, x=(), /, **names: dict(x, **names),
     "namespace": lambda meter, x=(), /, **names: Namespace(dict(x, **names)),

@@ -4,7 +4,12 @@ The limits hold on all platforms and in all threads, since they are neither time
 process: steps, characters, depth, and the size of each value.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
+
+# A value of a template, of any type, and a node of jinja2's tree.
+Value: TypeAlias = Any
+Node: TypeAlias = Any
+
 
 # One unit of work: a step, an element of a list, or this many characters.
 CHARACTERS = 100
@@ -35,7 +40,7 @@ class Undefined:
     def __bool__(self) -> bool:
         return False
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Value:
         return iter(())
 
     def __len__(self) -> int:
@@ -51,7 +56,7 @@ class Undefined:
 class Namespace:
     """Attributes that a program may set."""
 
-    def __init__(self, values: dict[str, Any]):
+    def __init__(self, values: dict[str, Value]):
         self.values = values
 
 
@@ -60,7 +65,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._left = UNITS
-        self._sizes: dict[int, tuple[int, Any]] = {}
+        self._sizes: dict[int, tuple[int, Value]] = {}
         self._depth = 0
 
     def __enter__(self) -> None:
@@ -83,7 +88,7 @@ class Meter:
             raise TemplateError(f"it makes a text of more than {LONGEST:,} characters")
         self.charge(1 + length // CHARACTERS)
 
-    def size(self, x: Any) -> int:
+    def size(self, x: Value) -> int:
         """The units of a value, of which a list has those of its elements."""
         if isinstance(x, str):
             return 1 + len(x) // CHARACTERS
@@ -93,7 +98,7 @@ class Meter:
             return self._sizes[id(x)][0]
         return 1
 
-    def keep(self, x: Any) -> Any:
+    def keep(self, x: Value) -> Value:
         """A new value, counted; lists never change, so that their sizes do not."""
         if isinstance(x, str):
             self.text(len(x))
@@ -110,12 +115,12 @@ class Meter:
             self._sizes[id(x)] = (size, x)  # `x` is kept, so no other value has its id
         return x
 
-    def read(self, *values: Any) -> None:
+    def read(self, *values: Value) -> None:
         """Counts values that are compared, searched or written."""
         for x in values:
             self.charge(self.size(x))
 
-    def string(self, x: Any) -> str:
+    def string(self, x: Value) -> str:
         """The text of a value."""
         if isinstance(x, str):
             return x
@@ -123,14 +128,14 @@ class Meter:
         return str(self.keep(str(_display_form(x))))
 
 
-def _display_form(x: Any) -> Any:
+def _display_form(x: Value) -> Value:
     """A value as Python writes it; of objects nothing."""
     if isinstance(x, Undefined | str | int | float | list | tuple | dict | None):
         return x
     raise TemplateError(f"it writes an object of the kind {type(x).__name__.lower()}")
 
 
-def integer(x: Any, most: int = LONGEST) -> int:
+def integer(x: Value, most: int = LONGEST) -> int:
     """An integer argument."""
     if not isinstance(x, int) or abs(x) > most:
         raise TemplateError(f"expected an integer of at most {most:,}, got {str(x)[:40]!r}")

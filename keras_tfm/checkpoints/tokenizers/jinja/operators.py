@@ -4,18 +4,18 @@ import operator
 import re
 import string
 from collections.abc import Callable
-from typing import Any
 
 from keras_tfm.checkpoints.tokenizers.jinja.meter import (
     BITS,
     Meter,
     TemplateError,
     Undefined,
+    Value,
     integer,
 )
 
 
-def _add(meter: Meter, x: Any, y: Any) -> Any:
+def _add(meter: Meter, x: Value, y: Value) -> Value:
     if isinstance(x, str) and isinstance(y, str):
         meter.text(len(x) + len(y))
     elif isinstance(x, list | tuple):
@@ -23,7 +23,7 @@ def _add(meter: Meter, x: Any, y: Any) -> Any:
     return meter.keep(x + y)
 
 
-def _multiply(meter: Meter, x: Any, y: Any) -> Any:
+def _multiply(meter: Meter, x: Value, y: Value) -> Value:
     for one, count in ((x, y), (y, x)):
         if isinstance(one, str | list | tuple) and isinstance(count, int):
             times = max(0, integer(count))
@@ -34,30 +34,30 @@ def _multiply(meter: Meter, x: Any, y: Any) -> Any:
     return meter.keep(x * y)
 
 
-def _power(meter: Meter, x: Any, y: Any) -> Any:
+def _power(meter: Meter, x: Value, y: Value) -> Value:
     if isinstance(x, int) and isinstance(y, int) and x.bit_length() * abs(y) > BITS:
         raise TemplateError(f"it makes an integer of more than {BITS} bits")
     return meter.keep(x**y)
 
 
-def _remainder(meter: Meter, x: Any, y: Any) -> Any:
+def _remainder(meter: Meter, x: Value, y: Value) -> Value:
     if isinstance(x, str):
         return percent(meter, x, *(y if isinstance(y, tuple) else (y,)))
     return x % y
 
 
-def percent(meter: Meter, x: str, /, *values: Any, **names: Any) -> str:
+def percent(meter: Meter, x: str, /, *values: Value, **names: Value) -> str:
     """`x % values`, with widths of at most three digits."""
     if re.search(r"\*|\d{4}", x):
         raise TemplateError("it formats a text with a width of more than 3 digits")
-    given: Any = names or values
+    given: Value = names or values
     if len(values) == 1 and isinstance(values[0], dict):
         given = values[0]
     _charge_format(meter, x, [*(given.values() if isinstance(given, dict) else given)])
     return str(meter.keep(x % given))
 
 
-def braces(meter: Meter, x: str, /, *values: Any, **names: Any) -> str:
+def braces(meter: Meter, x: str, /, *values: Value, **names: Value) -> str:
     """`x.format(...)`, without attributes and with widths of at most three digits."""
     for _, field, form, _ in string.Formatter().parse(x):
         if not re.fullmatch(r"\w*", field or "") or re.search(r"[{}]|\d{4}", form or ""):
@@ -66,7 +66,7 @@ def braces(meter: Meter, x: str, /, *values: Any, **names: Any) -> str:
     return str(meter.keep(x.format(*values, **names)))
 
 
-def _charge_format(meter: Meter, x: str, values: list[Any]) -> None:
+def _charge_format(meter: Meter, x: str, values: list[Value]) -> None:
     """Each field may write the largest value, or 999 characters."""
     meter.read(x, *values)
     fields = x.count("%") + x.count("{")
@@ -74,7 +74,7 @@ def _charge_format(meter: Meter, x: str, values: list[Any]) -> None:
     meter.text(len(x) + fields * max(999, 10 * longest))  # 10: of an escape such as \\U0001f600
 
 
-OPERATORS: dict[str, Callable[[Meter, Any, Any], Any]] = {
+OPERATORS: dict[str, Callable[[Meter, Value, Value], Value]] = {
     "Add": _add,
     "Sub": lambda meter, x, y: meter.keep(x - y),
     "Mul": _multiply,
@@ -83,7 +83,7 @@ OPERATORS: dict[str, Callable[[Meter, Any, Any], Any]] = {
     "Mod": _remainder,
     "Pow": _power,
 }
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: dict[str, Callable[[Value, Value], Value]] = {
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -93,7 +93,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "in": lambda x, y: x in y,
     "notin": lambda x, y: x not in y,
 }
-TESTS: dict[str, Callable[..., Any]] = {
+TESTS: dict[str, Callable[..., Value]] = {
     "defined": lambda x: not isinstance(x, Undefined),
     "undefined": lambda x: isinstance(x, Undefined),
     "none": lambda x: x is None,

@@ -8,11 +8,17 @@ A program reaches no attribute of a Python object.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from keras_tfm.checkpoints.tokenizers.jinja import filters
 from keras_tfm.checkpoints.tokenizers.jinja.expressions import Expressions, Scope
-from keras_tfm.checkpoints.tokenizers.jinja.meter import Meter, Namespace, TemplateError, Undefined
+from keras_tfm.checkpoints.tokenizers.jinja.meter import (
+    Meter,
+    Namespace,
+    Node,
+    TemplateError,
+    Undefined,
+    Value,
+)
 
 # Of a program, in characters or bytes, and in tokens: some of 2026 have 30,000 and 5,000.
 LARGEST_SOURCE = 200_000
@@ -32,12 +38,12 @@ class Program:
         ModuleNotFoundError: jinja2 is not installed.
     """
 
-    def __init__(self, source: str, variables: dict[str, Any]):
-        self._tree = _parsed(source)
+    def __init__(self, source: str, variables: dict[str, Value]):
+        self._tree = _parse(source)
         self._meter = Meter()
-        self._globals: dict[str, Any] = {**filters.FUNCTIONS, **variables}
+        self._globals: dict[str, Value] = {**filters.FUNCTIONS, **variables}
 
-    def render(self, **variables: Any) -> str:
+    def render(self, **variables: Value) -> str:
         """The text of the program; raises a TemplateError, whatever it does."""
         scope = Scope(None, {**self._globals, **variables})
         try:
@@ -53,7 +59,7 @@ class Program:
             raise TemplateError(lines[0][:200]) from None
 
 
-def _parsed(source: str) -> Any:
+def _parse(source: str) -> Value:
     """The syntax tree."""
     import jinja2
     from jinja2 import ext
@@ -63,7 +69,7 @@ def _parsed(source: str) -> Any:
 
         tags = {"generation"}  # noqa: RUF012
 
-        def parse(self, parser: Any) -> Any:
+        def parse(self, parser: Value) -> Value:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -101,7 +107,7 @@ class _Continue(Exception):
 class _Statements(Expressions):
     """Runs nodes that write text or set variables."""
 
-    def run(self, nodes: list[Any], scope: Scope, output: list[str]) -> None:
+    def run(self, nodes: list[Node], scope: Scope, output: list[str]) -> None:
         """Runs statements, and appends their text to `output`."""
         for node in nodes:
             self._meter.charge()
@@ -111,35 +117,35 @@ class _Statements(Expressions):
             with self._meter:
                 statement(node, scope, output)
 
-    def _text(self, nodes: list[Any], scope: Scope) -> str:
+    def _text(self, nodes: list[Node], scope: Scope) -> str:
         """The text of a block in a scope of its own."""
         output: list[str] = []
         self.run(nodes, Scope(scope), output)
         self._meter.text(sum(map(len, output)))
         return "".join(output)
 
-    def _run_Output(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_Output(self, node: Node, scope: Scope, output: list[str]) -> None:
         for one in node.nodes:
             text = self._meter.string(self.value(one, scope))
             self._meter.text(len(text))
             output.append(text)
 
-    def _run_ExprStmt(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_ExprStmt(self, node: Node, scope: Scope, output: list[str]) -> None:
         self.value(node.node, scope)
 
-    def _run_If(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_If(self, node: Node, scope: Scope, output: list[str]) -> None:
         for branch in (node, *node.elif_):
             if self.value(branch.test, scope):
                 return self.run(branch.body, scope, output)
         return self.run(node.else_, scope, output)
 
-    def _run_For(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_For(self, node: Node, scope: Scope, output: list[str]) -> None:
         if node.recursive:
             raise TemplateError("recursive loops are not supported in chat templates")
         elements = filters.elements(self._meter, self.value(node.iter, scope))
         if node.test is not None:
             elements = [x for x in elements if self._passes(node, x, scope)]
-        loop: dict[str, Any] = {}
+        loop: dict[str, Value] = {}
         for i, element in enumerate(elements):
             self._meter.charge()
             loop = {
@@ -167,46 +173,46 @@ class _Statements(Expressions):
         if not elements:
             self.run(node.else_, Scope(scope), output)
 
-    def _passes(self, node: Any, element: Any, scope: Scope) -> bool:
+    def _passes(self, node: Node, element: Value, scope: Scope) -> bool:
         inner = Scope(scope)
         self._assign(node.target, element, inner)
         return bool(self.value(node.test, inner))
 
-    def _run_Break(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_Break(self, node: Node, scope: Scope, output: list[str]) -> None:
         raise _Break
 
-    def _run_Continue(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_Continue(self, node: Node, scope: Scope, output: list[str]) -> None:
         raise _Continue
 
-    def _run_Assign(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_Assign(self, node: Node, scope: Scope, output: list[str]) -> None:
         self._assign(node.target, self.value(node.node, scope), scope)
 
-    def _run_AssignBlock(self, node: Any, scope: Scope, output: list[str]) -> None:
-        text: Any = self._text(node.body, scope)
-        self._assign(node.target, self._filtered(node.filter, text, scope), scope)
+    def _run_AssignBlock(self, node: Node, scope: Scope, output: list[str]) -> None:
+        text: Value = self._text(node.body, scope)
+        self._assign(node.target, self._apply_filter(node.filter, text, scope), scope)
 
-    def _run_FilterBlock(self, node: Any, scope: Scope, output: list[str]) -> None:
-        text = self._filtered(node.filter, self._text(node.body, scope), scope)
+    def _run_FilterBlock(self, node: Node, scope: Scope, output: list[str]) -> None:
+        text = self._apply_filter(node.filter, self._text(node.body, scope), scope)
         output.append(self._meter.string(text))
 
-    def _run_With(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_With(self, node: Node, scope: Scope, output: list[str]) -> None:
         inner = Scope(scope)
         for target, value in zip(node.targets, node.values, strict=True):
             self._assign(target, self.value(value, scope), inner)
         self.run(node.body, inner, output)
 
-    def _run_Macro(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_Macro(self, node: Node, scope: Scope, output: list[str]) -> None:
         scope.names[node.name] = self._macro(node, scope)
 
-    def _run_CallBlock(self, node: Any, scope: Scope, output: list[str]) -> None:
+    def _run_CallBlock(self, node: Node, scope: Scope, output: list[str]) -> None:
         caller = self._macro(node, scope)
         output.append(self._meter.string(self._call(node.call, scope, {"caller": caller})))
 
-    def _macro(self, node: Any, scope: Scope) -> Callable[..., str]:
+    def _macro(self, node: Node, scope: Scope) -> Callable[..., str]:
         names = [argument.name for argument in node.args]
         first_default = len(names) - len(node.defaults)
 
-        def call(meter: Meter, /, *given: Any, **named: Any) -> str:
+        def call(meter: Meter, /, *given: Value, **named: Value) -> str:
             inner = Scope(scope)
             for i, name in enumerate(names):
                 if i < len(given):
@@ -225,7 +231,7 @@ class _Statements(Expressions):
 
         return call
 
-    def _assign(self, target: Any, value: Any, scope: Scope) -> None:
+    def _assign(self, target: Value, value: Value, scope: Scope) -> None:
         kind = type(target).__name__
         if kind == "NSRef":
             owner = scope.find(target.name)
